@@ -1,0 +1,1 @@
+"""Agents that learn inside a world model."""

@@ -1,0 +1,373 @@
+"""The nouns of Reverie, and the few verbs between them. Read this file first.
+
+An `Env` shows observations and takes actions. An `Agent` acts in it, and trains on
+batches it pulls from a `Feed`, which cuts them out of the replay as the agent's `diet`
+asks. A `World` is what most agents learn inside: it follows recorded experience
+(`observe`) and dreams its own (`imagine`). One loop (`run/train.py`) moves data between
+them and never asks which agent, world or environment it has.
+
+Time is written down once, here. Row `t` of any stored sequence holds what was seen on
+arrival and what was done about it:
+
+    row                0     1     2
+    image, is_* flags  o0    o1    o2     seen on arrival
+    reward             0     r1    r2     earned by arriving
+    action             a0    a1    a2     chosen after seeing this row; leads to the next
+
+The action of a row with `is_last` is zero. An episode of n environment steps is n + 1
+rows. Other people's data is shifted at the border, by the reader or the agent that
+needs it.
+
+Shapes: `B` batch, `T` time, `N` start states, `H` horizon, `A` action, `E` embedding,
+`F` feature, `D` deterministic, `S` stochastic groups, `K` classes per group, `L` tokens,
+`h w c` image axes, `*b` any leading axes. Images are uint8, channels last, everywhere
+outside a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+Obs = dict[str, Any]
+"""Observation arrays or tensors by key. Every one has the four `FLAGS`; besides them
+any images (uint8, h w c), vectors and integers. Keys under `log/` are for people: the
+replay drops them and no agent sees them."""
+
+Action = dict[str, Any]
+Notes = dict[str, Any]
+Batch = dict[str, Any]
+Memory = Any
+"""What an agent carries from one call of `policy` to the next: any nest of NamedTuples,
+dicts and tensors whose first axis is the environment. The loop stores and restores it."""
+
+Metrics = dict[str, Any]
+"""Scalars (tensors on any device, or numbers), images (h w c uint8) and videos
+(t h w c uint8) by name; the logger tells them apart by rank."""
+
+Report = Metrics
+Mode = Literal["train", "eval", "report"]
+StateDict = dict[str, Any]
+"""A nest of dicts and lists with string keys whose leaves are tensors, arrays, numbers,
+strings, booleans or None: what a checkpoint can hold without pickle."""
+
+FLAGS = ("reward", "is_first", "is_last", "is_terminal")
+RESERVED = (*FLAGS, "stepid", "consec", "reset")
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one sentence with its fix, exit code 2."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The dtype, shape and bounds of one observation, action or note.
+
+    Integers count from `low` up to, not including, `high`; an integer (or bool) space
+    that is not an image is discrete. Bounds may be numbers or arrays of the shape.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...] = ()
+    low: Any = None
+    high: Any = None
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "dtype", np.dtype(self.dtype))
+        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
+        set_(self, "shape", tuple(int(n) for n in shape))
+        set_(self, "low", self._bound(self.low, lowest=True))
+        set_(self, "high", self._bound(self.high, lowest=False))
+
+    def _bound(self, value: Any, lowest: bool) -> np.ndarray:
+        wide = np.int64 if self.dtype.kind in "iub" else self.dtype
+        if value is None:
+            if self.dtype.kind == "f":
+                value = -np.inf if lowest else np.inf
+            elif self.dtype.kind == "b":
+                value = 0 if lowest else 2
+            else:
+                info = np.iinfo(self.dtype)
+                value = info.min if lowest else min(info.max + 1, 2**63 - 1)
+        bound = np.broadcast_to(np.asarray(value, wide), self.shape)
+        return np.ascontiguousarray(bound).reshape(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Space)
+            and (self.dtype, self.shape) == (other.dtype, other.shape)
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+        )
+
+    @property
+    def is_image(self) -> bool:
+        return self.dtype == np.uint8 and len(self.shape) == 3
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.dtype.kind in "iub" and not self.is_image
+
+    @property
+    def classes(self) -> int:
+        """How many values one entry of a discrete space takes."""
+        if not self.is_discrete:
+            raise TypeError(f"{self} is not discrete")
+        return int((self.high - self.low).max()) if self.low.size else 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def zeros(self, *batch: int) -> np.ndarray:
+        return np.zeros((*batch, *self.shape), self.dtype)
+
+    def sample(self, rng: np.random.Generator, *batch: int) -> np.ndarray:
+        """Uniform within the bounds; a standard normal where they are infinite."""
+        shape = (*batch, *self.shape)
+        if self.dtype.kind in "iub":
+            return rng.integers(self.low, self.high, shape).astype(self.dtype)
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
+        low, high = np.where(finite, self.low, 0), np.where(finite, self.high, 1)
+        uniform = low + (high - low) * rng.random(shape)
+        return np.where(finite, uniform, rng.standard_normal(shape)).astype(self.dtype)
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with `value` as an element of this space, or None."""
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            return f"has shape {array.shape}, the space says {self.shape}"
+        if array.dtype != self.dtype:
+            return f"has dtype {array.dtype}, the space says {self.dtype}"
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            return "has NaN entries"
+        above = array > self.high if array.dtype.kind == "f" else array >= self.high
+        if (array < self.low).any() or above.any():
+            return (
+                f"has values in [{array.min()}, {array.max()}], the space says "
+                f"[{self.low.min()}, {self.high.max()}"
+                f"{']' if array.dtype.kind == 'f' else ')'}"
+            )
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        def bound(value: np.ndarray) -> Any:
+            same = value.size and (value == value.flat[0]).all()
+            numbers = value.flat[0].item() if same else value.tolist()
+            return str(numbers) if isinstance(numbers, float) else numbers
+
+        return {
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "low": bound(self.low),
+            "high": bound(self.high),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Space:
+        def bound(value: Any) -> Any:
+            return float(value) if isinstance(value, str) else value
+
+        low, high = bound(data["low"]), bound(data["high"])
+        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), low, high)
+
+
+Spaces = dict[str, Space]
+
+
+def sight(obs_space: Spaces) -> Spaces:
+    """The keys an agent may perceive: neither flags nor anything for people."""
+    return {
+        key: space
+        for key, space in obs_space.items()
+        if key not in RESERVED and not key.startswith("log/")
+    }
+
+
+@dataclass(frozen=True)
+class Window:
+    """One kind of batch an agent eats: how many sequences, how long, cut from where.
+
+    A batch holds `batch` rows of `context + length` steps. The context steps come first
+    and only bring stored notes along (`replay_context` of DreamerV3). With `consec` > 1
+    each sampled sequence is served as that many consecutive batches; the batch key
+    `consec` counts them. `select` names the way sequences are chosen.
+    """
+
+    batch: int
+    length: int
+    context: int = 0
+    consec: int = 1
+    select: Literal["uniform", "mixture"] = "mixture"
+    online: bool = True
+
+    @property
+    def span(self) -> int:
+        """Steps one sampled sequence takes from the replay."""
+        return self.context + self.consec * self.length
+
+
+class Feed(Protocol):
+    """Hands an agent the batches of its diet, as tensors on its device.
+
+    A batch has the observation, action and note keys of the replay, each `(B, T, ...)`
+    with `T = context + length`, and besides them `stepid` (int64, names each row) and
+    `consec` (int64).
+    """
+
+    def __call__(self, name: str) -> Batch: ...
+
+    def ready(self, name: str) -> bool:
+        """Whether enough steps are stored to cut a batch of that kind."""
+        ...
+
+    def update(self, stepid: Tensor, notes: Notes) -> None:
+        """Store fresher notes for these rows; rows already evicted are passed over."""
+        ...
+
+    def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
+        """Say how much these rows deserve to be replayed."""
+        ...
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One environment. It restarts only when told to.
+
+    `step` takes an action without batch axis and returns the next observation; after
+    one with `is_last` only `reset` may follow. `is_terminal` says the episode ended
+    because the task did, so nothing lies beyond; a time limit sets `is_last` alone.
+    An environment that also has `state_dict` and `load_state_dict` is resumed exactly
+    where it stood; any other begins a new episode.
+    """
+
+    @property
+    def obs_space(self) -> Spaces: ...
+
+    @property
+    def act_space(self) -> Spaces: ...
+
+    def reset(self, seed: int | None = None) -> Obs: ...
+
+    def step(self, action: Action) -> Obs: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything a checkpoint can hold."""
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> None: ...
+
+
+class Envs(Protocol):
+    """Many environments stepping together; an ended episode restarts by itself.
+
+    `step` takes and returns arrays with a leading environment axis. The step after a
+    row with `is_last` ignores the action and returns the first row of a new episode.
+    """
+
+    obs_space: Spaces
+    act_space: Spaces
+
+    def __len__(self) -> int: ...
+
+    def reset(self) -> Obs: ...
+
+    def step(self, action: Action) -> Obs: ...
+
+    def close(self) -> None: ...
+
+    def metrics(self) -> Metrics: ...
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> Obs | None: ...
+
+
+class Rhythm(Protocol):
+    """Says how many updates are due now that `step` agent steps have been taken.
+
+    The loop brings a steady one (`run.train_ratio`). An agent that trains in another
+    rhythm (Δ-IRIS: collect an epoch, then train each part in turn) brings its own.
+    """
+
+    def updates_due(self, step: int) -> int: ...
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> None: ...
+
+
+class Agent(Protocol):
+    """Acts, learns, and says what it needs for both."""
+
+    diet: dict[str, Window]
+    """The batches it eats, by name. `train` begins when "train" can be served."""
+
+    notes: Spaces
+    """What it wants stored beside every step (latents, ...); `policy` returns them."""
+
+    rhythm: Rhythm | None
+    """When it wants to train; None for the loop's steady train ratio."""
+
+    def initial(self, batch: int) -> Memory: ...
+
+    def policy(
+        self, memory: Memory, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Memory, Action, Notes]:
+        """Choose actions for a batch of observations (arrays in, arrays out).
+
+        Forgets by itself wherever `is_first` is true.
+        """
+        ...
+
+    def train(self, feed: Feed) -> Metrics: ...
+
+    def report(self, feed: Feed) -> Report: ...
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> None: ...
+
+
+class WorldLoss(NamedTuple):
+    """What a world has to say about a batch; losses are named and not yet reduced."""
+
+    losses: dict[str, Tensor]  # each (B, T)
+    states: Any
+    metrics: Metrics
+
+
+class Dream(NamedTuple):
+    """A rollout without the environment, beginning with the state it started from."""
+
+    states: Any  # (N, H + 1, ...)
+    actions: dict[str, Tensor]  # (N, H + 1, ...): the action chosen in each state
+
+
+class World(Protocol):
+    """A model of the environment that can be followed, dreamt in and looked into."""
+
+    def initial(self, batch: int) -> Any: ...
+
+    def observe(self, state: Any, batch: Batch) -> Any:
+        """Follow recorded steps: the posterior state of each."""
+        ...
+
+    def imagine(self, state: Any, policy: Any, horizon: int) -> Dream:
+        """Continue from `state` on the prior alone, acting by `policy`."""
+        ...
+
+    def decode(self, states: Any) -> Obs: ...
+
+    def loss(self, state: Any, batch: Batch) -> WorldLoss: ...
+
+
