@@ -12,16 +12,16 @@ arrival and what was done about it:
     row                0     1     2
     image, is_* flags  o0    o1    o2     seen on arrival
     reward             0     r1    r2     earned by arriving
-    action             a0    a1    a2     chosen after seeing this row; leads to the next
+    action             a0    a1    a2     chosen on seeing this row; leads to the next
 
 The action of a row with `is_last` is zero. An episode of n environment steps is n + 1
 rows. Other people's data is shifted at the border, by the reader or the agent that
 needs it.
 
 Shapes: `B` batch, `T` time, `N` start states, `H` horizon, `A` action, `E` embedding,
-`F` feature, `D` deterministic, `S` stochastic groups, `K` classes per group, `L` tokens,
-`h w c` image axes, `*b` any leading axes. Images are uint8, channels last, everywhere
-outside a network.
+`F` feature, `D` deterministic, `S` stochastic groups, `K` classes per group, `L`
+tokens, `h w c` image axes, `*b` any leading axes. Images are uint8, channels last,
+everywhere outside a network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Notes = dict[str, Any]
 Batch = dict[str, Any]
 Memory = Any
 """What an agent carries from one call of `policy` to the next: any nest of NamedTuples,
-dicts and tensors whose first axis is the environment. The loop stores and restores it."""
+dicts and tensors whose first axis is the environment. The loop stores and restores
+it."""
 
 Metrics = dict[str, Any]
 """Scalars (tensors on any device, or numbers), images (h w c uint8) and videos
@@ -369,5 +370,3 @@ class World(Protocol):
     def decode(self, states: Any) -> Obs: ...
 
     def loss(self, state: Any, batch: Batch) -> WorldLoss: ...
-
-
