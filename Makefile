@@ -1,0 +1,90 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer, and make.
+# PYTHON=python3.12 chooses the interpreter; TORCH_INDEX=https://... another index for
+# torch (https://download.pytorch.org/whl/cpu has the small build without CUDA).
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCAL := .local
+# Test processes side by side; each keeps torch to one thread.
+WORKERS ?= 2
+PYTEST_FLAGS ?=
+
+# Leave no half-written stamp behind.
+.DELETE_ON_ERROR:
+.PHONY: help demo install test lint format types pytest floors licences \
+	test-slow test-gpu bench clean distclean
+
+help:
+	@echo "make demo       install, then train an agent on catch and show what it dreams"
+	@echo "make install    the developer install into $(VENV)"
+	@echo "make test       lint, types, tests, coverage floors (what CI runs)"
+	@echo "make lint       ruff and mypy only"
+	@echo "make format     let ruff rewrite the sources"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-gpu   the tests that need a CUDA device"
+	@echo "make bench      the benchmarks, into $(LOCAL)/bench"
+	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
+
+demo: $(VENV)/.installed
+	$(BIN)/reverie demo
+
+install: $(VENV)/.installed-dev
+
+test: lint pytest floors
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	@mkdir -p $(LOCAL)
+	@rm -f $(LOCAL)/coverage $(LOCAL)/coverage.*
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 \
+		--cov --cov-report json:$(LOCAL)/coverage.json \
+		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
+
+floors: pytest
+	$(BIN)/python tools/coverage_floors.py $(LOCAL)/coverage.json
+
+licences: $(VENV)/.installed
+	$(BIN)/python tools/licence_gate.py
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m slow --durations 15 $(PYTEST_FLAGS)
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m gpu $(PYTEST_FLAGS)
+
+bench: $(VENV)/.installed-dev
+	@mkdir -p $(LOCAL)/bench
+	@set -e; for script in benchmarks/*.py; do \
+		name=$$(basename $$script .py); echo "== $$name"; \
+		$(BIN)/python $$script >$(LOCAL)/bench/$$name.txt 2>&1 \
+			|| { cat $(LOCAL)/bench/$$name.txt; exit 1; }; \
+		cat $(LOCAL)/bench/$$name.txt; \
+	done
+
+clean:
+	rm -rf $(LOCAL) .mypy_cache .ruff_cache .pytest_cache build dist
+	find reverie tests tools benchmarks -name __pycache__ -type d -prune \
+		-exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) reverie.egg-info
+
+# One stamp per kind of install: pip runs again only when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml tools/install.sh
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml tools/install.sh
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh tools/install.sh $(VENV) '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,56 @@
+"""What every test shares: annotations that are checked, and one thread per process.
+
+The import hook wraps every annotated function, dataclass and method of `reverie` with
+jaxtyping and beartype, so a wrong shape or type fails at the border where it passed.
+Runs never install it. `REVERIE_TYPECHECK=0` leaves it out, and so does a machine
+without beartype.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import jaxtyping
+import pytest
+import torch
+
+torch.set_num_threads(1)
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # for the processes that tests start
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ["WANDB_MODE"] = "offline"
+
+CHECKED = (
+    os.environ.get("REVERIE_TYPECHECK", "1") != "0"
+    and importlib.util.find_spec("beartype") is not None
+)
+
+if CHECKED:
+    early = [name for name in sys.modules if name.split(".")[0] == "reverie"]
+    assert not early, f"imported before the type hook: {early}"
+    jaxtyping.install_import_hook("reverie", "beartype.beartype")
+
+
+def pytest_report_header() -> str:
+    return f"annotations of reverie: {'checked' if CHECKED else 'not checked'}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _same_global_state_for_every_test():
+    """Seeds and default flags, so that no test depends on which ran before it."""
+    torch.manual_seed(0)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_num_threads(1)

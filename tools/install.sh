@@ -1,0 +1,52 @@
+#!/bin/sh
+# usage: install.sh VENV WHAT
+# Makes the virtual environment VENV if it is not there or not whole, and installs WHAT
+# ('.' or '.[dev]') into it in editable form. PYTHON names the interpreter, TORCH_INDEX
+# another package index to take torch from.
+set -eu
+venv=$1
+what=$2
+
+stop() {
+    echo "reverie: $1" >&2
+    echo "  Fix: $2" >&2
+    exit 2
+}
+
+new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    python=
+    for name in ${PYTHON:-python3 python3.12 python3.13 python3.11 python3.14 python}; do
+        if new_enough "$name"; then
+            python=$name
+            break
+        fi
+    done
+    if [ -z "$python" ]; then
+        found=$("${PYTHON:-python3}" --version 2>&1 || echo "no Python at all")
+        stop "Reverie needs Python 3.11 or newer; here is: $found" \
+            "install one, then run make again with PYTHON=/path/to/python3.12"
+    fi
+    echo "Creating $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv" || {
+        rm -rf "$venv"
+        stop "$python cannot make a virtual environment (its venv module is missing)." \
+            "sudo apt install python3-venv, or use another Python with PYTHON=..."
+    }
+    "$venv/bin/python" -m pip install -q --upgrade pip ||
+        echo "pip could not upgrade itself; going on with the one that came along." >&2
+fi
+
+# torch first, so that another index serves torch and nothing else.
+torch=$("$venv/bin/python" -c '
+import tomllib
+with open("pyproject.toml", "rb") as file:
+    needs = tomllib.load(file)["project"]["dependencies"]
+print(next(need for need in needs if need.startswith("torch")))')
+echo "Installing $torch"
+"$venv/bin/python" -m pip install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+echo "Installing reverie (editable, $what)"
+"$venv/bin/python" -m pip install -q -e "$what"
