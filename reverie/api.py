@@ -212,6 +212,7 @@ class Window:
         return self.context + self.consec * self.length
 
 
+@runtime_checkable
 class Feed(Protocol):
     """Hands an agent the batches of its diet, as tensors on its device.
 
@@ -268,6 +269,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: StateDict) -> None: ...
 
 
+@runtime_checkable
 class Envs(Protocol):
     """Many environments stepping together; an ended episode restarts by itself.
 
@@ -293,6 +295,7 @@ class Envs(Protocol):
     def load_state_dict(self, state: StateDict) -> Obs | None: ...
 
 
+@runtime_checkable
 class Rhythm(Protocol):
     """Says how many updates are due now that `step` agent steps have been taken.
 
@@ -307,6 +310,7 @@ class Rhythm(Protocol):
     def load_state_dict(self, state: StateDict) -> None: ...
 
 
+@runtime_checkable
 class Agent(Protocol):
     """Acts, learns, and says what it needs for both."""
 
@@ -354,6 +358,7 @@ class Dream(NamedTuple):
     actions: dict[str, Tensor]  # (N, H + 1, ...): the action chosen in each state
 
 
+@runtime_checkable
 class World(Protocol):
     """A model of the environment that can be followed, dreamt in and looked into."""
 

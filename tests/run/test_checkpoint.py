@@ -1,0 +1,144 @@
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import UserError
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+
+
+def state(seed: int) -> dict:
+    return {
+        "agent": {
+            "weight": torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)),
+            "half": torch.ones(2, dtype=torch.bfloat16) * seed,
+            "opt": {"step": seed, "rate": 0.1, "gone": None, "ok": True},
+        },
+        "loop": {
+            "rng": {"state": 2**100 + seed, "inc": 7},
+            "row": np.arange(5, dtype=np.uint8) + seed,
+            "list": [torch.zeros(1) + seed, "text", math.inf],
+            "$odd": 1,
+        },
+    }
+
+
+def same(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and (a == b).all()
+    return type(a) is type(b) and a == b
+
+
+def test_what_is_saved_comes_back_with_its_types(tmp_path):
+    path = Checkpoints(tmp_path).save(10, state(1))
+    found = {part: checkpoint.read_part(path, part) for part in ("agent", "loop")}
+    assert same(found, state(1))
+
+
+def test_the_newest_whole_checkpoint_is_found_by_looking(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() is None
+    checkpoints.save(10, state(1))
+    # A later save may have a smaller step: after a return to an older checkpoint.
+    last = checkpoints.save(5, state(2))
+    assert Checkpoints(tmp_path).newest() == last
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "manifest"])
+def test_damage_is_named_quarantined_and_the_previous_save_used(tmp_path, harm):
+    checkpoints = Checkpoints(tmp_path)
+    good = checkpoints.save(10, state(1))
+    bad = checkpoints.save(20, state(2))
+    victim = bad / ("manifest.json" if harm == "manifest" else "agent.safetensors")
+    data = bytearray(victim.read_bytes())
+    if harm == "remove":
+        victim.unlink()
+    elif harm == "flip":
+        data[-3] ^= 4
+        victim.write_bytes(data)
+    else:
+        victim.write_bytes(data[: len(data) // 2])
+    with pytest.warns(UserWarning, match=bad.name):
+        assert checkpoints.newest() == good
+    assert (tmp_path / "quarantine" / bad.name).exists()
+    assert checkpoints.newest() == good
+
+
+def test_pruning_keeps_the_last_and_every_nth(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=3)
+    for step in range(7):
+        checkpoints.save(step, {"loop": {"step": step}})
+        (tmp_path / ".partial-000000000099-000099").mkdir()
+        kept = checkpoints.prune()
+    saves = [int(path.name.split("-")[1]) for path in kept]
+    assert saves == [3, 6, 7]
+    assert kept == checkpoints.paths()
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_one_sentence(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    good = checkpoints.save(1, state(1))
+    large = {"agent": {"weight": torch.zeros(1_000_000)}}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(checkpoint.DiskFull, match="disk is full"):
+            checkpoints.save(2, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert checkpoints.newest() == good
+    assert os.listdir(tmp_path) == [good.name]
+
+
+def test_a_planted_pickle_is_refused_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "boom"),))
+
+    path = Checkpoints(tmp_path).save(1, state(1))
+    for name in ("agent.safetensors", "agent.json"):
+        good = (path / name).read_bytes()
+        (path / name).write_bytes(pickle.dumps(Bomb()))
+        with pytest.raises(UserError):
+            checkpoint.read_part(path, "agent")
+        (path / name).write_bytes(good)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_another_format_is_named_with_its_fix(tmp_path):
+    path = Checkpoints(tmp_path).save(1, state(1))
+    facts = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**facts, "format": 99}))
+    with pytest.raises(UserError, match="format 99"):
+        Checkpoints(tmp_path).newest()
+
+
+def test_locate_takes_a_run_its_ckpt_folder_or_one_save(tmp_path):
+    path = Checkpoints(tmp_path / "ckpt").save(1, state(1))
+    for place in (tmp_path, tmp_path / "ckpt", path):
+        assert checkpoint.locate(place) == path
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoint.locate(tmp_path / "nowhere")
+
+
+def test_nonfinite_names_the_first_bad_tensor():
+    good = {"a": {"w": torch.ones(3)}, "n": torch.zeros(2, dtype=torch.int64)}
+    assert checkpoint.nonfinite(good) is None
+    good["a"]["v"] = torch.tensor([1.0, float("nan")])
+    assert checkpoint.nonfinite(good) == "a/v"
