@@ -338,6 +338,17 @@ class Agent(Protocol):
 
     def report(self, feed: Feed) -> Report: ...
 
+    def nonfinite(self) -> list[str]:
+        """Names of the losses and gradients that were not finite in the last update.
+
+        Such an update changes nothing; metric `opt/nonfinite_in_row` counts them.
+        """
+        ...
+
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        """Take over the weights of the components a pattern names; says which."""
+        ...
+
     def state_dict(self) -> StateDict: ...
 
     def load_state_dict(self, state: StateDict) -> None: ...

@@ -1,0 +1,149 @@
+"""What counts as a step, and when each thing is due.
+
+Every count in Reverie is one of these, and the loop prints them when it starts:
+
+- **agent step**: one row of replay, i.e. one decision of the policy in one environment
+  (the row that closes an episode included). `run.steps` and all `step` values count
+  these; one turn of the loop takes as many as there are environments.
+- **frame**: one step of the simulator. An agent step is `repeat` frames, where the
+  environment repeats actions; logs and scores use frames on their x-axis.
+- **update**: one call of `agent.train`, one gradient step for most agents.
+- **replayed step**: one row that an update trained on. `run.train_ratio` is replayed
+  steps per agent step, so one update of 16 x 64 rows at ratio 32 is due every 32 steps.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from reverie.api import Rhythm, StateDict, UserError
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    steps: int = 10_000_000_000
+    """Agent steps in all."""
+    envs: int = 16
+    """Environments that step together."""
+    train_ratio: float = 32.0
+    """Replayed steps per agent step."""
+    prefill: int = 0
+    """Agent steps taken at random before the policy takes over."""
+    clock: Literal["seconds", "steps"] = "seconds"
+    """The unit of every `_every` below. 0 is never, below 0 is always."""
+    log_every: float = 120
+    report_every: float = 300
+    save_every: float = 900
+    eval_every: float = 300
+    eval_envs: int = 4
+    eval_eps: int = 1
+    """Episodes of one evaluation."""
+    report_batches: int = 1
+    from_checkpoint: str = ""
+    """A run or checkpoint folder whose weights to start from."""
+    from_components: str = ".*"
+    """Pattern over component names: which of those weights."""
+    episodes: str = ""
+    """A folder of recorded episodes (NPZ) to fill the replay with before the start."""
+    keep_last: int = 2
+    """Checkpoints kept."""
+    keep_every: int = 0
+    """Besides them, keep every Nth checkpoint for good."""
+    max_nonfinite: int = 20
+    """Updates in a row that may be skipped for a loss that is not finite."""
+
+    def __post_init__(self) -> None:
+        for name in ("envs", "steps", "eval_envs", "eval_eps", "max_nonfinite"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"run.{name} is {getattr(self, name)}, but must be at least 1.\n"
+                    f"  Fix: --run.{name} 1"
+                )
+        if self.train_ratio < 0:
+            raise UserError("run.train_ratio is negative.\n  Fix: --run.train_ratio 32")
+
+
+class Steady:
+    """Updates in a fixed proportion to steps; the fraction left over is carried."""
+
+    def __init__(self, updates_per_step: float):
+        assert updates_per_step >= 0
+        self.updates_per_step = updates_per_step
+        self.paid: float | None = None
+
+    def updates_due(self, step: int) -> int:
+        if self.updates_per_step == 0:
+            return 0
+        if self.paid is None:  # the first call gives one update, to begin with
+            self.paid = step
+            return 1
+        due = int((step - self.paid) * self.updates_per_step)
+        self.paid += due / self.updates_per_step
+        return due
+
+    def state_dict(self) -> StateDict:
+        return {"paid": self.paid}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.paid = state["paid"]
+
+
+class Clock:
+    """Counts steps and updates, and says when something is due."""
+
+    def __init__(self, config: RunConfig, rhythm: Rhythm, repeat: int = 1):
+        self.rhythm = rhythm
+        self.repeat = repeat
+        self.step = 0
+        self.updates = 0
+        self._by_step = config.clock == "steps"
+        self._every = {
+            "log": config.log_every,
+            "report": config.report_every,
+            "save": config.save_every,
+            "eval": config.eval_every,
+        }
+        self._last = dict.fromkeys(self._every, self._now())
+
+    @property
+    def frames(self) -> int:
+        return self.step * self.repeat
+
+    def advance(self, steps: int) -> None:
+        self.step += steps
+
+    def updates_due(self, ready: bool) -> int:
+        """How many updates to do now; none is owed for steps before `ready`."""
+        return self.rhythm.updates_due(self.step) if ready else 0
+
+    def every(self, name: str) -> bool:
+        """Whether `name` is due again; the first interval must pass before."""
+        interval = self._every[name]
+        if interval <= 0:
+            return interval < 0
+        now = self._now()
+        if now - self._last[name] < interval:
+            return False
+        # In steps, stay on the grid: a turn of the loop may overshoot by a few.
+        self._last[name] = now - (now % interval) if self._by_step else now
+        return True
+
+    def state_dict(self) -> StateDict:
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "rhythm": self.rhythm.state_dict(),
+            "last": dict(self._last) if self._by_step else None,
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.step, self.updates = state["step"], state["updates"]
+        self.rhythm.load_state_dict(state["rhythm"])
+        fresh = dict.fromkeys(self._every, self._now())
+        by_step = self._by_step and state["last"]
+        self._last = {**fresh, **state["last"]} if by_step else fresh
+
+    def _now(self) -> float:
+        return self.step if self._by_step else time.monotonic()

@@ -1,0 +1,99 @@
+"""Every setting of a run in one tree, and the order in which its layers are laid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from reverie import config as configs
+from reverie.agents.dreamer import DreamerConfig
+from reverie.agents.random import RandomConfig
+from reverie.api import UserError
+from reverie.config import ConfigError, Layer
+from reverie.data.replay import ReplayConfig
+from reverie.envs import EnvConfig, split_task
+from reverie.log.logger import LoggerConfig
+from reverie.run.clock import RunConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    task: str = "catch"
+    """What to learn: `suite_name`, `gym_<id>`, or `package.module:factory`."""
+    agent: Literal["dreamer", "random"] = "dreamer"
+    seed: int = 0
+    logdir: str = "~/logdir/{timestamp}"
+    """The run's folder. The same folder resumes."""
+    device: str = "auto"
+    """`cuda`, `cpu` or `mps`; by itself the best one here."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """By itself `bfloat16` on a GPU, `float32` elsewhere."""
+    deterministic: bool = False
+    """Same seed, same run, bit for bit; also across a kill and a resume."""
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    dreamer: DreamerConfig = field(default_factory=DreamerConfig)
+    random: RandomConfig = field(default_factory=RandomConfig)
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.run.clock != "steps":
+            raise UserError(
+                "A deterministic run cannot log, report and save by the wall clock.\n"
+                "  Fix: add `--run.clock steps` and give the `run.*_every` settings "
+                "in agent steps, for example `--configs deterministic`."
+            )
+
+    @property
+    def of_agent(self) -> Any:
+        """The settings of the chosen agent."""
+        return getattr(self, self.agent)
+
+
+def resolve(
+    names: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    flags: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
+) -> Config:
+    """Defaults, then blocks, then files, then flags.
+
+    A task brings the block of its suite along (`atari100k_pong` the block `atari100k`),
+    beneath everything else, unless a named block chooses a task itself.
+    """
+    pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
+    layers = [*_expand(names)]
+    layers += [(f"the file {path}", configs.read(Path(path))) for path in files]
+    if not any("task" in layer for _, layer in layers):
+        task = dict(pairs).get("task", Config().task)
+        layers = [*_suite_layers(task), *layers]
+    below = configs.resolve(Config, layers)
+    flag_layer = configs.flag_layer(Config, pairs, below)
+    return configs.resolve(Config, [*layers, ("the flags", flag_layer)])
+
+
+def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
+    """A finished config with some settings changed."""
+    layer = configs.flag_layer(Config, flags, config)
+    saved = ("the saved config", dataclasses.asdict(config))
+    return configs.resolve(Config, [saved, ("the flags", layer)])
+
+
+def _suite_layers(task: Any) -> list[tuple[str, Layer]]:
+    suite = split_task(str(task))[0]
+    return _expand([suite]) if suite in configs.blocks() else []
+
+
+def _expand(names: Sequence[str], seen: tuple[str, ...] = ()) -> list[tuple[str, Layer]]:
+    """Blocks by name; one that lists others under `configs` is laid over them."""
+    layers: list[tuple[str, Layer]] = []
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"The config block {name!r} stands on itself.")
+        block = dict(configs.block(name))
+        layers += _expand(block.pop("configs", ()), (*seen, name))
+        layers.append((f"the block {name!r}", block))
+    return layers

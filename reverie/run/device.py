@@ -1,0 +1,73 @@
+"""Where the arithmetic happens, and how exactly."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from reverie.api import UserError
+
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+
+
+def pick_device(name: str) -> torch.device:
+    """The named device, or for `auto` the best one here."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
+    kind = name.split(":")[0]
+    if kind == "tpu":
+        raise UserError(
+            "Reverie does not support TPUs.\n  Fix: --device cuda, cpu or mps."
+        )
+    if kind not in ("cuda", "cpu", "mps"):
+        raise UserError(
+            f"There is no device {name!r}.\n  Fix: --device auto, cuda, cpu or mps."
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda was asked for, but PyTorch finds no CUDA GPU here.\n"
+            "  Fix: --device cpu, or install a driver and a CUDA build of PyTorch."
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError(
+            "--device mps was asked for, but PyTorch finds no Apple GPU here.\n"
+            "  Fix: --device cpu."
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(
+            f"{name!r} is not a device name.\n  Fix: write --device cuda:0, for example."
+        ) from None
+    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"--device {name} was asked for, but there are {torch.cuda.device_count()} "
+            "GPUs here.\n  Fix: --device cuda:0."
+        )
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """`bfloat16` on a CUDA GPU and `float32` elsewhere, unless said otherwise."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators; agents and replay have their own besides."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def be_deterministic() -> None:
+    """Have PyTorch refuse any operation whose result can vary between runs."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,173 @@
+"""The folder of a run: what is in it, who may write to it, and with which settings.
+
+    logdir/
+      config.yaml        every setting, resolved
+      about.json         commit, versions and command of each start
+      metrics.jsonl      all scalars
+      scores.jsonl       one line an episode
+      media/             pictures and videos
+      ckpt/              checkpoints, newest last
+      replay/            the stored steps
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.run.checkpoint import replace_file, telling_when_full
+from reverie.run.config import Config
+
+HARMLESS = (
+    "logdir",
+    "device",
+    "logger.",
+    "env.pool.",
+    "replay.storage",
+    "run.steps",
+    "run.log_every",
+    "run.report_every",
+    "run.save_every",
+    "run.eval_",
+    "run.report_batches",
+    "run.keep_",
+    "run.max_nonfinite",
+)
+"""Settings that may change when a run is resumed, by how they start."""
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    def open(self, config: Config) -> None:
+        """Create or resume the folder; refuse if its settings were others."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with telling_when_full(self.path):
+                self._lock = open(self.path / ".lock", "w")
+        except OSError as error:
+            raise UserError(
+                f"The run folder {self.path} cannot be written: {error.strerror}.\n"
+                "  Fix: give --logdir a folder you may write to."
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"Another process is using the run folder {self.path}.\n"
+                "  Fix: wait for it to end, or give another --logdir."
+            ) from None
+        if self.config_path.exists():
+            refuse_changes(read_config(self.path), config, self.path)
+        replace_file(self.config_path, configs.dump(config).encode())
+        self._write_about()
+
+    def close(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def _write_about(self) -> None:
+        path = self.path / "about.json"
+        try:
+            starts = json.loads(path.read_text())
+        except (OSError, ValueError):
+            starts = []
+        starts = [*starts, about()][-100:]
+        replace_file(path, json.dumps(starts, indent=1).encode())
+
+
+def read_config(logdir: Path) -> Config:
+    """The settings a run was started with."""
+    path = logdir.expanduser() / "config.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"{logdir} is not a run folder: it has no config.yaml.\n"
+            "  Fix: give the --logdir of a run."
+        )
+    return configs.resolve(Config, [(str(path), configs.read(path))])
+
+
+def refuse_changes(old: Config, new: Config, logdir: Path) -> None:
+    """Raise unless two configs agree on all that shapes the run's result."""
+    changed = {
+        key: values
+        for key, values in configs.differences(old, new).items()
+        if not key.startswith(HARMLESS)
+    }
+    if changed:
+        lines = [f"    {k}: {a!r} -> {b!r}" for k, (a, b) in changed.items()]
+        raise UserError(
+            f"The run in {logdir} was started with other settings:\n"
+            + "\n".join(lines[:20] + (["    ..."] if len(lines) > 20 else []))
+            + "\n  Fix: resume with `--logdir` alone to keep its settings, or give "
+            "another --logdir."
+        )
+
+
+def place(template: str) -> Path:
+    """The folder meant by `--logdir`: `{timestamp}` filled in, `~` expanded."""
+    kaggle = Path("/kaggle/working")
+    if template.startswith("~/logdir/") and kaggle.is_dir():
+        template = str(kaggle / template.removeprefix("~/"))
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    return Path(template.replace("{timestamp}", stamp)).expanduser().absolute()
+
+
+def about() -> dict[str, Any]:
+    """What was run: enough to run it again."""
+    packages = ("reverie", "torch", "numpy", "gymnasium", "safetensors")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "gpu": gpu,
+        "versions": versions,
+    }
+
+
+def _commit() -> str | None:
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
