@@ -27,10 +27,12 @@ everywhere outside a network.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:  # environment workers know this file and do not need torch
+    from torch import Tensor
 
 Obs = dict[str, Any]
 """Observation arrays or tensors by key. Every one has the four `FLAGS`; besides them
