@@ -1,0 +1,467 @@
+"""Environments: the suite table, and `make`, which builds any task by its name.
+
+A task is `suite_name` (`atari_pong`, `pinpad_three`), a bare built-in (`catch`), any
+Gymnasium id (`gym_CartPole-v1`) or any factory (`my_package.my_module:make_env`, found
+from the current folder). A suite's package is imported when one of its tasks is made,
+not before. A new suite is one file here, one row in the table and one extra.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reverie.api import Env, UserError
+from reverie.envs import wrappers
+from reverie.envs.atari import GAMES, AtariConfig
+from reverie.envs.catch import CatchConfig
+from reverie.envs.crafter import CrafterConfig
+from reverie.envs.dummy import DummyConfig
+from reverie.envs.memory import MemoryConfig
+from reverie.envs.pinpad import PinPadConfig
+from reverie.envs.pool import EnvFailure, PoolConfig, SplitEnvs, make_pool
+from reverie.envs.seeding import derive_seed
+from reverie.envs.wrappers import Resample
+
+__all__ = [
+    "SUITES",
+    "EnvConfig",
+    "EnvFailure",
+    "PoolConfig",
+    "SplitEnvs",
+    "Suite",
+    "action_repeat",
+    "from_gymnasium",
+    "make",
+    "make_pool",
+    "split_task",
+    "task_names",
+]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    repeat: int = 1
+    """Take each action so many times (beside what a suite repeats by itself)."""
+    length: int = 0
+    """Cut episodes after so many agent steps; 0 leaves them alone."""
+    clip_reward: float = 0.0
+    """Keep rewards within plus and minus this; 0 leaves them alone."""
+    resize: tuple[int, int] = (0, 0)
+    """Bring every image to this height and width; 0 0 leaves them alone."""
+    resample: Resample = "bilinear"
+    """How `resize` computes pixels."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    crafter: CrafterConfig = field(default_factory=CrafterConfig)
+    catch: CatchConfig = field(default_factory=CatchConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    pinpad: PinPadConfig = field(default_factory=PinPadConfig)
+    dummy: DummyConfig = field(default_factory=DummyConfig)
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1 or self.length < 0 or self.clip_reward < 0:
+            raise ValueError(
+                "env needs repeat >= 1, length >= 0 and clip_reward >= 0, got "
+                f"repeat={self.repeat}, length={self.length}, "
+                f"clip_reward={self.clip_reward}"
+            )
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One row of the table: what a suite is, and how to get it."""
+
+    name: str
+    about: str
+    licence: str
+    tasks: tuple[str, ...] = ()
+    """Its task names without the prefix; empty where they are not a closed list."""
+    naming: str = ""
+    """How its tasks are named, where they are not listed."""
+    build: Callable[[str, EnvConfig], Env] | None = None
+    """Makes a task by name; None while there is no adapter yet."""
+    package: str = ""
+    """The module that must be importable; empty for built-ins."""
+    note: str = ""
+    """What else there is to say about getting it."""
+
+    @property
+    def install(self) -> str:
+        return f"pip install 'reverie[{self.name}]'" if self.package else ""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.package or importlib.util.find_spec(self.package) is not None
+
+
+def _atari(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.atari import Atari
+
+    return Atari(name, config.atari)
+
+
+def _crafter(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.crafter import Crafter
+
+    return Crafter(name, config.crafter)
+
+
+def _catch(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.catch import Catch
+
+    return Catch(config.catch)
+
+
+def _memory(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.memory import Memory
+
+    return Memory(config.memory)
+
+
+def _pinpad(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.pinpad import PinPad
+
+    return PinPad(name, config.pinpad)
+
+
+def _dummy(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.dummy import Dummy
+
+    return Dummy(name, config.dummy)
+
+
+def _gym(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.gym import make_gym
+
+    return make_gym(name)
+
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "catch",
+            "a ball falls, a paddle catches it: pixels, solved in minutes on a CPU",
+            "MIT",
+            tasks=("",),
+            build=_catch,
+        ),
+        Suite(
+            "memory",
+            "a cue is shown once and asked for later",
+            "MIT",
+            tasks=("",),
+            build=_memory,
+        ),
+        Suite(
+            "pinpad",
+            "press three to six pads in an order nobody tells you",
+            "MIT",
+            tasks=("three", "four", "five", "six"),
+            build=_pinpad,
+        ),
+        Suite(
+            "dummy",
+            "every kind of observation and action, to try code on",
+            "MIT",
+            tasks=("disc", "cont"),
+            build=_dummy,
+        ),
+        Suite(
+            "gym",
+            "any environment registered with Gymnasium",
+            "MIT",
+            naming="gym_ID, such as gym_CartPole-v1",
+            build=_gym,
+        ),
+        Suite(
+            "atari",
+            "Atari 2600 games",
+            "GPL-2.0",
+            tasks=GAMES,
+            build=_atari,
+            package="ale_py",
+        ),
+        Suite(
+            "atari100k",
+            "Atari 2600 games within 400 thousand frames",
+            "GPL-2.0",
+            tasks=GAMES,
+            build=_atari,
+            package="ale_py",
+        ),
+        Suite(
+            "crafter",
+            "open-world survival with 22 achievements",
+            "MIT",
+            tasks=("reward", "noreward"),
+            build=_crafter,
+            package="crafter",
+        ),
+        Suite(
+            "dmc",
+            "DeepMind Control: continuous control from state or pixels",
+            "Apache-2.0",
+            naming="dmc_DOMAIN_TASK, such as dmc_walker_walk",
+            package="dm_control",
+        ),
+        Suite(
+            "dmlab",
+            "DeepMind Lab: first-person mazes and memory",
+            "GPL-2.0",
+            naming="dmlab_LEVEL, such as dmlab_explore_goal_locations_small",
+            package="deepmind_lab",
+            note="It is not on the package index: build it from its repository.",
+        ),
+        Suite(
+            "minecraft",
+            "Minecraft: find a diamond",
+            "MIT",
+            tasks=("diamond", "wood", "climb"),
+            package="minerl",
+            note="It needs Java 8.",
+        ),
+        Suite(
+            "procgen",
+            "ProcGen: 16 procedurally generated games",
+            "MIT",
+            naming="procgen_GAME, such as procgen_coinrun",
+            package="procgen",
+        ),
+        Suite(
+            "bsuite",
+            "bsuite: small experiments that probe one ability each",
+            "Apache-2.0",
+            naming="bsuite_EXPERIMENT/ID, such as bsuite_catch/0",
+            package="bsuite",
+        ),
+        Suite(
+            "loconav",
+            "long-horizon locomotion mazes",
+            "Apache-2.0",
+            naming="loconav_BODY_MAZE, such as loconav_ant_maze_m",
+            package="dm_control",
+        ),
+        Suite(
+            "memorymaze",
+            "Memory Maze: find coloured balls again",
+            "MIT",
+            tasks=("9x9", "11x11", "13x13", "15x15"),
+            package="memory_maze",
+        ),
+        Suite(
+            "minigrid",
+            "MiniGrid: small grid worlds",
+            "Apache-2.0",
+            naming="minigrid_ID, such as minigrid_Empty-5x5",
+            package="minigrid",
+        ),
+        Suite(
+            "mujoco",
+            "Gymnasium's MuJoCo locomotion tasks",
+            "MIT",
+            naming="mujoco_ID, such as mujoco_HalfCheetah-v5",
+            package="mujoco",
+        ),
+        Suite(
+            "metaworld",
+            "Meta-World: 50 manipulation tasks",
+            "MIT",
+            naming="metaworld_TASK, such as metaworld_reach-v3",
+            package="metaworld",
+        ),
+        Suite(
+            "robosuite",
+            "robosuite: robot arm manipulation",
+            "MIT",
+            naming="robosuite_TASK, such as robosuite_Lift",
+            package="robosuite",
+        ),
+        Suite(
+            "craftax",
+            "Craftax: Crafter and NetHack ideas, written in JAX",
+            "MIT",
+            naming="craftax_NAME, such as craftax_symbolic",
+            package="craftax",
+        ),
+    )
+}
+"""Every suite by name, whether or not it is installed."""
+
+
+def make(
+    task: str | Callable[..., Any] | Any,
+    config: EnvConfig | None = None,
+    seed: int = 0,
+    index: int = 0,
+) -> Env:
+    """Build a task, wrapped so that any agent can live in it.
+
+    Actions are continuous in [-1, 1] or integers, floats are float32, integers int32,
+    and every observation is held against its space. Besides a name, `task` may be a
+    Gymnasium or Reverie environment, or a function that returns one.
+    """
+    config = config or EnvConfig()
+    if isinstance(task, str):
+        suite, name = split_task(task)
+        env = _from_factory(name) if suite == "" else _from_suite(task, name, config)
+    else:
+        env = _as_env(task() if callable(task) else task, str(task))
+        task = type(env).__name__
+    return _wrap(env, task, config, derive_seed(seed, index))
+
+
+def split_task(task: str) -> tuple[str, str]:
+    """The suite and the name within it; the suite of a factory is empty.
+
+    Raises `UserError` with the nearest valid names where there is no such task.
+    """
+    prefix, _, name = task.partition("_")
+    if ":" in task and not _is_gym_id(task):
+        module, _, function = task.partition(":")
+        if not module or not function:
+            raise UserError(
+                f"Task {task!r} is not of the form package.module:function."
+            )
+        return "", task
+    suite = SUITES.get(prefix)
+    if suite is None:
+        raise UserError(
+            f"Unknown task {task!r}.{_nearest(task, task_names(), SUITES)}\n  Fix: pick "
+            f"a task of the suites {', '.join(sorted(SUITES))}, a Gymnasium id as "
+            "gym_ID, or your own as package.module:function."
+        )
+    if suite.tasks and name not in suite.tasks and not _has_task(suite, name):
+        known = [_full_name(suite, each) for each in suite.tasks]
+        raise UserError(
+            f"Suite {prefix!r} has no task {name!r}.{_nearest(task, known, ())}\n  Fix: "
+            f"pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
+        )
+    if not name and not suite.tasks:
+        raise UserError(f"Task {task!r} is not complete: name it {suite.naming}.")
+    return prefix, name
+
+
+def action_repeat(task: str, config: EnvConfig) -> int:
+    """Simulator frames per agent step."""
+    suite = split_task(task)[0]
+    own = getattr(config, "atari" if suite == "atari100k" else suite or "pool", None)
+    return config.repeat * int(getattr(own, "repeat", 1))
+
+
+def task_names() -> list[str]:
+    """Every task that has a name of its own, over all suites."""
+    return [
+        _full_name(suite, name) for suite in SUITES.values() for name in suite.tasks
+    ]
+
+
+def from_gymnasium(env: Any) -> Env:
+    """Wear a `gymnasium.Env` object as a Reverie environment."""
+    from reverie.envs.gym import FromGymnasium
+
+    return FromGymnasium(env)
+
+
+def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
+    suite = SUITES[task.partition("_")[0]]
+    extra = f" {suite.note}" if suite.note else ""
+    if suite.build is None:
+        raise UserError(
+            f"Task {task!r}: the {suite.name} suite has no adapter yet; wrap it in a "
+            f"Gymnasium environment and name that package.module:function. Its packages "
+            f"install with: {suite.install}{extra}"
+        )
+    if not suite.is_installed:
+        raise UserError(
+            f"Task {task!r} needs the package {suite.package!r}, which is not "
+            f"installed.{extra}\n  Fix: {suite.install}"
+        )
+    return suite.build(name, config)
+
+
+def _from_factory(task: str) -> Env:
+    module_name, _, function = task.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise  # the module is there, something it needs is not
+        raise UserError(
+            f"Task {task!r}: there is no module {module_name!r} here or installed.\n"
+            f"  Fix: run from the folder that holds {module_name.split('.')[0]}.py, or "
+            "install its package."
+        ) from error
+    make_env = getattr(module, function, None)
+    if make_env is None:
+        names = [n for n in vars(module) if not n.startswith("_")]
+        raise UserError(
+            f"Task {task!r}: module {module_name!r} has no {function!r}."
+            f"{_nearest(function, names, ())}"
+        )
+    return _as_env(make_env() if callable(make_env) else make_env, task)
+
+
+def _as_env(env: Any, task: str) -> Env:
+    if hasattr(env, "observation_space") and hasattr(env, "action_space"):
+        return from_gymnasium(env)
+    wanted = ("obs_space", "act_space", "reset", "step", "close")
+    if missing := [name for name in wanted if not hasattr(env, name)]:
+        raise UserError(
+            f"Task {task!r} gave a {type(env).__name__}, which is neither a Reverie "
+            f"environment (it lacks {', '.join(missing)}) nor a Gymnasium one.\n"
+            "  Fix: return a gymnasium.Env, or see docs/add-an-environment.md."
+        )
+    return env
+
+
+def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
+    if config.repeat > 1:
+        env = wrappers.ActionRepeat(env, config.repeat)
+    if config.length:
+        env = wrappers.TimeLimit(env, config.length)
+    if any(config.resize):
+        env = wrappers.ResizeImage(env, config.resize, config.resample)
+    if config.clip_reward:
+        env = wrappers.ClipReward(env, config.clip_reward)
+    env = wrappers.NormalizeAction(env)
+    env = wrappers.UnifyDtypes(env)
+    env = wrappers.CheckSpaces(env, task)
+    env = wrappers.ClipAction(env)
+    return wrappers.SeedFirst(env, seed)
+
+
+def _is_gym_id(task: str) -> bool:
+    """Whether `gym_package:Name-v0` means an id, not a module called `gym_package`."""
+    if not task.startswith("gym_"):
+        return False
+    module = task.partition(":")[0].partition(".")[0]
+    return not (Path(f"{module}.py").exists() or Path(module).is_dir())
+
+
+def _has_task(suite: Suite, name: str) -> bool:
+    """Whether the installed package knows a task the table does not list."""
+    if suite.package != "ale_py" or not suite.is_installed:
+        return False
+    from reverie.envs.atari import installed_games
+
+    return name in installed_games()
+
+
+def _full_name(suite: Suite, name: str) -> str:
+    return f"{suite.name}_{name}" if name else suite.name
+
+
+def _nearest(word: str, names: Iterable[str], more: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, [*names, *more], 3)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,373 @@
+"""Many environments stepping together, in this process or in worker processes.
+
+`make_pool` gives either behind one interface (`reverie.api.Envs`). Rows come back as
+new arrays, one call's never overwritten by the next; the pool reads its newest batch
+again when an environment fails, so write only into copies.
+
+An environment that raises is closed, warned about and built anew: its row repeats the
+last observation with `is_last` set (and not `is_terminal`), the row after it is the
+first of a new episode. `PoolConfig.failures` of these in a row, with neither a finished
+episode nor a thousand steps between them, stop the run with `EnvFailure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from reverie.api import Action, Env, Envs, Metrics, Obs, Spaces, StateDict, UserError
+from reverie.envs.seeding import derive_seed
+
+MakeEnv = Callable[[int], Env]
+Rows = Mapping[str, np.ndarray]
+
+HEALTHY_STEPS = 1000
+"""After so many good steps earlier failures are forgiven."""
+
+log = logging.getLogger("reverie.envs")
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    workers: int = 0
+    """Worker processes: 0 steps all environments in this process, -1 picks one per
+    environment but no more than there are cores."""
+    timeout: float = 60.0
+    """Seconds a worker may take for one step or reset before it is restarted."""
+    start_timeout: float = 300.0
+    """Seconds a worker may take to start and build its environments."""
+    failures: int = 5
+    """Failures of one environment in a row after which the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.workers < -1 or self.failures < 1 or self.timeout <= 0:
+            raise ValueError(
+                "the pool needs workers >= -1, failures >= 1 and timeout > 0, got "
+                f"workers={self.workers}, failures={self.failures}, "
+                f"timeout={self.timeout}"
+            )
+
+
+class EnvFailure(UserError):
+    """An environment failed so often that going on makes no sense."""
+
+
+class SplitEnvs(Envs, Protocol):
+    """Environments whose step can be split, so that a learner trains meanwhile."""
+
+    def send(self, action: Action) -> None: ...
+
+    def recv(self) -> Obs: ...
+
+
+def make_pool(
+    make_env: MakeEnv,
+    count: int,
+    config: PoolConfig | None = None,
+    seed: int | None = None,
+) -> SplitEnvs:
+    """Build `count` environments, `make_env(index)` each, and step them together.
+
+    Without `seed` the environments keep the seeds `make_env` gave them.
+    """
+    config = config or PoolConfig()
+    if count < 1:
+        raise UserError(f"A pool needs at least one environment, got {count}.")
+    if config.workers == 0:
+        return LocalPool(make_env, count, config, seed)
+    from reverie.envs.workers import WorkerPool
+
+    return WorkerPool(make_env, count, config, seed)
+
+
+class LocalPool:
+    """All environments in this process, one after the other."""
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        count: int,
+        config: PoolConfig,
+        seed: int | None = None,
+    ):
+        self._events: Counter[str] = Counter()
+        self._seats = [Seat(make_env, i, config.failures, seed) for i in range(count)]
+        for seat in self._seats:
+            seat.open()
+        self.obs_space, self.act_space = common_spaces(
+            [(seat.obs_space, seat.act_space) for seat in self._seats]
+        )
+        self._obs: Obs | None = None
+        self._action: Action | None = None
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def reset(self) -> Obs:
+        obs = self._empty()
+        for index, seat in enumerate(self._seats):
+            write_row(obs, index, seat.reset())
+            self._note(seat)
+        self._obs = obs
+        return dict(obs)
+
+    def step(self, action: Action) -> Obs:
+        self.send(action)
+        return self.recv()
+
+    def send(self, action: Action) -> None:
+        """Begin a step; `recv` returns its rows."""
+        assert self._obs is not None, "call reset first"
+        assert self._action is None, "call recv before the next send"
+        self._action = action
+
+    def recv(self) -> Obs:
+        assert self._action is not None, "call send first"
+        assert self._obs is not None
+        action, self._action = self._action, None
+        before, obs = self._obs, self._empty()
+        for index, seat in enumerate(self._seats):
+            if before["is_last"][index]:
+                row = seat.reset()
+            else:
+                row = seat.step(
+                    {key: value[index] for key, value in action.items()}
+                ) or truncated_row(before, index)
+            write_row(obs, index, row)
+            self._note(seat)
+        self._obs = obs
+        return dict(obs)
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.close()
+
+    def metrics(self) -> Metrics:
+        return pool_metrics(self._events)
+
+    def state_dict(self) -> StateDict:
+        assert self._obs is not None, "call reset first"
+        assert self._action is None, "call recv before saving"
+        seats = [seat.state_dict() for seat in self._seats]
+        return pool_state(seats, self._obs, self.obs_space)
+
+    def load_state_dict(self, state: StateDict) -> Obs:
+        """Continue where the state was saved; returns the rows to go on from.
+
+        Environments without state of their own begin a new episode.
+        """
+        saved = saved_rows(state, self.obs_space, len(self))
+        obs = self._empty()
+        for index, seat in enumerate(self._seats):
+            exact = seat.load_state_dict(state["envs"][index])
+            row = row_of(saved, index) if exact else seat.reset()
+            write_row(obs, index, row)
+            self._note(seat)
+        self._obs, self._action = obs, None
+        return dict(obs)
+
+    def _empty(self) -> Obs:
+        return {
+            key: np.empty((len(self), *space.shape), space.dtype)
+            for key, space in self.obs_space.items()
+        }
+
+    def _note(self, seat: Seat) -> None:
+        for error in seat.take_errors():
+            self._events["errors"] += 1
+            warn_of_error(seat.index, error)
+
+
+class Seat:
+    """The place of one environment in a pool: builds, restarts and resumes it."""
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        index: int,
+        failures: int,
+        seed: int | None,
+        attempt: int = 0,
+    ):
+        self.index = index
+        self.attempt = attempt
+        self._make_env = make_env
+        self._allowed = failures
+        self._seed = seed
+        self._env: Env | None = None
+        self._fresh = True
+        self._failures = 0
+        self._good_steps = 0
+        self._errors: list[str] = []
+
+    def open(self) -> None:
+        """Build the environment; errors of the first build are the caller's."""
+        if self._env is None:
+            try:
+                self._env = self._make_env(self.index)
+            except UserError:
+                raise
+            except Exception as error:
+                raise EnvFailure(
+                    f"Environment {self.index} could not be built: {summary(error)}"
+                ) from error
+            self.obs_space: Spaces = dict(self._env.obs_space)
+            self.act_space: Spaces = dict(self._env.act_space)
+            self._fresh = True
+
+    def reset(self) -> Obs:
+        """The first row of a new episode, however often it takes to get one."""
+        while True:
+            try:
+                self.open()
+                assert self._env is not None
+                obs = self._env.reset(self._fresh_seed() if self._fresh else None)
+                self._fresh = False
+                return obs
+            except UserError:
+                raise
+            except Exception as error:
+                self._fail(error)
+                time.sleep(min(0.1 * 2**self._failures, 5.0))
+
+    def step(self, action: Action) -> Obs | None:
+        """The next row, or None when the environment failed."""
+        assert self._env is not None
+        try:
+            obs = self._env.step(action)
+        except UserError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return None
+        self._good_steps += 1
+        if obs["is_last"] or self._good_steps >= HEALTHY_STEPS:
+            self._failures = self._good_steps = 0
+        return obs
+
+    def take_errors(self) -> list[str]:
+        """Errors since the last call, each in a few words."""
+        errors, self._errors = self._errors, []
+        return errors
+
+    def state_dict(self) -> StateDict:
+        exact = hasattr(self._env, "state_dict")
+        return {
+            "attempt": self.attempt,
+            "failures": self._failures,
+            "env": self._env.state_dict() if exact else None,  # type: ignore
+        }
+
+    def load_state_dict(self, state: StateDict) -> bool:
+        """Take over a saved state; False if a new episode has to be begun instead."""
+        self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
+        self.open()
+        if state["env"] is None or not hasattr(self._env, "load_state_dict"):
+            self.attempt += 1  # or the same episodes would come again
+            self._fresh = True
+            return False
+        self._env.load_state_dict(state["env"])  # type: ignore
+        self._fresh = False
+        return True
+
+    def close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                env.close()
+            except Exception as error:
+                log.debug("environment %d did not close: %s", self.index, error)
+
+    def _fresh_seed(self) -> int | None:
+        if self._seed is None and self.attempt == 0:
+            return None
+        return derive_seed(self._seed or 0, self.index, self.attempt)
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        self.attempt += 1
+        self._failures += 1
+        self._good_steps = 0
+        self._errors.append(summary(error))
+        if self._failures >= self._allowed:
+            raise EnvFailure(
+                failure_message(self.index, self._failures, summary(error))
+            ) from error
+
+
+def failure_message(index: int, failures: int, why: str) -> str:
+    return (
+        f"Environment {index} failed {failures} times in a row; the last time: {why}\n"
+        "  Fix: `reverie check-env TASK` tells what is wrong with an environment; "
+        "--env.pool.failures allows more failures."
+    )
+
+
+def summary(error: BaseException) -> str:
+    """An error in one line: what it says, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def warn_of_error(index: int, error: str) -> None:
+    log.warning(
+        "Environment %d failed and was restarted, its episode counts as truncated: %s",
+        index,
+        error,
+    )
+
+
+def pool_metrics(events: Counter[str]) -> Metrics:
+    """Restarts so far, in all and by cause."""
+    causes = ("errors", "crashes", "timeouts")
+    metrics = {f"env/{cause}": events[cause] for cause in causes}
+    return {"env/restarts": sum(metrics.values()), **metrics}
+
+
+def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
+    """The spaces all environments of a pool share."""
+    first = spaces[0]
+    for index, other in enumerate(spaces):
+        if other != first:
+            raise UserError(
+                f"Environment {index} has other spaces than environment 0; all "
+                "environments of one run must have the same."
+            )
+    return first
+
+
+def write_row(rows: Rows, index: int, obs: Obs) -> None:
+    for key, array in rows.items():
+        array[index] = obs[key]
+
+
+def row_of(rows: Rows, index: int) -> Obs:
+    return {key: array[index] for key, array in rows.items()}
+
+
+def truncated_row(rows: Rows, index: int) -> Obs:
+    """The row that closes a broken episode: the last one again, as its end."""
+    end: dict[str, Any] = {"reward": 0.0, "is_first": False, "is_last": True}
+    return {**row_of(rows, index), **end, "is_terminal": False}
+
+
+def pool_state(seats: list[StateDict], obs: Obs, spaces: Spaces) -> StateDict:
+    # The observations as a list, as their names may contain any character.
+    return {"envs": seats, "obs": [obs[key].copy() for key in sorted(spaces)]}
+
+
+def saved_rows(state: StateDict, spaces: Spaces, count: int) -> Obs:
+    if len(state["envs"]) != count:
+        raise UserError(
+            f"The checkpoint holds {len(state['envs'])} environments, this run has "
+            f"{count}.\n  Fix: set --run.envs {len(state['envs'])}."
+        )
+    return dict(zip(sorted(spaces), map(np.asarray, state["obs"]), strict=True))
