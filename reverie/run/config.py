@@ -87,7 +87,9 @@ def _suite_layers(task: Any) -> list[tuple[str, Layer]]:
     return _expand([suite]) if suite in configs.blocks() else []
 
 
-def _expand(names: Sequence[str], seen: tuple[str, ...] = ()) -> list[tuple[str, Layer]]:
+def _expand(
+    names: Sequence[str], seen: tuple[str, ...] = ()
+) -> list[tuple[str, Layer]]:
     """Blocks by name; one that lists others under `configs` is laid over them."""
     layers: list[tuple[str, Layer]] = []
     for name in names:

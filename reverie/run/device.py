@@ -43,7 +43,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(
-            f"{name!r} is not a device name.\n  Fix: write --device cuda:0, for example."
+            f"{name!r} is no device name.\n  Fix: write --device cuda:0, for example."
         ) from None
     if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(

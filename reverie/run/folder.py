@@ -1,13 +1,14 @@
 """The folder of a run: what is in it, who may write to it, and with which settings.
 
-    logdir/
-      config.yaml        every setting, resolved
-      about.json         commit, versions and command of each start
-      metrics.jsonl      all scalars
-      scores.jsonl       one line an episode
-      media/             pictures and videos
-      ckpt/              checkpoints, newest last
-      replay/            the stored steps
+logdir/
+  config.yaml        every setting, resolved
+  about.json         commit, versions and command of each start
+  spaces.json        what the agent sees and does
+  metrics.jsonl      all scalars
+  scores.jsonl       one line an episode
+  media/             pictures and videos
+  ckpt/              checkpoints, newest last
+  replay/            the stored steps
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
 from reverie import config as configs
-from reverie.api import UserError
+from reverie.api import Space, Spaces, UserError
 from reverie.run.checkpoint import replace_file, telling_when_full
 from reverie.run.config import Config
 
@@ -64,7 +65,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with telling_when_full(self.path):
-                self._lock = open(self.path / ".lock", "w")
+                self._lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise UserError(
                 f"The run folder {self.path} cannot be written: {error.strerror}.\n"
@@ -106,6 +107,38 @@ def read_config(logdir: Path) -> Config:
             "  Fix: give the --logdir of a run."
         )
     return configs.resolve(Config, [(str(path), configs.read(path))])
+
+
+class RunSpaces(NamedTuple):
+    """What an agent was trained to see and do."""
+
+    obs_space: Spaces
+    act_space: Spaces
+
+
+def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
+    """Keep the spaces with the run, so that its agent can be built without its env."""
+    spaces = {"obs": obs_space, "act": act_space}
+    data = {
+        kind: {key: space.to_json() for key, space in found.items()}
+        for kind, found in spaces.items()
+    }
+    replace_file(logdir / "spaces.json", json.dumps(data, indent=1).encode())
+
+
+def read_spaces(logdir: Path) -> RunSpaces:
+    path = logdir / "spaces.json"
+    try:
+        data = json.loads(path.read_text())
+        kinds = [
+            {key: Space.from_json(space) for key, space in data[kind].items()}
+            for kind in ("obs", "act")
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}.\n  Fix: give the --logdir of a run."
+        ) from None
+    return RunSpaces(*kinds)
 
 
 def refuse_changes(old: Config, new: Config, logdir: Path) -> None:

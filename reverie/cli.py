@@ -1,0 +1,260 @@
+"""The `reverie` command: read the arguments, call one function of `run/`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reverie import config as configs
+from reverie.api import UserError
+
+USAGE = """\
+Reverie: agents that learn inside a world model.
+
+  reverie train [--configs BLOCK ...] [--task TASK] [--logdir DIR] [--SETTING VALUE]
+  reverie COMMAND --help
+
+Commands
+{commands}
+
+Exit codes: 0 done, 1 a bug of ours, 2 something to mend (it says what),
+130 stopped by Ctrl-C and 143 by SIGTERM, both after saving.
+"""
+
+SETTINGS_HELP = """\
+  --configs BLOCK ...    named settings, laid from left to right: {blocks}
+  --config FILE          settings from a YAML or JSON file
+  --SETTING VALUE        any setting by its name, e.g. --run.steps 1e6
+                         (`reverie config` prints them all)
+"""
+
+
+class Command(NamedTuple):
+    function: Callable[[list[str]], int]
+    usage: str
+    summary: str
+    settings: bool = True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        print(f"reverie: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("reverie: stopped without saving.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        rows = [f"  {n:<11} {c.summary}" for n, c in COMMANDS.items()]
+        print(USAGE.format(commands="\n".join(rows)), end="")
+        return 0
+    if name in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"reverie {version('reverie')}")
+        return 0
+    if name not in COMMANDS:
+        raise UserError(
+            f"There is no command {name!r}.{configs.suggest(name, COMMANDS)}\n"
+            f"  Fix: choose from {', '.join(COMMANDS)}."
+        )
+    command = COMMANDS[name]
+    if "-h" in rest or "--help" in rest:
+        print(f"reverie {name} {command.usage}\n\n  {command.summary}")
+        if command.settings:
+            print(SETTINGS_HELP.format(blocks=", ".join(sorted(configs.blocks()))))
+        return 0
+    return command.function(rest)
+
+
+class Settings(NamedTuple):
+    """Command-line arguments, sorted: what was named by position, and the settings."""
+
+    places: list[str]
+    names: list[str]
+    files: list[str]
+    flags: list[tuple[str, Any]]
+
+    def take(self, name: str, default: Any) -> Any:
+        """Remove a flag of the command's own and return its value."""
+        for pair in self.flags:
+            if pair[0].replace("-", "_") == name:
+                self.flags.remove(pair)
+                return pair[1]
+        return default
+
+
+def _settings(arguments: list[str], places: int = 0) -> Settings:
+    count = 0
+    while count < min(places, len(arguments)) and arguments[count][:2] != "--":
+        count += 1
+    names: list[str] = []
+    files: list[str] = []
+    flags: list[tuple[str, Any]] = []
+    for name, value in configs.parse_flags(arguments[count:]):
+        if name in ("configs", "config"):
+            if value is None:
+                raise UserError(f"--{name} needs a value.\n  Fix: --{name} NAME")
+            values = value if isinstance(value, list) else [value]
+            words = [w for text in values for w in text.split(",") if w]
+            (names if name == "configs" else files).extend(words)
+        else:
+            flags.append((name, value))
+    return Settings(arguments[:count], names, files, flags)
+
+
+def _resolve(settings: Settings) -> Any:
+    from reverie.run.config import resolve
+
+    return resolve(settings.names, settings.files, settings.flags)
+
+
+def _training_config(settings: Settings) -> Any:
+    """The config of a run; `--logdir` alone resumes with the settings saved there."""
+    from reverie.run import folder
+    from reverie.run.config import with_flags
+
+    logdir = dict(settings.flags).get("logdir")
+    known = isinstance(logdir, str) and (folder.place(logdir) / "config.yaml").exists()
+    asks_more = settings.names or settings.files
+    if known and not asks_more:
+        harmless = all(
+            name.replace("-", "_").startswith(folder.HARMLESS)
+            for name, _ in settings.flags
+        )
+        if harmless:
+            saved = folder.read_config(folder.place(str(logdir)))
+            return with_flags(saved, settings.flags)
+    return _resolve(settings)
+
+
+def _train(arguments: list[str]) -> int:
+    from reverie.run.train import train
+
+    return _finish(train, arguments)
+
+
+def _train_eval(arguments: list[str]) -> int:
+    from reverie.run.train_eval import train_eval
+
+    return _finish(train_eval, arguments)
+
+
+def _finish(loop: Callable[[Any], Path], arguments: list[str]) -> int:
+    from reverie.run.signals import Interrupted
+
+    try:
+        path = loop(_training_config(_settings(arguments)))
+    except Interrupted as stop:
+        print("Saved. The same command resumes.", file=sys.stderr)
+        return stop.exit_code
+    print(f"Done: {path}", file=sys.stderr)
+    return 0
+
+
+def _eval(arguments: list[str]) -> int:
+    from reverie.run.evaluate import evaluate
+
+    settings = _settings(arguments, places=1)
+    if not settings.places:
+        raise UserError("Which run?\n  Fix: reverie eval LOGDIR")
+    episodes = settings.take("episodes", "100")
+    if not str(episodes).isdigit() or int(episodes) < 1:
+        raise UserError("--episodes takes a whole number.\n  Fix: --episodes 100")
+    if settings.names or settings.files:
+        raise UserError(
+            "An evaluation uses the settings saved with the run.\n"
+            "  Fix: leave out --configs and --config; single settings may change."
+        )
+    logdir = Path(settings.places[0])
+    result = evaluate(logdir, int(episodes), settings.flags)
+    print(
+        f"{result['task']}: score {result['score']:.4g} ± {result['score_std']:.4g} "
+        f"(min {result['score_min']:.4g}, max {result['score_max']:.4g}), "
+        f"length {result['length']:.4g}, over {result['count']:.0f} episodes"
+    )
+    return 0
+
+
+def _demo(arguments: list[str]) -> int:
+    from reverie.run.demo import demo
+
+    return demo(_settings(arguments).flags)
+
+
+def _config(arguments: list[str]) -> int:
+    print(configs.dump(_resolve(_settings(arguments))), end="")
+    return 0
+
+
+def _envs(arguments: list[str]) -> int:
+    from reverie import envs
+
+    print(envs.table())
+    return 0
+
+
+def _check_env(arguments: list[str]) -> int:
+    from reverie import envs
+    from reverie.envs.check import check_env, describe
+
+    settings = _settings(arguments, places=1)
+    if not settings.places:
+        raise UserError("Which task?\n  Fix: reverie check-env TASK")
+    settings.flags.append(("task", settings.places[0]))
+    config = _resolve(settings)
+    env = envs.make(config.task, config.env, config.seed)
+    try:
+        findings = check_env(env)
+    finally:
+        env.close()
+    print(describe(config.task, env, findings))
+    return 2 if any(finding.severity == "error" for finding in findings) else 0
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(
+        _train, "[--configs BLOCK ...] [--SETTING VALUE ...]", "learn a task online"
+    ),
+    "train_eval": Command(
+        _train_eval,
+        "[--configs BLOCK ...] [--SETTING VALUE ...]",
+        "the same, with evaluations in between",
+    ),
+    "eval": Command(
+        _eval,
+        "LOGDIR [--episodes 100] [--SETTING VALUE ...]",
+        "measure a trained agent",
+        settings=False,
+    ),
+    "demo": Command(
+        _demo,
+        "[--logdir DIR]",
+        "learn `catch` in minutes, and show the dream",
+        settings=False,
+    ),
+    "config": Command(
+        _config,
+        "[--configs BLOCK ...] [--SETTING VALUE ...]",
+        "print the resolved settings",
+    ),
+    "envs": Command(_envs, "", "list suites, tasks and how to install them", False),
+    "check-env": Command(
+        _check_env, "TASK [--SETTING VALUE ...]", "tell what is wrong with an env"
+    ),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

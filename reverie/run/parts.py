@@ -1,0 +1,335 @@
+"""The parts of a run: built from its config, saved and restored together."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from reverie import agents
+from reverie import envs as suites
+from reverie.agents.random import RandomAgent, RandomConfig
+from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
+from reverie.data.feed import ReplayFeed
+from reverie.data.replay import Replay
+from reverie.envs import EnvConfig
+from reverie.envs.pool import make_pool
+from reverie.log.episodes import EpisodeStats
+from reverie.log.logger import make_logger
+from reverie.log.timer import Rates, Timer
+from reverie.log.usage import Usage
+from reverie.run import checkpoint, device
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.clock import Clock, Steady
+from reverie.run.config import Config
+from reverie.run.folder import RunFolder, place, write_spaces
+from reverie.run.health import Health
+from reverie.run.signals import Stopper
+
+MakeEnv = Callable[[int], Env]
+"""Builds environment number `index`."""
+
+EVAL_SEEDS = 1_000_000
+"""Evaluation environments are numbered from here, so that they share no seed."""
+
+
+class Run:
+    """Everything one training run is made of.
+
+    Opening it builds the parts and, if the folder holds a checkpoint, restores them;
+    `save` writes them all as one checkpoint. The loops in this room only move data
+    between the parts.
+    """
+
+    def __init__(self, config: Config, make_env: MakeEnv | None = None):
+        self.config = config
+        self.make_env = make_env
+        self.path = place(config.logdir)
+        self.stopper = Stopper()
+        self.health = Health(config.run.max_nonfinite)
+        self.checkpoints = Checkpoints(
+            self.path / "ckpt", config.run.keep_last, config.run.keep_every
+        )
+        self._folder = RunFolder(self.path)
+        self._kept: dict[Path, Any] = {}
+        self._closing: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Run:
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        config = self.config
+        self._folder.open(config)
+        self._closing.append(self._folder.close)
+        self.stopper.__enter__()
+        self._closing.append(lambda: self.stopper.__exit__(None, None, None))
+        device.seed_everything(config.seed)
+        if config.deterministic:
+            device.be_deterministic()
+        self.device = device.pick_device(config.device)
+        self.precision = device.pick_precision(config.precision, self.device)
+        self.envs = self.open_envs(config.run.envs)
+        self.agent = make_agent(config, self.envs, self.device, self.precision)
+        self.prefill = RandomAgent(
+            self.envs.obs_space, self.envs.act_space, RandomConfig(), seed=config.seed
+        )
+        write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
+        self.replay = self.open_replay(config.run.envs, self.path / "replay")
+        self.feed = self.open_feed(self.replay)
+        self.clock = Clock(
+            config.run,
+            self.agent.rhythm or self._steady(),
+            suites.action_repeat(config.task, config.env),
+        )
+        self.episodes = EpisodeStats(len(self.envs))
+        self.timer, self.rates = Timer(config.logger.timer), Rates()
+        self.usage = Usage()
+        frames = config.run.steps * self.clock.repeat
+        self.logger = make_logger(
+            config.logger, self.path, frames, dataclasses.asdict(config)
+        )
+        self._closing.append(self.logger.close)
+
+    def close(self) -> None:
+        while self._closing:
+            self._closing.pop()()
+
+    # Building.
+
+    def open_envs(self, count: int, first: int = 0) -> Envs:
+        """A pool of environments, closed with the run."""
+        pool = make_envs(self.config, count, first, self.make_env)
+        self._closing.append(pool.close)
+        return pool
+
+    def open_replay(
+        self, streams: int, directory: Path | None, share: float = 1.0
+    ) -> Replay:
+        """Storage for what environments show, what was done, and the agent's notes."""
+        config = self.config
+        spaces = {**self.envs.obs_space, **self.envs.act_space}
+        rows = config.run.steps + streams
+        replay = Replay(
+            {key: space for key, space in spaces.items() if key[:4] != "log/"},
+            self.agent.notes,
+            config.replay,
+            capacity=max(1, min(int(config.replay.capacity * share), rows)),
+            streams=streams,
+            windows=self.agent.diet,
+            directory=directory,
+            seed=config.seed,
+            exact_notes=config.deterministic,
+        )
+        self._closing.append(replay.close)
+        return replay
+
+    def open_feed(self, replay: Replay) -> ReplayFeed:
+        """Batches of the agent's diet, cut from a replay."""
+        ahead = self.device.type == "cuda" and not self.config.deterministic
+        feed = ReplayFeed(replay, self.agent.diet, self.device, prefetch=ahead)
+        self._closing.append(feed.close)
+        return feed
+
+    def _steady(self) -> Steady:
+        meal = self.agent.diet.get("train")
+        if meal is None:
+            return Steady(0)
+        return Steady(self.config.run.train_ratio / (meal.batch * meal.length))
+
+    # The verbs of the loops.
+
+    def start(self) -> tuple[Obs, Memory]:
+        """Where to begin: at the newest checkpoint, or with fresh environments."""
+        found = self.checkpoints.newest()
+        if found:
+            obs, memory = self.restore(found)
+            self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
+            return obs, memory
+        if self.config.run.from_checkpoint:
+            self.start_from(self.config.run.from_checkpoint)
+        return self.envs.reset(), self.agent.initial(len(self.envs))
+
+    def start_from(self, source: str) -> None:
+        """Take over weights from another run."""
+        path = checkpoint.locate(Path(source))
+        state = checkpoint.read_part(path, "agent")
+        taken = self.agent.load_weights(state, self.config.run.from_components)
+        self.say(f"Weights of {', '.join(taken)} from {path}.")
+
+    def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
+        """The policy's choice, or a random one during prefill; none after the end."""
+        with self.timer("policy"):
+            if self.clock.step < self.config.run.prefill:
+                _, action, _ = self.prefill.policy((), obs, mode="train")
+                notes = {
+                    k: s.zeros(len(self.envs)) for k, s in self.agent.notes.items()
+                }
+            else:
+                memory, action, notes = self.agent.policy(memory, obs, mode="train")
+        self.rates.add("policy", len(self.envs))
+        return memory, rest_at_end(action, obs), notes
+
+    def update(self) -> dict[str, Any]:
+        """One training step of the agent."""
+        with self.timer("train"):
+            metrics = self.agent.train(self.feed)
+        meal = self.agent.diet["train"]
+        self.rates.add("train", meal.batch * meal.length)
+        self.clock.updates += 1
+        self.health.check(self.agent, metrics)
+        return metrics
+
+    def write_log(self) -> None:
+        """Write what was logged since the last time, with the state of the machine."""
+        logger = self.logger
+        logger.add(self.replay.metrics(), prefix="replay")
+        logger.add(self.envs.metrics())
+        logger.add({"updates": self.clock.updates}, prefix="train/opt")
+        for source in (self.rates, self.timer, self.usage):
+            logger.add(source.metrics())
+        logger.write(self.clock.frames)
+
+    def save(self, obs: Obs, memory: Memory, **more: Any) -> None:
+        """Write one checkpoint of everything, then let go of what it replaces."""
+        agent_state = self.agent.state_dict()
+        bad = checkpoint.nonfinite(agent_state)
+        if bad:
+            raise UserError(
+                f"The agent's {bad} is not finite, so it was not saved; the last "
+                "checkpoint is good.\n  Fix: resume from it with a lower learning rate "
+                "or --precision float32."
+            )
+        leaves = pytree.tree_leaves(memory)
+        parts = {
+            "agent": agent_state,
+            "replay": self.replay.save(),
+            "envs": self.envs.state_dict(),
+            "loop": {
+                "clock": self.clock.state_dict(),
+                "episodes": self.episodes.state_dict(),
+                "logger": self.logger.state_dict(),
+                "prefill": self.prefill.state_dict(),
+                "memory": [leaf.detach() for leaf in leaves],
+            },
+            **more,
+        }
+        path = self.checkpoints.save(self.clock.step, parts)
+        self._kept[path] = parts["replay"]
+        self.replay.collect([self._index(kept) for kept in self.checkpoints.prune()])
+
+    def restore(self, path: Path) -> tuple[Obs, Memory]:
+        """Put every part back where a checkpoint found it."""
+        part = checkpoint.read_part
+        self.agent.load_state_dict(part(path, "agent"))
+        self.replay.load(self._index(path))
+        loop = part(path, "loop")
+        self.clock.load_state_dict(loop["clock"])
+        self.episodes.load_state_dict(loop["episodes"])
+        self.logger.load_state_dict(loop["logger"])
+        self.prefill.load_state_dict(loop["prefill"])
+        obs = self.envs.load_state_dict(part(path, "envs"))
+        fresh = self.agent.initial(len(self.envs))
+        leaves, tree = pytree.tree_flatten(fresh)
+        saved = loop["memory"]
+        if [x.shape for x in saved] != [x.shape for x in leaves]:
+            return obs, fresh  # another number of environments
+        moved = [s.to(x.device, x.dtype) for s, x in zip(saved, leaves, strict=True)]
+        return obs, pytree.tree_unflatten(moved, tree)
+
+    def introduce(self) -> None:
+        """Say what runs, where, and what its counts mean."""
+        config, clock = self.config, self.clock
+        meal = self.agent.diet.get("train")
+        due = ""
+        if meal and config.run.train_ratio and self.agent.rhythm is None:
+            rows = meal.batch * meal.length
+            due = (
+                f"  one update replays {meal.batch} x {meal.length} steps and is due "
+                f"every {rows / config.run.train_ratio:.4g} agent steps\n"
+            )
+        self.say(
+            f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
+            f"  run folder {self.path}\n"
+            f"  {config.run.steps:,} agent steps of {clock.repeat} frames each, "
+            f"{len(self.envs)} at a time\n{due}"
+            f"  {self.replay.plan.sentence}"
+        )
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _index(self, path: Path) -> Any:
+        if path not in self._kept:
+            self._kept[path] = checkpoint.read_part(path, "replay")
+        return self._kept[path]
+
+
+def make_envs(
+    config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
+) -> Envs:
+    """A pool of `count` environments of the config's task."""
+    make = make_env or TaskFactory(config.task, config.env, config.seed)
+    return make_pool(partial(_make_from, make, first), count, config.env.pool)
+
+
+@dataclass(frozen=True)
+class TaskFactory:
+    """Builds the environments of a task; travels to worker processes."""
+
+    task: str
+    config: EnvConfig
+    seed: int
+
+    def __call__(self, index: int) -> Env:
+        return suites.make(self.task, self.config, self.seed, index)
+
+
+def _make_from(make: MakeEnv, first: int, index: int) -> Env:
+    return make(first + index)
+
+
+def make_agent(
+    config: Config, spaces: Any, where: torch.device, precision: str
+) -> Agent:
+    """The config's agent for the spaces of an environment or a pool."""
+    return agents.make(
+        config.agent,
+        spaces.obs_space,
+        spaces.act_space,
+        config.of_agent,
+        device=where,
+        precision=precision,
+        seed=config.seed,
+    )
+
+
+def rest_at_end(action: Action, obs: Obs) -> Action:
+    """The same actions, zero in rows that close an episode."""
+    last = obs["is_last"]
+    if not last.any():
+        return action
+    return {
+        key: value * (~last).astype(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
+        for key, value in action.items()
+    }

@@ -1,0 +1,118 @@
+"""Reverie from Python: train on an environment object, act with a trained agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.api import FLAGS, Action, Agent, Env, Obs, Space, Spaces, UserError, sight
+from reverie.envs import from_gymnasium
+from reverie.run import checkpoint
+from reverie.run import train as train_loop
+from reverie.run.config import resolve
+from reverie.run.evaluate import load_agent
+from reverie.run.folder import read_config, read_spaces
+
+
+def train(
+    env: Env | Callable[..., Any] | Any = None,
+    configs: Sequence[str] = (),
+    **settings: Any,
+) -> Path:
+    """Train an agent and return its run folder; the same folder resumes.
+
+    `env` is an environment (ours or Gymnasium's), or a function that makes one; without
+    it, `task` says what to learn. Settings go by their dotted names with `__` for the
+    dot: `run__steps=10_000`, `logdir="..."`.
+    """
+    flags = {name.replace("__", "."): value for name, value in settings.items()}
+    if env is None:
+        return train_loop.train(resolve(configs, flags=flags))
+    # No suite knows this environment, so no suite's settings come along with it.
+    flags = {"task": "python:env", **flags}
+    if callable(env) and not hasattr(env, "step"):
+        factory = env
+    else:
+        if int(flags.setdefault("run.envs", 1)) != 1:
+            raise UserError(
+                "One environment object cannot be stepped as several.\n"
+                "  Fix: pass a function that makes one, or run__envs=1."
+            )
+
+        def factory() -> Any:
+            return env
+
+    return train_loop.train(
+        resolve(configs, flags=flags), lambda index: from_gymnasium(factory())
+    )
+
+
+def load(logdir: str | Path) -> Player:
+    """The agent of a run, ready to act, from its newest checkpoint."""
+    path = checkpoint.locate(Path(logdir))
+    home = next(p for p in (path, *path.parents) if (p / "config.yaml").exists())
+    spaces = read_spaces(home)
+    agent = load_agent(read_config(home), path, spaces)
+    return Player(agent, spaces.obs_space, spaces.act_space)
+
+
+class Player:
+    """A trained agent in one environment; it remembers the episode so far."""
+
+    def __init__(self, agent: Agent, obs_space: Spaces, act_space: Spaces):
+        self.agent = agent
+        self.obs_space = obs_space
+        self.act_space = act_space
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the episode so far; a new one begins with the next observation."""
+        self._memory = self.agent.initial(1)
+        self._is_first = True
+
+    def act(self, obs: Any, **flags: Any) -> Any:
+        """The action for one observation.
+
+        `obs` is a dict of arrays by key, or the array itself where there is only one
+        key; an `is_first` in it (or given by name) begins a new episode. Returns a dict
+        of arrays by key, or the array itself where there is only one.
+        """
+        row = self._row(obs, flags)
+        batch = {key: value[None] for key, value in row.items()}
+        self._memory, action, _ = self.agent.policy(self._memory, batch, mode="eval")
+        self._is_first = bool(row["is_last"])
+        single: Action = {key: value[0] for key, value in action.items()}
+        return single["action"] if set(single) == {"action"} else single
+
+    def _row(self, obs: Any, flags: dict[str, Any]) -> Obs:
+        seen = sight(self.obs_space)
+        if not isinstance(obs, dict):
+            if len(seen) != 1:
+                raise UserError(
+                    f"This agent sees {', '.join(seen)}, but one array came.\n"
+                    "  Fix: pass a dict with these keys to act()."
+                )
+            obs = {next(iter(seen)): obs}
+        given = {**obs, **flags}
+        given.setdefault("is_first", self._is_first)
+        missing = [key for key in seen if key not in given]
+        if missing:
+            raise UserError(
+                f"The observation lacks {', '.join(missing)}.\n"
+                f"  Fix: pass a dict with the keys {', '.join(seen)} to act()."
+            )
+        keys = {**seen, **{key: self.obs_space[key] for key in FLAGS}}
+        return {key: _fit(key, given.get(key, 0), space) for key, space in keys.items()}
+
+
+def _fit(key: str, value: Any, space: Space) -> np.ndarray:
+    array = np.asarray(value).astype(space.dtype)
+    if array.shape != space.shape:
+        raise UserError(
+            f"The observation {key!r} has shape {array.shape}, but the agent was "
+            f"trained with {space.shape}.\n  Fix: pass it in that shape."
+        )
+    return array

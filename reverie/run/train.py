@@ -1,0 +1,41 @@
+"""Learn a task online: act, store, train, and now and then look up and save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reverie.run.config import Config
+from reverie.run.parts import MakeEnv, Run
+
+
+def train(config: Config, make_env: MakeEnv | None = None) -> Path:
+    """Train until `run.steps`, resuming if the folder has a checkpoint.
+
+    Returns the run folder.
+    """
+    with Run(config, make_env) as run:
+        envs, agent, replay, feed = run.envs, run.agent, run.replay, run.feed
+        clock, logger, episodes = run.clock, run.logger, run.episodes
+        obs, memory = run.start()
+        run.introduce()
+        while clock.step < config.run.steps and not run.stopper.asked:
+            memory, action, notes = run.act(memory, obs)
+            replay.add({**obs, **action, **notes})
+            logger.add(episodes.add(obs), step=clock.frames)
+            obs = envs.step(action)
+            clock.advance(len(envs))
+
+            for _ in range(clock.updates_due(feed.ready("train"))):
+                logger.add(run.update(), prefix="train")
+
+            if clock.every("report") and feed.ready("report"):
+                for _ in range(config.run.report_batches):
+                    logger.add(agent.report(feed), prefix="report")
+            if clock.every("log"):
+                run.write_log()
+            if clock.every("save"):
+                run.save(obs, memory)
+        run.save(obs, memory)
+        run.write_log()
+        run.stopper.check()
+    return run.path

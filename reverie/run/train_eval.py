@@ -1,0 +1,51 @@
+"""Learn a task online, and measure the policy in environments of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reverie.run.config import Config
+from reverie.run.evaluate import play_episodes, summarize
+from reverie.run.parts import EVAL_SEEDS, MakeEnv, Run
+
+
+def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
+    """As `train`, with `run.eval_eps` episodes every `run.eval_every`.
+
+    Their scores are logged as `eval/episode/*`, apart from the training ones, and
+    `eval/*` holds the report on them. Returns the run folder.
+    """
+    with Run(config, make_env) as run:
+        envs, agent, replay, feed = run.envs, run.agent, run.replay, run.feed
+        clock, logger, episodes = run.clock, run.logger, run.episodes
+        trial_envs = run.open_envs(config.run.eval_envs, first=EVAL_SEEDS)
+        trials = run.open_replay(config.run.eval_envs, None, share=0.1)
+        trial_feed = run.open_feed(trials)
+        obs, memory = run.start()
+        run.introduce()
+        while clock.step < config.run.steps and not run.stopper.asked:
+            memory, action, notes = run.act(memory, obs)
+            replay.add({**obs, **action, **notes})
+            logger.add(episodes.add(obs), step=clock.frames)
+            obs = envs.step(action)
+            clock.advance(len(envs))
+
+            for _ in range(clock.updates_due(feed.ready("train"))):
+                logger.add(run.update(), prefix="train")
+
+            if clock.every("report") and feed.ready("report"):
+                for _ in range(config.run.report_batches):
+                    logger.add(agent.report(feed), prefix="report")
+            if clock.every("eval"):
+                played = play_episodes(agent, trial_envs, config.run.eval_eps, trials)
+                logger.add(summarize(played), prefix="eval/episode")
+                if trial_feed.ready("report"):
+                    logger.add(agent.report(trial_feed), prefix="eval")
+            if clock.every("log"):
+                run.write_log()
+            if clock.every("save"):
+                run.save(obs, memory)
+        run.save(obs, memory)
+        run.write_log()
+        run.stopper.check()
+    return run.path
