@@ -66,7 +66,13 @@ def build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             arguments[field.name] = {k[len(key) + 1 :]: v for k, v in inner.items()}
         else:
             arguments[field.name] = values[key]
-    return schema(**arguments)
+    try:
+        return schema(**arguments)
+    except ValueError as error:  # what a `__post_init__` thinks of its own fields
+        group = prefix.rstrip(".") or "the settings"
+        raise ConfigError(
+            f"{group}: {error}.\n  Fix: choose other values for {group}."
+        ) from None
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""The main job in minutes: learn `catch`, then show the score, the curve, the dream."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reverie.api import UserError
+from reverie.run.config import resolve
+from reverie.run.evaluate import evaluate
+from reverie.run.folder import place
+from reverie.run.signals import Interrupted
+from reverie.run.train import train
+from reverie.view.curve import draw_curve
+
+EPISODES = 100
+
+
+def demo(flags: Sequence[tuple[str, Any]]) -> int:
+    """Train on `catch` from scratch, measure the agent, and say where to look."""
+    flags = [("logdir", "logdir/demo"), *flags]
+    config = resolve(["catch"], flags=flags)
+    logdir = place(config.logdir)
+    if logdir.exists():
+        if not (logdir / "config.yaml").exists():
+            raise UserError(
+                f"{logdir} exists and is no run folder.\n  Fix: --logdir ANOTHER"
+            )
+        shutil.rmtree(logdir)
+    try:
+        train(config)
+    except Interrupted as stop:
+        return stop.exit_code
+    result = evaluate(logdir, EPISODES)
+    curve = draw_curve({"catch": logdir / "scores.jsonl"}, logdir / "curve.png")
+    print(
+        f"\nscore {result['score']:.2f} over {EPISODES} episodes of catch "
+        f"(-1 misses, +1 catches; a random policy gets about -0.6)\n"
+        f"  learning curve   {_short(curve)}\n"
+        f"  open-loop dream  {_short(_newest_dream(logdir))}\n"
+        f"  run folder       {_short(logdir)}\n"
+        f"Next: reverie eval {_short(logdir)}, or reverie train --task gym_CartPole-v1",
+        file=sys.stdout,
+    )
+    return 0
+
+
+def _newest_dream(logdir: Path) -> Path:
+    found = sorted((logdir / "media").rglob("*openloop*"))
+    assert found, "the run wrote no report"
+    return found[-1]
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
