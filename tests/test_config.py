@@ -161,18 +161,20 @@ def test_flags_without_a_value_and_stray_words_are_refused():
         flags("--seed+ 1")
 
 
+@dataclass(frozen=True)
+class Pool:
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError("the pool needs workers >= 0")
+
+
+@dataclass(frozen=True)
+class Outer:
+    pool: Pool = field(default_factory=Pool)
+
+
 def test_what_a_dataclass_refuses_by_itself_becomes_one_sentence():
-    @dataclass(frozen=True)
-    class Pool:
-        workers: int = 0
-
-        def __post_init__(self) -> None:
-            if self.workers < 0:
-                raise ValueError("the pool needs workers >= 0")
-
-    @dataclass(frozen=True)
-    class Outer:
-        pool: Pool = field(default_factory=Pool)
-
     with pytest.raises(ConfigError, match="pool: the pool needs workers >= 0"):
         configs.resolve(Outer, [("flags", {"pool.workers": -1})])
