@@ -28,9 +28,12 @@ CHECKED = (
 )
 
 if CHECKED:
+    import typecheck
+
+    typecheck.let_plain_protocols_pass()
     early = [name for name in sys.modules if name.split(".")[0] == "reverie"]
     assert not early, f"imported before the type hook: {early}"
-    jaxtyping.install_import_hook("reverie", "beartype.beartype")
+    jaxtyping.install_import_hook("reverie", "typecheck.check")
 
 
 def pytest_report_header() -> str:
