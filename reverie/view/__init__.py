@@ -1,0 +1,1 @@
+"""Turn arrays into pictures. Knows no agent and no log; anyone may draw with it."""

@@ -1,0 +1,52 @@
+"""Pictures and films as files a person can open, in `<logdir>/media`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reverie.log.record import Record
+from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
+
+
+class Media:
+    """PNG and GIF files (MP4 where an encoder is installed), the newest few per name.
+
+    `train/openloop/image` at step 5000 becomes
+    `media/train-openloop-image-000000005000.gif`.
+    """
+
+    name = "media"
+
+    def __init__(self, logdir: Path, fps: int = 15, keep: int = 10):
+        self.folder = logdir / "media"
+        self.fps = fps
+        self.keep = keep
+        self.film = ".mp4" if can_write_mp4() else ".gif"
+
+    def write(self, record: Record) -> None:
+        for name, image in record.images.items():
+            write_image(self._path(name, record.step, ".png"), enlarge(image))
+            self._forget_old(name)
+        for name, video in record.videos.items():
+            path = self._path(name, record.step, self.film)
+            write_video(path, enlarge(video), self.fps)
+            self._forget_old(name)
+
+    def truncate_after(self, step: int) -> None:
+        """Old pictures are overwritten when the run passes their step again."""
+
+    def close(self) -> None:
+        pass
+
+    def _path(self, name: str, step: int, suffix: str) -> Path:
+        return self.folder / f"{_flat(name)}-{step:012d}{suffix}"
+
+    def _forget_old(self, name: str) -> None:
+        digits = "[0-9]" * 12
+        files = sorted(self.folder.glob(f"{_flat(name)}-{digits}.*"))
+        for path in files[: -self.keep]:
+            path.unlink(missing_ok=True)
+
+
+def _flat(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-." else "-" for c in name)

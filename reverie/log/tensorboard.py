@@ -1,0 +1,93 @@
+"""TensorBoard: scalars, text, images and films, with the tensorboard package alone.
+
+Films are written as image summaries that hold a GIF, which TensorBoard plays. Records
+are appended by this process itself, not by a writer thread, so that a full disk is seen
+where it happens and no event file ends in half a record.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.log.appender import Appender
+from reverie.log.record import Record
+from reverie.view.video import encode_gif, encode_png
+
+
+class Tensorboard:
+    """Event files in the logdir itself: `tensorboard --logdir LOGDIR` shows them."""
+
+    name = "tensorboard"
+
+    def __init__(self, logdir: Path, fps: int = 15):
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.plugins.text.metadata import create_summary_metadata
+            from tensorboard.summary.writer.record_writer import RecordWriter
+            from tensorboard.util.tensor_util import make_tensor_proto
+        except ImportError as error:
+            raise UserError(
+                "Logging to TensorBoard needs the tensorboard package, which is not "
+                "installed.\n  Fix: pip install 'reverie[tensorboard]'"
+            ) from error
+        self.fps = fps
+        self._event, self._summary = event_pb2, summary_pb2
+        self._text_metadata = create_summary_metadata("", "")
+        self._make_tensor, self._record_writer = make_tensor_proto, RecordWriter
+        stem = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}"
+        self._file = Appender(logdir / stem)
+        self._started = False
+
+    def write(self, record: Record) -> None:
+        Value, Summary = self._summary.Summary.Value, self._summary.Summary
+        values = []
+        for name, number in record.scalars.items():
+            values.append(Value(tag=name, simple_value=number))
+        for name, text in record.texts.items():
+            tensor = self._make_tensor([text.encode()], dtype=object, shape=(1,))
+            values.append(Value(tag=name, tensor=tensor, metadata=self._text_metadata))
+        for name, image in record.images.items():
+            values.append(Value(tag=name, image=self._image(image, encode_png(image))))
+        for name, video in record.videos.items():
+            film = encode_gif(video, self.fps)
+            values.append(Value(tag=name, image=self._image(video[0], film)))
+        if values:
+            self._append(step=record.step, summary=Summary(value=values))
+
+    def truncate_after(self, step: int) -> None:
+        """Tell the reader to forget what earlier event files say beyond `step`."""
+        log = self._event.SessionLog
+        self._append(step=step + 1, session_log=log(status=log.START))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _image(self, frame: np.ndarray, encoded: bytes) -> Any:
+        height, width, channels = frame.shape
+        return self._summary.Summary.Image(
+            height=height,
+            width=width,
+            colorspace=channels,
+            encoded_image_string=encoded,
+        )
+
+    def _append(self, **fields: Any) -> None:
+        events = [self._event.Event(wall_time=time.time(), **fields)]
+        if not self._started:
+            header = self._event.Event(
+                wall_time=time.time(), file_version="brain.Event:2"
+            )
+            events.insert(0, header)
+        buffer = io.BytesIO()
+        writer = self._record_writer(buffer)
+        for event in events:
+            writer.write(event.SerializeToString())
+        self._file.write(buffer.getvalue())
+        self._started = True

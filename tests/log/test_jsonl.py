@@ -1,0 +1,104 @@
+"""Lines that are whole, and files that can be gone back in."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+from reverie.log.jsonl import Jsonl, drop_torn_line, keep_lines, read_lines
+from reverie.log.record import Record, Score
+
+
+def record(step, **scalars):
+    return Record(step, scalars=scalars, scores=(Score(step, "episode/score", 0.5),))
+
+
+def test_lines_are_valid_json_and_scores_are_apart(tmp_path):
+    sink = Jsonl(tmp_path)
+    sink.write(record(1, b=2.0, a=math.nan, c=math.inf))
+    sink.write(Record(2, scalars={"a": 0.1}))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    strict = [json.loads(line, parse_constant=str.upper) for line in lines]
+    assert strict == [{"step": 1, "a": None, "b": 2, "c": None}, {"step": 2, "a": 0.1}]
+    scores = (tmp_path / "scores.jsonl").read_text()
+    assert scores == '{"step": 1, "episode/score": 0.5}\n'
+
+
+def test_a_write_can_be_read_before_the_file_is_closed(tmp_path):
+    sink = Jsonl(tmp_path)
+    sink.write(record(1, a=1.0))
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1}]
+
+
+def test_truncation_drops_later_and_torn_lines(tmp_path):
+    sink = Jsonl(tmp_path)
+    for step in (1, 2, 3):
+        sink.write(record(step, a=step))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'garbage\n{"step": 2, "a": 5')
+    sink.truncate_after(2)
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line["step"] for line in read_lines(tmp_path / "scores.jsonl")] == [1, 2]
+    sink.write(record(3, a=9.0))
+    assert read_lines(tmp_path / "metrics.jsonl")[-1] == {"step": 3, "a": 9}
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "metrics.jsonl",
+        "scores.jsonl",
+    ]
+
+
+def test_nothing_to_truncate_is_fine(tmp_path):
+    keep_lines(tmp_path / "none.jsonl", 5)
+    drop_torn_line(tmp_path / "none.jsonl")
+    path = tmp_path / "torn.jsonl"
+    path.write_bytes(b"x" * 10_000)
+    drop_torn_line(path)
+    assert path.read_bytes() == b""
+
+
+def test_a_file_shorter_than_the_state_only_loses_its_torn_line(tmp_path):
+    sink = Jsonl(tmp_path)
+    for step in (1, 2, 3):
+        sink.write(record(step, a=step))
+    state = sink.state_dict()
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    sink.load_state_dict(state)
+    assert [line["step"] for line in read_lines(path)] == [1, 2]
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from reverie.log.jsonl import Jsonl
+from reverie.log.logger import Logger
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+logger = Logger([Jsonl(folder)])
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+for step in range(20):
+    logger.add({"name": step})
+    logger.write(step)
+whole = (folder / "metrics.jsonl").read_bytes()
+assert len(whole) <= 200 and whole.endswith(b"\\n"), whole
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+logger.write(20)
+logger.close()
+"""
+
+
+def test_a_full_disk_costs_no_line_and_one_warning(tmp_path):
+    """The limit is real: the operating system refuses the write in the middle."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(20))
+    first, again = done.stderr.splitlines()
+    assert "metrics.jsonl cannot be written (File too large)" in first
+    assert "Fix: free some space" in first
+    assert "works again" in again

@@ -1,0 +1,212 @@
+"""Averages without waiting, sinks that may fail, and a state that resumes exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import UserError
+from reverie.log.jsonl import Jsonl
+from reverie.log.logger import Logger, LoggerConfig, make_logger
+from reverie.log.record import Record
+
+
+class Memory:
+    """A sink that keeps what it is given, and fails on demand."""
+
+    name = "memory"
+
+    def __init__(self):
+        self.records: list[Record] = []
+        self.truncated: list[int] = []
+        self.broken = False
+
+    def write(self, record):
+        if self.broken:
+            raise ConnectionError("server down")
+        self.records.append(record)
+
+    def truncate_after(self, step):
+        self.truncated.append(step)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def sink():
+    return Memory()
+
+
+@pytest.fixture
+def logger(sink):
+    return Logger([sink])
+
+
+def test_scalars_are_averaged_between_writes_and_nans_left_out(logger):
+    for value in (1.0, math.nan, 3.0):
+        logger.add({"loss": torch.tensor(value), "plain": value}, prefix="train")
+    scalars = logger.write(5).scalars
+    assert scalars == {"train/loss": 2.0, "train/plain": 2.0}
+    logger.add({"loss": torch.tensor(7.0)}, prefix="train")
+    assert logger.write(6).scalars == {"train/loss": 7.0}
+
+
+def test_a_metric_that_was_always_nan_says_so(logger):
+    logger.add({"a": torch.tensor(math.nan), "b": math.nan, "c": np.inf})
+    scalars = logger.write(0).scalars
+    assert math.isnan(scalars["a"])
+    assert math.isnan(scalars["b"])
+    assert scalars["c"] == math.inf
+
+
+def test_every_way_to_write_a_number_is_a_scalar(logger):
+    values = {
+        "int": 3,
+        "bool": True,
+        "numpy": np.float32(0.5),
+        "array": np.array(2),
+        "long": torch.tensor(2**40),
+        "half": torch.tensor(0.25, dtype=torch.bfloat16),
+        "truth": torch.tensor(True),
+        "float": torch.tensor(1.5),
+    }
+    logger.add(values)
+    want = {"int": 3, "bool": 1, "numpy": 0.5, "array": 2, "long": 2**40}
+    want |= {"half": 0.25, "truth": 1, "float": 1.5}
+    assert logger.write(0).scalars == want
+
+
+def test_metrics_that_come_and_go_are_averaged_by_name(logger):
+    logger.add({"a": torch.tensor(1.0), "b": torch.tensor(4.0)})
+    logger.add({"a": torch.tensor(3.0)})
+    logger.add({"a": 5.0})
+    assert logger.write(0).scalars == {"a": 3.0, "b": 4.0}
+
+
+def test_tensors_are_read_when_they_are_added(logger):
+    value = torch.tensor(1.0)
+    video = np.zeros((2, 4, 4, 3), np.uint8)
+    logger.add({"x": value, "film": video})
+    value.fill_(9)
+    video.fill(9)
+    record = logger.write(0)
+    assert record.scalars["x"] == 1.0
+    assert record.videos["film"].max() == 0
+
+
+def test_gradients_are_not_kept_alive(logger):
+    weight = torch.ones(3, requires_grad=True)
+    logger.add({"loss": (weight * 2).sum()})
+    assert logger.write(0).scalars["loss"] == 6.0
+
+
+def test_rank_tells_pictures_apart_and_the_last_one_counts(logger):
+    logger.add({"picture": np.zeros((4, 6, 3), np.uint8), "note": "old"})
+    logger.add({"picture": torch.full((4, 6, 1), 0.5), "note": "new"})
+    logger.add({"film": torch.zeros(5, 4, 6, 3, dtype=torch.uint8)})
+    record = logger.write(0)
+    assert record.images["picture"].shape == (4, 6, 1)
+    assert record.images["picture"].dtype == np.uint8
+    assert record.images["picture"][0, 0, 0] == 128
+    assert record.videos["film"].shape == (5, 4, 6, 3)
+    assert record.texts == {"note": "new"}
+    with pytest.raises(ValueError, match=r"'matrix' has shape \(2, 2\)"):
+        logger.add({"matrix": np.zeros((2, 2))})
+
+
+def test_every_finished_episode_is_one_score_at_its_own_step(logger):
+    logger.add({"episode/score": np.array([1.0, 3.0])}, step=10)
+    logger.add({"episode/score": 5.0}, step=20)
+    logger.add({"score": torch.tensor(7.0)}, prefix="eval/episode")
+    record = logger.write(30)
+    assert record.scalars == {"episode/score": 3.0, "eval/episode/score": 7.0}
+    scores = [(score.step, score.name, score.value) for score in record.scores]
+    assert scores == [
+        (10, "episode/score", 1.0),
+        (10, "episode/score", 3.0),
+        (20, "episode/score", 5.0),
+        (30, "eval/episode/score", 7.0),
+    ]
+    assert logger.write(40).scores == ()
+
+
+def test_a_sink_that_fails_is_named_once_and_the_others_go_on(sink, capsys):
+    broken = Memory()
+    broken.name, broken.broken = "broken", True
+    logger = Logger([broken, sink])
+    for step in range(3):
+        logger.add({"x": step})
+        logger.write(step)
+    assert [record.step for record in sink.records] == [0, 1, 2]
+    assert capsys.readouterr().err.count("broken log fails") == 1
+    broken.broken = False
+    logger.write(3)
+    assert "broken log works again" in capsys.readouterr().err
+
+
+def test_resuming_from_a_state_leaves_the_files_of_an_uninterrupted_run(tmp_path):
+    random = np.random.default_rng(0)
+    losses = random.normal(size=(40, 2)).astype(np.float32) * 1e3
+
+    def run(logger, steps, save_at=None):
+        state = None
+        for step in steps:
+            loss, other = losses[step]
+            logger.add({"loss": torch.tensor(loss), "plain": float(other)})
+            if step % 3 == 0:
+                logger.add({"episode/score": losses[step, :1]}, step=step)
+            if step % 7 == 6:
+                logger.write(step)
+            if step == save_at:
+                state = logger.state_dict()
+        return state
+
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    run(Logger([Jsonl(whole)]), range(40))
+    # Killed at step 30, long after the state of step 17 was saved ...
+    state = run(Logger([Jsonl(torn)]), range(30), save_at=17)
+    with open(torn / "metrics.jsonl", "a") as file:
+        file.write('{"step": 31, "lo')
+    # ... and taken up again from there.
+    again = Logger([Jsonl(torn)])
+    again.load_state_dict(state)
+    run(again, range(18, 40))
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        assert (torn / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_sinks_without_a_state_forget_what_lies_beyond_it(sink):
+    logger = Logger([sink])
+    logger.write(12)
+    other = Logger([sink])
+    other.load_state_dict(logger.state_dict())
+    assert sink.truncated == [12]
+    assert other.step == 12
+
+
+def test_outputs_are_made_by_name(tmp_path, capsys):
+    config = LoggerConfig(outputs=("terminal", "jsonl", "media", "jsonl"))
+    logger = make_logger(config, tmp_path, total=10)
+    assert [sink.name for sink in logger.sinks] == ["terminal", "jsonl", "media"]
+    logger.add({"episode/score": 1.0, "film": np.zeros((2, 8, 8, 3), np.uint8)})
+    logger.progress(4)
+    logger.write(5)
+    logger.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 5
+    assert len(list((tmp_path / "media").iterdir())) == 1
+    assert "step 5 of 10 (50%)" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"'prtinter'.*\n.*terminal, jsonl"):
+        make_logger(LoggerConfig(outputs=("prtinter",)), tmp_path)
+
+
+def test_deterministic_files_hold_nothing_of_the_clock(tmp_path):
+    logger = make_logger(LoggerConfig(outputs=("jsonl",), clocked=False), tmp_path)
+    logger.add({"fps/train": 3.0, "timer/policy/avg_ms": 1, "usage/cpu": 1, "x": 2})
+    logger.write(1)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line == {"step": 1, "x": 2}

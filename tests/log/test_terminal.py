@@ -1,0 +1,117 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from reverie.api import UserError
+from reverie.log import terminal
+from reverie.log.record import Record, Score
+from reverie.log.terminal import Terminal, format_number, format_seconds, in_columns
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves when told to."""
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_filter_chooses_what_is_shown():
+    stream = io.StringIO()
+    scalars = {"train/loss/dyn": 1.25, "train/adv": 3.0, "episode/score": 7.0}
+    Terminal("score|train/loss/", stream=stream).write(Record(5, scalars=scalars))
+    out = stream.getvalue()
+    assert "train/loss/dyn" in out
+    assert "1.250" in out
+    assert "adv" not in out
+
+
+def test_progress_tells_step_rate_time_left_loss_and_score(clock):
+    stream = io.StringIO()
+    sink = Terminal("nothing", total=10_000, stream=stream)
+    sink.write(Record(1000))
+    clock[0] += 10
+    scores = (Score(1990, "episode/score", -1.0), Score(1999, "episode/score", 0.75))
+    losses = {"train/loss/dyn": 1.0, "train/loss/rep": 0.5}
+    sink.write(Record(2000, scalars=losses, scores=scores))
+    last = stream.getvalue().splitlines()[-1]
+    assert last == (
+        "step 2,000 of 10,000 (20%) · 100 steps/s · 1m 20s left · loss 1.500 · "
+        "score 0.7500"
+    )
+    assert "\r" not in stream.getvalue()
+
+
+def test_only_a_terminal_gets_a_line_that_is_rewritten(clock):
+    pipe, screen = io.StringIO(), Screen()
+    for stream in (pipe, screen):
+        sink = Terminal("x", total=100, stream=stream)
+        sink.progress(1)
+        sink.progress(2)  # too soon
+        clock[0] += 1
+        sink.progress(3)
+        sink.close()
+    assert pipe.getvalue() == ""
+    assert screen.getvalue().count("\r") == 3
+    assert "step 3 of 100" in screen.getvalue()
+    assert "step 2 of" not in screen.getvalue()
+
+
+def test_the_rate_is_that_of_the_last_minute(clock):
+    stream = io.StringIO()
+    sink = Terminal("nothing", stream=stream)
+    for step in (0, 10, 20, 1020, 2020):
+        sink.write(Record(step))
+        clock[0] += 100
+    assert "step 2,020 · 10 steps/s" in stream.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1234567, "1,234,567"),
+        (-3.0, "-3"),
+        (0.12345, "0.1235"),
+        (0.00123, "0.0012"),
+        (1.5, "1.500"),
+        (123.456, "123.5"),
+        (12345.6, "12,346"),
+        (1.2e-5, "1.2e-05"),
+        (3.4e12, "3.4e+12"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert format_number(value) == text
+
+
+def test_durations_name_their_two_largest_units():
+    assert format_seconds(4.4) == "4s"
+    assert format_seconds(75) == "1m 15s"
+    assert format_seconds(93784) == "1d 2h"
+
+
+def test_columns_fit_the_width_and_lose_nothing():
+    pairs = {f"train/loss/{i}": str(i) for i in range(11)} | {"text": "two\nlines"}
+    lines = in_columns(pairs, 80)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert all(f"train/loss/{i} " in text for i in range(11))
+    assert lines[-3:] == ["  text", "    two", "    lines"]
+    assert in_columns({}, 80) == []
+
+
+def test_a_bad_filter_is_explained():
+    with pytest.raises(UserError, match=r"logger.filter is not a regular expression"):
+        Terminal("score|(")
