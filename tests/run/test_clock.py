@@ -1,0 +1,93 @@
+import pytest
+
+from reverie.api import UserError
+from reverie.run.clock import Clock, RunConfig, Steady
+
+
+def test_updates_keep_the_ratio_whatever_the_stride():
+    for stride in (1, 3, 16):
+        steady = Steady(32 / (16 * 64))  # one update every 32 steps
+        due = [steady.updates_due(step) for step in range(1024, 4224, stride)]
+        assert due[0] == 1
+        # The first call gives one, then (4224 - 1024) / 32 = 100 at most.
+        assert sum(due) in (100, 101)
+
+
+def test_more_than_one_update_a_step_and_none_at_ratio_zero():
+    steady = Steady(2.5)
+    assert [steady.updates_due(step) for step in range(5)] == [1, 2, 3, 2, 3]
+    assert [Steady(0).updates_due(step) for step in range(3)] == [0, 0, 0]
+
+
+def test_no_updates_are_owed_for_steps_before_the_replay_was_ready():
+    clock = Clock(RunConfig(), Steady(1.0))
+    for _ in range(100):
+        clock.advance(1)
+        assert clock.updates_due(ready=False) == 0
+    assert clock.updates_due(ready=True) == 1
+    clock.advance(1)
+    assert clock.updates_due(ready=True) == 1
+
+
+def test_a_restored_rhythm_continues_with_its_fraction():
+    whole, split = Steady(0.3), Steady(0.3)
+    expected = [whole.updates_due(step) for step in range(50)]
+    found = [split.updates_due(step) for step in range(17)]
+    resumed = Steady(0.3)
+    resumed.load_state_dict(split.state_dict())
+    found += [resumed.updates_due(step) for step in range(17, 50)]
+    assert found == expected
+
+
+def fired(clock: Clock, steps: int, stride: int) -> list[int]:
+    found = []
+    for _ in range(0, steps, stride):
+        clock.advance(stride)
+        if clock.every("log"):
+            found.append(clock.step)
+    return found
+
+
+def test_clocks_by_step_stay_on_their_grid():
+    config = RunConfig(clock="steps", log_every=10)
+    assert fired(Clock(config, Steady(0)), 50, 1) == [10, 20, 30, 40, 50]
+    assert fired(Clock(config, Steady(0)), 48, 4) == [12, 20, 32, 40]
+
+
+def test_a_restored_clock_fires_when_the_whole_one_would():
+    config = RunConfig(clock="steps", log_every=10)
+    whole = fired(Clock(config, Steady(0)), 64, 4)
+    first = Clock(config, Steady(0))
+    found = fired(first, 28, 4)
+    second = Clock(config, Steady(0))
+    second.load_state_dict(first.state_dict())
+    assert found + fired(second, 36, 4) == whole
+
+
+@pytest.mark.parametrize(("every", "count"), [(0, 0), (-1, 5)])
+def test_zero_is_never_and_negative_is_always(every, count):
+    for unit in ("steps", "seconds"):
+        config = RunConfig(clock=unit, log_every=every)
+        assert len(fired(Clock(config, Steady(0)), 5, 1)) == count
+
+
+def test_seconds_wait_for_the_first_interval(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("reverie.run.clock.time.monotonic", lambda: now[0])
+    clock = Clock(RunConfig(log_every=10), Steady(0))
+    assert not clock.every("log")
+    now[0] = 110.5
+    assert clock.every("log")
+    assert not clock.every("log")
+
+
+def test_frames_count_repeats():
+    clock = Clock(RunConfig(), Steady(0), repeat=4)
+    clock.advance(16)
+    assert (clock.step, clock.frames) == (16, 64)
+
+
+@pytest.mark.parametrize("bad", [{"envs": 0}, {"steps": 0}, {"train_ratio": -1.0}])
+def test_impossible_counts_are_refused(bad):
+    with pytest.raises(UserError, match="Fix"):
+        RunConfig(**bad)

@@ -1,0 +1,230 @@
+"""The loops, with small agents in built-in worlds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import reverie
+from reverie.api import UserError
+from reverie.cli import main
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import resolve
+from reverie.run.evaluate import evaluate
+from reverie.run.train import train
+from reverie.run.train_eval import train_eval
+
+SMALL = {
+    "run.envs": 2,
+    "run.clock": "steps",
+    "run.log_every": 40,
+    "run.save_every": 60,
+    "run.report_every": 80,
+    "replay.capacity": 1000,
+    "device": "cpu",
+    "logger.outputs": "jsonl",
+}
+
+
+def settings(logdir: Path, task: str = "dummy_disc", **more):
+    flags = {**SMALL, "logdir": str(logdir), "task": task, **more}
+    return resolve(["debug"], flags=flags)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_the_folder_the_readme_draws(tmp_path):
+    path = train(settings(tmp_path / "run", **{"run.steps": 200}))
+    names = {p.name for p in path.iterdir()}
+    assert {"config.yaml", "about.json", "spaces.json"} <= names
+    assert {"metrics.jsonl", "scores.jsonl", "ckpt", "replay"} <= names
+    about = json.loads((path / "about.json").read_text())
+    assert about[0]["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    metrics = lines(path / "metrics.jsonl")
+    keys = set().union(*metrics)
+    assert {"episode/score", "episode/length", "train/loss/dyn"} <= keys
+    assert any(key.startswith("replay/") for key in keys)
+    newest = Checkpoints(path / "ckpt").newest()
+    assert newest
+    assert checkpoint.manifest(newest)["step"] == 200
+
+
+def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, capsys):
+    path = tmp_path / "run"
+    train(settings(path, agent="random", **{"run.steps": 100}))
+    words = ["train", "--logdir", str(path), "--run.steps", "160"]
+    assert main(words) == 0
+    assert "Resumed" in capsys.readouterr().err
+    newest = Checkpoints(path / "ckpt").newest()
+    assert checkpoint.manifest(newest)["step"] == 160
+
+
+def test_changed_settings_are_listed_on_resume(tmp_path):
+    path = tmp_path / "run"
+    train(settings(path, agent="random", **{"run.steps": 40}))
+    with pytest.raises(UserError) as caught:
+        train(settings(path, agent="random", **{"run.steps": 80, "run.envs": 3}))
+    assert "run.envs: 2 -> 3" in str(caught.value)
+    assert "run.steps" not in str(caught.value)
+
+
+def test_two_processes_cannot_share_a_run_folder(tmp_path):
+    from reverie.run.folder import RunFolder
+
+    config = settings(tmp_path / "run", agent="random", **{"run.steps": 40})
+    holder = RunFolder(tmp_path / "run")
+    holder.open(config)
+    with pytest.raises(UserError, match="Another process"):
+        train(config)
+    holder.close()
+    train(config)
+
+
+def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
+    path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 60}))
+    result = evaluate(path, episodes=5)
+    assert len(result["scores"]) == 5
+    assert set(result["scores"]) <= {-1.0, 1.0}
+    assert result["score"] == np.mean(result["scores"])
+    assert main(["eval", str(path), "--episodes", "3", "--run.eval_envs", "2"]) == 0
+    assert "over 3 episodes" in capsys.readouterr().out
+    assert len(json.loads((path / "eval.json").read_text())["scores"]) == 3
+
+
+def test_train_eval_keeps_its_scores_apart(tmp_path):
+    more = {"run.steps": 120, "run.eval_every": 60, "run.eval_eps": 2}
+    config = settings(tmp_path / "run", task="catch", **more, **{"run.eval_envs": 2})
+    path = train_eval(config)
+    keys = set().union(*lines(path / "metrics.jsonl"))
+    assert {"episode/score", "eval/episode/score"} <= keys
+
+
+def test_prefill_acts_at_random_and_then_stops(tmp_path, monkeypatch):
+    from reverie.agents.dreamer import Dreamer
+
+    seen = []
+    policy = Dreamer.policy
+    monkeypatch.setattr(
+        Dreamer, "policy", lambda self, *a, **k: seen.append(1) or policy(self, *a, **k)
+    )
+    train(settings(tmp_path / "run", **{"run.steps": 60, "run.prefill": 40}))
+    assert len(seen) == 10  # of 30 turns with 2 environments
+
+
+def test_weights_can_come_from_another_run(tmp_path, capsys):
+    first = train(settings(tmp_path / "first", **{"run.steps": 120}))
+    flags = {"run.steps": 2, "run.from_checkpoint": str(first)}
+    train(settings(tmp_path / "second", **flags))
+    assert "Weights of" in capsys.readouterr().err
+    old = checkpoint.read_part(Checkpoints(first / "ckpt").newest(), "agent")
+    new = Checkpoints(tmp_path / "second" / "ckpt").newest()
+    new = checkpoint.read_part(new, "agent")
+    for name in ("enc", "pol", "val"):
+        for key, value in old[name].items():
+            assert torch.equal(value, new[name][key]), (name, key)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
+    path = tmp_path / "run"
+    flags = {**SMALL, "agent": "random", "logdir": str(path), "task": "catch"}
+    flags |= {"run.steps": 10**9, "run.save_every": 0, "run.log_every": 500}
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reverie.cli", "train", "--configs", "debug", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, error
+    assert "Traceback" not in error
+    newest = Checkpoints(path / "ckpt").newest()
+    assert newest
+    assert checkpoint.manifest(newest)["step"] > 0
+
+
+def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    train(settings(path, **{"run.steps": 100}))
+    before = Checkpoints(path / "ckpt").newest()
+    from reverie.envs.dummy import Dummy
+
+    step = Dummy.step
+
+    def poisoned(self, action):
+        obs = step(self, action)
+        return {**obs, "vector": obs["vector"] * np.float32("nan")}
+
+    monkeypatch.setattr(Dummy, "step", poisoned)
+    flags = {"run.steps": 4000, "run.max_nonfinite": 3, "run.save_every": 0}
+    with pytest.raises(UserError, match=r"3 updates in a row.*vector"):
+        train(settings(path, **flags))
+    assert Checkpoints(path / "ckpt").newest() == before
+
+
+def test_a_trained_agent_acts_in_three_lines(tmp_path):
+    path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 60}))
+    agent = reverie.load(path)
+    image = np.zeros((16, 16, 3), np.uint8)
+    actions = [int(agent.act(image)) for _ in range(5)]
+    assert set(actions) <= {0, 1, 2}
+    agent.reset()
+    assert int(agent.act({"image": image, "is_first": True})) in {0, 1, 2}
+    with pytest.raises(UserError, match="image"):
+        agent.act({"picture": image})
+    with pytest.raises(UserError, match="shape"):
+        agent.act(image[:8])
+
+
+def test_training_takes_a_gymnasium_environment_or_a_factory(tmp_path):
+    import gymnasium
+
+    flags = {key.replace(".", "__"): value for key, value in SMALL.items()}
+    del flags["run__envs"]
+    path = reverie.train(
+        env=lambda: gymnasium.make("CartPole-v1"),
+        configs=["debug"],
+        logdir=str(tmp_path / "a"),
+        run__steps=60,
+        run__envs=2,
+        **flags,
+    )
+    assert (path / "ckpt").is_dir()
+    env = gymnasium.make("Pendulum-v1")
+    path = reverie.train(
+        env=env, configs=["debug"], logdir=str(tmp_path / "b"), run__steps=60, **flags
+    )
+    action = reverie.load(path).act(env.reset()[0])
+    assert action.shape == (1,)
+    with pytest.raises(UserError, match="as several"):
+        reverie.train(env=env, logdir=str(tmp_path / "c"), run__envs=2)
+
+
+def test_importing_reverie_loads_neither_torch_nor_gymnasium():
+    code = (
+        "import sys, reverie; print(sorted({'torch', 'gymnasium'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,130 @@
+"""Train N + M steps, or N, kill, resume and M more: the same run, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import resolve
+from reverie.run.parts import Run
+from reverie.run.train import train
+
+
+def settings(logdir: Path, steps: int, task: str, storage: str, **more):
+    flags = {
+        "logdir": str(logdir),
+        "task": task,
+        "run.steps": steps,
+        "run.envs": 2,
+        "run.train_ratio": 32,
+        "run.log_every": 30,
+        "run.save_every": 100,
+        "run.report_every": 70,
+        "replay.capacity": 300,
+        "replay.storage": storage,
+        "device": "cpu",
+        "logger.outputs": "jsonl",
+        **more,
+    }
+    return resolve(["debug", "deterministic"], flags=flags)
+
+
+def same(a, b, where="") -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}/{i}")
+    elif isinstance(a, (torch.Tensor, np.ndarray)):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), where)
+    else:
+        assert a == b, where
+
+
+def state_of(path: Path) -> dict:
+    newest = Checkpoints(path / "ckpt").newest()
+    parts = ("agent", "envs", "loop")
+    return {part: checkpoint.read_part(newest, part) for part in parts}
+
+
+def contents(config) -> dict:
+    """Everything in the replay, and the batch it would serve next."""
+    with Run(config) as run:
+        run.start()
+        replay = run.replay
+        served = {name: replay.sample(name) for name in run.agent.diet}
+        return {"len": len(replay), "served": served, "metrics": replay.metrics()}
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("task", ["dummy_disc", "catch"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
+    whole = settings(tmp_path / "whole", 460, task, storage)
+    train(whole)
+    split = settings(tmp_path / "split", 460, task, storage)
+    train(settings(tmp_path / "split", 260, task, storage))
+    # A kill after that save: its traces are beyond the save and must not show.
+    with (tmp_path / "split" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9999, "torn')
+    (tmp_path / "split" / "ckpt" / ".partial-000000000999-000099").mkdir()
+    train(split)
+
+    same(strip(state_of(tmp_path / "whole")), strip(state_of(tmp_path / "split")))
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        old = (tmp_path / "whole" / name).read_text().splitlines()
+        new = (tmp_path / "split" / name).read_text().splitlines()
+        same(list(map(json.loads, old)), list(map(json.loads, new)), name)
+    same(contents(whole), contents(split))
+
+
+def strip(state: dict) -> dict:
+    """Without byte offsets of log files, which name the folder's own history."""
+    state["loop"]["logger"].pop("sinks", None)
+    return state
+
+
+def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
+    """The folder is copied while a later part of the run has already written to it."""
+    whole = settings(tmp_path / "whole", 460, "catch", "disk")
+    train(whole)
+    killed = tmp_path / "killed"
+    config = settings(killed, 460, "catch", "disk", **{"run.keep_last": 2})
+    with Run(config) as run:
+        obs, memory = run.start()
+        while run.clock.step < 330:  # saves at 100, 200, 300; then no more
+            memory, action, notes = run.act(memory, obs)
+            run.replay.add({**obs, **action, **notes})
+            run.logger.add(run.episodes.add(obs), step=run.clock.frames)
+            obs = run.envs.step(action)
+            run.clock.advance(len(run.envs))
+            for _ in range(run.clock.updates_due(run.feed.ready("train"))):
+                run.logger.add(run.update(), prefix="train")
+            if run.clock.every("report") and run.feed.ready("report"):
+                run.logger.add(run.agent.report(run.feed), prefix="report")
+            if run.clock.every("log"):
+                run.write_log()
+            if run.clock.every("save"):
+                run.save(obs, memory)
+    copy = tmp_path / "copy"
+    shutil.copytree(killed, copy)
+    resumed = settings(copy, 460, "catch", "disk")
+    train(resumed)
+    same(strip(state_of(tmp_path / "whole")), strip(state_of(copy)))
+    same(contents(whole), contents(resumed))
+
+
+def test_other_seeds_give_other_runs(tmp_path):
+    a = train(settings(tmp_path / "a", 160, "catch", "ram"))
+    b = train(settings(tmp_path / "b", 160, "catch", "ram", seed=1))
+    with pytest.raises(AssertionError):
+        same(state_of(a)["agent"]["pol"], state_of(b)["agent"]["pol"])
