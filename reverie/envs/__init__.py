@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from reverie.api import Env, UserError
 from reverie.envs import wrappers
@@ -334,15 +334,15 @@ def split_task(task: str) -> tuple[str, str]:
     suite = SUITES.get(prefix)
     if suite is None:
         raise UserError(
-            f"Unknown task {task!r}.{_nearest(task, task_names(), SUITES)}\n  Fix: pick "
-            f"a task of the suites {', '.join(sorted(SUITES))}, a Gymnasium id as "
-            "gym_ID, or your own as package.module:function."
+            f"Unknown task {task!r}.{_nearest(task, task_names(), SUITES)}\n"
+            f"  Fix: pick a task of the suites {', '.join(sorted(SUITES))}, a "
+            "Gymnasium id as gym_ID, or your own as package.module:function."
         )
     if suite.tasks and name not in suite.tasks and not _has_task(suite, name):
         known = [_full_name(suite, each) for each in suite.tasks]
         raise UserError(
-            f"Suite {prefix!r} has no task {name!r}.{_nearest(task, known, ())}\n  Fix: "
-            f"pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
+            f"Suite {prefix!r} has no task {name!r}.{_nearest(task, known, ())}\n"
+            f"  Fix: pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
         )
     if not name and not suite.tasks:
         raise UserError(f"Task {task!r} is not complete: name it {suite.naming}.")
@@ -375,9 +375,10 @@ def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
     extra = f" {suite.note}" if suite.note else ""
     if suite.build is None:
         raise UserError(
-            f"Task {task!r}: the {suite.name} suite has no adapter yet; wrap it in a "
-            f"Gymnasium environment and name that package.module:function. Its packages "
-            f"install with: {suite.install}{extra}"
+            f"Task {task!r}: the {suite.name} suite has no adapter yet "
+            f"({suite.install} gets its packages).{extra}\n"
+            "  Fix: wrap the simulator in a gymnasium.Env and train on "
+            "--task package.module:function."
         )
     if not suite.is_installed:
         raise UserError(
@@ -422,7 +423,7 @@ def _as_env(env: Any, task: str) -> Env:
             f"environment (it lacks {', '.join(missing)}) nor a Gymnasium one.\n"
             "  Fix: return a gymnasium.Env, or see docs/add-an-environment.md."
         )
-    return env
+    return cast(Env, env)
 
 
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
@@ -455,7 +456,7 @@ def _has_task(suite: Suite, name: str) -> bool:
         return False
     from reverie.envs.atari import installed_games
 
-    return name in installed_games()
+    return name.replace("_", "") in installed_games()
 
 
 def _full_name(suite: Suite, name: str) -> str:

@@ -30,7 +30,7 @@ class CatchConfig:
     def __post_init__(self) -> None:
         if self.rows < 2 or self.cols < 2 or min(self.size) < max(self.rows, self.cols):
             raise ValueError(
-                f"catch needs a grid of at least 2x2 and an image of at least one pixel "
+                "catch needs a grid of at least 2x2 and an image of at least a pixel "
                 f"per cell, got {self.rows}x{self.cols} cells and size {self.size}"
             )
 

@@ -1,11 +1,143 @@
-"""Crafter."""
+"""Crafter: open-world survival with 22 achievements.
+
+The simulator is the stock one with one repair: it keeps the creatures of each chunk in
+a `set`, whose order depends on memory addresses, so that the same seed gives another
+game in another process. Here they keep the order in which they came, which makes every
+episode a function of its seed.
+"""
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reverie.api import Action, Obs, Space, Spaces
+
+_NAMES = """
+collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone
+collect_wood defeat_skeleton defeat_zombie eat_cow eat_plant make_iron_pickaxe
+make_iron_sword make_stone_pickaxe make_stone_sword make_wood_pickaxe make_wood_sword
+place_furnace place_plant place_stone place_table wake_up
+"""
+ACHIEVEMENTS = tuple(_NAMES.split())
 
 
 @dataclass(frozen=True)
 class CrafterConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
+    area: tuple[int, int] = (64, 64)
+    """Size of the world in cells."""
+    length: int = 10_000
+    """Steps after which an episode is cut (which is not terminal)."""
+    achievements: bool = True
+    """Tell people how often each achievement was unlocked (`log/achievement_*`)."""
+
+
+class Crafter:
+    """The game; `reward` gives its reward, `noreward` none (see `log/reward`)."""
+
+    def __init__(
+        self, name: str = "reward", config: CrafterConfig | None = None, seed: int = 0
+    ):
+        self.config = config = config or CrafterConfig()
+        self._game = _make_game(config, name == "reward", seed)
+
+    @property
+    def obs_space(self) -> Spaces:
+        f32, flag = np.dtype(np.float32), Space(np.dtype(bool))
+        logged = ["reward"]
+        if self.config.achievements:
+            logged += [f"achievement_{name}" for name in ACHIEVEMENTS]
+        return {
+            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
+            "reward": Space(f32),
+            "is_first": flag,
+            "is_last": flag,
+            "is_terminal": flag,
+            **{f"log/{name}": Space(f32) for name in logged},
+        }
+
+    @property
+    def act_space(self) -> Spaces:
+        return {"action": Space(np.dtype(np.int32), (), 0, self._game.action_space.n)}
+
+    def reset(self, seed: int | None = None) -> Obs:
+        if seed is not None:
+            self._game._seed, self._game._episode = seed, 0
+        return self._obs(self._game.reset(), 0.0, {}, first=True)
+
+    def step(self, action: Action) -> Obs:
+        image, reward, done, info = self._game.step(int(action["action"]))
+        terminal = info["discount"] == 0
+        return self._obs(image, reward, info, last=bool(done), terminal=terminal)
+
+    def close(self) -> None:
+        pass
+
+    def _obs(
+        self,
+        image: np.ndarray,
+        reward: float,
+        info: dict[str, Any],
+        first: bool = False,
+        last: bool = False,
+        terminal: bool = False,
+    ) -> Obs:
+        unlocked = info.get("achievements", {})
+        logged = {"log/reward": np.float32(info.get("reward", 0.0))}
+        if self.config.achievements:
+            for name in ACHIEVEMENTS:
+                logged[f"log/achievement_{name}"] = np.float32(unlocked.get(name, 0))
+        return {
+            "image": np.ascontiguousarray(image),
+            "reward": np.float32(reward),
+            "is_first": np.bool_(first),
+            "is_last": np.bool_(last),
+            "is_terminal": np.bool_(terminal),
+            **logged,
+        }
+
+
+class OrderedSet:
+    """The part of `set` the simulator uses, in the order of insertion."""
+
+    def __init__(self) -> None:
+        self._items: dict[Any, None] = {}
+
+    def add(self, item: Any) -> None:
+        self._items[item] = None
+
+    def remove(self, item: Any) -> None:
+        del self._items[item]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def _make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
+    import crafter
+    from crafter import engine
+
+    class World(engine.World):  # type: ignore
+        def reset(self, seed: int | None = None) -> None:
+            super().reset(seed)
+            self._chunks: Any = collections.defaultdict(OrderedSet)
+
+    height, width = config.size
+    game = crafter.Env(
+        area=config.area,
+        size=(width, height),
+        reward=reward,
+        length=config.length,
+        seed=seed,
+    )
+    game._world.__class__ = World  # the views already hold this very object
+    return game

@@ -1,8 +1,8 @@
 """Dummy worlds that show every kind of observation and take every kind of action.
 
 They exist to try code on: the numbers mean nothing, but flags, dtypes, bounds and seeds
-are right. `dummy_disc` takes a discrete action, `dummy_cont` a continuous one; both have
-a second action key beside it.
+are right. `dummy_disc` takes a discrete action, `dummy_cont` a continuous one; both
+have a second action key beside it.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Dummy:
 
     def step(self, action: Action) -> Obs:
         self._count += 1
-        action = np.asarray(action["action"])
-        rewarded = action[0] > 0 if self.kind == "cont" else action == 1
+        chosen = np.asarray(action["action"])
+        rewarded = chosen[0] > 0 if self.kind == "cont" else chosen == 1
         return self._obs(float(rewarded))
 
     def close(self) -> None:

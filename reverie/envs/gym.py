@@ -132,9 +132,9 @@ def _flatten(space: Any, what: str, path: tuple[str, ...] = ()) -> dict[Any, Any
         return {path: space}
     else:
         raise UserError(
-            f"The {what} space {'/'.join(path) or 'itself'} is a {kind}, which no agent "
-            "understands.\n  Fix: offer Box, Discrete, MultiDiscrete, MultiBinary, or a "
-            "Dict or Tuple of them."
+            f"The {what} space {'/'.join(path) or 'itself'} is a {kind}, which no "
+            "agent understands.\n  Fix: offer Box, Discrete, MultiDiscrete, "
+            "MultiBinary, or a Dict or Tuple of them."
         )
     leaves: dict[Any, Any] = {}
     for key, part in parts:
@@ -148,8 +148,8 @@ def _space(space: Any) -> Space:
     kind = type(space).__name__
     int32 = np.dtype(np.int32)
     if kind == "Discrete":
-        start = int(space.start) if hasattr(space, "start") else 0
-        return Space(int32, (), start, start + int(space.n))
+        first = int(getattr(space, "start", 0))
+        return Space(int32, (), first, first + int(space.n))
     if kind == "MultiDiscrete":
         start = np.asarray(getattr(space, "start", 0))
         return Space(int32, space.nvec.shape, start, start + space.nvec)

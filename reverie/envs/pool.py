@@ -18,11 +18,21 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from reverie.api import Action, Env, Envs, Metrics, Obs, Spaces, StateDict, UserError
+from reverie.api import (
+    Action,
+    Env,
+    Envs,
+    Metrics,
+    Obs,
+    Spaces,
+    StateDict,
+    Stateful,
+    UserError,
+)
 from reverie.envs.seeding import derive_seed
 
 MakeEnv = Callable[[int], Env]
@@ -106,6 +116,7 @@ class LocalPool:
         )
         self._obs: Obs | None = None
         self._action: Action | None = None
+        self._broken = False
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -133,6 +144,7 @@ class LocalPool:
         assert self._obs is not None
         action, self._action = self._action, None
         before, obs = self._obs, self._empty()
+        self._broken = True  # until every row is there
         for index, seat in enumerate(self._seats):
             if before["is_last"][index]:
                 row = seat.reset()
@@ -142,6 +154,7 @@ class LocalPool:
                 ) or truncated_row(before, index)
             write_row(obs, index, row)
             self._note(seat)
+        self._broken = False
         self._obs = obs
         return dict(obs)
 
@@ -153,9 +166,13 @@ class LocalPool:
         return pool_metrics(self._events)
 
     def state_dict(self) -> StateDict:
+        """Where every environment stands; after `EnvFailure` only that it must begin
+        anew."""
         assert self._obs is not None, "call reset first"
         assert self._action is None, "call recv before saving"
         seats = [seat.state_dict() for seat in self._seats]
+        if self._broken:
+            seats = [{**seat, "failures": 0, "env": None} for seat in seats]
         return pool_state(seats, self._obs, self.obs_space)
 
     def load_state_dict(self, state: StateDict) -> Obs:
@@ -209,26 +226,22 @@ class Seat:
 
     def open(self) -> None:
         """Build the environment; errors of the first build are the caller's."""
-        if self._env is None:
-            try:
-                self._env = self._make_env(self.index)
-            except UserError:
-                raise
-            except Exception as error:
-                raise EnvFailure(
-                    f"Environment {self.index} could not be built: {summary(error)}"
-                ) from error
-            self.obs_space: Spaces = dict(self._env.obs_space)
-            self.act_space: Spaces = dict(self._env.act_space)
-            self._fresh = True
+        try:
+            env = self._build()
+        except UserError:
+            raise
+        except Exception as error:
+            raise EnvFailure(
+                f"Environment {self.index} could not be built: {summary(error)}"
+            ) from error
+        self.obs_space: Spaces = dict(env.obs_space)
+        self.act_space: Spaces = dict(env.act_space)
 
     def reset(self) -> Obs:
         """The first row of a new episode, however often it takes to get one."""
         while True:
             try:
-                self.open()
-                assert self._env is not None
-                obs = self._env.reset(self._fresh_seed() if self._fresh else None)
+                obs = self._build().reset(self._fresh_seed() if self._fresh else None)
                 self._fresh = False
                 return obs
             except UserError:
@@ -258,22 +271,22 @@ class Seat:
         return errors
 
     def state_dict(self) -> StateDict:
-        exact = hasattr(self._env, "state_dict")
+        env = self._env
         return {
             "attempt": self.attempt,
             "failures": self._failures,
-            "env": self._env.state_dict() if exact else None,  # type: ignore
+            "env": env.state_dict() if is_resumable(env) else None,
         }
 
     def load_state_dict(self, state: StateDict) -> bool:
         """Take over a saved state; False if a new episode has to be begun instead."""
         self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
-        self.open()
-        if state["env"] is None or not hasattr(self._env, "load_state_dict"):
+        env = self._build()
+        if state["env"] is None or not is_resumable(env):
             self.attempt += 1  # or the same episodes would come again
             self._fresh = True
             return False
-        self._env.load_state_dict(state["env"])  # type: ignore
+        env.load_state_dict(state["env"])
         self._fresh = False
         return True
 
@@ -284,6 +297,12 @@ class Seat:
                 env.close()
             except Exception as error:
                 log.debug("environment %d did not close: %s", self.index, error)
+
+    def _build(self) -> Env:
+        if self._env is None:
+            self._env = self._make_env(self.index)
+            self._fresh = True
+        return self._env
 
     def _fresh_seed(self) -> int | None:
         if self._seed is None and self.attempt == 0:
@@ -300,6 +319,12 @@ class Seat:
             raise EnvFailure(
                 failure_message(self.index, self._failures, summary(error))
             ) from error
+
+
+def is_resumable(env: Any) -> TypeGuard[Stateful]:
+    """Whether an environment can be resumed exactly (`isinstance` cannot tell: it
+    overlooks what wrappers hand through)."""
+    return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
 
 
 def failure_message(index: int, failures: int, why: str) -> str:

@@ -143,7 +143,8 @@ class NormalizeAction(Wrapper):
     ) -> np.ndarray:
         value = np.asarray(value)
         low, high = np.where(finite, low, -1), np.where(finite, high, 1)
-        return np.where(finite, (value + 1) / 2 * (high - low) + low, value)
+        stretched: np.ndarray = (value + 1) / 2 * (high - low) + low
+        return np.where(finite, stretched, value)
 
 
 class ClipAction(Wrapper):
