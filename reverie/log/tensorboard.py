@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import UserError
 from reverie.log.appender import Appender
+from reverie.log.packages import need
 from reverie.log.record import Record
 from reverie.view.video import encode_gif, encode_png
 
@@ -27,20 +27,15 @@ class Tensorboard:
     name = "tensorboard"
 
     def __init__(self, logdir: Path, fps: int = 15):
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.plugins.text.metadata import create_summary_metadata
-            from tensorboard.summary.writer.record_writer import RecordWriter
-            from tensorboard.util.tensor_util import make_tensor_proto
-        except ImportError as error:
-            raise UserError(
-                "Logging to TensorBoard needs the tensorboard package, which is not "
-                "installed.\n  Fix: pip install 'reverie[tensorboard]'"
-            ) from error
+        need("tensorboard", "tensorboard")
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+        from tensorboard.plugins.text import metadata
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self.fps = fps
-        self._event, self._summary = event_pb2, summary_pb2
-        self._text_metadata = create_summary_metadata("", "")
-        self._make_tensor, self._record_writer = make_tensor_proto, RecordWriter
+        self._event, self._summary, self._tensor = event_pb2, summary_pb2, tensor_pb2
+        self._text_metadata = metadata.create_summary_metadata("", "")
+        self._record_writer = RecordWriter
         stem = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}"
         self._file = Appender(logdir / stem)
         self._started = False
@@ -51,7 +46,8 @@ class Tensorboard:
         for name, number in record.scalars.items():
             values.append(Value(tag=name, simple_value=number))
         for name, text in record.texts.items():
-            tensor = self._make_tensor([text.encode()], dtype=object, shape=(1,))
+            tensor = self._tensor.TensorProto(dtype="DT_STRING")
+            tensor.string_val.append(text.encode())
             values.append(Value(tag=name, tensor=tensor, metadata=self._text_metadata))
         for name, image in record.images.items():
             values.append(Value(tag=name, image=self._image(image, encode_png(image))))

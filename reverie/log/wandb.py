@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import UserError
+from reverie.log.packages import need
 from reverie.log.record import Record
 from reverie.view.video import encode_gif
 
@@ -23,13 +23,7 @@ class Wandb:
     def __init__(
         self, logdir: Path, fps: int = 15, settings: dict[str, Any] | None = None
     ):
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "Logging to W&B needs the wandb package, which is not installed.\n"
-                "  Fix: pip install 'reverie[wandb]'"
-            ) from error
+        wandb = need("wandb", "wandb")
         self.fps = fps
         self._wandb = wandb
         self._scratch = logdir / "wandb"

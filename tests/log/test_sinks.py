@@ -1,0 +1,213 @@
+"""The places other tools read: TensorBoard, W&B, scope and the media folder."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reverie.api import UserError
+from reverie.log.logger import Logger, LoggerConfig, make_logger
+from reverie.log.media import Media
+from reverie.log.record import Record
+from reverie.log.scope import Scope
+from reverie.log.tensorboard import Tensorboard
+from reverie.log.wandb import Wandb
+
+
+def full_record(step=7):
+    film = np.zeros((3, 8, 12, 3), np.uint8)
+    film[:, :, :, 0] = np.array([0, 100, 200], np.uint8)[:, None, None]
+    return Record(
+        step,
+        scalars={"train/loss/dyn": 1.5},
+        texts={"report/params/summary": "12 parameters"},
+        images={"report/grey": np.full((4, 6, 1), 9, np.uint8)},
+        videos={"report/openloop/image": film},
+    )
+
+
+def test_media_are_named_by_key_and_step_and_only_the_newest_stay(tmp_path):
+    sink = Media(tmp_path, keep=2)
+    for step in (1, 5, 20):
+        sink.write(full_record(step))
+    sink.truncate_after(5)
+    sink.close()
+    names = sorted(path.stem for path in (tmp_path / "media").iterdir())
+    assert names == [
+        "report-grey-000000000005",
+        "report-grey-000000000020",
+        "report-openloop-image-000000000005",
+        "report-openloop-image-000000000020",
+    ]
+    (png, *_) = (tmp_path / "media").glob("*.png")
+    assert Image.open(png).size == (192, 128)  # enlarged to be legible
+
+
+def test_names_that_begin_alike_do_not_push_each_other_out(tmp_path):
+    sink = Media(tmp_path, keep=1)
+    image = np.zeros((4, 4, 3), np.uint8)
+    for step in (1, 2):
+        sink.write(Record(step, images=dict.fromkeys(("a", "a-b", "a-1"), image)))
+    names = sorted(path.stem for path in (tmp_path / "media").iterdir())
+    assert names == ["a-000000000002", "a-1-000000000002", "a-b-000000000002"]
+
+
+def read_events(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    return events.Reload()
+
+
+def test_tensorboard_reads_scalars_text_images_and_films(tmp_path):
+    pytest.importorskip("tensorboard")
+    sink = Tensorboard(tmp_path)
+    sink.write(full_record())
+    sink.write(Record(8))
+    sink.close()
+    events = read_events(tmp_path)
+    (scalar,) = events.Scalars("train/loss/dyn")
+    assert (scalar.step, scalar.value) == (7, 1.5)
+    (text,) = events.Tensors("report/params/summary")
+    assert text.tensor_proto.string_val[0] == b"12 parameters"
+    (grey,) = events.Images("report/grey")
+    assert Image.open(io.BytesIO(grey.encoded_image_string)).size == (6, 4)
+    (film,) = events.Images("report/openloop/image")
+    film = Image.open(io.BytesIO(film.encoded_image_string))
+    assert (film.format, film.size, film.n_frames) == ("GIF", (12, 8), 3)
+
+
+def test_tensorboard_forgets_the_steps_a_resumed_run_lives_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    first = Tensorboard(tmp_path)
+    for step in (1, 2, 3):
+        first.write(Record(step, scalars={"x": float(step)}))
+    second = Tensorboard(tmp_path)
+    second.truncate_after(2)
+    second.write(Record(3, scalars={"x": 33.0}))
+    values = [(e.step, e.value) for e in read_events(tmp_path).Scalars("x")]
+    assert values == [(1, 1.0), (2, 2.0), (3, 33.0)]
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    """A wandb that remembers what it was told."""
+    module = ModuleType("wandb")
+    module.calls, module.logged, module.finished = [], [], []
+
+    def init(**kwargs):
+        module.calls.append(kwargs)
+        return SimpleNamespace(
+            log=lambda entry, step: module.logged.append((step, entry)),
+            finish=lambda: module.finished.append(True),
+        )
+
+    module.init = init
+    module.Image = lambda array: ("image", array.shape)
+    module.Video = lambda path, format: ("video", path, format)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_hears_everything_and_resumes_under_the_same_id(
+    tmp_path, fake_wandb, monkeypatch
+):
+    monkeypatch.setenv("WANDB_PROJECT", "dreams")
+    monkeypatch.setenv("WANDB_ENTITY", "us")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sink = Wandb(tmp_path, settings={"seed": 1})
+    sink.write(full_record())
+    sink.truncate_after(7)
+    sink.close()
+    Wandb(tmp_path)
+    Wandb(tmp_path / "other")
+    first, second, other = fake_wandb.calls
+    assert (first["project"], first["entity"], first["mode"]) == (
+        "dreams",
+        "us",
+        "offline",
+    )
+    assert (first["dir"], first["config"]) == (str(tmp_path), {"seed": 1})
+    assert first["id"] == second["id"] != other["id"]
+    ((step, entry),) = fake_wandb.logged
+    assert step == 7
+    assert entry["train/loss/dyn"] == 1.5
+    assert entry["report/grey"] == ("image", (4, 6, 3))
+    kind, path, _ = entry["report/openloop/image"]
+    assert kind == "video"
+    assert path.startswith(str(tmp_path))
+    assert fake_wandb.finished == [True]
+
+
+def test_an_unreachable_server_does_not_stop_the_run(
+    tmp_path, fake_wandb, monkeypatch, capsys
+):
+    def init(**kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    logger = make_logger(LoggerConfig(outputs=("wandb", "jsonl")), tmp_path)
+    assert [sink.name for sink in logger.sinks] == ["jsonl"]
+    assert "wandb log cannot start, the run goes on" in capsys.readouterr().err
+
+
+def test_scope_gets_each_kind_and_drops_what_it_could_not_write(tmp_path, monkeypatch):
+    opened = []
+
+    class Writer:
+        def __init__(self, logdir, workers):
+            self.entries, self.flushed, self.broken = [], 0, False
+            opened.append(self)
+
+        def add(self, step, mapping):
+            self.entries.append((step, mapping))
+
+        def flush(self):
+            if self.broken:
+                raise OSError(28, "No space left on device")
+            self.flushed += 1
+
+    module = ModuleType("scope")
+    module.Writer = Writer
+    monkeypatch.setitem(sys.modules, "scope", module)
+    sink = Scope(tmp_path)
+    sink.write(full_record())
+    names = {name for _, mapping in opened[0].entries for name in mapping}
+    assert {"train/loss/dyn", "report/openloop/image", "report/grey"} <= names
+    opened[0].broken = True
+    with pytest.raises(OSError, match="No space"):
+        sink.write(full_record(8))
+    sink.truncate_after(3)
+    sink.write(full_record(9))
+    sink.close()
+    assert {step for step, _ in opened[1].entries} == {9}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "scope"])
+def test_a_missing_package_names_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"pip install 'reverie\[{name}\]'"):
+        make_logger(LoggerConfig(outputs=(name,)), tmp_path)
+
+
+def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("from json import no_such_name")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"cannot use the wandb package .*no_such"):
+        Wandb(tmp_path)
+
+
+def test_pictures_that_cannot_be_written_do_not_stop_the_run(tmp_path, capsys):
+    sink = Media(tmp_path)
+    (tmp_path / "media").write_text("a file where the folder should be")
+    logger = Logger([sink])
+    logger.add({"picture": np.zeros((4, 4, 3), np.uint8)})
+    logger.write(1)
+    assert "media log fails" in capsys.readouterr().err
