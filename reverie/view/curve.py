@@ -1,0 +1,215 @@
+"""Learning curves as pictures, with nothing but Pillow.
+
+Each run is a line, the mean of a window of episodes, on a band of two standard errors
+of that mean. Drawn at twice the size and scaled down, for smooth lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from reverie.api import UserError
+from reverie.view.video import write_image
+
+WIDTH, HEIGHT = 960, 560
+SCALE = 2
+LEFT, RIGHT, TOP, BOTTOM = 84, 28, 64, 64
+
+PAPER, GRID, AXIS = (255, 255, 255), (232, 234, 237), (154, 160, 166)
+INK, FAINT = (32, 33, 36), (95, 99, 104)
+COLOURS = [  # told apart by colour-blind readers too (Okabe and Ito)
+    (0, 114, 178),
+    (213, 94, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
+    (86, 180, 233),
+]
+
+Curve = Sequence[tuple[float, float]]
+"""(step, score) of one episode after the other."""
+
+
+def write_curve(
+    path: Path | str,
+    runs: Mapping[str, Path | str],
+    title: str = "",
+    key: str = "episode/score",
+) -> Path:
+    """Draw the scores of run folders, by the name each has in the legend, as a PNG."""
+    curves = {name: read_scores(Path(run), key) for name, run in runs.items()}
+    return write_image(path, draw_curves(curves, title))
+
+
+def read_scores(run: Path, key: str = "episode/score") -> list[tuple[float, float]]:
+    """Step and score of each episode in a run folder, or in a `scores.jsonl` itself."""
+    path = run / "scores.jsonl" if run.is_dir() else run
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist, so there are no scores to draw.\n"
+            "  Fix: name a run folder in which at least one episode ended"
+        )
+    points = []
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that is being written
+        if isinstance(entry, dict) and entry.get(key) is not None:
+            points.append((float(entry["step"]), float(entry[key])))
+    return points
+
+
+def draw_curves(
+    curves: Mapping[str, Curve],
+    title: str = "",
+    x_label: str = "environment steps",
+    y_label: str = "score",
+) -> UInt8[np.ndarray, "h w 3"]:
+    """The picture of one or several runs."""
+    from PIL import Image, ImageDraw
+
+    lines = {name: _smooth(curve) for name, curve in curves.items() if len(curve)}
+    x_range, y_range = _ranges(lines)
+    x_ticks = _ticks(*x_range, count=8)
+    y_ticks = _ticks(*y_range, count=6)
+    y_range = min(y_range[0], y_ticks[0]), max(y_range[1], y_ticks[-1])
+
+    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
+    draw = ImageDraw.Draw(image, "RGBA")
+    to_x = _axis(*x_range, LEFT * SCALE, (WIDTH - RIGHT) * SCALE)
+    to_y = _axis(*y_range, (HEIGHT - BOTTOM) * SCALE, TOP * SCALE)
+    _draw_axes(draw, x_ticks, y_ticks, to_x, to_y)
+    _draw_words(draw, title, x_label, y_label)
+    for (steps, _, low, high), colour in zip(lines.values(), _colours(), strict=False):
+        xs = [to_x(step) for step in steps]
+        band = [*zip(xs, map(to_y, high), strict=True)]
+        band += reversed([*zip(xs, map(to_y, low), strict=True)])
+        if len(xs) > 1:
+            draw.polygon(band, fill=(*colour, 48))
+    for (steps, mean, *_), colour in zip(lines.values(), _colours(), strict=False):
+        points = [(to_x(x), to_y(y)) for x, y in zip(steps, mean, strict=True)]
+        if len(points) > 1:
+            draw.line(points, fill=colour, width=5, joint="curve")
+        x, y = points[-1]
+        draw.ellipse((x - 8, y - 8, x + 8, y + 8), fill=colour, outline=PAPER, width=3)
+    if lines:
+        _draw_legend(draw, lines)
+    else:
+        middle = (WIDTH * SCALE / 2, HEIGHT * SCALE / 2)
+        draw.text(middle, "no episode has ended yet", FAINT, _font(18), anchor="mm")
+    small = image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+    return np.asarray(small, np.uint8)
+
+
+Smooth = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _smooth(curve: Curve, points: int = 200) -> Smooth:
+    """Steps, mean, and the band around it, over windows of episodes."""
+    steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
+    count = len(scores)
+    half = max(1, count // 40) if count > 4 else 0
+    centres = np.unique(np.linspace(0, count - 1, min(points, count)).round())
+    rows = []
+    for centre in centres.astype(int):
+        window = scores[max(0, centre - half) : centre + half + 1]
+        mean, error = window.mean(), 2 * window.std() / math.sqrt(len(window))
+        rows.append((steps[centre], mean, mean - error, mean + error))
+    x, line, low, high = np.array(rows).T
+    return x, line, low, high
+
+
+def _ranges(lines: dict[str, Smooth]) -> tuple[tuple[float, float], ...]:
+    if not lines:
+        return (0.0, 1.0), (0.0, 1.0)
+    last = max(float(steps[-1]) for steps, *_ in lines.values())
+    low = min(float(low.min()) for _, _, low, _ in lines.values())
+    high = max(float(high.max()) for _, _, _, high in lines.values())
+    margin = 0.04 * (high - low) or max(abs(high), 1.0) * 0.1
+    return (0.0, last or 1.0), (low - margin, high + margin)
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers between the ends: 1, 2 or 5 times a power of ten apart."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _axis(low: float, high: float, start: float, end: float) -> Any:
+    span = (high - low) or 1.0
+    return lambda value: start + (float(value) - low) / span * (end - start)
+
+
+def _label(value: float) -> str:
+    """1500000 -> 1.5M; short, whatever the size."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def _colours() -> list[tuple[int, int, int]]:
+    return COLOURS * 20
+
+
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size * SCALE)
+
+
+def _draw_axes(
+    draw: Any, x_ticks: list[float], y_ticks: list[float], to_x: Any, to_y: Any
+) -> None:
+    left, right = LEFT * SCALE, (WIDTH - RIGHT) * SCALE
+    bottom = (HEIGHT - BOTTOM) * SCALE
+    for tick in y_ticks:
+        y = to_y(tick)
+        draw.line((left, y, right, y), fill=GRID, width=2)
+        draw.text((left - 20, y), _label(tick), FAINT, _font(14), anchor="rm")
+    for tick in x_ticks:
+        x = to_x(tick)
+        draw.line((x, bottom, x, bottom + 10), fill=AXIS, width=2)
+        draw.text((x, bottom + 18), _label(tick), FAINT, _font(14), anchor="mt")
+    draw.line((left, bottom, right, bottom), fill=AXIS, width=3)
+
+
+def _draw_words(draw: Any, title: str, x_label: str, y_label: str) -> None:
+    left, right = LEFT * SCALE, (WIDTH - RIGHT) * SCALE
+    top, bottom = TOP * SCALE, (HEIGHT - BOTTOM) * SCALE
+    draw.text((left, 30), title, INK, _font(18), anchor="lt")
+    draw.text((left - 20, top - 52), y_label, FAINT, _font(14), anchor="rt")
+    draw.text((right, bottom + 62), x_label, FAINT, _font(14), anchor="rt")
+
+
+def _draw_legend(draw: Any, lines: dict[str, Smooth]) -> None:
+    """Names and last means in the upper left, ordered from best to worst."""
+    rows = [
+        (float(mean[-1]), name, colour)
+        for (name, (_, mean, *_)), colour in zip(
+            lines.items(), _colours(), strict=False
+        )
+    ]
+    rows.sort(key=lambda row: -row[0])
+    font = _font(14)
+    texts = [f"{name}:  {_label(round(score, 4))}" for score, name, _ in rows]
+    width = max(draw.textlength(text, font) for text in texts) + 72
+    left, top, pitch = (LEFT + 14) * SCALE, (TOP + 8) * SCALE, 22 * SCALE
+    box = (left, top, left + width, top + pitch * len(rows) + 16)
+    draw.rounded_rectangle(box, 10, fill=(255, 255, 255, 225), outline=GRID, width=2)
+    for index, (text, (_, _, colour)) in enumerate(zip(texts, rows, strict=True)):
+        y = top + 8 + pitch * (index + 0.5)
+        draw.line((left + 14, y, left + 44, y), fill=colour, width=6)
+        draw.text((left + 56, y), text, INK, font, anchor="lm")

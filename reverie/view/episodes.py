@@ -1,0 +1,38 @@
+"""An episode at a glance: some of its frames, in rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import UInt8
+
+PAPER = 255
+
+
+def contact_sheet(
+    frames: UInt8[np.ndarray, "T h w c"],
+    count: int = 24,
+    columns: int = 8,
+    gap: int = 4,
+) -> UInt8[np.ndarray, "H W c"]:
+    """Up to `count` frames, evenly chosen from the first to the last, in rows."""
+    if not len(frames):
+        raise ValueError("an episode without frames cannot be shown")
+    chosen = np.linspace(0, len(frames) - 1, min(count, len(frames))).round()
+    shown = frames[chosen.astype(int)]
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    _, height, width, channels = shown.shape
+    shape = (rows * (height + gap) + gap, columns * (width + gap) + gap, channels)
+    sheet = np.full(shape, PAPER, np.uint8)
+    for index, frame in enumerate(shown):
+        row, column = divmod(index, columns)
+        top, left = gap + row * (height + gap), gap + column * (width + gap)
+        sheet[top : top + height, left : left + width] = frame
+    return sheet
+
+
+def strip(
+    frames: UInt8[np.ndarray, "T h w c"], count: int = 8, gap: int = 4
+) -> UInt8[np.ndarray, "H W c"]:
+    """A film strip: one row of evenly chosen frames."""
+    return contact_sheet(frames, count, columns=count, gap=gap)
