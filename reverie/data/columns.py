@@ -1,36 +1,93 @@
-"""Where the values of stored steps live: one column per key, addressed by step id."""
+"""Where the values of stored steps live: one column per key, addressed by step id.
+
+In memory a column is a ring. On disk the newest steps collect in a small ring and are
+then sealed as an immutable file that is mapped; only narrow keys stay in memory. Inside
+a file the steps of each environment lie side by side, so a sampled window is one or two
+contiguous copies out of the page cache.
+
+Notes are the exception to immutable: the first change to the notes of a sealed segment
+copies them to a scratch file of its own, mapped for writing. Scratch files are a cache,
+never part of a checkpoint.
+"""
 
 from __future__ import annotations
 
+import itertools
+import mmap
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from reverie.api import Spaces
+from reverie.data import segments as files
+from reverie.data.segments import Arrays, Source
 
 WIDE = 1024
 """Bytes from which a row counts as wide: gathered by threads, kept on disk."""
+
+OPEN_MAPS = 128
+"""Files mapped at once; each holds a file descriptor."""
+
+RESIDENT = 1 << 28
+"""Bytes of mapped files touched before their pages are given back."""
+
+SCRATCH = ".scratch"
 
 
 @runtime_checkable
 class Columns(Protocol):
     """The values of each live step, by key."""
 
-    ram_bytes: int
-    disk_bytes: int
+    @property
+    def ram_bytes(self) -> int: ...
 
-    def write(self, first: int, rows: dict[str, np.ndarray]) -> None:
+    def write(self, first: int, rows: Arrays) -> None:
         """Store consecutive steps, the first of which has id `first`."""
         ...
 
-    def gather(self, key: str, ids: np.ndarray, out: np.ndarray) -> None:
-        """Copy the steps `ids` (N,) of one key to `out` (N, ...)."""
+    def gather(self, ids: np.ndarray, out: Arrays) -> None:
+        """Copy the steps `ids` (N,) of every key in `out` (N, ...)."""
         ...
 
-    def scatter(self, key: str, ids: np.ndarray, values: np.ndarray) -> None:
-        """Overwrite one key of the steps `ids`."""
+    def scatter(self, ids: np.ndarray, values: Arrays) -> None:
+        """Overwrite some keys (notes) of the steps `ids`."""
         ...
+
+    def seal(self, segment: Segment, order: np.ndarray) -> None:
+        """A file now holds these steps, in the order `order` of their ids."""
+        ...
+
+    def restore(
+        self, segment: Segment, ids: np.ndarray, live: np.ndarray, columns: Arrays
+    ) -> None:
+        """Take over the live steps of a file; `ids` are the steps of all its rows."""
+        ...
+
+    def drop(self, first: int) -> None:
+        """Steps before this id are evicted."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Segment:
+    """Consecutive steps in a file, and the files with fresher notes for them."""
+
+    first: int
+    count: int
+    rows: Source
+    notes: Source | None = None
+    scratch: Source | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.count
 
 
 class RamColumns:
@@ -44,30 +101,225 @@ class RamColumns:
             for key, space in spaces.items()
             if space.nbytes >= WIDE
         }
-        self.ram_bytes = sum(ring.nbytes for ring in self.rings.values())
-        self.disk_bytes = 0
 
-    def write(self, first: int, rows: dict[str, np.ndarray]) -> None:
+    @property
+    def ram_bytes(self) -> int:
+        return sum(ring.nbytes for ring in self.rings.values())
+
+    def write(self, first: int, rows: Arrays) -> None:
+        row = first % self.capacity
         for key, ring in self.rings.items():
             value = rows[key]
-            row, count = first % self.capacity, len(value)
-            if row + count <= self.capacity:
-                ring[row : row + count] = value
+            cut = self.capacity - row
+            if len(value) <= cut:
+                ring[row : row + len(value)] = value
             else:
-                cut = self.capacity - row
                 ring[row:] = value[:cut]
-                ring[: count - cut] = value[cut:]
+                ring[: len(value) - cut] = value[cut:]
 
-    def gather(self, key: str, ids: np.ndarray, out: np.ndarray) -> None:
+    def gather(self, ids: np.ndarray, out: Arrays) -> None:
         rows = ids % self.capacity
-        if key in self._wide:
-            index = torch.from_numpy(rows)
-            torch.index_select(self._wide[key], 0, index, out=as_bytes(out))
-        else:
-            np.take(self.rings[key], rows, axis=0, out=out, mode="clip")
+        index = torch.from_numpy(rows)
+        for key, value in out.items():
+            if key in self._wide:
+                torch.index_select(self._wide[key], 0, index, out=as_bytes(value))
+            else:
+                np.take(self.rings[key], rows, axis=0, out=value, mode="clip")
 
-    def scatter(self, key: str, ids: np.ndarray, values: np.ndarray) -> None:
-        self.rings[key][ids % self.capacity] = values
+    def scatter(self, ids: np.ndarray, values: Arrays) -> None:
+        rows = ids % self.capacity
+        for key, value in values.items():
+            self.rings[key][rows] = value
+
+    def seal(self, segment: Segment, order: np.ndarray) -> None:
+        pass
+
+    def restore(
+        self, segment: Segment, ids: np.ndarray, live: np.ndarray, columns: Arrays
+    ) -> None:
+        rows = ids[live] % self.capacity
+        for key, ring in self.rings.items():
+            ring[rows] = columns[key][live]
+
+    def drop(self, first: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class DiskColumns:
+    """Narrow keys in memory, wide ones in mapped files behind a tail in memory."""
+
+    def __init__(
+        self, spaces: Spaces, notes: Spaces, capacity: int, tail: int, directory: Path
+    ) -> None:
+        self.capacity = capacity
+        self.directory = directory
+        wide = {key: space for key, space in spaces.items() if space.nbytes >= WIDE}
+        narrow = {key: space for key, space in spaces.items() if key not in wide}
+        self.narrow = RamColumns(narrow, capacity)
+        self.tail = RamColumns(wide, tail)
+        self.notes = {key: space for key, space in notes.items() if key in wide}
+        self.place = np.zeros(capacity, np.int32)  # row of each step in its file
+        self.segments: list[Segment] = []
+        self.sealed = 0  # the id up to which steps are in files
+        self._firsts = np.zeros(0, np.int64)
+        self._maps: OrderedDict[str, tuple[mmap.mmap, Arrays]] = OrderedDict()
+        self._touched = 0
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def ram_bytes(self) -> int:
+        return self.narrow.ram_bytes + self.tail.ram_bytes + self.place.nbytes
+
+    def write(self, first: int, rows: Arrays) -> None:
+        self.narrow.write(first, rows)
+        self.tail.write(first, rows)
+
+    def gather(self, ids: np.ndarray, out: Arrays) -> None:
+        self.narrow.gather(
+            ids, {k: v for k, v in out.items() if k in self.narrow.rings}
+        )
+        wide = {key: value for key, value in out.items() if key in self.tail.rings}
+        if not wide:
+            return
+        copies = []
+        for start, stop, index, row in self._runs(ids):
+            if index < 0:
+                rows = ids[start:stop] % self.tail.capacity
+                for key, value in wide.items():
+                    ring = self.tail.rings[key]
+                    np.take(ring, rows, 0, value[start:stop], mode="clip")
+                continue
+            segment = self.segments[index]
+            for key, value in wide.items():
+                source = self._column(segment, key)[row : row + stop - start]
+                copies.append((value[start:stop], source))
+        self._copy(copies)
+
+    def scatter(self, ids: np.ndarray, values: Arrays) -> None:
+        narrow = {k: v for k, v in values.items() if k in self.narrow.rings}
+        self.narrow.scatter(ids, narrow)
+        wide = {key: value for key, value in values.items() if key in self.tail.rings}
+        if not wide:
+            return
+        for start, stop, index, row in self._runs(ids):
+            if index < 0:
+                part = {key: value[start:stop] for key, value in wide.items()}
+                self.tail.scatter(ids[start:stop], part)
+                continue
+            segment = self.segments[index]
+            if segment.scratch is None:
+                self._make_scratch(segment)
+            for key, value in wide.items():
+                column = self._column(segment, key)
+                column[row : row + stop - start] = value[start:stop]
+                self._touched += (stop - start) * column[0].nbytes
+        self._release()
+
+    def seal(self, segment: Segment, order: np.ndarray) -> None:
+        ids = segment.first + order
+        self.place[ids % self.capacity] = np.arange(segment.count)
+        self._append(segment)
+
+    def restore(
+        self, segment: Segment, ids: np.ndarray, live: np.ndarray, columns: Arrays
+    ) -> None:
+        self.narrow.restore(segment, ids, live, columns)
+        self.place[ids[live] % self.capacity] = np.flatnonzero(live)
+        self._append(segment)
+
+    def drop(self, first: int) -> None:
+        gone = [segment for segment in self.segments if segment.stop <= first]
+        for segment in gone:
+            self.forget_scratch(segment)
+            for source in (segment.rows, segment.notes):
+                if source is not None:
+                    self._maps.pop(source.record.name, None)
+        if gone:
+            del self.segments[: len(gone)]
+            self._firsts = self._firsts[len(gone) :]
+
+    def close(self) -> None:
+        self._maps.clear()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def forget_scratch(self, segment: Segment) -> None:
+        """Read the notes of a segment from its immutable files again."""
+        if segment.scratch is not None:
+            name = segment.scratch.record.name
+            self._maps.pop(name, None)
+            (self.directory / name).unlink(missing_ok=True)
+            segment.scratch = None
+
+    def _append(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.sealed = segment.stop
+        self._firsts = np.append(self._firsts, segment.first)
+
+    def _runs(self, ids: np.ndarray) -> list[tuple[int, int, int, int]]:
+        """Cut `ids` where it is not contiguous in a file: (start, stop, file, row)."""
+        if not len(ids):
+            return []
+        index = np.searchsorted(self._firsts, ids, "right") - 1
+        index[ids >= self.sealed] = -1
+        rows = self.place[ids % self.capacity]
+        broken = (index[1:] != index[:-1]) | (rows[1:] - rows[:-1] != 1)
+        broken &= (index[1:] >= 0) | (index[:-1] >= 0)  # the tail is one run
+        cuts = [0, *(np.flatnonzero(broken) + 1).tolist(), len(ids)]
+        return [
+            (start, stop, int(index[start]), int(rows[start]))
+            for start, stop in itertools.pairwise(cuts)
+        ]
+
+    def _copy(self, copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        workers = min(torch.get_num_threads(), 4)
+        if workers > 1 and len(copies) > workers:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(workers, "replay")
+            parts = [copies[i::workers] for i in range(workers)]
+            list(self._threads.map(_copy_all, parts))
+        else:
+            _copy_all(copies)
+        self._touched += sum(target.nbytes for target, _ in copies)
+        del copies[:]  # they keep maps alive
+        self._release()
+
+    def _release(self) -> None:
+        """Give mapped pages back now and then, so that resident memory stays flat."""
+        if self._touched < RESIDENT:
+            return
+        self._touched = 0
+        for mapped, _ in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _column(self, segment: Segment, key: str) -> np.ndarray:
+        source = segment.rows
+        if key in self.notes:
+            source = segment.scratch or segment.notes or source
+        name = source.record.name
+        found = self._maps.get(name)
+        if found is None:
+            found = self._maps[name] = source.open(self.directory)
+            if len(self._maps) > OPEN_MAPS:
+                self._maps.popitem(last=False)
+        else:
+            self._maps.move_to_end(name)
+        return found[1][key]
+
+    def _make_scratch(self, segment: Segment) -> None:
+        """Copy the notes of a segment to a file that may be changed."""
+        columns = {key: self._column(segment, key) for key in self.notes}
+        stem = f"{segment.first:012d}-{segment.count}"
+        segment.scratch = files.write(self.directory, stem, columns, SCRATCH)
+
+
+def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in copies:
+        target[...] = source
 
 
 def as_bytes(array: np.ndarray) -> torch.Tensor:

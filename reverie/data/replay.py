@@ -7,6 +7,7 @@ step id (`timeline.py`), by which notes and priorities are written back.
 
 from __future__ import annotations
 
+import json
 import threading
 import zlib
 from collections import deque
@@ -17,8 +18,16 @@ from typing import Literal
 import numpy as np
 
 from reverie.api import Metrics, Spaces, StateDict, UserError, Window
-from reverie.data.columns import Columns, RamColumns
-from reverie.data.sampling import Selector, Uniform
+from reverie.data.archive import ORDER, POSITION, STREAM, Archive
+from reverie.data.columns import Columns, DiskColumns, RamColumns, Segment
+from reverie.data.plan import make_plan
+from reverie.data.sampling import (
+    Fractions,
+    PriorityConfig,
+    Selector,
+    Uniform,
+    make_selector,
+)
 from reverie.data.timeline import Timeline
 
 
@@ -32,8 +41,23 @@ class ReplayConfig:
     storage: Literal["auto", "ram", "disk"] = "auto"
     """Where they are kept: in memory if they fit, else on disk (auto)."""
 
+    save: bool = True
+    """Keep the steps across restarts, in files beside the checkpoints."""
+
+    segment: int = 1024
+    """Steps per file."""
+
     online: bool = True
     """Serve every fresh step once before sampling old ones."""
+
+    fracs: Fractions = field(default_factory=Fractions)
+    """How sequences are chosen, as parts of one."""
+
+    prio: PriorityConfig = field(default_factory=PriorityConfig)
+    """How priorities are understood, where `fracs.priority` is above zero."""
+
+    recexp: float = 1.0
+    """Power of age by which old sequences grow rare, for `fracs.recency`."""
 
 
 @dataclass
@@ -66,28 +90,41 @@ class Replay:
         exact_notes: bool = False,
     ) -> None:
         self.config = config
-        self.capacity = capacity
         self.windows = windows
-        self.spaces = {
-            key: space
-            for key, space in {**spaces, **notes}.items()
-            if not key.startswith("log/")
-        }
+        spaces = {k: v for k, v in spaces.items() if not k.startswith("log/")}
+        self.spaces = {**spaces, **notes}
         self.notes = notes
-        widest = max((w.span for w in windows.values()), default=1)
-        needed = (widest - 1) * streams + 1
-        if capacity < needed:
-            raise UserError(
-                f"A replay of {capacity} steps from {streams} environments never holds "
-                f"a window of {widest} steps.\n"
-                f"  Fix: --replay.capacity {needed} or more."
-            )
+        self.exact_notes = exact_notes
+        self.capacity = capacity = _check_capacity(config, capacity, streams, windows)
+        segment = min(config.segment, max(1, capacity // 4))
+        tail = 2 * max(segment, streams)
+        mixing = [w for w in windows.values() if w.select == "mixture"]
+        self.plan = make_plan(
+            spaces,
+            notes,
+            capacity=capacity,
+            storage=config.storage,
+            tail=tail,
+            saves=config.save,
+            directory=directory,
+            extra=26 * len(mixing) if config.fracs.priority else 0,
+        )
         self.timeline = Timeline(capacity, streams)
-        self.columns: Columns = RamColumns(self.spaces, capacity)
+        self.archive: Archive | None = None
+        if directory is not None and (config.save or self.plan.storage == "disk"):
+            self.archive = Archive(directory, self.spaces, notes, segment)
+        self.columns: Columns = RamColumns({}, capacity)
+        if self.plan.storage == "ram":
+            self.columns = RamColumns(self.spaces, capacity)
+        else:
+            assert directory is not None
+            self.columns = DiskColumns(self.spaces, notes, capacity, tail, directory)
+        self._tail = tail
+        self._changed: set[Segment] = set()  # whose notes differ from their files
         self._cursors = {
             name: Cursor(
                 window=window,
-                selector=Uniform(self.timeline, window.span),
+                selector=self._selector(window),
                 rng=np.random.default_rng([seed, zlib.crc32(name.encode())]),
                 starts=np.zeros(window.batch, np.int64),
                 piece=np.full(window.batch, window.consec, np.int64),
@@ -119,6 +156,8 @@ class Replay:
                 f"wanted {space.dtype} {(count, *space.shape)}"
             )
         with self._lock:
+            if self.plan.storage == "disk":
+                self._make_room(count)
             ids = self.timeline.add(streams)
             self.columns.write(int(ids[0]), rows)
             self._inserts += count
@@ -191,29 +230,107 @@ class Replay:
             ids = stepid.reshape(-1)
             live = self.timeline.live(ids)
             self._updates += int(live.sum())
+            ids = ids[live]
+            values = {}
             for key, value in notes.items():
                 space = self.notes[key]
                 flat = value.reshape(-1, *space.shape)
-                assert flat.dtype == space.dtype and len(flat) == len(ids), (  # noqa: PT018
+                assert flat.dtype == space.dtype and len(flat) == len(live), (  # noqa: PT018
                     f"note {key!r} is {value.dtype} {value.shape}, "
                     f"wanted {space.dtype} {(*stepid.shape, *space.shape)}"
                 )
-                if live.all():
-                    self.columns.scatter(key, ids, flat)
-                else:
-                    self.columns.scatter(key, ids[live], flat[live])
+                values[key] = flat if live.all() else flat[live]
+            self.columns.scatter(ids, values)
+            if self.exact_notes and self.archive is not None:
+                self._changed |= self.archive.holding(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
         """Say how much these steps deserve to be replayed."""
+        with self._lock:
+            flat = np.asarray(priority, np.float64).reshape(-1)
+            for cursor in self._cursors.values():
+                cursor.selector.prioritize(stepid.reshape(-1), flat)
 
     def save(self) -> StateDict:
-        raise NotImplementedError
+        """Write the steps no file holds yet; returns what a checkpoint must remember.
+
+        The files of earlier saves stay until `collect` is told they may go.
+        """
+        with self._lock:
+            state: StateDict = {
+                "spaces": _signature(self.spaces),
+                "timeline": self.timeline.state_dict(),
+                "cursors": {
+                    name: self._cursor_state(cursor)
+                    for name, cursor in self._cursors.items()
+                },
+                "counts": [
+                    self._inserts,
+                    self._samples,
+                    self._updates,
+                    self._replayed,
+                ],
+                "files": None,
+            }
+            if self.archive is not None and self.config.save:
+                self.archive.drop(self.timeline.first)
+                if self.exact_notes:
+                    changed = self._changed.intersection(self.archive.segments)
+                    ordered = sorted(changed, key=lambda segment: segment.first)
+                    self.archive.save_notes(self.timeline, self.columns, ordered)
+                    self._changed.clear()
+                self.archive.save(self.timeline, self.columns)
+                state["files"] = self.archive.index()
+            return state
 
     def load(self, state: StateDict) -> None:
-        raise NotImplementedError
+        """Become the replay that was saved: same steps, ids, queues and next draws.
+
+        Files that are missing or damaged are named, put aside and done without.
+        """
+        with self._lock:
+            _check_signature(state["spaces"], self.spaces)
+            timeline = state["timeline"]
+            total = int(timeline["total"])
+            oldest = max(int(timeline["first"]), total - self.capacity)
+            ids = [np.zeros(0, np.int64)]
+            stream, position = list(ids), list(ids)
+            if self.archive is not None and state["files"] is not None:
+                files = self.archive.load(state["files"], oldest, total)
+                for segment, columns in files:
+                    order = np.array(columns[ORDER], np.int64)
+                    steps = segment.first + order
+                    live = steps >= oldest
+                    self.columns.restore(segment, steps, live, columns)
+                    ids.append(steps[live])
+                    stream.append(np.array(columns[STREAM])[live])
+                    position.append(np.array(columns[POSITION])[live])
+            elif total > oldest:
+                timeline = {**timeline, "first": total}  # nothing was kept
+            self.timeline.restore(
+                timeline,
+                np.concatenate(ids),
+                np.concatenate(stream),
+                np.concatenate(position),
+            )
+            for name, cursor in self._cursors.items():
+                if name in state["cursors"]:
+                    self._load_cursor(cursor, state["cursors"][name])
+            counts = [int(count) for count in state["counts"]]
+            self._inserts, self._samples, self._updates, self._replayed = counts
 
     def collect(self, kept: list[StateDict]) -> None:
-        raise NotImplementedError
+        """Delete files that neither this replay nor any of these saves needs."""
+        if self.archive is not None:
+            with self._lock:
+                self.archive.drop(self.timeline.first)
+                self.columns.drop(self.timeline.first)
+                indices = [state["files"] for state in kept if state["files"]]
+                self.archive.collect(indices)
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        self.columns.close()
 
     def metrics(self) -> Metrics:
         """Counts since the last call, and how much is stored."""
@@ -224,7 +341,7 @@ class Replay:
                 "steps": len(self),
                 "streams": self.timeline.streams,
                 "ram_gb": self.columns.ram_bytes / 1e9,
-                "disk_gb": self.columns.disk_bytes / 1e9,
+                "disk_gb": self.archive.disk_bytes / 1e9 if self.archive else 0.0,
                 "inserts": inserts,
                 "samples": self._samples,
                 "updates": self._updates,
@@ -233,6 +350,59 @@ class Replay:
             }
             self._inserts = self._samples = self._updates = self._replayed = 0
             return found
+
+    def _selector(self, window: Window) -> Selector:
+        if window.select == "uniform":
+            return Uniform(self.timeline, window.span)
+        config = self.config
+        return make_selector(
+            self.timeline, window.span, config.fracs, config.prio, config.recexp
+        )
+
+    def _make_room(self, count: int) -> None:
+        """Move full segments from the tail to disk before it overflows."""
+        assert self.archive is not None
+        held = self.timeline.total - max(self.archive.sealed, self.timeline.first)
+        if held + count > self._tail // 2:
+            self.archive.seal(self.timeline, self.columns)
+            held = self.timeline.total - self.archive.sealed
+            assert held + count <= self._tail, (held, count, self._tail)
+            self.archive.drop(self.timeline.first)
+            self.columns.drop(self.timeline.first)
+
+    def _cursor_state(self, cursor: Cursor) -> StateDict:
+        streams = np.array(list(cursor.pending), np.int64)
+        return {
+            "rng": json.dumps(cursor.rng.bit_generator.state),
+            "starts": cursor.starts.copy(),
+            "piece": cursor.piece.copy(),
+            "queue": np.array(cursor.queue, np.int64),
+            "pending": np.array(list(cursor.pending.values()), np.int64),
+            "pending_streams": streams,
+            "selector": cursor.selector.state_dict(),
+        }
+
+    def _load_cursor(self, cursor: Cursor, state: StateDict) -> None:
+        timeline, span = self.timeline, cursor.window.span
+        cursor.rng.bit_generator.state = json.loads(state["rng"])
+        if np.shape(state["starts"]) == cursor.starts.shape:
+            cursor.starts = np.array(state["starts"], np.int64)
+            cursor.piece = np.array(state["piece"], np.int64)
+            cursor.piece[~timeline.whole(cursor.starts, span)] = cursor.window.consec
+        queue = np.array(state["queue"], np.int64)
+        cursor.queue = deque(queue[timeline.whole(queue, span)].tolist())
+        starts = np.array(state["pending"], np.int64)
+        streams = np.array(state["pending_streams"], np.int64)
+        same = timeline.live(starts) & (
+            timeline.stream[starts % self.capacity] == streams
+        )
+        cursor.pending = dict(
+            zip(streams[same].tolist(), starts[same].tolist(), strict=True)
+        )
+        try:
+            cursor.selector.load_state_dict(state["selector"])
+        except KeyError:  # saved under other fractions: begin as if all were new
+            cursor.selector = self._selector(cursor.window)
 
     def _enqueue(self, cursor: Cursor, ids: np.ndarray) -> None:
         """Note which online windows begin or are completed by these steps."""
@@ -275,15 +445,48 @@ class Replay:
             after = np.minimum(columns[:, -1:] + 1, window.span - 1)
             beyond = np.take_along_axis(ids, after, 1)
         flat = part.reshape(-1)
-        for key in self.spaces:
-            out = batch[key]
-            self.columns.gather(key, flat, out.reshape(-1, *out.shape[2:]))
+        targets = {k: batch[k].reshape(-1, *s.shape) for k, s in self.spaces.items()}
+        self.columns.gather(flat, targets)
         batch["stepid"][:] = part
         batch["consec"][:] = piece[:, None]
         first, last = batch["is_first"], batch["is_last"]
         last[:, :-1] |= first[:, 1:]  # an episode that was abandoned ends there too
         if beyond is not None:
             row = np.empty((window.batch,), first.dtype)
-            self.columns.gather("is_first", beyond.reshape(-1), row)
+            self.columns.gather(beyond.reshape(-1), {"is_first": row})
             last[:, -1] |= row & (piece < window.consec - 1)
         first[piece == 0, 0] = True
+
+
+def _check_capacity(
+    config: ReplayConfig, capacity: int, streams: int, windows: dict[str, Window]
+) -> int:
+    """At least room for one window, which the configured capacity must allow."""
+    widest = max((window.span for window in windows.values()), default=1)
+    needed = max((widest - 1) * streams + 1, streams)
+    if config.capacity < needed:
+        raise UserError(
+            f"A replay of {config.capacity} steps from {streams} environments never "
+            f"holds a window of {widest} steps.\n"
+            f"  Fix: --replay.capacity {needed} or more."
+        )
+    return max(capacity, needed)
+
+
+def _signature(spaces: Spaces) -> dict[str, str]:
+    return {k: f"{s.dtype.name} {list(s.shape)}" for k, s in sorted(spaces.items())}
+
+
+def _check_signature(saved: dict[str, str], spaces: Spaces) -> None:
+    mine = _signature(spaces)
+    keys = sorted({*saved, *mine})
+    other = [k for k in keys if saved.get(k, "nothing") != mine.get(k, "nothing")]
+    if other:
+        listed = "; ".join(
+            f"{k}: {saved.get(k, 'nothing')}, now {mine.get(k, 'nothing')}"
+            for k in other[:4]
+        )
+        raise UserError(
+            f"The saved replay holds other data than this run ({listed}).\n"
+            "  Fix: use the settings it was recorded with, or a new --logdir."
+        )

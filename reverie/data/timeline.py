@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from reverie.api import StateDict
+
 
 class Timeline:
     """Stream and position of each live step, and how to walk from one to the next."""
@@ -138,38 +140,57 @@ class Timeline:
             found.append(at)
         return np.concatenate(found) if found else ids[:0]
 
-    def rebuild(self, ids: np.ndarray, stream: np.ndarray, position: np.ndarray) -> int:
-        """Place these steps (a loaded replay) and link them; returns breaks mended.
+    def state_dict(self) -> StateDict:
+        """Everything but the steps themselves, which know their stream and position."""
+        return {
+            "first": self.first,
+            "total": self.total,
+            "slots": self.slots.copy(),
+            "end": self.end.copy(),
+            "last": self.last.copy(),
+        }
 
-        Where steps are missing in the middle of a stream, the part after the hole
-        becomes a stream of its own.
+    def restore(
+        self,
+        state: StateDict,
+        ids: np.ndarray,
+        stream: np.ndarray,
+        position: np.ndarray,
+    ) -> None:
+        """Become what `state_dict` described, with the steps that could be loaded.
+
+        Where steps of a stream are missing, what is left of it before the hole becomes
+        a closed stream of its own, so no window crosses.
         """
+        self.total = int(state["total"])
+        self.first = max(int(state["first"]), self.total - self.capacity)
+        self.end = np.array(state["end"], np.int64)
+        self.last = np.array(state["last"], np.int64)
+        slots = np.array(state["slots"], np.int64)
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
-        breaks = np.flatnonzero(~joined & (stream[1:] == stream[:-1])) + 1
-        for cut in breaks:
-            old = stream[cut]
-            part = np.arange(cut, len(stream))[stream[cut:] == old]
-            stream[part] = len(self.end)
-            self.begin = np.append(self.begin, 0)
-            self.end = np.append(self.end, self.end[old])
-            self.last = np.append(self.last, self.last[old])
-            self.slots[self.slots == old] = stream[cut]
+        edges = np.append(True, ~joined) if len(ids) else np.zeros(0, bool)
+        heads = np.flatnonzero(edges)
+        stops = np.append(heads[1:], len(ids))[: len(heads)]
+        broken = self.last[stream[heads]] != ids[stops - 1]
+        for head, stop in zip(heads[broken], stops[broken], strict=True):
+            stream[head:stop] = len(self.end)
+            self.end = np.append(self.end, position[stop - 1] + 1)
+            self.last = np.append(self.last, ids[stop - 1])
+        self.begin = self.end.copy()  # a stream without live steps is empty
+        self.begin[stream[heads]] = position[heads]
+        self.stream[:] = -1
         rows = ids % self.capacity
         self.stream[rows] = stream
         self.position[rows] = position
         step = np.where(joined, np.diff(ids), 0)
-        self.ahead[rows] = np.append(step, 0)
-        self.behind[rows] = np.insert(step, 0, 0)
-        self.begin = self.end.copy()  # a stream without steps left is empty
-        self.begin[stream[::-1]] = position[::-1]  # the lowest position is set last
-        ends = np.append(~joined, True) if len(ids) else np.zeros(0, bool)
-        tails = self.last[stream[ends]] != ids[ends]
-        closed = stream[ends][tails]
-        # The newest steps of a stream are missing: nothing may be appended to it.
-        self.end[stream[ends]] = position[ends] + 1
-        self.last[stream[ends]] = ids[ends]
-        for slot in np.flatnonzero(np.isin(self.slots, closed)):
-            self.new_stream(int(slot))
-        return len(breaks)
+        self.ahead[rows] = np.append(step, 0)[: len(ids)]
+        self.behind[rows] = np.insert(step, 0, 0)[: len(ids)]
+        if len(slots) == len(self.slots):
+            self.slots = slots
+            lost = (self.last[slots] >= self.first) & ~self.live(self.last[slots])
+            for slot in np.flatnonzero(lost):
+                self.new_stream(int(slot))
+        else:  # another number of environments than before
+            self.new_stream()

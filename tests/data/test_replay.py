@@ -116,13 +116,15 @@ def check_batch(reference, window, batch):
         np.testing.assert_array_equal(batch["is_last"][row], last)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_batches_equal_a_plain_list_of_all_steps(seed):
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path):
     rng = np.random.default_rng(seed)
     streams = int(rng.integers(1, 6))
     capacity = int(rng.integers(streams * 8, 300))
     windows = {"long": Window(3, 5, context=1), "short": Window(7, 2)}
-    replay = make_replay(capacity, streams, seed=seed, **windows)
+    config = ReplayConfig(online=False, storage=storage, segment=16)
+    replay = make_replay(capacity, streams, config, tmp_path, seed, **windows)
     reference = Reference(capacity, streams)
     for turn in range(400):
         if rng.random() < 0.7:
@@ -252,8 +254,13 @@ def test_the_online_queue_serves_every_fresh_step_once():
 
 def test_a_replay_too_small_for_its_window_is_refused_with_the_size_it_needs():
     with pytest.raises(UserError, match="capacity 9"):
-        make_replay(8, 2, train=Window(1, 5))
-    make_replay(9, 2, train=Window(1, 5))
+        make_replay(8, 2, ReplayConfig(capacity=8), train=Window(1, 5))
+    make_replay(9, 2, ReplayConfig(capacity=9), train=Window(1, 5))
+
+
+def test_a_short_run_still_has_room_for_one_window():
+    replay = make_replay(3, 2, train=Window(1, 5))
+    assert replay.capacity == 9
 
 
 def test_a_row_of_the_wrong_shape_names_its_key():
@@ -286,9 +293,9 @@ def test_the_feed_hands_out_tensors_and_takes_notes_back():
     notes = {"deter": torch.ones(3, 4, 300)}
     feed.update(batch["stepid"][:, 1:], notes)
     ids = batch["stepid"][0, 1:].numpy()
-    out = np.zeros((4, 300), np.float32)
-    replay.columns.gather("deter", ids, out)
-    assert (out == 1).all()
+    out = {"deter": np.zeros((4, 300), np.float32)}
+    replay.columns.gather(ids, out)
+    assert (out["deter"] == 1).all()
 
 
 def test_the_feed_never_writes_into_a_batch_that_is_still_held():
