@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from reverie.api import Env, UserError
+from reverie.api import Env, Space, UserError
 from reverie.envs import wrappers
 from reverie.envs.atari import GAMES, AtariConfig
 from reverie.envs.catch import CatchConfig
@@ -36,11 +36,13 @@ __all__ = [
     "PoolConfig",
     "SplitEnvs",
     "Suite",
+    "TaskFactory",
     "action_repeat",
     "from_gymnasium",
     "make",
     "make_pool",
     "split_task",
+    "table",
     "task_names",
 ]
 
@@ -89,12 +91,15 @@ class Suite:
     """Makes a task by name; None while there is no adapter yet."""
     package: str = ""
     """The module that must be importable; empty for built-ins."""
+    extra: str = ""
+    """The extra that installs it, where that is not called like the suite."""
     note: str = ""
     """What else there is to say about getting it."""
 
     @property
     def install(self) -> str:
-        return f"pip install 'reverie[{self.name}]'" if self.package else ""
+        extra = self.extra or self.name
+        return f"pip install 'reverie[{extra}]'" if self.package else ""
 
     @property
     def is_installed(self) -> bool:
@@ -196,6 +201,7 @@ SUITES: dict[str, Suite] = {
             tasks=GAMES,
             build=_atari,
             package="ale_py",
+            extra="atari",
         ),
         Suite(
             "crafter",
@@ -318,6 +324,21 @@ def make(
     return _wrap(env, task, config, derive_seed(seed, index))
 
 
+@dataclass(frozen=True)
+class TaskFactory:
+    """Builds the environments of a task for a pool; it lives here, so that a worker
+    that receives it need not import the learner."""
+
+    task: str
+    config: EnvConfig
+    seed: int
+    first: int = 0
+    """Added to every index, so that two pools of a run get other seeds."""
+
+    def __call__(self, index: int) -> Env:
+        return make(self.task, self.config, self.seed, self.first + index)
+
+
 def split_task(task: str) -> tuple[str, str]:
     """The suite and the name within it; the suite of a factory is empty.
 
@@ -361,6 +382,25 @@ def task_names() -> list[str]:
     return [
         _full_name(suite, name) for suite in SUITES.values() for name in suite.tasks
     ]
+
+
+def table() -> str:
+    """All suites with their tasks and how to get them, for a terminal."""
+    lines = []
+    for suite in SUITES.values():
+        tasks = [_full_name(suite, name) for name in suite.tasks]
+        shown = ", ".join(tasks[:4]) + f", ... ({len(tasks)})" * (len(tasks) > 4)
+        if suite.build is None:
+            state = f"no adapter yet; packages: {suite.install}"
+        elif suite.is_installed:
+            state = "installed" if suite.package else "built in"
+        else:
+            state = suite.install
+        lines.append(f"{suite.name:<11} {suite.about} ({suite.licence})")
+        lines.append(f"{'':<11} {shown or suite.naming}")
+        lines.append(f"{'':<11} {state}{' ' + suite.note if suite.note else ''}")
+    lines.append("Your own: --task package.module:function, see `reverie check-env`.")
+    return "\n".join(lines)
 
 
 def from_gymnasium(env: Any) -> Env:
@@ -427,6 +467,7 @@ def _as_env(env: Any, task: str) -> Env:
 
 
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
+    _refuse_wrong_spaces(env, task)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.length:
@@ -440,6 +481,23 @@ def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
     env = wrappers.CheckSpaces(env, task)
     env = wrappers.ClipAction(env)
     return wrappers.SeedFirst(env, seed)
+
+
+def _refuse_wrong_spaces(env: Env, task: str) -> None:
+    for name in ("obs_space", "act_space"):
+        spaces = getattr(env, name)
+        if not isinstance(spaces, dict) or not spaces:
+            raise UserError(
+                f"Task {task!r}: its {name} is not a dict with at least one entry.\n"
+                "  Fix: return {name: reverie.api.Space(dtype, shape, low, high)}."
+            )
+        for key, space in spaces.items():
+            if not isinstance(space, Space):
+                raise UserError(
+                    f"Task {task!r}: {name}[{key!r}] is a {type(space).__name__}, not "
+                    "a reverie.api.Space.\n  Fix: Space(dtype, shape, low, high), or "
+                    "return a gymnasium.Env, whose spaces are converted."
+                )
 
 
 def _is_gym_id(task: str) -> bool:

@@ -492,14 +492,21 @@ def _shared_file() -> int:
         return os.dup(file.fileno())
 
 
+Entry = tuple[str, np.dtype, tuple[int, ...]]
+
+
+def _entries(spaces: Spaces, count: int) -> list[Entry]:
+    return [(k, s.dtype, (count, *s.shape)) for k, s in sorted(spaces.items())]
+
+
 class Layout:
     """Where everything lies in the shared memory; the same on both sides."""
 
     def __init__(self, obs_space: Spaces, act_space: Spaces, count: int):
-        obs = [(k, s.dtype, (count, *s.shape)) for k, s in sorted(obs_space.items())]
-        act = [(k, s.dtype, (count, *s.shape)) for k, s in sorted(act_space.items())]
+        obs = _entries(obs_space, count)
+        act = _entries(act_space, count)
         int8, int64 = np.dtype(np.int8), np.dtype(np.int64)
-        own = [("command", int8, (count,)), ("attempt", int64, (count,))]
+        own: list[Entry] = [("command", int8, (count,)), ("attempt", int64, (count,))]
         self._parts = {"obs0": obs, "obs1": obs, "action": act, "own": own}
         self._offsets: dict[tuple[str, str], int] = {}
         self.nbytes = 0
@@ -593,12 +600,11 @@ def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
             else:
                 _send(sock, b"k", b"", 0.0)
         elif kind == b"g":
-            states = [seat.state_dict() for seat in seats]
+            states: list[StateDict] = [seat.state_dict() for seat in seats]
             _send(sock, b"k", pickle.dumps(states), 0.0)
         elif kind == b"l":
-            states = pickle.loads(payload)
-            pairs = zip(seats, states, strict=True)
-            exact = [seat.load_state_dict(state) for seat, state in pairs]
+            saved: list[StateDict] = pickle.loads(payload)
+            exact = [s.load_state_dict(d) for s, d in zip(seats, saved, strict=True)]
             _send(sock, b"k", pickle.dumps(exact), 0.0)
 
 

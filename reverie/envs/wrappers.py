@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Env, Obs, Space, Spaces, StateDict, UserError
+from reverie.api import FLAGS, Action, Env, Obs, Space, Spaces, StateDict, UserError
 
 Resample = Literal["nearest", "bilinear"]
 
@@ -317,6 +317,11 @@ class CheckSpaces(Wrapper):
         return self._check_obs(self.env.step(checked))
 
     def _check_obs(self, obs: Obs) -> Obs:
+        if lacking := [key for key in FLAGS if key not in self._obs_space]:
+            raise UserError(
+                f"Task {self.name!r} lacks {', '.join(lacking)} in its obs_space.\n"
+                f"  Fix: run `reverie check-env {self.name}`, it says what to change."
+            )
         if obs.keys() != self._obs_space.keys():
             missing = sorted(self._obs_space.keys() - obs.keys())
             extra = sorted(obs.keys() - self._obs_space.keys())
