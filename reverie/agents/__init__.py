@@ -1,0 +1,37 @@
+"""Agents: they act, learn, and say what they need for both."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+import torch
+
+from reverie.api import Agent, Spaces, UserError
+
+AGENTS = {
+    "dreamer": "reverie.agents.dreamer:Dreamer",
+    "random": "reverie.agents.random:RandomAgent",
+}
+
+
+def make(
+    name: str,
+    obs_space: Spaces,
+    act_space: Spaces,
+    config: Any,
+    *,
+    device: torch.device,
+    precision: str,
+    seed: int,
+) -> Agent:
+    """Build an agent by name; `config` is that agent's own dataclass."""
+    if name not in AGENTS:
+        near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
+        raise UserError(f"There is no agent {name!r}. Fix: did you mean {near[0]!r}?")
+    module, cls = AGENTS[name].split(":")
+    build = getattr(importlib.import_module(module), cls)
+    return build(
+        obs_space, act_space, config, device=device, precision=precision, seed=seed
+    )

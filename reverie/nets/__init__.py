@@ -1,0 +1,1 @@
+"""Parts that know no reinforcement learning: layers, heads, outputs, an optimizer."""

@@ -1,0 +1,1 @@
+"""Models of an environment that can be followed, dreamt in and looked into."""

@@ -1,0 +1,97 @@
+"""The agent that learns nothing: a floor for scores, and the smallest example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from reverie.api import (
+    Action,
+    Feed,
+    Memory,
+    Metrics,
+    Mode,
+    Notes,
+    Obs,
+    Report,
+    Spaces,
+    StateDict,
+    Window,
+)
+
+
+@dataclass(frozen=True)
+class RandomConfig:
+    """Nothing to set."""
+
+
+class Never:
+    """The rhythm of an agent that has no updates to make."""
+
+    def updates_due(self, step: int) -> int:
+        return 0
+
+    def state_dict(self) -> StateDict:
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        pass
+
+
+class RandomAgent:
+    """Samples the action space, uniformly where it is bounded."""
+
+    def __init__(
+        self,
+        obs_space: Spaces,
+        act_space: Spaces,
+        config: RandomConfig,
+        *,
+        device: torch.device,
+        precision: str,
+        seed: int,
+    ):
+        self.act_space = act_space
+        self.diet = {"train": Window(1, 1), "report": Window(1, 1, online=False)}
+        self.notes: Spaces = {}
+        self.rhythm = Never()
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+
+    def initial(self, batch: int) -> Memory:
+        return ()
+
+    def policy(
+        self, memory: Memory, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Memory, Action, Notes]:
+        batch = len(obs["is_first"])
+        action = {k: s.sample(self.rng, batch) for k, s in self.act_space.items()}
+        return memory, action, {}
+
+    def train(self, feed: Feed) -> Metrics:
+        return {}
+
+    def report(self, feed: Feed) -> Report:
+        return {}
+
+    def state_dict(self) -> StateDict:
+        state = self.rng.bit_generator.state
+        # 128-bit numbers, as text
+        return {
+            "rng": {
+                "state": str(state["state"]["state"]),
+                "inc": str(state["state"]["inc"]),
+                "has_uint32": state["has_uint32"],
+                "uinteger": state["uinteger"],
+            }
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        rng = state["rng"]
+        self.rng.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": int(rng["state"]), "inc": int(rng["inc"])},
+            "has_uint32": int(rng["has_uint32"]),
+            "uinteger": int(rng["uinteger"]),
+        }

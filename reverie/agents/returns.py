@@ -1,0 +1,31 @@
+"""Returns: what a state will turn out to have been worth."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def lambda_return(
+    reward: Float[Tensor, "B T"],
+    bootstrap: Float[Tensor, "B T"],
+    is_last: Float[Tensor, "B T"],
+    is_terminal: Float[Tensor, "B T"],
+    discount: float,
+    lam: float,
+) -> Float[Tensor, "B T-1"]:
+    """TD(lambda) targets for every step but the last.
+
+    `reward[:, t]` and both flags belong to *arriving* at step t, so step t bootstraps
+    from t + 1. A last step that is not terminal cuts the trace but keeps the bootstrap.
+    Both flags may be probabilities.
+    """
+    live = (1 - is_terminal)[:, 1:] * discount
+    trace = (1 - is_last)[:, 1:] * lam
+    now = reward[:, 1:] + (1 - trace) * live * bootstrap[:, 1:]
+    ahead = live * trace
+    returns = [bootstrap[:, -1]]
+    for t in reversed(range(now.shape[1])):
+        returns.append(now[:, t] + ahead[:, t] * returns[-1])
+    return torch.stack(returns[:0:-1], 1)

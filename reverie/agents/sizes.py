@@ -1,0 +1,63 @@
+"""Refuse weights of another shape, and say which size they are."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from reverie.api import StateDict, UserError
+
+
+def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
+    """Raise unless component `name` of `state` has the tensors of `mine`."""
+    saved = state.get(name)
+    if saved is None:
+        raise UserError(
+            f"The checkpoint has no component {name!r}, only {', '.join(state)}. Fix: "
+            "load a checkpoint of the same agent."
+        )
+    for key, tensor in mine.items():
+        other = saved.get(key)
+        if other is None or tuple(other.shape) != tuple(tensor.shape):
+            came = "is missing" if other is None else f"is {tuple(other.shape)}"
+            raise UserError(
+                f"In the checkpoint {name}.{key} {came}, this agent wants "
+                f"{tuple(tensor.shape)}. Fix: {_advice(state)}"
+            )
+
+
+def size_of(state: StateDict) -> str | None:
+    """The size block whose widths a checkpoint has, if it is one of them."""
+    try:
+        widths = {
+            "deter": state["dyn"]["dyngru.bias"].numel() // 3,
+            "hidden": state["dyn"]["dynin0.bias"].numel(),
+            "units": state["val"]["mlp.linear0.bias"].numel(),
+        }
+    except KeyError:
+        return None
+    for name, block in sizes().items():
+        if all(_value(block, key) == width for key, width in widths.items()):
+            return name
+    return None
+
+
+def sizes() -> dict[str, dict[str, Any]]:
+    """The size blocks, as the presets spell them."""
+    text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
+    return yaml.safe_load(text)
+
+
+def _value(block: dict[str, Any], field: str) -> Any:
+    matches = [v for key, v in block.items() if key.rstrip("$").endswith(field)]
+    return matches[0] if matches else None
+
+
+def _advice(state: StateDict) -> str:
+    size = size_of(state)
+    if size is None:
+        return "use the config, and the environment, that the checkpoint was made with."
+    return f"add `--configs {size}`, or point --logdir at a new folder."

@@ -1,0 +1,201 @@
+"""The few layers everything else is built from.
+
+Parameters are float32. A layer casts its own weights to the dtype of its input, so the
+dtype that enters a network is the one it computes in; norms compute in float32.
+
+Every kernel starts from a normal truncated at two deviations, scaled to a variance of
+1 / fan_in (and by `outscale`); biases start at zero and norm scales at one. Building a
+layer leaves its weights unset: `initialize` fills a whole module from one generator, on
+the CPU, so that a seed means the same weights on every device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import UserError
+
+TRUNCATION = 1.1368
+"""Undoes the loss of variance from truncating a normal at two deviations."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "elu": F.elu,
+    "tanh": torch.tanh,
+    "none": lambda x: x,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UserError(f"There is no activation {name!r}. Fix: use one of {known}.")
+    return ACTIVATIONS[name]
+
+
+def symlog(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    return torch.sign(x) * torch.log1p(torch.abs(x))
+
+
+def symexp(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    return torch.sign(x) * torch.expm1(torch.abs(x))
+
+
+class Kernel(nn.Module):
+    """A weight with its bias, and the rule both are initialized by."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(
+        self, shape: tuple[int, ...], units: int, fan_in: int, outscale: float
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(units))
+        self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        nn.init.trunc_normal_(self.weight, 0, 1, -2, 2, generator=generator)
+        self.weight.mul_(self.std)
+        self.bias.zero_()
+
+
+class Linear(Kernel):
+    """A dense layer; a tuple of `units` gives the output that shape."""
+
+    def __init__(
+        self, inputs: int, units: int | tuple[int, ...], outscale: float = 1.0
+    ):
+        self.shape = (units,) if isinstance(units, int) else units
+        flat = math.prod(self.shape)
+        super().__init__((flat, inputs), flat, inputs, outscale)
+
+    def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*any"]:
+        y = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return y if len(self.shape) == 1 else y.reshape(*y.shape[:-1], *self.shape)
+
+
+class BlockLinear(Kernel):
+    """A dense layer with a block-diagonal weight: block k of the output sees block k.
+
+    The fan-in that scales its weights is the whole input, not one block of it.
+    """
+
+    def __init__(self, inputs: int, units: int, blocks: int, outscale: float = 1.0):
+        for width in (inputs, units):
+            if width % blocks:
+                raise UserError(
+                    f"A layer of width {width} cannot be cut into {blocks} blocks. "
+                    f"Fix: make the width a multiple of {blocks}, or change the blocks."
+                )
+        shape = (blocks, inputs // blocks, units // blocks)
+        super().__init__(shape, units, inputs, outscale)
+
+    def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b O"]:
+        blocks, width, _ = self.weight.shape
+        rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
+        y = torch.bmm(rows, self.weight.to(x.dtype)).transpose(0, 1)
+        return y.reshape(*x.shape[:-1], -1) + self.bias.to(x.dtype)
+
+
+class Norm(nn.Module):
+    """Normalizes the last axis: `rms`, `layer` or `none`; `rms1em6` names another eps.
+
+    `eps` is added inside the square root. Only `layer` subtracts the mean and shifts.
+    """
+
+    def __init__(self, name: str, width: int):
+        super().__init__()
+        match = re.fullmatch(r"(rms|layer|none)(\d+em\d+)?", name)
+        if not match:
+            raise UserError(
+                f"There is no norm {name!r}. Fix: use rms, layer or none, if you like "
+                "with an epsilon, as in rms1em6."
+            )
+        self.kind = match[1]
+        self.eps = float(match[2].replace("em", "e-")) if match[2] else 1e-4
+        self.width = width
+        if self.kind != "none":
+            self.scale = nn.Parameter(torch.empty(width))
+        if self.kind == "layer":
+            self.shift = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b F"]:
+        if self.kind == "none":
+            return x
+        if self.kind == "rms":
+            y = F.rms_norm(x.float(), (self.width,), self.scale, self.eps)
+        else:
+            y = F.layer_norm(x.float(), (self.width,), self.scale, self.shift, self.eps)
+        return y.to(x.dtype)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        if self.kind != "none":
+            self.scale.fill_(1)
+        if self.kind == "layer":
+            self.shift.zero_()
+
+
+class MLP(nn.Module):
+    """Some layers of linear, norm, activation."""
+
+    def __init__(self, inputs: int, layers: int, units: int, act: str, norm: str):
+        super().__init__()
+        self.layers, self.width = layers, units if layers else inputs
+        self.act = activation(act)
+        for i in range(layers):
+            self.add_module(f"linear{i}", Linear(units if i else inputs, units))
+            self.add_module(f"norm{i}", Norm(norm, units))
+
+    def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
+        for i in range(self.layers):
+            x = getattr(self, f"linear{i}")(x)
+            x = self.act(getattr(self, f"norm{i}")(x))
+        return x
+
+
+class ByKey(nn.Module):
+    """One submodule per observation or action key, whatever the key is called."""
+
+    def __init__(self, modules: dict[str, nn.Module]):
+        super().__init__()
+        self.keys = tuple(modules)
+        for key, module in modules.items():
+            self.add_module(self.slot(key), module)
+
+    def __getitem__(self, key: str) -> nn.Module:
+        return self.get_submodule(self.slot(key))
+
+    @staticmethod
+    def slot(key: str) -> str:
+        """The key as a module name: no dots, and nothing a module already has."""
+        name = key.replace(".", "%2e")
+        return name + "%" if name == "keys" or hasattr(nn.Module, name) else name
+
+    @staticmethod
+    def key(slot: str) -> str:
+        """The key that `slot` was made from."""
+        return slot.removesuffix("%").replace("%2e", ".")
+
+
+def initialize(module: nn.Module, generator: torch.Generator) -> None:
+    """Fill every layer of `module` in the order they were made."""
+    for layer in module.modules():
+        if isinstance(layer, Kernel | Norm):
+            layer.initialize(generator)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,417 @@
+"""Encoder and decoder for any mix of images and vectors.
+
+Images are halved (and in the decoder doubled) once per entry of `mults`, and the
+smallest map must have 3 to 16 pixels a side. An image that the halvings do not divide
+is padded at the bottom and right with mid-grey, up to the next size they do; the
+decoder draws the padded canvas and crops it, so losses only see true pixels. Images of
+several sizes share the canvas of the largest.
+
+Between layers, images are `(rows, h, w, c)`; the convolutions see the same memory as
+channels-last `(rows, c, h, w)`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import Space, Spaces, UserError, sight
+from reverie.nets.blocks import (
+    MLP,
+    BlockLinear,
+    ByKey,
+    Kernel,
+    Linear,
+    Norm,
+    activation,
+    symlog,
+)
+from reverie.nets.inputs import Concat
+from reverie.nets.outs import MSE, Categorical, Output
+
+SMALLEST, LARGEST = 3, 16
+"""Allowed sides of the smallest feature map."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """How observations become tokens."""
+
+    depth: int = 64
+    """Channels of the first stage, before `mults`."""
+    mults: tuple[int, ...] = (2, 3, 4, 4)
+    """Channel multiple of each stage; their number is the number of halvings."""
+    layers: int = 3
+    """Layers of the vector branch."""
+    units: int = 1024
+    """Width of the vector branch."""
+    act: str = "silu"
+    """Activation."""
+    norm: str = "rms"
+    """Norm: rms, layer or none."""
+    symlog: bool = True
+    """Squash numbers before the first layer."""
+    outer: bool = False
+    """Keep the full resolution in the first stage."""
+    kernel: int = 5
+    """Side of the convolution kernels."""
+    strided: bool = False
+    """Halve by strided convolutions instead of max-pooling."""
+    cnn_keys: str = ".*"
+    """Pattern of the image keys to see; it must match the whole key."""
+    mlp_keys: str = ".*"
+    """Pattern of the other keys to see; it must match the whole key."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """How latents become observations again."""
+
+    depth: int = 64
+    """Channels of the last stage, before `mults`."""
+    mults: tuple[int, ...] = (2, 3, 4, 4)
+    """Channel multiple of each stage, from the image inwards."""
+    layers: int = 3
+    """Layers of the vector branch."""
+    units: int = 1024
+    """Width of the vector branch; twice that for the way into images."""
+    act: str = "silu"
+    """Activation."""
+    norm: str = "rms"
+    """Norm: rms, layer or none."""
+    outscale: float = 1.0
+    """Scale of the initial output weights."""
+    symlog: bool = True
+    """Predict numbers in symlog space."""
+    outer: bool = False
+    """Keep the full resolution in the last stage."""
+    kernel: int = 5
+    """Side of the convolution kernels."""
+    bspace: int = 8
+    """Blocks of the layer from `deter` to the smallest map; 0 for one dense layer."""
+    strided: bool = False
+    """Double by strided transposed convolutions instead of repeating pixels."""
+    cnn_keys: str = ".*"
+    """Pattern of the image keys to draw; it must match the whole key."""
+    mlp_keys: str = ".*"
+    """Pattern of the other keys to predict; it must match the whole key."""
+
+
+class Conv(Kernel):
+    """A 'same' convolution; `stride` 2 halves, and doubles if `transposed`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        kernel: int,
+        stride: int = 1,
+        transposed: bool = False,
+        outscale: float = 1.0,
+    ):
+        shape = (units, inputs, kernel, kernel)
+        super().__init__(shape, units, inputs * kernel * kernel, outscale)
+        self.weight.data = self.weight.data.to(memory_format=torch.channels_last)
+        self.kernel, self.stride, self.transposed = kernel, stride, transposed
+
+    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        x = x.permute(0, 3, 1, 2)
+        if self.transposed:
+            y = self._double(x, weight, bias)
+        else:
+            # 'same' for an even size: what cannot be split evenly goes right and below
+            total = max(0, self.kernel - self.stride)
+            pad = total // 2
+            if total % 2:
+                x, pad = F.pad(x, (pad, total - pad, pad, total - pad)), 0
+            y = F.conv2d(x, weight, bias, self.stride, pad)
+        return y.permute(0, 2, 3, 1)
+
+    def _double(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """A correlation with the input spread out over every second pixel."""
+        before = math.ceil((self.kernel + self.stride - 2) / 2)
+        weight = weight.flip(2, 3).transpose(0, 1)
+        pad = self.kernel - 1 - before
+        y = F.conv_transpose2d(x, weight, bias, self.stride, pad)
+        return y[..., : x.shape[-2] * self.stride, : x.shape[-1] * self.stride]
+
+
+def halve(x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
+    """The largest of every 2 by 2 pixels."""
+    return F.max_pool2d(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
+
+
+def double(x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
+    """Every pixel four times."""
+    b, h, w, c = x.shape
+    x = x[:, :, None, :, None].expand(b, h, 2, w, 2, c)
+    return x.reshape(b, 2 * h, 2 * w, c)
+
+
+def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:
+    """The images and the other keys that an encoder or decoder is told to handle."""
+    images, vectors = {}, {}
+    for key, space in sight(spaces).items():
+        if space.is_image:
+            if re.fullmatch(cnn_keys, key):
+                images[key] = space
+        elif re.fullmatch(mlp_keys, key):
+            if len(space.shape) > 2:
+                raise UserError(
+                    f"Observation {key!r} is {space.dtype} of shape {space.shape}, "
+                    "which is neither an image nor a vector. Fix: make it a uint8 "
+                    "(h, w, c) image, flatten it, or leave it out with mlp_keys."
+                )
+            vectors[key] = space
+    return images, vectors
+
+
+def canvas(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, int]:
+    """The padded height and width that holds every image."""
+    halvings = len(mults) - int(outer)
+    factor = 2**halvings
+    sides = [max(space.shape[axis] for space in images.values()) for axis in (0, 1)]
+    padded = [math.ceil(side / factor) * factor for side in sides]
+    if all(SMALLEST <= side // factor <= LARGEST for side in padded):
+        return padded[0], padded[1]
+    low, high = (SMALLEST - 1) * factor + 1, LARGEST * factor
+    message = (
+        f"Images of {sides[0]}x{sides[1]} pixels do not fit {halvings} halvings, which "
+        f"take sides of {low} to {high}."
+    )
+    for stages in sorted(range(8), key=lambda n: abs(n - halvings)):
+        if all(SMALLEST <= math.ceil(side / 2**stages) <= LARGEST for side in sides):
+            count = stages + int(outer)
+            fits = (*mults[:count], *mults[-1:] * (count - len(mults)))
+            flag = " ".join(str(mult) for mult in fits)
+            raise UserError(
+                f"{message} Fix: resize them, or set `--dreamer.enc.mults {flag}` and "
+                f"`--dreamer.dec.mults {flag}`."
+            )
+    raise UserError(f"{message} Fix: resize them.")
+
+
+class Encoder(nn.Module):
+    """Observations to one token per step: vector features first, then the image's."""
+
+    def __init__(self, spaces: Spaces, config: EncoderConfig):
+        super().__init__()
+        self.config = config
+        images, vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
+        if not images and not vectors:
+            seen = ", ".join(sight(spaces)) or "none at all"
+            raise UserError(
+                f"There is nothing to see: the observation keys are {seen}. Fix: give "
+                "the environment an observation besides reward and flags, or widen "
+                "`--dreamer.enc.cnn_keys` and `--dreamer.enc.mlp_keys`."
+            )
+        self.act = activation(config.act)
+        self.imgkeys, self.veckeys = sorted(images), sorted(vectors)
+        self.width = 0
+        if vectors:
+            self.concat = Concat(vectors, symlog if config.symlog else None)
+            width = self.concat.width
+            for i in range(config.layers):
+                self.add_module(f"mlp{i}", Linear(width, config.units))
+                self.add_module(f"mlp{i}norm", Norm(config.norm, config.units))
+                width = config.units
+            self.width += width
+        if images:
+            self.canvas = canvas(images, config.mults, config.outer)
+            h, w = self.canvas
+            channels = sum(space.shape[2] for space in images.values())
+            for i, mult in enumerate(config.mults):
+                stride = 1 if (config.outer and i == 0) else 2
+                step = stride if config.strided else 1
+                units = config.depth * mult
+                self.add_module(f"cnn{i}", Conv(channels, units, config.kernel, step))
+                self.add_module(f"cnn{i}norm", Norm(config.norm, units))
+                channels, h, w = units, h // stride, w // stride
+            self.width += h * w * channels
+
+    def forward(
+        self, obs: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        parts = []
+        if self.veckeys:
+            parts.append(self._vectors(obs, dtype))
+        if self.imgkeys:
+            parts.append(self._images([obs[key] for key in self.imgkeys], dtype))
+        return torch.cat(parts, -1)
+
+    def _vectors(self, obs: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        x = self.concat(obs, dtype)
+        for i in range(self.config.layers):
+            x = getattr(self, f"mlp{i}")(x)
+            x = self.act(getattr(self, f"mlp{i}norm")(x))
+        return x
+
+    def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
+        batch = images[0].shape[:-3]
+        h, w = self.canvas
+        centered = [
+            image.reshape(-1, *image.shape[-3:]).to(dtype) / 255 - 0.5
+            for image in images
+        ]
+        x = torch.cat(
+            [F.pad(x, (0, 0, 0, w - x.shape[2], 0, h - x.shape[1])) for x in centered],
+            -1,
+        )
+        for i in range(len(self.config.mults)):
+            x = getattr(self, f"cnn{i}")(x)
+            if not self.config.strided and not (self.config.outer and i == 0):
+                x = halve(x)
+            x = self.act(getattr(self, f"cnn{i}norm")(x))
+        return x.reshape(*batch, -1)  # flattened in (h, w, c) order
+
+
+class Decoder(nn.Module):
+    """Latents to a prediction of every observation key."""
+
+    def __init__(self, spaces: Spaces, deter: int, stoch: int, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.images, self.vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
+        self.act = activation(config.act)
+        if self.vectors:
+            self.mlp = MLP(
+                stoch + deter, config.layers, config.units, config.act, config.norm
+            )
+            self.vec = ByKey(
+                {
+                    key: make_vector_out(space, self.mlp.width, config.outscale)
+                    for key, space in self.vectors.items()
+                }
+            )
+        if self.images:
+            self._build_images(deter, stoch)
+
+    def forward(
+        self, deter: Float[Tensor, "*b D"], stoch: Float[Tensor, "*b Z"]
+    ) -> dict[str, Output]:
+        outs: dict[str, Output] = {}
+        if self.vectors:
+            # this one place has the stochastic half first
+            x = self.mlp(torch.cat([stoch, deter], -1))
+            for key, space in self.vectors.items():
+                outs[key] = self._vector(key, space, x)
+        if self.images:
+            outs.update(self._draw(deter, stoch))
+        return outs
+
+    def _vector(self, key: str, space: Space, x: Tensor) -> Output:
+        out, dims = self.vec[key], len(space.shape)
+        if space.is_discrete:
+            return _Seen(Categorical(out.get_submodule("logits")(x), dims), space)
+        pred = out.get_submodule("pred")(x)
+        return _Seen(MSE(pred, dims, symlog if self.config.symlog else None), space)
+
+    def _build_images(self, deter: int, stoch: int) -> None:
+        config = self.config
+        height, width = canvas(self.images, config.mults, config.outer)
+        factor = 2 ** (len(config.mults) - int(config.outer))
+        depths = [config.depth * mult for mult in config.mults]
+        h, w, c = self.smallest = (height // factor, width // factor, depths[-1])
+        if config.bspace:
+            if c % config.bspace or deter % config.bspace:
+                raise UserError(
+                    f"The decoder cuts deter={deter} and {c} channels into "
+                    f"{config.bspace} blocks, which does not divide both. Fix: set "
+                    "`--dreamer.dec.bspace 0` or change the sizes."
+                )
+            self.sp0 = BlockLinear(deter, h * w * c, config.bspace)
+            self.sp1 = Linear(stoch, 2 * config.units)
+            self.sp1norm = Norm(config.norm, 2 * config.units)
+            self.sp2 = Linear(2 * config.units, self.smallest)
+            self.spnorm = Norm(config.norm, c)
+        else:
+            self.space = Linear(stoch + deter, self.smallest)
+            self.spacenorm = Norm(config.norm, c)
+        kwargs = {"stride": 2, "transposed": True} if config.strided else {}
+        for i in reversed(range(len(depths) - 1)):
+            conv = Conv(depths[i + 1], depths[i], config.kernel, **kwargs)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"conv{i}norm", Norm(config.norm, depths[i]))
+        channels = sum(space.shape[2] for space in self.images.values())
+        self.imgout = Conv(
+            depths[0],
+            channels,
+            config.kernel,
+            outscale=config.outscale,
+            **({} if config.outer else kwargs),
+        )
+
+    def _draw(self, deter: Tensor, stoch: Tensor) -> dict[str, Output]:
+        config, batch = self.config, deter.shape[:-1]
+        deter, stoch = deter.flatten(0, -2), stoch.flatten(0, -2)
+        if config.bspace:
+            h, w, _ = self.smallest
+            x0 = rearrange(
+                self.sp0(deter), "b (g h w c) -> b h w (g c)", h=h, w=w, g=config.bspace
+            )
+            x1 = self.sp2(self.act(self.sp1norm(self.sp1(stoch))))
+            x = self.act(self.spnorm(x0 + x1))
+        else:
+            x = self.act(self.spacenorm(self.space(torch.cat([stoch, deter], -1))))
+        for i in reversed(range(len(config.mults) - 1)):
+            x = x if config.strided else double(x)
+            x = self.act(getattr(self, f"conv{i}norm")(getattr(self, f"conv{i}")(x)))
+        x = x if config.strided or config.outer else double(x)
+        x = torch.sigmoid(self.imgout(x).float())
+        x = x.reshape(*batch, *x.shape[1:])
+        outs: dict[str, Output] = {}
+        parts = x.split([space.shape[2] for space in self.images.values()], -1)
+        for (key, space), part in zip(self.images.items(), parts, strict=True):
+            height, width, _ = space.shape
+            outs[key] = MSE(part[..., :height, :width, :], 3, _as_fraction)
+        return outs
+
+
+def make_vector_out(space: Space, inputs: int, outscale: float) -> nn.ModuleDict:
+    if space.is_discrete:
+        units = (*space.shape, space.classes)
+        return nn.ModuleDict({"logits": Linear(inputs, units, outscale)})
+    return nn.ModuleDict({"pred": Linear(inputs, space.shape, outscale)})
+
+
+def _as_fraction(image: Tensor) -> Tensor:
+    return image / 255
+
+
+class _Seen:
+    """A prediction whose target may be missing, and whose classes count from `low`.
+
+    As in the encoder, an entry of -inf or -1 says that the key is missing in that row;
+    there is nothing to compare then, and the loss is zero.
+    """
+
+    def __init__(self, out: Output, space: Space):
+        self.out, self.dims, self.low = out, len(space.shape), 0
+        self.missing: float | None = -torch.inf
+        if space.is_discrete:
+            self.low = int(space.low.min(initial=0))
+            signed = space.dtype.kind == "i" and self.low >= 0
+            self.missing = -1 if signed else None
+
+    def pred(self) -> Tensor:
+        pred = self.out.pred()
+        return pred + self.low if self.low else pred
+
+    def loss(self, target: Tensor) -> Tensor:
+        if self.missing is None:
+            return self.out.loss(target.long() - self.low)
+        present = target != self.missing
+        loss = self.out.loss(torch.where(present, target - self.low, 0))
+        return torch.where(_all(present, self.dims), loss, 0)
+
+
+def _all(x: Tensor, dims: int) -> Tensor:
+    return x.flatten(-dims).all(-1) if dims else x

@@ -1,0 +1,41 @@
+"""Where randomness comes from: one `Dice` per purpose, owned by the agent.
+
+Networks never draw by themselves; whoever calls them passes the dice down. So a seed
+fixes a run, a report does not disturb training, a checkpoint holds the state of every
+die, and a test can put recorded draws in place of fresh ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from reverie.api import StateDict
+
+
+class Dice:
+    """Draws from one generator, seeded by the run's seed and a purpose."""
+
+    def __init__(self, seed: int, purpose: str, device: torch.device):
+        entropy = np.random.SeedSequence([seed, *purpose.encode()])
+        self.generator = torch.Generator(device)
+        self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+
+    def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
+        """The index of the first of K exponential clocks with these rates to ring."""
+        clocks = torch.empty_like(probs).exponential_(generator=self.generator)
+        return torch.argmax(probs / clocks, -1)
+
+    def normal(
+        self, mean: Float[Tensor, "*b"], std: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*b"]:
+        noise = torch.empty_like(mean).normal_(generator=self.generator)
+        return mean + std * noise
+
+    def state_dict(self) -> StateDict:
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.generator.set_state(state["state"].cpu())

@@ -1,0 +1,74 @@
+"""Turn a dict of vectors, numbers and classes into one flat feature tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import Spaces, UserError
+
+MANY_CLASSES = 2**16
+
+
+class Concat(nn.Module):
+    """Keys in sorted order; classes become one-hots, numbers are squashed.
+
+    An entry of -inf (floats) or -1 (signed integers that count from zero) says that the
+    key is missing in that row: all of its features there are zero.
+    """
+
+    def __init__(
+        self, spaces: Spaces, squash: Callable[[Tensor], Tensor] | None = None
+    ):
+        super().__init__()
+        self.spaces = dict(sorted(spaces.items()))
+        self.squash = squash
+        self.width = 0
+        for i, (key, space) in enumerate(self.spaces.items()):
+            size = math.prod(space.shape)
+            if space.is_discrete:
+                if space.classes > MANY_CLASSES:
+                    raise UserError(
+                        f"The integers of {key!r} take {space.classes} values, too "
+                        "many for one class each. Fix: give the space its real low "
+                        "and high, or make it a float."
+                    )
+                size *= space.classes
+                low = torch.tensor(np.asarray(space.low, np.int64))
+                self.register_buffer(f"low{i}", low, persistent=False)
+            self.width += size
+
+    def forward(
+        self, values: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b F"]:
+        return torch.cat(
+            [
+                self._encode(i, key, values[key], dtype)
+                for i, key in enumerate(self.spaces)
+            ],
+            -1,
+        )
+
+    def _encode(self, i: int, key: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        space = self.spaces[key]
+        batch = x.shape[: x.ndim - len(space.shape)]
+        if space.is_discrete:
+            classes = torch.arange(space.classes, device=x.device)
+            index = x.long() - self.get_buffer(f"low{i}")
+            features = (index[..., None] == classes).to(dtype)
+            signed = space.dtype.kind == "i" and (space.low >= 0).all()
+            present = x != -1 if signed else None
+        else:
+            present = x != -torch.inf
+            x = torch.where(present, x, 0).float()
+            features = (self.squash(x) if self.squash else x).to(dtype)
+        features = features.reshape(*batch, -1)
+        if present is not None:
+            present = present.reshape(*batch, -1).all(-1, keepdim=True)
+            features = torch.where(present, features, 0)
+        return features

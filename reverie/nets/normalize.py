@@ -1,0 +1,84 @@
+"""Running statistics of returns, values or advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """An offset and a scale, followed by moving averages."""
+
+    impl: Literal["none", "perc", "meanstd"] = "none"
+    """none, perc (between two percentiles) or meanstd."""
+    rate: float = 0.01
+    """How fast the averages follow."""
+    limit: float = 1e-8
+    """Least scale."""
+    perclo: float = 5.0
+    """Lower percentile."""
+    perchi: float = 95.0
+    """Upper percentile."""
+    debias: bool = True
+    """Correct the averages for having started from zero."""
+
+
+class Normalize(nn.Module):
+    """Call it with numbers to update it; either way it answers (offset, scale)."""
+
+    lo: Tensor
+    hi: Tensor
+    mean: Tensor
+    sqrs: Tensor
+    corr: Tensor
+
+    def __init__(self, config: NormalizeConfig):
+        super().__init__()
+        self.config = config
+        names = {"none": (), "perc": ("lo", "hi"), "meanstd": ("mean", "sqrs")}
+        self.averages = names[config.impl]
+        for name in self.averages:
+            self.register_buffer(name, torch.zeros(()))
+        if self.averages and config.debias:
+            self.register_buffer("corr", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, x: Float[Tensor, "*any"]) -> None:
+        config, x = self.config, x.detach().float().flatten()
+        if config.impl == "perc":
+            points = torch.tensor([config.perclo, config.perchi], device=x.device)
+            self._follow(torch.quantile(x, points / 100))
+        elif config.impl == "meanstd":
+            self._follow(torch.stack([x.mean(), torch.square(x).mean()]))
+
+    def _follow(self, stats: Float[Tensor, " 2"]) -> None:
+        rate = self.config.rate
+        for name, stat in zip(self.averages, stats, strict=True):
+            average = self.get_buffer(name)
+            average.copy_((1 - rate) * average + rate * stat)
+        if self.config.debias:
+            self.corr.copy_((1 - rate) * self.corr + rate)
+
+    def stats(self) -> tuple[Tensor | float, Tensor | float]:
+        if not self.averages:
+            return 0.0, 1.0
+        first, second = (self.get_buffer(name).clone() for name in self.averages)
+        if self.config.debias:
+            correction = 1 / self.corr.clamp(min=self.config.rate)
+            first, second = first * correction, second * correction
+        if self.config.impl == "perc":
+            return first, (second - first).clamp(min=self.config.limit)
+        std = torch.sqrt(torch.relu(second - torch.square(first)))
+        return first, std.clamp(min=self.config.limit)
+
+    def forward(
+        self, x: Float[Tensor, "*any"], update: bool
+    ) -> tuple[Tensor | float, Tensor | float]:
+        if update:
+            self.update(x)
+        return self.stats()

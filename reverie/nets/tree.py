@@ -1,0 +1,23 @@
+"""Nests of tensors: NamedTuples and dicts, and what is in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def map1(fn: Any, tree: Any) -> Any:
+    """Apply `fn` to every tensor of a nest of NamedTuples and dicts."""
+    if isinstance(tree, dict):
+        return {key: map1(fn, value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return type(tree)(*(map1(fn, value) for value in tree))
+    return fn(tree)
+
+
+def map2(fn: Any, left: Any, right: Any) -> Any:
+    """Apply `fn` to the pairs of tensors of two such nests."""
+    if isinstance(left, dict):
+        return {key: map2(fn, left[key], right[key]) for key in left}
+    if isinstance(left, tuple):
+        return type(left)(*(map2(fn, a, b) for a, b in zip(left, right, strict=True)))
+    return fn(left, right)
