@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 from reverie import agents
 from reverie import envs as suites
-from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay
@@ -91,8 +90,8 @@ class Run:
         self.precision = device.pick_precision(config.precision, self.device)
         self.envs = self.open_envs(config.run.envs)
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        self.prefill = RandomAgent(
-            self.envs.obs_space, self.envs.act_space, RandomConfig(), seed=config.seed
+        self.prefill = make_agent(
+            replace(config, agent="random"), self.envs, self.device, self.precision
         )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self.open_replay(config.run.envs, self.path / "replay")
