@@ -54,7 +54,7 @@ pytest: $(VENV)/.installed-dev
 floors: pytest
 	$(BIN)/python tools/coverage_floors.py $(LOCAL)/coverage.json
 
-licences: $(VENV)/.installed
+licences: $(VENV)/.installed-dev
 	$(BIN)/python tools/licence_gate.py
 
 test-slow: $(VENV)/.installed-dev

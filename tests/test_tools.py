@@ -1,0 +1,180 @@
+"""The gates of the project: they let the good pass and stop the bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import coverage_floors  # noqa: E402
+import licence_gate  # noqa: E402
+
+
+class Installed:
+    """A made-up package index."""
+
+    def __init__(self, **packages):
+        self.packages = packages
+
+    def __call__(self, name):
+        if name not in self.packages:
+            raise metadata.PackageNotFoundError(name)
+        fields, requires = self.packages[name]
+        about = Message()
+        for key, value in fields:
+            about[key] = value
+        found = type("Found", (), {"metadata": about, "requires": requires})
+        return found()
+
+
+MIT = [("License-Expression", "MIT")]
+GPL = [("License-Expression", "GPL-3.0-only")]
+
+
+def test_the_core_of_reverie_is_permissive():
+    names, wrong = licence_gate.problems("reverie", metadata.distribution)
+    assert not wrong
+    assert {"torch", "numpy", "pillow"} <= set(names)
+    assert "ale-py" not in names
+
+
+def test_a_copyleft_dependency_is_found_however_deep():
+    index = Installed(app=(MIT, ["lib>=1"]), lib=(MIT, ["deep"]), deep=(GPL, None))
+    _, wrong = licence_gate.problems("app", index)
+    assert wrong == ["deep is under GPL-3.0-only."]
+
+
+def test_extras_count_only_where_they_are_asked_for():
+    index = Installed(
+        app=(MIT, ["lib[fast]", 'other; extra == "more"']),
+        lib=(MIT, ['turbo; extra == "fast"', 'slow; extra == "slow"']),
+        turbo=(GPL, None),
+    )
+    names, wrong = licence_gate.problems("app", index)
+    assert names == ["app", "lib", "turbo"]
+    assert wrong == ["turbo is under GPL-3.0-only."]
+
+
+def test_a_package_nobody_can_look_at_does_not_pass():
+    _, wrong = licence_gate.problems("app", Installed(app=(MIT, ["gone"])))
+    assert "gone is needed and not installed" in wrong[0]
+    _, wrong = licence_gate.problems("app", Installed(app=([], None)))
+    assert wrong == ["app is under no licence it names."]
+
+
+@pytest.mark.parametrize(
+    ("expression", "passes"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 OR GPL-3.0-only", True),
+        ("Apache-2.0 AND GPL-3.0-only", False),
+        ("MIT AND (GPL-2.0-only OR BSD-3-Clause)", True),
+        ("MIT AND (GPL-2.0-only OR LGPL-3.0-only)", False),
+        ("Apache-2.0 WITH LLVM-exception AND BSD-2-Clause", True),
+        ("GPL-3.0-only WITH GCC-exception-3.1", False),
+        ("", False),
+    ],
+)
+def test_expressions_are_read_as_they_are_meant(expression, passes):
+    assert licence_gate.is_permissive(expression) is passes
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence"),
+    [
+        ([("License", "MIT License\n\nCopyright (c) 2022")], "MIT"),
+        ([("License", "Apache 2.0")], "Apache-2.0"),
+        ([("License", "3-Clause BSD License")], "BSD-3-Clause"),
+        ([("Classifier", "License :: OSI Approved :: BSD License")], "BSD-3-Clause"),
+        ([("License", "LGPLv3")], "LGPLv3"),
+    ],
+)
+def test_older_spellings_are_understood(fields, licence):
+    found = Installed(app=(fields, None))("app")
+    assert licence_gate.licence_of(found) == licence
+
+
+def coverage(**files):
+    def entry(covered, total):
+        percent = 100 * covered / total if total else 100.0
+        summary = {"covered_lines": covered, "num_statements": total}
+        missing = list(range(covered + 1, total + 1))
+        return {
+            "summary": summary | {"percent_covered": percent},
+            "missing_lines": missing,
+        }
+
+    report = {name.replace("__", "/") + ".py": entry(*n) for name, n in files.items()}
+    return {"files": report, "totals": {"percent_covered": 0.0}}
+
+
+def test_each_module_and_the_whole_have_a_floor():
+    low = coverage_floors.shortfalls
+    assert low(coverage(reverie__api=(95, 100), reverie__cli=(81, 100))) != []
+    assert low(coverage(reverie__api=(99, 100), reverie__cli=(81, 100))) == []
+    (module,) = low(coverage(reverie__api=(1000, 1000), reverie__cli=(5, 10)))
+    assert "reverie/cli.py: 50.0 % is below 80 %; never run: lines 6-10" in module
+    (whole,) = low(coverage(reverie__api=(85, 100)))
+    assert whole.startswith("the core: 85.0 % of 100 lines is below 90 %")
+
+
+def test_suites_nobody_can_install_together_are_outside_the_floors():
+    report = coverage(reverie__api=(10, 10), reverie__envs__dmc=(0, 100))
+    assert coverage_floors.shortfalls(report) == []
+    report = coverage(reverie__api=(10, 10), reverie__envs__catch=(0, 100))
+    assert len(coverage_floors.shortfalls(report)) == 2
+
+
+def test_the_coverage_gate_answers_with_its_exit_code(tmp_path, capsys):
+    path = tmp_path / "coverage.json"
+    assert coverage_floors.main([str(path)]) == 2
+    path.write_text(json.dumps(coverage(reverie__api=(10, 10))))
+    assert coverage_floors.main([str(path)]) == 0
+    path.write_text(json.dumps(coverage(reverie__api=(1, 10))))
+    assert coverage_floors.main([str(path)]) == 1
+    assert "reverie/api.py: 10.0 %" in capsys.readouterr().out
+
+
+def install(tmp_path, **variables):
+    return subprocess.run(
+        ["sh", str(ROOT / "tools/install.sh"), str(tmp_path / "venv"), "."],
+        env=os.environ | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def executable(path, text):
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_old_python_is_refused_in_one_sentence(tmp_path):
+    old = executable(
+        tmp_path / "python",
+        'if [ "$1" = --version ]; then echo Python 3.8.1; else exit 1; fi\n',
+    )
+    done = install(tmp_path, PYTHON=old)
+    assert done.returncode == 2
+    assert "needs Python 3.11 or newer; here is: Python 3.8.1" in done.stderr
+    assert "Fix: " in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_python_without_venv_is_explained(tmp_path):
+    bare = executable(tmp_path / "python", '[ "$1" != -m ]\n')
+    done = install(tmp_path, PYTHON=bare)
+    assert done.returncode == 2
+    assert "its venv module is missing" in done.stderr
+    assert "apt install python3-venv" in done.stderr
