@@ -1,0 +1,32 @@
+# docker build -t reverie .
+# docker run --rm --gpus all -v ~/logdir:/logdir reverie \
+#     train --configs crafter --logdir '/logdir/{timestamp}'
+#
+# Without a GPU leave out --gpus all, and build the smaller image:
+# docker build -t reverie --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+FROM python:3.12-slim
+
+# Worker environments render without a screen.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libegl1 libgl1 libglib2.0-0 \
+    && rm -rf /var/lib/apt/lists/*
+ENV MUJOCO_GL=egl PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+
+WORKDIR /app
+ARG TORCH_INDEX=https://pypi.org/simple
+ARG EXTRAS=atari,crafter,tensorboard,video
+
+# torch is the large layer and changes least: the range is that of pyproject.toml.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; print(next(need for need in tomllib.load(open( \
+        'pyproject.toml', 'rb'))['project']['dependencies'] \
+        if need.startswith('torch')))" > torch.txt \
+    && pip install --index-url "$TORCH_INDEX" -r torch.txt
+
+COPY LICENSE README.md ./
+COPY reverie ./reverie
+RUN pip install ".[$EXTRAS]"
+
+VOLUME /logdir
+ENTRYPOINT ["reverie"]
+CMD ["train", "--logdir", "/logdir/{timestamp}"]
