@@ -100,9 +100,7 @@ class _Checker:
     def check_spaces(self) -> bool:
         """Look at what is promised; False if there is nothing to play with."""
         for name in ("obs_space", "act_space"):
-            spaces = self._attempt(
-                f"`{name}`", lambda name=name: getattr(self.env, name)
-            )
+            spaces = self._attempt(f"`{name}`", partial(_get, self.env, name))
             if not isinstance(spaces, dict) or not all(
                 isinstance(key, str) and isinstance(space, Space)
                 for key, space in spaces.items()

@@ -57,6 +57,16 @@ class SeedFirst(Wrapper):
         seed, self.seed = (self.seed if seed is None else seed), None
         return self.env.reset(seed)
 
+    def __getattr__(self, name: str) -> Any:
+        inner = super().__getattr__(name)
+        if name == "load_state_dict":
+            return lambda state: self._load(state, inner)
+        return inner
+
+    def _load(self, state: StateDict, inner: Any) -> None:
+        self.seed = None  # the state brings its own random numbers
+        inner(state)
+
 
 class ActionRepeat(Wrapper):
     """Takes each action several times and sums the rewards; stops at the last step."""

@@ -1,0 +1,164 @@
+"""Task names, and what a user reads when one is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.api import UserError
+
+PLANNED = [name for name, suite in envs.SUITES.items() if suite.build is None]
+
+
+@pytest.mark.parametrize(
+    ("task", "parts"),
+    [
+        ("catch", ("catch", "")),
+        ("atari_montezuma_revenge", ("atari", "montezuma_revenge")),
+        ("atari100k_pong", ("atari100k", "pong")),
+        ("dmc_walker_walk", ("dmc", "walker_walk")),
+        ("gym_CartPole-v1", ("gym", "CartPole-v1")),
+        ("gym_some_package:Name-v0", ("gym", "some_package:Name-v0")),
+        ("my_env:make_env", ("", "my_env:make_env")),
+        ("memory_of_mine:make_env", ("", "memory_of_mine:make_env")),
+    ],
+)
+def test_a_task_splits_into_suite_and_name(task: str, parts: tuple[str, str]) -> None:
+    assert envs.split_task(task) == parts
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        ("catsh", "catch"),
+        ("pinpad_tree", "pinpad_three"),
+        ("atari_breakuot", "atari_breakout"),
+        ("crafter_rewards", "crafter_reward"),
+        ("dummy", "dummy_disc"),
+        ("dmc", "dmc_walker_walk"),
+        ("", "Unknown task"),
+        ("mine:", "package.module:function"),
+    ],
+)
+def test_an_unknown_task_names_the_nearest(task: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        envs.make(task)
+
+
+def test_an_unknown_gym_id_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="gym_CartPole-v1"):
+        envs.make("gym_CartPol-v1")
+
+
+@pytest.mark.parametrize("suite", PLANNED)
+def test_suites_to_come_say_so_with_their_install_line(suite: str) -> None:
+    name = (envs.SUITES[suite].tasks or ("thing",))[0]
+    with pytest.raises(UserError, match=r"no adapter yet") as caught:
+        envs.make(f"{suite}_{name}")
+    assert f"pip install 'reverie[{suite}]'" in str(caught.value)
+
+
+def test_a_missing_package_names_its_install_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'reverie\[atari\]'"):
+        envs.make("atari100k_pong")
+
+
+def test_every_suite_has_a_row_and_a_line_in_the_table() -> None:
+    wanted = """atari atari100k crafter dmc dmlab minecraft procgen bsuite loconav pinpad
+        memorymaze minigrid mujoco metaworld robosuite craftax gym dummy catch memory"""
+    assert set(wanted.split()) == envs.SUITES.keys()
+    for name in envs.SUITES:
+        assert f"\n{name} " in "\n" + envs.table()
+    assert "pinpad_six" in envs.task_names()
+
+
+def test_action_repeat_multiplies_the_suite_and_the_wrapper() -> None:
+    config = envs.EnvConfig(repeat=2, atari=envs.AtariConfig(repeat=4))
+    assert envs.action_repeat("atari_pong", config) == 8
+    assert envs.action_repeat("atari100k_pong", config) == 8
+    assert envs.action_repeat("catch", config) == 2
+    assert envs.action_repeat("my:make", config) == 2
+
+
+OWN = """
+import gymnasium
+import numpy as np
+
+class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (5,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return np.eye(5)[0], {}
+
+    def step(self, action):
+        self.place += int(action)
+        return np.eye(5)[self.place], 1.0, self.place == 4, False, {}
+
+def make_env():
+    return Corridor()
+"""
+
+
+def test_a_factory_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_corridor.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    env = envs.make("my_corridor:make_env")
+    obs = env.reset()
+    assert obs["vector"].dtype == np.float32
+    for _ in range(4):
+        obs = env.step({"action": np.int32(1)})
+    assert obs["is_terminal"]
+    with pytest.raises(UserError, match=r"no 'make_en'. Did you mean make_env"):
+        envs.make("my_corridor:make_en")
+    with pytest.raises(UserError, match="no module 'my_koridor'"):
+        envs.make("my_koridor:make_env")
+
+
+def test_environment_objects_and_functions_are_tasks_too() -> None:
+    one = envs.make(gymnasium.make("CartPole-v1"))
+    two = envs.make(lambda: gymnasium.make("CartPole-v1"))
+    assert one.obs_space == two.obs_space
+    assert envs.make(envs.catch.Catch()).reset()["is_first"]
+    with pytest.raises(UserError, match="neither a Reverie environment"):
+        envs.make(object())
+
+
+def test_importing_the_table_imports_no_simulator_and_no_torch() -> None:
+    code = (
+        "import sys, reverie.envs; "
+        "print([m for m in ('torch', 'gymnasium', 'ale_py', 'crafter', 'PIL') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: envs.EnvConfig(repeat=0),
+        lambda: envs.PoolConfig(workers=-2),
+        lambda: envs.CatchConfig(rows=1),
+        lambda: envs.MemoryConfig(cues=1),
+        lambda: envs.AtariConfig(pooling=5),
+    ],
+)
+def test_configs_refuse_what_cannot_work(wrong: object) -> None:
+    with pytest.raises(ValueError, match="needs"):
+        wrong()  # type: ignore[operator]
