@@ -29,7 +29,6 @@ from reverie.agents.actor_critic import (
     ReplLossConfig,
     SlowConfig,
 )
-from reverie.agents.openloop import openloop_video
 from reverie.agents.sizes import check_fit
 from reverie.api import (
     FLAGS,
@@ -56,6 +55,7 @@ from reverie.nets.heads import HeadConfig, PolicyConfig, check_actions
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim import OptConfig, Optimizer
 from reverie.nets.tree import map1, map2
+from reverie.view.openloop import openloop_video
 from reverie.worlds.rssm import RSSM, RSSMConfig
 
 PRECISIONS = {
@@ -365,11 +365,13 @@ class Dreamer:
         for name, loss in imagined.losses.items():
             losses[name] = loss.mean(1).unflatten(0, (-1, last))  # (B, last)
         if config.repval_loss:
+            reward, is_last, is_terminal = (
+                batch[key][:, -last:].float() for key in RETURN_KEYS
+            )
+            boot = imagined.ret[:, 0].unflatten(0, (-1, last))
+            feat = recorded if config.repval_grad else recorded.detach()
             losses["repval"] = self.actor_critic.repl_loss(
-                recorded if config.repval_grad else recorded.detach(),
-                *(batch[key][:, -last:].float() for key in RETURN_KEYS),
-                boot=imagined.ret[:, 0].unflatten(0, (-1, last)),
-                update=training,
+                feat, reward, is_last, is_terminal, boot, training
             ).loss
         metrics.update({f"loss/{k}": x.mean() for k, x in losses.items()})
         metrics = {key: value.detach() for key, value in metrics.items()}
@@ -477,12 +479,12 @@ class Dreamer:
         dream = self.world.imagine(start, lambda _: next(known), length - half, dice)
         dreamt = map1(lambda x: x[:, 1:], dream.states)
         before, after = self.world.decode(states), self.world.decode(dreamt)
-        return {
-            f"openloop/{key}": openloop_video(
-                batch[key][:rows], torch.cat([before[key], after[key]], 1), half
-            )
-            for key in self.world.drawn
-        }
+        videos = {}
+        for key in self.world.drawn:
+            model = torch.cat([before[key], after[key]], 1) * 255
+            pair = batch[key][:rows], model.clamp(0, 255).to(torch.uint8)
+            videos[f"openloop/{key}"] = openloop_video(*_to_numpy(pair), half)
+        return videos
 
     # Keeping
 
@@ -517,10 +519,10 @@ class Dreamer:
                 type(fresh.state)(**moved["state"]), moved["prevact"]
             )
 
-    def load_weights(self, state: StateDict, components: str | None = None) -> None:
-        """Take over weights and statistics, of all components or those that match."""
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        """Take over weights and statistics of the components that match."""
         mine = self.components()
-        chosen = [k for k in mine if components is None or re.fullmatch(components, k)]
+        chosen = [name for name in mine if re.fullmatch(components, name)]
         if not chosen:
             raise UserError(
                 f"No component matches {components!r}. Fix: use a pattern for some of "
@@ -530,6 +532,7 @@ class Dreamer:
             check_fit(name, mine[name].state_dict(), state)
         for name in chosen:
             mine[name].load_state_dict(state[name])
+        return chosen
 
     # Private
 
@@ -554,5 +557,5 @@ def _like(mask: Tensor, x: Tensor) -> Tensor:
     return mask.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _to_numpy(values: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    return {key: value.cpu().numpy() for key, value in values.items()}
+def _to_numpy(values: Any) -> Any:
+    return map1(lambda x: x.cpu().numpy(), values)

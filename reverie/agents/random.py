@@ -75,6 +75,12 @@ class RandomAgent:
     def report(self, feed: Feed) -> Report:
         return {}
 
+    def nonfinite(self) -> list[str]:
+        return []
+
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        return []
+
     def state_dict(self) -> StateDict:
         state = self.rng.bit_generator.state
         # 128-bit numbers, as text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,7 +116,7 @@ class Optimizer:
             self.tensors,
             materialize_grads=True,
         )
-        return torch._foreach_div(grads, self.scale) if self.scaling else list(grads)
+        return list(torch._foreach_div(grads, self.scale) if self.scaling else grads)
 
     @torch.no_grad()
     def apply(
@@ -192,7 +193,7 @@ class Optimizer:
                 moment.copy_(saved[name])
 
     def _average(
-        self, average: list[Tensor], new: list[Tensor], keep: Tensor, take: Tensor
+        self, average: list[Tensor], new: Sequence[Tensor], keep: Tensor, take: Tensor
     ) -> None:
         torch._foreach_mul_(average, keep)
         torch._foreach_add_(average, torch._foreach_mul(new, take))
@@ -230,5 +231,5 @@ class Optimizer:
         self.scale = (self.scale * factor).clamp(self.LEAST, self.MOST)
 
 
-def _norm(tensors: list[Tensor]) -> Float[Tensor, ""]:
+def _norm(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))

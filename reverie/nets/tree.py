@@ -6,11 +6,11 @@ from typing import Any
 
 
 def map1(fn: Any, tree: Any) -> Any:
-    """Apply `fn` to every tensor of a nest of NamedTuples and dicts."""
+    """Apply `fn` to every tensor of a nest of tuples, NamedTuples and dicts."""
     if isinstance(tree, dict):
         return {key: map1(fn, value) for key, value in tree.items()}
     if isinstance(tree, tuple):
-        return type(tree)(*(map1(fn, value) for value in tree))
+        return _like(tree, [map1(fn, value) for value in tree])
     return fn(tree)
 
 
@@ -19,5 +19,10 @@ def map2(fn: Any, left: Any, right: Any) -> Any:
     if isinstance(left, dict):
         return {key: map2(fn, left[key], right[key]) for key in left}
     if isinstance(left, tuple):
-        return type(left)(*(map2(fn, a, b) for a, b in zip(left, right, strict=True)))
+        pairs = zip(left, right, strict=True)
+        return _like(left, [map2(fn, a, b) for a, b in pairs])
     return fn(left, right)
+
+
+def _like(old: tuple, values: list) -> tuple:
+    return type(old)(*values) if hasattr(old, "_fields") else tuple(values)
