@@ -82,11 +82,12 @@ class WorkerPool:
         self._config = config
         self._count = count
         self._events: Counter[str] = Counter()
+        parcel = _pickled(make_env)
         self._memory = _shared_file()
         recipe = {"seed": seed, "failures": config.failures, "count": count}
         shares = np.array_split(np.arange(count), _worker_count(config.workers, count))
         self._workers = [
-            _Worker([int(i) for i in share], _pickled(make_env), recipe, self._memory)
+            _Worker([int(i) for i in share], parcel, recipe, self._memory)
             for share in shares
         ]
         self._finalizer = weakref.finalize(self, _stop, self._workers, self._memory)

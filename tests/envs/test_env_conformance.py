@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_conformance_rows_are_what_the_spaces_promise(env: Env) -> None:
 def test_conformance_flags_tell_where_an_episode_begins_and_ends(env: Env) -> None:
     rows = play(env, 130)
     assert rows[0]["is_first"]
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         assert after["is_first"] == before["is_last"]
     for row in rows:
         assert row["is_last"] or not row["is_terminal"]
