@@ -56,9 +56,7 @@ class Jsonl:
 
     def _flush(self) -> None:
         for name, lines in self._waiting.items():
-            if not lines:
-                continue
-            try:
+            try:  # even without lines, so that both files are there from the start
                 self._files[name].write("".join(lines).encode())
             except OSError as error:
                 del lines[:-BACKLOG]

@@ -32,6 +32,11 @@ def test_a_write_can_be_read_before_the_file_is_closed(tmp_path):
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1}]
 
 
+def test_both_files_are_there_before_an_episode_ends(tmp_path):
+    Jsonl(tmp_path).write(Record(1, scalars={"a": 1.0}))
+    assert (tmp_path / "scores.jsonl").read_bytes() == b""
+
+
 def test_truncation_drops_later_and_torn_lines(tmp_path):
     sink = Jsonl(tmp_path)
     for step in (1, 2, 3):
