@@ -46,7 +46,14 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     needs = tomllib.load(file)["project"]["dependencies"]
 print(next(need for need in needs if need.startswith("torch")))')
-echo "Installing $torch"
-"$venv/bin/python" -m pip install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+echo "Installing $torch (the largest part; this can take some minutes)"
+"$venv/bin/python" -m pip install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" ||
+    stop "pip could not install torch." \
+        "check the network and the disk (df -h .), then run make again"
 echo "Installing reverie (editable, $what)"
-"$venv/bin/python" -m pip install -q -e "$what"
+log=$venv/install.log
+"$venv/bin/python" -m pip install -e "$what" >"$log" 2>&1 || {
+    tail -n 30 "$log" >&2
+    stop "pip could not install reverie; the end of $log is above." \
+        "look for the first error in it, mend it, and run make again"
+}
