@@ -38,6 +38,7 @@ class Archive:
         self.partial: Segment | None = None  # written by a save, soon superseded
         self.sealed = 0  # the id up to which steps are in files for good
         self._unsynced: list[str] = []
+        self._buffers: Arrays = {}  # kept, because fresh memory is slow to touch
 
     @property
     def disk_bytes(self) -> int:
@@ -170,7 +171,9 @@ class Archive:
         # steps of one environment side by side: a window is then one or two reads
         order = np.argsort(stream, kind="stable")
         ids = ids[order]
-        out = {key: space.zeros(count) for key, space in self.spaces.items()}
+        if len(next(iter(self._buffers.values()), ())) != count:
+            self._buffers = {k: space.zeros(count) for k, space in self.spaces.items()}
+        out = dict(self._buffers)
         columns.gather(ids, out)
         out[STREAM] = stream[order].astype(np.int64)
         out[POSITION] = timeline.position[ids % timeline.capacity]

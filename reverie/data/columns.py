@@ -15,10 +15,11 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ WIDE = 1024
 OPEN_MAPS = 128
 """Files mapped at once; each holds a file descriptor."""
 
-RESIDENT = 1 << 28
+RESIDENT = 1 << 26
 """Bytes of mapped files touched before their pages are given back."""
 
 SCRATCH = ".scratch"
@@ -96,11 +97,8 @@ class RamColumns:
     def __init__(self, spaces: Spaces, capacity: int) -> None:
         self.capacity = capacity
         self.rings = {key: space.zeros(capacity) for key, space in spaces.items()}
-        self._wide = {  # torch copies wide rows with all its threads
-            key: as_bytes(self.rings[key])
-            for key, space in spaces.items()
-            if space.nbytes >= WIDE
-        }
+        self._wide = {key for key, space in spaces.items() if space.nbytes >= WIDE}
+        self._crew = Crew()
 
     @property
     def ram_bytes(self) -> int:
@@ -119,12 +117,14 @@ class RamColumns:
 
     def gather(self, ids: np.ndarray, out: Arrays) -> None:
         rows = ids % self.capacity
-        index = torch.from_numpy(rows)
+        work = []
         for key, value in out.items():
-            if key in self._wide:
-                torch.index_select(self._wide[key], 0, index, out=as_bytes(value))
-            else:
-                np.take(self.rings[key], rows, axis=0, out=value, mode="clip")
+            parts = self._crew.size if key in self._wide else 1
+            for part in np.array_split(np.arange(len(rows)), parts):
+                if len(part):
+                    cut = slice(part[0], part[-1] + 1)
+                    work.append((self.rings[key], rows[cut], value[cut]))
+        self._crew.run(_take, work)
 
     def scatter(self, ids: np.ndarray, values: Arrays) -> None:
         rows = ids % self.capacity
@@ -145,7 +145,7 @@ class RamColumns:
         pass
 
     def close(self) -> None:
-        pass
+        self._crew.close()
 
 
 class DiskColumns:
@@ -167,7 +167,7 @@ class DiskColumns:
         self._firsts = np.zeros(0, np.int64)
         self._maps: OrderedDict[str, tuple[mmap.mmap, Arrays]] = OrderedDict()
         self._touched = 0
-        self._threads: ThreadPoolExecutor | None = None
+        self._crew = Crew()
 
     @property
     def ram_bytes(self) -> int:
@@ -243,9 +243,7 @@ class DiskColumns:
 
     def close(self) -> None:
         self._maps.clear()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        self._crew.close()
 
     def forget_scratch(self, segment: Segment) -> None:
         """Read the notes of a segment from its immutable files again."""
@@ -276,14 +274,7 @@ class DiskColumns:
         ]
 
     def _copy(self, copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        workers = min(torch.get_num_threads(), 4)
-        if workers > 1 and len(copies) > workers:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(workers, "replay")
-            parts = [copies[i::workers] for i in range(workers)]
-            list(self._threads.map(_copy_all, parts))
-        else:
-            _copy_all(copies)
+        self._crew.run(np.copyto, copies)
         self._touched += sum(target.nbytes for target, _ in copies)
         del copies[:]  # they keep maps alive
         self._release()
@@ -317,12 +308,40 @@ class DiskColumns:
         segment.scratch = files.write(self.directory, stem, columns, SCRATCH)
 
 
-def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    for target, source in copies:
-        target[...] = source
+def _take(ring: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    np.take(ring, rows, axis=0, out=out, mode="clip")
 
 
-def as_bytes(array: np.ndarray) -> torch.Tensor:
-    """The same memory as a (N, bytes per row) tensor."""
-    flat = array.reshape(len(array), -1).view(np.uint8)
-    return torch.from_numpy(flat)
+class Crew:
+    """Threads that share a list of copies: numpy lets others run while it copies.
+
+    As many as torch would use, so `OMP_NUM_THREADS` counts here too.
+    """
+
+    def __init__(self) -> None:
+        self.size = min(torch.get_num_threads(), 4)
+        self._threads: ThreadPoolExecutor | None = None
+
+    def run(
+        self, function: Callable[..., None], work: Sequence[tuple[Any, ...]]
+    ) -> None:
+        if self.size == 1 or len(work) < 2:
+            for item in work:
+                function(*item)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.size - 1, "replay")
+
+        def share(index: int) -> None:
+            for item in work[index :: self.size]:
+                function(*item)
+
+        others = [self._threads.submit(share, i) for i in range(1, self.size)]
+        share(0)
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
