@@ -32,6 +32,7 @@ def make(
         raise UserError(f"There is no agent {name!r}. Fix: did you mean {near[0]!r}?")
     module, cls = AGENTS[name].split(":")
     build = getattr(importlib.import_module(module), cls)
-    return build(
+    agent: Agent = build(
         obs_space, act_space, config, device=device, precision=precision, seed=seed
     )
+    return agent

@@ -198,9 +198,10 @@ class ActorCritic(nn.Module):
         """Let the critic flow into its slow copy, if update number `count` is due."""
         due = ok & (count % self.slowvalue.every == 0)
         mix = torch.where(due, self.slowvalue.rate, 0.0)
-        slow, fast = list(self.slowval.parameters()), list(self.val.parameters())
-        torch._foreach_mul_(slow, 1 - mix)
-        torch._foreach_add_(slow, torch._foreach_mul(fast, mix))
+        for slow, fast in zip(
+            self.slowval.parameters(), self.val.parameters(), strict=True
+        ):
+            slow.copy_(mix * fast + (1 - mix) * slow)
 
     def norms(self) -> list[Tensor]:
         """The statistics, which a skipped update must not change."""

@@ -10,12 +10,10 @@ the middle of an episode begins where the episode was (`replay_context`); traini
 refreshes what the replay keeps.
 """
 
-# ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.actor_critic import (
-    ActorCritic,
-    ImagLossConfig,
-    ReplLossConfig,
-    SlowConfig,
-)
+from reverie.agents.actor_critic import ActorCritic
+from reverie.agents.dreamer_config import DreamerConfig
+from reverie.agents.openloop import openloop
 from reverie.agents.sizes import check_fit
 from reverie.api import (
     FLAGS,
@@ -49,14 +44,13 @@ from reverie.api import (
     sight,
 )
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.dice import Dice
-from reverie.nets.heads import HeadConfig, PolicyConfig, check_actions
-from reverie.nets.normalize import NormalizeConfig
-from reverie.nets.optim import OptConfig, Optimizer
+from reverie.nets.heads import check_actions
+from reverie.nets.optim import Optimizer
 from reverie.nets.tree import map1, map2
-from reverie.view.openloop import openloop_video
-from reverie.worlds.rssm import RSSM, RSSMConfig
+from reverie.worlds.rssm import RSSM
+
+__all__ = ["Dreamer", "DreamerConfig"]
 
 PRECISIONS = {
     "float32": torch.float32,
@@ -64,114 +58,6 @@ PRECISIONS = {
     "float16": torch.float16,
 }
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
-
-
-@dataclass(frozen=True)
-class LossScales:
-    """What each loss counts for."""
-
-    rec: float = 1.0
-    """Every observation key the decoder predicts."""
-    rew: float = 1.0
-    """Reward."""
-    con: float = 1.0
-    """Whether the episode goes on."""
-    dyn: float = 1.0
-    """Prior towards posterior."""
-    rep: float = 0.1
-    """Posterior towards prior."""
-    policy: float = 1.0
-    """Actor."""
-    value: float = 1.0
-    """Critic in dreams."""
-    repval: float = 0.3
-    """Critic on recorded steps."""
-
-
-@dataclass(frozen=True)
-class DreamerConfig:
-    """Defaults are those of the original, which are size200m."""
-
-    batch_size: int = 16
-    """Sequences per batch."""
-    batch_length: int = 64
-    """Steps per sequence."""
-    report_length: int = 32
-    """Steps per sequence of a report."""
-    consec_train: int = 1
-    """Batches cut in a row from one sampled sequence."""
-    consec_report: int = 1
-    """The same, for reports."""
-    replay_context: int = 1
-    """Stored steps before each sequence from which its first state is restored."""
-    world: str = "rssm"
-    """The world to learn."""
-    rssm: RSSMConfig = RSSMConfig()
-    """Dynamics."""
-    enc: EncoderConfig = EncoderConfig()
-    """Encoder."""
-    dec: DecoderConfig = DecoderConfig()
-    """Decoder."""
-    rewhead: HeadConfig = HeadConfig(1, output="symexp_twohot", outscale=0.0)
-    """Reward."""
-    conhead: HeadConfig = HeadConfig(1, output="binary", outscale=1.0)
-    """Whether the episode goes on."""
-    policy: PolicyConfig = PolicyConfig()
-    """Actor."""
-    value: HeadConfig = HeadConfig(3, output="symexp_twohot", outscale=0.0)
-    """Critic."""
-    slowvalue: SlowConfig = SlowConfig()
-    """Slow critic."""
-    loss_scales: LossScales = LossScales()
-    """Weights of the losses."""
-    opt: OptConfig = OptConfig()
-    """Optimizer."""
-    imag_last: int = 0
-    """Steps at the end of each sequence to dream from; 0 for all."""
-    imag_length: int = 15
-    """Steps of a dream."""
-    horizon: int = 333
-    """Steps after which a reward counts for 1/e."""
-    contdisc: bool = True
-    """Let the continue head learn the discount along with the end."""
-    imag_loss: ImagLossConfig = ImagLossConfig()
-    """Learning from dreams."""
-    repl_loss: ReplLossConfig = ReplLossConfig()
-    """Learning values from recorded steps."""
-    retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
-    """Scale of returns."""
-    valnorm: NormalizeConfig = NormalizeConfig("none")
-    """Scale of values."""
-    advnorm: NormalizeConfig = NormalizeConfig("none")
-    """Scale of advantages."""
-    ac_grads: bool = False
-    """Let actor and critic shape the recorded states they start from."""
-    reward_grad: bool = True
-    """Let the reward head shape the world."""
-    repval_loss: bool = True
-    """Also learn values from recorded steps."""
-    repval_grad: bool = True
-    """Let that shape the world."""
-    priosignal: str = ""
-    """Loss by which recorded steps are prioritized: model (all that explain the
-    recording together), or the name of one with a value per step; empty for none."""
-    report_gradnorms: bool = False
-    """Report the gradient norm of every loss."""
-
-    def __post_init__(self) -> None:
-        if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
-            raise UserError(
-                "The replay value loss needs two steps of each sequence. Fix: set "
-                "dreamer.imag_last to 0 or more than 1, and dreamer.batch_length to "
-                "more than 1, or dreamer.repval_loss to False."
-            )
-        if self.world not in WORLDS:
-            known = ", ".join(WORLDS)
-            raise UserError(f"There is no world {self.world!r}. Fix: use {known}.")
-
-    @property
-    def discount(self) -> float:
-        return 1 - 1 / self.horizon
 
 
 def make_rssm(
@@ -226,6 +112,9 @@ class Dreamer:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise UserError(f"There is no precision {precision!r}. Fix: use {known}.")
+        if config.world not in WORLDS:
+            known = ", ".join(WORLDS)
+            raise UserError(f"There is no world {config.world!r}. Fix: use {known}.")
         check_actions(act_space)
         self.obs_space, self.act_space = sight(obs_space), act_space
         self.config, self.device = config, device
@@ -363,12 +252,12 @@ class Dreamer:
         )
         metrics.update(imagined.metrics)
         for name, loss in imagined.losses.items():
-            losses[name] = loss.mean(1).unflatten(0, (-1, last))  # (B, last)
+            losses[name] = loss.mean(1).reshape(-1, last)  # (B, last)
         if config.repval_loss:
             reward, is_last, is_terminal = (
                 batch[key][:, -last:].float() for key in RETURN_KEYS
             )
-            boot = imagined.ret[:, 0].unflatten(0, (-1, last))
+            boot = imagined.ret[:, 0].reshape(-1, last)
             feat = recorded if config.repval_grad else recorded.detach()
             losses["repval"] = self.actor_critic.repl_loss(
                 feat, reward, is_last, is_terminal, boot, training
@@ -380,10 +269,8 @@ class Dreamer:
     def _weigh(self, losses: dict[str, Tensor]) -> Float[Tensor, ""]:
         """The one place where losses are weighed and averaged."""
         scales = vars(self.config.loss_scales)
-        return sum(
-            scales.get(name, scales["rec"]) * loss.mean()
-            for name, loss in losses.items()
-        )
+        parts = [scales.get(k, scales["rec"]) * x.mean() for k, x in losses.items()]
+        return torch.stack(parts).sum()
 
     def _priority(self, losses: dict[str, Tensor]) -> Float[Tensor, "B T"]:
         name, scales = self.config.priosignal, vars(self.config.loss_scales)
@@ -449,7 +336,7 @@ class Dreamer:
             if self.config.report_gradnorms:
                 metrics.update(self._gradnorms(learned.losses))
         with torch.no_grad():
-            metrics.update(self._openloop(state, batch, dice))
+            metrics.update(openloop(self.world, state, batch, dice))
         self.carry["report"] = Carry(
             map1(lambda x: x[:, -1].detach(), learned.states),
             {key: data[key][:, -1] for key in self.act_space},
@@ -465,26 +352,6 @@ class Dreamer:
             norms = [torch.linalg.vector_norm(g) for g in grads if g is not None]
             metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
         return metrics
-
-    def _openloop(self, state: Any, batch: Batch, dice: Dice) -> Metrics:
-        """Watch the first half of six sequences, dream the second with its actions."""
-        rows, length = min(6, len(batch["is_first"])), batch["is_first"].shape[1]
-        half = length // 2
-        seen = map1(lambda x: x[:rows, :half], batch)
-        actions = map1(lambda x: x[:rows, half:], batch["prevact"])
-        states = self.world.observe(map1(lambda x: x[:rows], state), seen, dice)
-        steps = [*range(length - half), 0]  # the last one is chosen but never taken
-        known = iter([map1(lambda x, t=t: x[:, t], actions) for t in steps])
-        start = map1(lambda x: x[:, -1], states)
-        dream = self.world.imagine(start, lambda _: next(known), length - half, dice)
-        dreamt = map1(lambda x: x[:, 1:], dream.states)
-        before, after = self.world.decode(states), self.world.decode(dreamt)
-        videos = {}
-        for key in self.world.drawn:
-            model = torch.cat([before[key], after[key]], 1) * 255
-            pair = batch[key][:rows], model.clamp(0, 255).to(torch.uint8)
-            videos[f"openloop/{key}"] = openloop_video(*_to_numpy(pair), half)
-        return videos
 
     # Keeping
 

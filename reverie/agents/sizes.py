@@ -48,7 +48,8 @@ def size_of(state: StateDict) -> str | None:
 def sizes() -> dict[str, dict[str, Any]]:
     """The size blocks, as the presets spell them."""
     text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
-    return yaml.safe_load(text)
+    blocks: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return blocks
 
 
 def _value(block: dict[str, Any], field: str) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.agents.dreamer import DreamerConfig
+from reverie.agents.dreamer_config import DreamerConfig
 from reverie.api import StateDict, UserError
 from reverie.nets.blocks import ByKey
 
@@ -53,7 +53,7 @@ def from_original(arrays: Mapping[str, Any], like: StateDict) -> StateDict:
         new = _to_ours(np.asarray(arrays[name]))
         if new.shape != old.shape:
             raise UserError(
-                f"{name!r} has shape {tuple(new.shape)} in our layout, this agent wants "
+                f"{name!r} is {tuple(new.shape)} in our layout, this agent wants "
                 f"{tuple(old.shape)}. Fix: build the agent with the original's config."
             )
         return new.to(old.dtype)
@@ -146,31 +146,34 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return data
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays, dtypes and plain containers; refuses every other name."""
-
-    ALLOWED = {
+def _rebuilders() -> dict[tuple[str, str], Any]:
+    """The names by which numpy pickles arrays, in all of its versions."""
+    array, number = np.zeros(1), np.float32(0)
+    allowed: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
     }
-    for _core in ("numpy.core", "numpy._core"):
-        ALLOWED[f"{_core}.multiarray", "_reconstruct"] = (
-            np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-        )
-        ALLOWED[f"{_core}.multiarray", "scalar"] = np._core.multiarray.scalar  # type: ignore[attr-defined]
-        ALLOWED[f"{_core}.numeric", "_frombuffer"] = np._core.numeric._frombuffer  # type: ignore[attr-defined]
+    for core in ("numpy.core", "numpy._core"):
+        allowed[f"{core}.multiarray", "_reconstruct"] = array.__reduce_ex__(2)[0]
+        allowed[f"{core}.multiarray", "scalar"] = number.__reduce_ex__(2)[0]
+        allowed[f"{core}.numeric", "_frombuffer"] = array.__reduce_ex__(5)[0]
+    return allowed
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Rebuilds numpy arrays, dtypes and plain containers; refuses every other name."""
 
     def __init__(self, file: io.BytesIO, path: str):
         super().__init__(file)
-        self.path = path
+        self.path, self.allowed = path, _rebuilders()
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
+        if (module, name) not in self.allowed:
             raise UserError(
                 f"{self.path} asks for {module}.{name}, which no checkpoint needs. "
                 "Fix: do not use this file unless you know who made it."
             )
-        return self.ALLOWED[module, name]
+        return self.allowed[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise UserError(

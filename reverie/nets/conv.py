@@ -248,7 +248,7 @@ class Encoder(nn.Module):
         return torch.cat(parts, -1)
 
     def _vectors(self, obs: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        x = self.concat(obs, dtype)
+        x: Tensor = self.concat(obs, dtype)
         for i in range(self.config.layers):
             x = getattr(self, f"mlp{i}")(x)
             x = self.act(getattr(self, f"mlp{i}norm")(x))
@@ -335,18 +335,16 @@ class Decoder(nn.Module):
         else:
             self.space = Linear(stoch + deter, self.smallest)
             self.spacenorm = Norm(config.norm, c)
-        kwargs = {"stride": 2, "transposed": True} if config.strided else {}
+        stride, strided = (2, True) if config.strided else (1, False)
         for i in reversed(range(len(depths) - 1)):
-            conv = Conv(depths[i + 1], depths[i], config.kernel, **kwargs)
+            conv = Conv(depths[i + 1], depths[i], config.kernel, stride, strided)
             self.add_module(f"conv{i}", conv)
             self.add_module(f"conv{i}norm", Norm(config.norm, depths[i]))
         channels = sum(space.shape[2] for space in self.images.values())
+        if config.outer:
+            stride, strided = 1, False
         self.imgout = Conv(
-            depths[0],
-            channels,
-            config.kernel,
-            outscale=config.outscale,
-            **({} if config.outer else kwargs),
+            depths[0], channels, config.kernel, stride, strided, config.outscale
         )
 
     def _draw(self, deter: Tensor, stoch: Tensor) -> dict[str, Output]:
@@ -368,7 +366,8 @@ class Decoder(nn.Module):
         x = torch.sigmoid(self.imgout(x).float())
         x = x.reshape(*batch, *x.shape[1:])
         outs: dict[str, Output] = {}
-        parts = x.split([space.shape[2] for space in self.images.values()], -1)
+        channels = [space.shape[2] for space in self.images.values()]
+        parts = torch.split(x, channels, -1)
         for (key, space), part in zip(self.images.items(), parts, strict=True):
             height, width, _ = space.shape
             outs[key] = MSE(part[..., :height, :width, :], 3, _as_fraction)

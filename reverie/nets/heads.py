@@ -137,7 +137,8 @@ class PolicyHead(nn.Module):
         out, dims = self.head[key], len(space.shape)
         if space.is_discrete:
             logits = out.get_submodule("logits")(x)
-            return Categorical(logits, dims, self.config.unimix, out.allowed)
+            allowed = dict(out.named_buffers(recurse=False)).get("allowed")
+            return Categorical(logits, dims, self.config.unimix, allowed)
         low, high = self.config.minstd, self.config.maxstd
         mean = torch.tanh(out.get_submodule("mean")(x).float())
         std = torch.sigmoid(out.get_submodule("stddev")(x).float() + 2.0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +21,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reverie.api import Metrics, StateDict, UserError
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Optimizer:
                 moment.copy_(saved[name])
 
     def _average(
-        self, average: list[Tensor], new: Sequence[Tensor], keep: Tensor, take: Tensor
+        self, average: Tensors, new: Tensors, keep: Tensor, take: Tensor
     ) -> None:
         torch._foreach_mul_(average, keep)
         torch._foreach_add_(average, torch._foreach_mul(new, take))
@@ -231,5 +232,6 @@ class Optimizer:
         self.scale = (self.scale * factor).clamp(self.LEAST, self.MOST)
 
 
-def _norm(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+def _norm(tensors: Tensors) -> Tensor:
+    norms = torch.stack(torch._foreach_norm(tensors))
+    return torch.sqrt(torch.square(norms).sum())

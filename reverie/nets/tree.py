@@ -24,5 +24,5 @@ def map2(fn: Any, left: Any, right: Any) -> Any:
     return fn(left, right)
 
 
-def _like(old: tuple, values: list) -> tuple:
+def _like(old: Any, values: list[Any]) -> Any:
     return type(old)(*values) if hasattr(old, "_fields") else tuple(values)

@@ -119,10 +119,11 @@ class Dynamics(nn.Module):
             action,
         ]
         shared = torch.cat(inputs, -1)[:, None].expand(-1, blocks, -1)
-        x = torch.cat([deter.unflatten(-1, (blocks, -1)), shared], -1).flatten(-2)
+        own = deter.reshape(len(deter), blocks, -1)
+        x = torch.cat([own, shared], -1).flatten(-2)
         for i in range(self.config.dynlayers):
             x = self._layer(f"dynhid{i}", x)
-        gates = self.dyngru(x).unflatten(-1, (blocks, 3, -1))
+        gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
         update = torch.sigmoid(update - 1)
@@ -176,7 +177,7 @@ class Dynamics(nn.Module):
         self.add_module(f"{name}norm", Norm(self.config.norm, width))
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
-        return self.act(self._modules[f"{name}norm"](self._modules[name](x)))
+        return self.act(getattr(self, f"{name}norm")(getattr(self, name)(x)))
 
     def _stack(self, name: str, width: int, layers: int) -> None:
         config = self.config
@@ -189,7 +190,8 @@ class Dynamics(nn.Module):
     def _head(self, name: str, layers: int, x: Tensor) -> Tensor:
         for i in range(layers):
             x = self._layer(f"{name}{i}", x)
-        return self._modules[f"{name}logit"](x)
+        logits: Tensor = getattr(self, f"{name}logit")(x)
+        return logits
 
 
 class RSSM(nn.Module):
@@ -311,4 +313,5 @@ class RSSM(nn.Module):
         )
 
     def _decode(self, states: State) -> dict[str, Output]:
-        return self.dec(states.deter, states.stoch.flatten(-2))
+        outs: dict[str, Output] = self.dec(states.deter, states.stoch.flatten(-2))
+        return outs

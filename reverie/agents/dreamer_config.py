@@ -1,0 +1,119 @@
+"""The options of DreamerV3. Defaults are the original's, which are size200m."""
+
+# ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reverie.agents.actor_critic import ImagLossConfig, ReplLossConfig, SlowConfig
+from reverie.api import UserError
+from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.heads import HeadConfig, PolicyConfig
+from reverie.nets.normalize import NormalizeConfig
+from reverie.nets.optim import OptConfig
+from reverie.worlds.rssm import RSSMConfig
+
+
+@dataclass(frozen=True)
+class LossScales:
+    """What each loss counts for."""
+
+    rec: float = 1.0
+    """Every observation key the decoder predicts."""
+    rew: float = 1.0
+    """Reward."""
+    con: float = 1.0
+    """Whether the episode goes on."""
+    dyn: float = 1.0
+    """Prior towards posterior."""
+    rep: float = 0.1
+    """Posterior towards prior."""
+    policy: float = 1.0
+    """Actor."""
+    value: float = 1.0
+    """Critic in dreams."""
+    repval: float = 0.3
+    """Critic on recorded steps."""
+
+
+@dataclass(frozen=True)
+class DreamerConfig:
+    """Defaults are those of the original, which are size200m."""
+
+    batch_size: int = 16
+    """Sequences per batch."""
+    batch_length: int = 64
+    """Steps per sequence."""
+    report_length: int = 32
+    """Steps per sequence of a report."""
+    consec_train: int = 1
+    """Batches cut in a row from one sampled sequence."""
+    consec_report: int = 1
+    """The same, for reports."""
+    replay_context: int = 1
+    """Stored steps before each sequence from which its first state is restored."""
+    world: str = "rssm"
+    """The world to learn."""
+    rssm: RSSMConfig = RSSMConfig()
+    """Dynamics."""
+    enc: EncoderConfig = EncoderConfig()
+    """Encoder."""
+    dec: DecoderConfig = DecoderConfig()
+    """Decoder."""
+    rewhead: HeadConfig = HeadConfig(1, output="symexp_twohot", outscale=0.0)
+    """Reward."""
+    conhead: HeadConfig = HeadConfig(1, output="binary", outscale=1.0)
+    """Whether the episode goes on."""
+    policy: PolicyConfig = PolicyConfig()
+    """Actor."""
+    value: HeadConfig = HeadConfig(3, output="symexp_twohot", outscale=0.0)
+    """Critic."""
+    slowvalue: SlowConfig = SlowConfig()
+    """Slow critic."""
+    loss_scales: LossScales = LossScales()
+    """Weights of the losses."""
+    opt: OptConfig = OptConfig()
+    """Optimizer."""
+    imag_last: int = 0
+    """Steps at the end of each sequence to dream from; 0 for all."""
+    imag_length: int = 15
+    """Steps of a dream."""
+    horizon: int = 333
+    """Steps after which a reward counts for 1/e."""
+    contdisc: bool = True
+    """Let the continue head learn the discount along with the end."""
+    imag_loss: ImagLossConfig = ImagLossConfig()
+    """Learning from dreams."""
+    repl_loss: ReplLossConfig = ReplLossConfig()
+    """Learning values from recorded steps."""
+    retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
+    """Scale of returns."""
+    valnorm: NormalizeConfig = NormalizeConfig("none")
+    """Scale of values."""
+    advnorm: NormalizeConfig = NormalizeConfig("none")
+    """Scale of advantages."""
+    ac_grads: bool = False
+    """Let actor and critic shape the recorded states they start from."""
+    reward_grad: bool = True
+    """Let the reward head shape the world."""
+    repval_loss: bool = True
+    """Also learn values from recorded steps."""
+    repval_grad: bool = True
+    """Let that shape the world."""
+    priosignal: str = ""
+    """Loss by which recorded steps are prioritized: model (all that explain the
+    recording together), or the name of one with a value per step; empty for none."""
+    report_gradnorms: bool = False
+    """Report the gradient norm of every loss."""
+
+    def __post_init__(self) -> None:
+        if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
+            raise UserError(
+                "The replay value loss needs two steps of each sequence. Fix: set "
+                "dreamer.imag_last to 0 or more than 1, and dreamer.batch_length to "
+                "more than 1, or dreamer.repval_loss to False."
+            )
+
+    @property
+    def discount(self) -> float:
+        return 1 - 1 / self.horizon

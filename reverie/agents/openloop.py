@@ -1,0 +1,38 @@
+"""What a world foresees: watch half of a sequence, then dream on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from reverie.api import Batch, Metrics
+from reverie.nets.dice import Dice
+from reverie.nets.tree import map1
+from reverie.view.openloop import openloop_video
+
+SEQUENCES = 6
+"""How many of a batch are shown."""
+
+
+@torch.no_grad()
+def openloop(world: Any, state: Any, batch: Batch, dice: Dice) -> Metrics:
+    """A video per image key; the second half is dreamt, with the recorded actions."""
+    count, length = min(SEQUENCES, len(batch["is_first"])), batch["is_first"].shape[1]
+    half = length // 2
+    seen = map1(lambda x: x[:count, :half], batch)
+    actions = map1(lambda x: x[:count, half:], batch["prevact"])
+    states = world.observe(map1(lambda x: x[:count], state), seen, dice)
+    steps = [*range(length - half), 0]  # the last one is chosen but never taken
+    known = iter([map1(lambda x, t=t: x[:, t], actions) for t in steps])
+    start = map1(lambda x: x[:, -1], states)
+    dream = world.imagine(start, lambda _: next(known), length - half, dice)
+    before = world.decode(states)
+    after = world.decode(map1(lambda x: x[:, 1:], dream.states))
+    videos = {}
+    for key in world.drawn:
+        model = torch.cat([before[key], after[key]], 1) * 255
+        shades = model.clamp(0, 255).to(torch.uint8).cpu().numpy()
+        true = batch[key][:count].cpu().numpy()
+        videos[f"openloop/{key}"] = openloop_video(true, shades, half)
+    return videos
