@@ -120,6 +120,7 @@ class Replay:
             assert directory is not None
             self.columns = DiskColumns(self.spaces, notes, capacity, tail, directory)
         self._tail = tail
+        self._recorded: int | None = None  # the stream of recorded episodes
         self._changed: set[Segment] = set()  # whose notes differ from their files
         self._cursors = {
             name: Cursor(
@@ -164,6 +165,35 @@ class Replay:
             for cursor in self._online:
                 self._enqueue(cursor, ids)
         return ids
+
+    def add_episode(self, episode: dict[str, np.ndarray]) -> np.ndarray:
+        """Store a recorded episode; notes it does not bring are zero.
+
+        Episodes added so follow each other, and never what an environment adds.
+        """
+        count = len(episode["is_first"])
+        assert count <= self.capacity, (count, self.capacity)
+        with self._lock:
+            if self._recorded is None:
+                self._recorded = self.timeline.open_stream()
+            found = []
+            for start in range(0, count, self._tail // 2):
+                stop = min(count, start + self._tail // 2)
+                rows = {}
+                for key, space in self.spaces.items():
+                    if key in self.notes and key not in episode:
+                        rows[key] = space.zeros(stop - start)
+                    else:
+                        rows[key] = np.asarray(episode[key][start:stop], space.dtype)
+                if self.plan.storage == "disk":
+                    self._make_room(stop - start)
+                ids = self.timeline.add_run(self._recorded, stop - start)
+                self.columns.write(int(ids[0]), rows)
+                for cursor in self._online:
+                    self._enqueue(cursor, ids)
+                self._inserts += stop - start
+                found.append(ids)
+        return np.concatenate(found)
 
     def new_stream(self, environment: int | None = None) -> None:
         """What this environment (or each) adds next follows nothing stored before.
@@ -410,12 +440,14 @@ class Replay:
         rows = ids % self.capacity
         phase = self.timeline.position[rows] % span
         streams = self.timeline.stream[rows]
-        for i in np.flatnonzero(phase == 0):
-            cursor.pending[int(streams[i])] = int(ids[i])
-        for i in np.flatnonzero(phase == span - 1):
-            start = cursor.pending.pop(int(streams[i]), -1)
-            if start >= self.timeline.first:
-                cursor.queue.append(start)
+        for i in np.flatnonzero((phase == 0) | (phase == span - 1)):
+            stream = int(streams[i])
+            if phase[i] == 0:
+                cursor.pending[stream] = int(ids[i])
+            if phase[i] == span - 1:
+                start = cursor.pending.pop(stream, -1)
+                if start >= self.timeline.first:
+                    cursor.queue.append(start)
         while cursor.queue and cursor.queue[0] < self.timeline.first:
             cursor.queue.popleft()
 

@@ -33,7 +33,6 @@ class Timeline:
         self.begin = np.zeros(slots, np.int64)  # live positions of a stream: from ...
         self.end = np.zeros(slots, np.int64)  # ... up to, not including
         self.last = np.full(slots, -1, np.int64)  # newest id of a stream
-        self._all_slots = np.arange(slots)
 
     def __len__(self) -> int:
         return int((self.end - self.begin).sum())
@@ -45,13 +44,8 @@ class Timeline:
 
     def new_stream(self, slot: int | None = None) -> None:
         """What this slot (or every slot) adds from now on follows nothing stored."""
-        chosen = self._all_slots if slot is None else np.array([slot])
-        fresh = len(self.end) + np.arange(len(chosen))
-        self.slots[chosen] = fresh
-        zeros = np.zeros(len(chosen), np.int64)
-        self.begin = np.concatenate([self.begin, zeros])
-        self.end = np.concatenate([self.end, zeros])
-        self.last = np.concatenate([self.last, zeros - 1])
+        for chosen in range(len(self.slots)) if slot is None else (slot,):
+            self.slots[chosen] = self.open_stream()
 
     def add(self, slots: np.ndarray | None = None) -> np.ndarray:
         """Append one step for each slot (all of them by default); returns their ids."""
@@ -78,6 +72,32 @@ class Timeline:
         self.end[streams] += 1
         self.total += count
         return ids
+
+    def add_run(self, stream: int, count: int) -> np.ndarray:
+        """Append this many steps in a row to one stream; returns their ids."""
+        assert 0 < count <= self.capacity, (count, self.capacity)
+        self._evict(self.total + count - self.capacity)
+        ids = np.arange(self.total, self.total + count)
+        rows = ids % self.capacity
+        before = self.last[stream]
+        step = ids[0] - before if before >= self.first else 0
+        self.stream[rows] = stream
+        self.position[rows] = self.end[stream] + np.arange(count)
+        self.ahead[rows] = np.append(np.ones(count - 1), 0)
+        self.behind[rows] = np.append(step, np.ones(count - 1))
+        if step:
+            self.ahead[before % self.capacity] = step
+        self.last[stream] = ids[-1]
+        self.end[stream] += count
+        self.total += count
+        return ids
+
+    def open_stream(self) -> int:
+        """A stream no slot writes to."""
+        self.begin = np.append(self.begin, 0)
+        self.end = np.append(self.end, 0)
+        self.last = np.append(self.last, -1)
+        return len(self.end) - 1
 
     def _evict(self, first: int) -> None:
         if first <= self.first:
