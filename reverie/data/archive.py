@@ -72,7 +72,9 @@ class Archive:
                 self.partial, _ = self._write(timeline, columns, first, count)
         else:
             self.partial = None
-        files.sync(self.directory, self._unsynced)
+        index = self.index()
+        named = {*index["rows_name"], *index["notes_name"]}
+        files.sync(self.directory, [name for name in self._unsynced if name in named])
         self._unsynced = []
 
     def save_notes(
@@ -119,7 +121,8 @@ class Archive:
         A bad file is put aside and reported; its steps are lost, the rest goes on.
         """
         self.partial, self.segments, self.sealed = None, [], total
-        spans = list(zip(index["first"], index["count"], strict=True))
+        firsts, counts = np.asarray(index["first"]), np.asarray(index["count"])
+        spans = list(zip(firsts.tolist(), counts.tolist(), strict=True))
         rows, notes = _unpack(index, "rows"), _unpack(index, "notes")
         with ThreadPoolExecutor(4) as threads:
             problems = list(
@@ -137,7 +140,7 @@ class Archive:
                 files.quarantine(self.directory, rows[i].name, why, effect)
                 continue
             source = files.find(self.directory, rows[i])
-            segment = Segment(int(first), int(count), source)
+            segment = Segment(first, count, source)
             columns = source.open(self.directory)[1]
             if why := problems[len(rows) + i]:
                 effect = f"Older notes are used for {steps}."
@@ -147,6 +150,13 @@ class Archive:
                 columns |= segment.notes.open(self.directory)[1]
             self.segments.append(segment)
             yield segment, columns
+
+    def lose(self, segment: Segment, why: str) -> None:
+        """Put a file aside that failed while in use."""
+        effect = f"The replay goes on without steps {segment.first} to "
+        name = segment.rows.record.name
+        self.segments.remove(segment)
+        files.quarantine(self.directory, name, why, f"{effect}{segment.stop - 1}.")
 
     def collect(self, kept: list[StateDict]) -> None:
         """Delete files that neither the replay nor a kept index names."""

@@ -40,6 +40,15 @@ RESIDENT = 1 << 26
 SCRATCH = ".scratch"
 
 
+class SegmentLost(Exception):
+    """A file that held steps cannot be read any more."""
+
+    def __init__(self, segment: Segment, why: str) -> None:
+        super().__init__(why)
+        self.segment = segment
+        self.why = why
+
+
 @runtime_checkable
 class Columns(Protocol):
     """The values of each live step, by key."""
@@ -71,6 +80,10 @@ class Columns(Protocol):
 
     def drop(self, first: int) -> None:
         """Steps before this id are evicted."""
+        ...
+
+    def lose(self, segment: Segment) -> None:
+        """The file of these steps is gone."""
         ...
 
     def close(self) -> None: ...
@@ -142,6 +155,9 @@ class RamColumns:
             ring[rows] = columns[key][live]
 
     def drop(self, first: int) -> None:
+        pass
+
+    def lose(self, segment: Segment) -> None:
         pass
 
     def close(self) -> None:
@@ -231,22 +247,23 @@ class DiskColumns:
         self._append(segment)
 
     def drop(self, first: int) -> None:
-        gone = [segment for segment in self.segments if segment.stop <= first]
-        for segment in gone:
-            self.forget_scratch(segment)
-            for source in (segment.rows, segment.notes):
-                if source is not None:
-                    self._maps.pop(source.record.name, None)
-        if gone:
-            del self.segments[: len(gone)]
-            self._firsts = self._firsts[len(gone) :]
+        for segment in [s for s in self.segments if s.stop <= first]:
+            self.lose(segment)
+
+    def lose(self, segment: Segment) -> None:
+        self._forget_scratch(segment)
+        for source in (segment.rows, segment.notes):
+            if source is not None:
+                self._maps.pop(source.record.name, None)
+        index = self.segments.index(segment)
+        del self.segments[index]
+        self._firsts = np.delete(self._firsts, index)
 
     def close(self) -> None:
         self._maps.clear()
         self._crew.close()
 
-    def forget_scratch(self, segment: Segment) -> None:
-        """Read the notes of a segment from its immutable files again."""
+    def _forget_scratch(self, segment: Segment) -> None:
         if segment.scratch is not None:
             name = segment.scratch.record.name
             self._maps.pop(name, None)
@@ -294,7 +311,12 @@ class DiskColumns:
         name = source.record.name
         found = self._maps.get(name)
         if found is None:
-            found = self._maps[name] = source.open(self.directory)
+            try:
+                found = self._maps[name] = source.open(self.directory)
+            except OSError as error:
+                raise SegmentLost(
+                    segment, f"was lost while in use ({error})"
+                ) from error
             if len(self._maps) > OPEN_MAPS:
                 self._maps.popitem(last=False)
         else:

@@ -19,7 +19,13 @@ import numpy as np
 
 from reverie.api import Metrics, Spaces, StateDict, UserError, Window
 from reverie.data.archive import ORDER, POSITION, STREAM, Archive
-from reverie.data.columns import Columns, DiskColumns, RamColumns, Segment
+from reverie.data.columns import (
+    Columns,
+    DiskColumns,
+    RamColumns,
+    Segment,
+    SegmentLost,
+)
 from reverie.data.plan import make_plan
 from reverie.data.sampling import (
     Fractions,
@@ -227,21 +233,13 @@ class Replay:
         Fills and returns `out` where given (arrays as `buffers` makes them).
         """
         batch = self.buffers(name) if out is None else out
-        cursor = self._cursors[name]
-        window = cursor.window
         with self._lock:
-            fresh = cursor.piece >= window.consec
-            if window.consec > 1:
-                fresh |= ~self.timeline.live(cursor.starts)
-            if fresh.any():
-                cursor.starts[fresh] = self._choose(cursor, int(fresh.sum()))
-                cursor.piece[fresh] = 0
-            ids = self.timeline.walk(cursor.starts, window.span)
-            self._assemble(cursor, ids, batch)
-            cursor.piece += 1
-            self._samples += window.batch
-            self._replayed += window.batch * window.length
-        return batch
+            while True:
+                try:
+                    self._sample(self._cursors[name], batch)
+                    return batch
+                except SegmentLost as error:
+                    self._lose(error)
 
     def buffers(self, name: str) -> dict[str, np.ndarray]:
         """Empty arrays for one batch of this kind."""
@@ -270,7 +268,10 @@ class Replay:
                     f"wanted {space.dtype} {(*stepid.shape, *space.shape)}"
                 )
                 values[key] = flat if live.all() else flat[live]
-            self.columns.scatter(ids, values)
+            try:
+                self.columns.scatter(ids, values)
+            except SegmentLost as error:
+                self._lose(error)
             if self.exact_notes and self.archive is not None:
                 self._changed |= self.archive.holding(ids)
 
@@ -380,6 +381,35 @@ class Replay:
             }
             self._inserts = self._samples = self._updates = self._replayed = 0
             return found
+
+    def _sample(self, cursor: Cursor, batch: dict[str, np.ndarray]) -> None:
+        window = cursor.window
+        fresh = cursor.piece >= window.consec
+        if window.consec > 1:
+            fresh |= ~self.timeline.live(cursor.starts)
+        if fresh.any():
+            cursor.starts[fresh] = self._choose(cursor, int(fresh.sum()))
+            cursor.piece[fresh] = 0
+        ids = self.timeline.walk(cursor.starts, window.span)
+        self._assemble(cursor, ids, batch)
+        cursor.piece += 1
+        self._samples += window.batch
+        self._replayed += window.batch * window.length
+
+    def _lose(self, error: SegmentLost) -> None:
+        """Go on without the steps of a file that cannot be read any more."""
+        assert self.archive is not None
+        lost, timeline = error.segment, self.timeline
+        self.archive.lose(lost, error.why)
+        self.columns.lose(lost)
+        ids = np.arange(timeline.first, timeline.total)
+        ids = ids[timeline.live(ids) & ((ids < lost.first) | (ids >= lost.stop))]
+        rows = ids % self.capacity
+        states = {name: self._cursor_state(c) for name, c in self._cursors.items()}
+        stream, position = timeline.stream[rows], timeline.position[rows]
+        timeline.restore(timeline.state_dict(), ids, stream.astype(np.int64), position)
+        for name, state in states.items():
+            self._load_cursor(self._cursors[name], state)
 
     def _selector(self, window: Window) -> Selector:
         if window.select == "uniform":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from test_replay import NOTES, SPACES, make_replay, make_rows
 
@@ -34,6 +35,13 @@ def same(one, two):
     assert one.keys() == two.keys()
     for key in one:
         np.testing.assert_array_equal(one[key], two[key], err_msg=key)
+
+
+def through_checkpoint(state):
+    """A checkpoint gives arrays back as tensors."""
+    if isinstance(state, dict):
+        return {key: through_checkpoint(value) for key, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
 
 
 def files_in(path):
@@ -70,7 +78,7 @@ def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
     expected = train(replay, rng, 12)
     replay.save()  # a later save whose checkpoint never came to be
     again = make_replay(*arguments, seed=5, exact_notes=True, **WINDOWS)
-    again.load(state)
+    again.load(through_checkpoint(state))
     rng.bit_generator.state = onward
     for one, two in zip(expected, train(again, rng, 12), strict=True):
         same(one, two)
@@ -151,7 +159,7 @@ def test_a_damaged_file_is_named_put_aside_and_done_without(storage, damage, tmp
         victim.write_bytes(data)
     again = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     with pytest.warns(RuntimeWarning, match=victim.name):
-        again.load(state)
+        again.load(through_checkpoint(state))
     assert (tmp_path / "quarantine" / victim.name).exists() == (damage != "missing")
     assert len(again) == 180 - 16
     for _ in range(100):
@@ -342,3 +350,21 @@ while True:
     assert total > 0
     leftovers = files_in(tmp_path / "replay")
     assert len(leftovers) < 100
+
+
+def test_a_file_lost_while_in_use_is_done_without(tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
+    fill(replay, rng, 90)
+    replay.sample("train")
+    replay.columns.close()  # forget what is mapped
+    (tmp_path / replay.archive.segments[4].rows.record.name).unlink()
+    with pytest.warns(RuntimeWarning, match="without steps 64 to 79"):
+        batches = train(replay, rng, 15)
+    used = set(np.concatenate([b["stepid"].reshape(-1) for b in batches]).tolist())
+    assert not used & set(range(64, 80))
+    assert len(replay) == 300 - 16
+    state = replay.save()
+    again = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
+    again.load(state)
+    assert len(again) == len(replay)
