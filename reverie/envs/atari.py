@@ -82,9 +82,10 @@ class Atari:
         self._rom = _rom_path(name)
         self._load(seed)
         if config.actions == "all":
-            self._actions = self._ale.getLegalActionSet()
+            known = self._ale.getLegalActionSet()
         else:
-            self._actions = self._ale.getMinimalActionSet()
+            known = self._ale.getMinimalActionSet()
+        self._actions = [action.value for action in known]
         height, width = self._ale.getScreenDims()
         self._screens = np.zeros((config.pooling, height, width, 3), np.uint8)
         self._slot = 0

@@ -1,9 +1,10 @@
 """Crafter: open-world survival with 22 achievements.
 
-The simulator is the stock one with one repair: it keeps the creatures of each chunk in
+The simulator is the stock one with two repairs. It keeps the creatures of each chunk in
 a `set`, whose order depends on memory addresses, so that the same seed gives another
-game in another process. Here they keep the order in which they came, which makes every
-episode a function of its seed.
+game in another process; here they keep the order in which they came, which makes every
+episode a function of its seed. And it generates worlds cell by cell; `terrain.py` makes
+the same worlds all at once.
 """
 
 from __future__ import annotations
@@ -124,15 +125,35 @@ class OrderedSet:
 
 def _make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
     import crafter
-    from crafter import engine
+    from crafter import engine, objects
+
+    from reverie.envs.terrain import generate_world
 
     class World(engine.World):  # type: ignore
         def reset(self, seed: int | None = None) -> None:
             super().reset(seed)
             self._chunks: Any = collections.defaultdict(OrderedSet)
 
+    class Game(crafter.Env):  # type: ignore
+        def reset(self) -> np.ndarray:
+            self._episode += 1
+            self._step = 0
+            # The seed of an episode is the stock one; integers hash to the same number
+            # in every process.
+            seed = hash((self._seed, self._episode)) % (2**31 - 1)
+            self._world.reset(seed)
+            self._update_time()
+            width, height = self._world.area
+            self._player = objects.Player(self._world, (width // 2, height // 2))
+            self._last_health = self._player.health
+            self._world.add(self._player)
+            self._unlocked: set[str] = set()
+            generate_world(self._world, self._player)
+            image: np.ndarray = self._obs()
+            return image
+
     height, width = config.size
-    game = crafter.Env(
+    game = Game(
         area=config.area,
         size=(width, height),
         reward=reward,

@@ -82,6 +82,12 @@ def actions(pool: Any, value: int = 1) -> dict[str, np.ndarray]:
     return {"action": np.full(len(pool), value, np.int32)}
 
 
+def play_left(pool: Any) -> None:
+    pool.reset()
+    for _ in range(20):
+        pool.step(actions(pool, 0))
+
+
 def random_rows(pool: Any, steps: int, seed: int = 0) -> list[Obs]:
     rng = np.random.default_rng(seed)
     rows = []
@@ -190,9 +196,7 @@ def test_too_many_failures_in_a_row_stop_with_the_last_error(
     wanted = "no way to begin" if how == "reset" else "divided by zero"
     try:
         with pytest.raises(EnvFailure, match=f"failed 3 times in a row.*{wanted}"):
-            pool.reset()
-            for _ in range(20):
-                pool.step(actions(pool, 0))
+            play_left(pool)
         if how == "raise":  # a last checkpoint can be written, and resumed from
             state = pool.state_dict()
             other = make_pool(partial(fragile, "fine"), 2, config)
@@ -306,10 +310,8 @@ def test_a_step_that_hangs_or_exits_is_survived(how: str) -> None:
 def test_a_worker_that_always_dies_stops_the_run() -> None:
     pool = make_pool(partial(fragile, "exit"), 2, WORKERS)
     try:
-        pool.reset()
-        with pytest.raises(EnvFailure, match="3 times in a row.*exited with code 7"):
-            for _ in range(10):
-                pool.step(actions(pool, 0))
+        with pytest.raises(EnvFailure, match=r"3 times in a row.*exited with code 7"):
+            play_left(pool)
         assert [seat["env"] for seat in pool.state_dict()["envs"]] == [None, None]
     finally:
         pool.close()

@@ -75,7 +75,8 @@ def test_a_missing_package_names_its_install_line(
 
 def test_every_suite_has_a_row_and_a_line_in_the_table() -> None:
     wanted = """atari atari100k crafter dmc dmlab minecraft procgen bsuite loconav
-        pinpad memorymaze minigrid mujoco metaworld robosuite craftax gym dummy catch memory"""
+        pinpad memorymaze minigrid mujoco metaworld robosuite craftax gym dummy
+        catch memory"""
     assert set(wanted.split()) == envs.SUITES.keys()
     for name in envs.SUITES:
         assert f"\n{name} " in "\n" + envs.table()

@@ -1,0 +1,187 @@
+"""Atari settings, held against the published ones with a console we can script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reverie import envs
+from reverie.envs.atari import GAMES, Atari, AtariConfig, installed_games
+
+pytest.importorskip("ale_py")
+
+PLAIN = AtariConfig(size=(210, 160), sticky=0.0, gray=False, noops=0)
+
+
+class Console:
+    """Stands in for the emulator: frame n shows n, a life is lost every 10 frames."""
+
+    def __init__(self, game_length: int = 1000):
+        self.frame = self.resets = 0
+        self.game_length = game_length
+        self.acts: list[int] = []
+
+    def reset_game(self) -> None:
+        self.frame = 0
+        self.resets += 1
+
+    def act(self, action: int) -> int:
+        self.frame += 1
+        self.acts.append(int(action))
+        return self.frame
+
+    def game_over(self) -> bool:
+        return self.frame >= self.game_length
+
+    def lives(self) -> int:
+        return 100 - self.frame // 10
+
+    def getScreenRGB(self, buffer: np.ndarray) -> None:
+        # Even frames light the left half, odd ones the right: sprites that flicker.
+        half = buffer.shape[1] // 2
+        buffer[:] = 0
+        where = np.s_[:, :half] if self.frame % 2 == 0 else np.s_[:, half:]
+        buffer[where] = self.frame
+
+
+def scripted(config: AtariConfig, game_length: int = 1000) -> tuple[Atari, Console]:
+    env, console = Atari("pong", config), Console(game_length)
+    env._ale = console
+    return env, console
+
+
+def step(env: Any, action: int = 0) -> Any:
+    return env.step({"action": np.int32(action)})
+
+
+def test_defaults_are_the_200m_settings() -> None:
+    env = envs.make("atari_pong")
+    assert env.obs_space["image"].shape == (96, 96, 1)
+    assert env.act_space["action"].classes == 18
+    config = AtariConfig()
+    assert (config.repeat, config.sticky, config.noops) == (4, 0.25, 30)
+    assert (config.lives, config.length, config.pooling) == ("unused", 108_000, 2)
+    assert not config.clip_reward
+    assert not config.autostart
+    assert config.truncation_is_terminal
+
+
+def test_the_100k_settings() -> None:
+    config = AtariConfig(size=(64, 64), sticky=0.0, gray=False, actions="minimal")
+    env = envs.make("atari100k_pong", envs.EnvConfig(atari=config))
+    assert env.obs_space["image"].shape == (64, 64, 3)
+    assert env.act_space["action"].classes == 6
+    breakout = envs.make("atari100k_breakout", envs.EnvConfig(atari=config))
+    assert breakout.act_space["action"].classes == 4
+
+
+def test_an_action_is_held_and_its_rewards_are_summed() -> None:
+    env, console = scripted(PLAIN)
+    env.reset()
+    assert step(env, 3)["reward"] == 1 + 2 + 3 + 4
+    assert console.acts == [3, 3, 3, 3]
+
+
+def test_the_image_is_the_maximum_of_the_last_two_frames() -> None:
+    env, _ = scripted(PLAIN)
+    env.reset()
+    image = step(env)["image"]
+    assert (image[:, :80] == 4).all()
+    assert (image[:, 80:] == 3).all()
+
+
+def test_the_first_image_is_one_frame() -> None:
+    env, _ = scripted(AtariConfig(size=(210, 160), gray=False, noops=0))
+    step(env)  # leaves frames behind that must not shine through
+    assert not env.reset()["image"].any()
+
+
+def test_resize_comes_before_gray_and_gray_truncates() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
+    env = Atari("pong", AtariConfig())
+    env._screens[:] = noise
+    small = Image.fromarray(noise).resize((96, 96), Image.Resampling.BILINEAR)
+    weighed = np.asarray(small) @ np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
+    image = env._obs(0.0)["image"][..., 0]
+    assert np.array_equal(image, weighed.astype(np.uint8))
+    assert not np.array_equal(image, np.round(weighed).astype(np.uint8))
+
+
+def test_noops_are_uniform_up_to_the_limit() -> None:
+    env, console = scripted(AtariConfig(noops=5))
+    counts = []
+    for _ in range(300):
+        env.reset()
+        counts.append(console.frame)
+    assert set(counts) == {0, 1, 2, 3, 4, 5}
+    assert set(console.acts) == {0}
+
+
+def test_the_frame_limit_is_terminal_only_on_request() -> None:
+    for is_terminal in (True, False):
+        config = AtariConfig(length=6, noops=0, truncation_is_terminal=is_terminal)
+        env, console = scripted(config)
+        env.reset()
+        assert not step(env)["is_last"]
+        row = step(env)
+        assert row["is_last"]
+        assert row["is_terminal"] == is_terminal
+        assert console.frame == 6
+
+
+def test_the_end_of_the_game_stops_the_repeat() -> None:
+    env, console = scripted(PLAIN, game_length=6)
+    env.reset()
+    step(env)
+    row = step(env)
+    assert row["is_last"]
+    assert row["is_terminal"]
+    assert row["reward"] == 5 + 6
+    assert row["image"].max() == 6
+    assert console.frame == 6
+
+
+@pytest.mark.parametrize("lives", ["unused", "discount", "reset"])
+def test_what_a_lost_life_means(lives: Any) -> None:
+    env, console = scripted(AtariConfig(lives=lives, noops=0))
+    env.reset()
+    rows = [step(env) for _ in range(3)]  # the life is lost in frame 10
+    ends = [(bool(row["is_last"]), bool(row["is_terminal"])) for row in rows]
+    last = {
+        "unused": (False, False),
+        "discount": (False, True),
+        "reset": (True, True),
+    }
+    assert ends == [(False, False), (False, False), last[lives]]
+    if lives == "reset":
+        env.reset()
+        assert console.resets == 1  # the game goes on
+        assert console.frame == 13
+
+
+def test_reward_clipping_and_autostart() -> None:
+    env, console = scripted(AtariConfig(clip_reward=True, autostart=True, noops=0))
+    env.reset()
+    assert console.acts == [1]
+    assert step(env)["reward"] == 1
+
+
+def test_sticky_actions_depend_on_the_seed_alone() -> None:
+    def play(seed: int) -> bytes:
+        env, rng = Atari("breakout", AtariConfig(noops=0)), np.random.default_rng(0)
+        env.reset(seed=seed)
+        rows = [step(env, rng.integers(18)) for _ in range(150)]
+        return b"".join(row["image"].tobytes() for row in rows)
+
+    assert play(1) == play(1)
+    assert play(1) != play(2)
+
+
+def test_all_benchmark_games_are_installed() -> None:
+    assert len(GAMES) == 57
+    assert set(GAMES) <= installed_games().keys()
+    assert envs.make("atari_james_bond").reset()["is_first"]
+    assert envs.split_task("atari_tetris") == ("atari", "tetris")
