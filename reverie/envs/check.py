@@ -87,13 +87,16 @@ class _Checker:
     def __init__(self, env: Env):
         self.env = env
         self.findings: list[Finding] = []
+        self.told: set[str] = set()
         self.obs_space: Spaces = {}
         self.act_space: Spaces = {}
 
-    def note(self, severity: Severity, what: str, fix: str) -> None:
-        finding = Finding(severity, what, fix)
-        if finding not in self.findings:
-            self.findings.append(finding)
+    def note(self, severity: Severity, what: str, fix: str, about: str = "") -> None:
+        """Keep a finding, unless one about the same thing has been kept."""
+        about = about or what
+        if about not in self.told:
+            self.told.add(about)
+            self.findings.append(Finding(severity, what, fix))
 
     # Spaces
 
@@ -286,12 +289,14 @@ class _Checker:
                 "error",
                 f"{where} did not return {key!r}, which `obs_space` promises",
                 f"return {key!r} in every observation",
+                about=f"missing {key}",
             )
         for key in sorted(obs.keys() - self.obs_space.keys()):
             self.note(
                 "error",
                 f"{where} returned {key!r}, which `obs_space` does not know",
                 f"add {key!r} to `obs_space`, or leave it out",
+                about=f"extra {key}",
             )
         for key in sorted(obs.keys() & self.obs_space.keys()):
             self._check_value(key, self.obs_space[key], obs[key], where)
@@ -330,23 +335,23 @@ class _Checker:
                 )
             return
         array = np.asarray(value)
+        severity: Severity = "error"
         if array.dtype == object:
-            fix = "return one array of numbers"
+            kind, fix = "object", "return one array of numbers"
         elif array.shape != space.shape:
-            fix = f"return shape {space.shape}, or correct `obs_space`"
+            kind, fix = "shape", f"return shape {space.shape}, or correct `obs_space`"
         elif array.dtype != space.dtype:
+            kind = "dtype"
             fix = f"return np.asarray({key}, np.{space.dtype}), or correct `obs_space`"
             if array.dtype.kind == space.dtype.kind != "u":
-                self.note("warning", f"{where}: {key!r} {problem}", fix)
-                return
+                severity = "warning"  # only the width differs, which is mended for you
         elif "NaN" in problem:
+            kind = "NaN"
             fix = "find the division by zero or the diverged simulation behind it"
         else:
+            kind = "range"
             fix = "widen `low` and `high` (for integers `high` is one past the largest)"
-        # Values differ from row to row; one row of each kind is enough to know.
-        kind = (f"{where}: {key!r} has values", f"{where}: {key!r} has NaN")
-        if not any(f.what.startswith(kind) for f in self.findings):
-            self.note("error", f"{where}: {key!r} {problem}", fix)
+        self.note(severity, f"{where}: {key!r} {problem}", fix, about=f"{kind} {key}")
 
     def _check_aliasing(self, before: Obs, after: Obs) -> None:
         for key in sorted(before.keys() & after.keys()):
