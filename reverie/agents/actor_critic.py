@@ -229,6 +229,8 @@ class ActorCritic(nn.Module):
 
     def _to_index(self, key: str, action: Tensor) -> Tensor:
         space = self.act_space[key]
-        if space.is_discrete and space.low.any():
+        if not space.is_discrete:
+            return action
+        if space.low.any():
             return action.long() - torch.tensor(space.low, device=action.device)
-        return action
+        return action.long()

@@ -77,6 +77,25 @@ def make_rssm(
     )
 
 
+def make_actor_critic(
+    config: DreamerConfig, inputs: int, act_space: Spaces
+) -> ActorCritic:
+    return ActorCritic(
+        inputs,
+        act_space,
+        policy=config.policy,
+        value=config.value,
+        slowvalue=config.slowvalue,
+        imag_loss=config.imag_loss,
+        repl_loss=config.repl_loss,
+        retnorm=config.retnorm,
+        valnorm=config.valnorm,
+        advnorm=config.advnorm,
+        discount=config.discount,
+        contdisc=config.contdisc,
+    )
+
+
 WORLDS = {"rssm": make_rssm}
 
 
@@ -121,20 +140,7 @@ class Dreamer:
         self.dtype = PRECISIONS[precision]
 
         self.world = WORLDS[config.world](config, obs_space, act_space, self.dtype)
-        self.actor_critic = ActorCritic(
-            self.world.width,
-            act_space,
-            policy=config.policy,
-            value=config.value,
-            slowvalue=config.slowvalue,
-            imag_loss=config.imag_loss,
-            repl_loss=config.repl_loss,
-            retnorm=config.retnorm,
-            valnorm=config.valnorm,
-            advnorm=config.advnorm,
-            discount=config.discount,
-            contdisc=config.contdisc,
-        )
+        self.actor_critic = make_actor_critic(config, self.world.width, act_space)
         self._initialize(seed)
 
         self.opt = Optimizer(

@@ -115,12 +115,17 @@ def original_name(part: str, name: str) -> str:
 
 def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
     """The original's agent config, nested or flat with dots, as ours."""
-    config = DreamerConfig()
+    changes: dict[str, Any] = {}
     for key, value in _flat(options).items():
         if re.fullmatch(IGNORED, key):
             continue
-        key = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
-        config = _set(config, key.split("."), value, key)
+        ours = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
+        *path, leaf = ours.split(".")
+        place = changes
+        for name in path:
+            place = place.setdefault(name, {})
+        place[leaf] = value
+    config = _change(DreamerConfig(), changes, "")
     if config.opt.schedule == "cosine":
         # its floor is a part of the learning rate, and it passes 0.1 * lr there
         config = replace(config, opt=replace(config.opt, floor=0.1 * config.opt.lr))
@@ -234,13 +239,18 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _set(config: Any, path: list[str], value: Any, name: str) -> Any:
-    known = {f.name for f in fields(config)} if is_dataclass(config) else set()
-    if path[0] not in known:
-        raise UserError(f"The original's option {name!r} is not known. Fix: drop it.")
-    old = getattr(config, path[0])
-    if len(path) > 1:
-        new = _set(old, path[1:], value, name)
-    else:
-        new = tuple(value) if isinstance(old, tuple) else type(old)(value)
-    return replace(config, **{path[0]: new})
+def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
+    """The config with all of the changes at once."""
+    known = {field.name for field in fields(config)}
+    new = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise UserError(
+                f"The original's option {prefix + name!r} is not known. Fix: drop it."
+            )
+        old = getattr(config, name)
+        if is_dataclass(old):
+            new[name] = _change(old, value, f"{prefix}{name}.")
+        else:
+            new[name] = tuple(value) if isinstance(old, tuple) else type(old)(value)
+    return replace(config, **new)

@@ -117,9 +117,10 @@ class PolicyHead(nn.Module):
         if space.is_discrete:
             units = (*space.shape, space.classes)
             out = nn.ModuleDict({"logits": Linear(width, units, scale)})
-            sizes = torch.tensor(space.high - space.low)
-            allowed = torch.arange(space.classes) < sizes[..., None]
-            uneven = None if allowed.all() else allowed
+            uneven = None
+            if (space.high - space.low != space.classes).any():
+                sizes = torch.tensor(space.high - space.low)
+                uneven = torch.arange(space.classes) < sizes[..., None]
             out.register_buffer("allowed", uneven, persistent=False)
             return out
         return nn.ModuleDict(

@@ -220,7 +220,8 @@ class TwoHot:
         """Cross-entropy with a target split between the two bins around it."""
         target, last = target.detach().float().contiguous(), len(self.bins) - 1
         above = torch.searchsorted(self.bins, target, right=True)
-        below = (above - 1).clamp(0, last)
+        # a target that is no number has no place, and must not look as if it had
+        below = torch.where(torch.isnan(target), 0, above - 1).clamp(0, last)
         above = above.clamp(0, last)
         to_below = torch.abs(self.bins[below] - target)
         to_above = torch.abs(self.bins[above] - target)

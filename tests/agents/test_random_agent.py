@@ -1,0 +1,52 @@
+"""The random agent keeps the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from reverie import agents
+from reverie.agents.random import RandomConfig
+from reverie.api import Space
+
+ACT = {
+    "move": Space(np.dtype("int32"), (), 0, 3),
+    "arm": Space(np.dtype("float32"), (2,), -1, 1),
+}
+
+
+def make(seed=0):
+    return agents.make(
+        "random",
+        {},
+        ACT,
+        RandomConfig(),
+        device=torch.device("cpu"),
+        precision="float32",
+        seed=seed,
+    )
+
+
+def act(agent, rows=5):
+    return agent.policy(agent.initial(rows), {"is_first": np.ones(rows, bool)})[1]
+
+
+def test_actions_lie_in_their_spaces():
+    action = act(make())
+    for key, space in ACT.items():
+        assert all(space.problem(row) is None for row in action[key])
+
+
+def test_it_resumes_where_it_was_saved():
+    agent, other = make(1), make(2)
+    act(agent)
+    other.load_state_dict(agent.state_dict())
+    one, two = act(agent), act(other)
+    np.testing.assert_array_equal(one["move"], two["move"])
+    np.testing.assert_array_equal(one["arm"], two["arm"])
+
+
+def test_it_never_trains():
+    agent = make()
+    assert agent.rhythm.updates_due(100) == 0
+    assert agent.notes == {}

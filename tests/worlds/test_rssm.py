@@ -1,0 +1,258 @@
+"""The recurrent state-space model: what it forgets, mixes and keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reverie.api import Space, UserError
+from reverie.nets.blocks import initialize
+from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.dice import Dice
+from reverie.nets.heads import HeadConfig
+from reverie.worlds.rssm import RSSM, RSSMConfig, State
+
+F32, I32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype(bool)
+OBS = {
+    "vector": Space(F32, (5,)),
+    "reward": Space(F32),
+    "is_first": Space(BOOL),
+    "is_last": Space(BOOL),
+    "is_terminal": Space(BOOL),
+}
+ACT = {"action": Space(I32, (), 0, 3)}
+SIZE = RSSMConfig(deter=16, hidden=8, stoch=4, classes=3, blocks=4)
+
+
+def make(rssm=SIZE, act=ACT, **options) -> RSSM:
+    world = RSSM(
+        OBS,
+        act,
+        rssm=rssm,
+        enc=EncoderConfig(units=8, layers=1),
+        dec=DecoderConfig(units=8, layers=1),
+        rewhead=HeadConfig(1, 8),
+        conhead=HeadConfig(1, 8, output="binary", outscale=1.0),
+        **{"discount": 1 - 1 / 333, "reward_grad": True, **options},
+        dtype=torch.float32,
+    )
+    initialize(world, torch.Generator().manual_seed(0))
+    return world
+
+
+def batch(rows=2, length=6, act=ACT, seed=0):
+    rng = np.random.default_rng(seed)
+    spaces = {**OBS, **dict(act.items())}
+    data = {k: torch.tensor(s.sample(rng, rows, length)) for k, s in spaces.items()}
+    data |= {k: torch.zeros(rows, length, dtype=torch.bool) for k in list(OBS)[2:]}
+    data["prevact"] = {k: data.pop(k) for k in act}
+    return data
+
+
+def dice(seed=0) -> Dice:
+    return Dice(seed, "test", torch.device("cpu"))
+
+
+class Mode(Dice):
+    """Always the likeliest choice."""
+
+    def __init__(self) -> None:
+        pass
+
+    def categorical(self, probs):
+        return probs.argmax(-1)
+
+
+def test_reset_forgets_everything_before_it():
+    world, data = make(), batch()
+    data["is_first"][:, 3] = True
+    whole = world.observe(world.initial(2), data, Mode())
+    cut = {k: v[:, 3:] for k, v in data.items() if k != "prevact"}
+    cut["prevact"] = {"action": data["prevact"]["action"][:, 3:]}
+    alone = world.observe(world.initial(2), cut, Mode())
+    torch.testing.assert_close(whole.deter[:, 3:], alone.deter)
+    torch.testing.assert_close(whole.stoch[:, 3:], alone.stoch)
+
+
+def test_reset_heals_a_broken_state():
+    world, data = make(), batch()
+    data["is_first"][:, 0] = True
+    broken = State(*(torch.full_like(x, torch.nan) for x in world.initial(2)))
+    assert torch.isfinite(world.observe(broken, data, dice()).deter).all()
+
+
+def test_the_action_before_a_reset_is_nothing_not_the_first_choice():
+    world, data = make(), batch(length=1)
+    data["is_first"][:] = True
+    states = []
+    for action in (0, 2):
+        data["prevact"]["action"][:] = action
+        states.append(world.observe(world.initial(2), data, Mode()).deter)
+    torch.testing.assert_close(states[0], states[1])
+    data["is_first"][:] = False  # from the zero state, but with a real action 0
+    data["prevact"]["action"][:] = 0
+    real = world.observe(world.initial(2), data, Mode()).deter
+    assert not torch.allclose(states[0], real)
+
+
+def test_large_actions_are_cut_to_one_but_keep_their_gradient():
+    act = {"arm": Space(F32, (2,), -10, 10)}
+    world = make(act=act)
+    state = world.initial(1)
+    action = torch.tensor([[5.0, -0.5]], requires_grad=True)
+    same = torch.tensor([[1.0, -0.5]])
+    big = world.dyn.embed({"arm": action}, None, state.deter)
+    torch.testing.assert_close(big, world.dyn.embed({"arm": same}, None, state.deter))
+    (grad,) = torch.autograd.grad(big.sum(), action)
+    assert grad[0, 0] != 0
+
+
+def test_hidden_norm_spans_all_blocks_and_gates_are_split_inside_each():
+    world = make()
+    dyn, config = world.dyn, SIZE
+    state = State(torch.randn(3, 16), F.one_hot(torch.randint(3, (3, 4)), 3).float())
+    action = torch.randn(3, 8)
+    blocks, width = config.blocks, config.deter // config.blocks
+
+    def rms(x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-4)
+
+    x0 = F.silu(rms(dyn.dynin0(state.deter)))
+    x1 = F.silu(rms(dyn.dynin1(state.stoch.flatten(1))))
+    shared = torch.cat([x0, x1, action], -1)
+    hidden = []
+    for k in range(blocks):
+        own = state.deter[:, k * width : (k + 1) * width]
+        hidden.append(torch.cat([own, shared], -1) @ dyn.dynhid0.weight[k])
+    x = F.silu(rms(torch.cat(hidden, -1)))  # over all of it, not block by block
+    after = []
+    for k in range(blocks):
+        block = slice(k * width, (k + 1) * width)
+        reset, candidate, update = (x[:, block] @ dyn.dyngru.weight[k]).chunk(3, -1)
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        update = torch.sigmoid(update - 1)
+        after.append(update * candidate + (1 - update) * state.deter[:, block])
+    torch.testing.assert_close(dyn.core(state, action), torch.cat(after, -1))
+
+
+def test_more_recurrent_layers_are_all_of_the_state_wide():
+    world = make(replace(SIZE, dynlayers=2))
+    assert world.dyn.dynhid1.weight.shape == (4, 4, 4)
+    states = world.observe(world.initial(2), batch(), dice())
+    assert torch.isfinite(states.deter).all()
+
+
+def test_an_absolute_posterior_sees_only_the_observation():
+    world = make(replace(SIZE, absolute=True))
+    tokens = torch.randn(2, world.enc.width)
+    one = world.dyn.posterior_logits(torch.randn(2, 16), tokens)
+    other = world.dyn.posterior_logits(torch.randn(2, 16), tokens)
+    assert torch.equal(one, other)
+
+
+def test_free_nats_are_per_step_and_not_per_choice():
+    world = make(replace(SIZE, free_nats=0.5))
+    data = batch()
+    losses = world.loss(world.initial(2), data, dice()).losses
+    wide = make(replace(SIZE, free_nats=0.0))
+    raw = wide.loss(wide.initial(2), data, dice()).losses
+    torch.testing.assert_close(losses["dyn"], raw["dyn"].clamp(min=0.5))
+    assert raw["dyn"].max() > 0.5 > raw["dyn"].max() / SIZE.stoch
+
+
+def test_dyn_moves_the_prior_and_rep_moves_the_posterior():
+    world, data = make(replace(SIZE, free_nats=0.0)), batch()
+    result = world.loss(world.initial(2), data, dice())
+    prior, post = world.dyn.priorlogit.weight, world.dyn.obslogit.weight
+    for name, moved, still in (("dyn", prior, post), ("rep", post, prior)):
+        loss = result.losses[name][:, :1].sum()  # one step, so nothing comes round
+        grads = torch.autograd.grad(
+            loss, [moved, still], retain_graph=True, materialize_grads=True
+        )
+        assert grads[0].any()
+        assert not grads[1].any()
+
+
+def test_continue_is_taught_the_discount():
+    world, data = make(), batch()
+    data["is_terminal"][0, 2] = True
+    seen = []
+    forward = world.con.forward
+
+    class Spied:
+        def __init__(self, out):
+            self.out = out
+
+        def loss(self, target):
+            seen.append(target)
+            return self.out.loss(target)
+
+    world.con.forward = lambda feat: Spied(forward(feat))
+    world.loss(world.initial(2), data, dice())
+    assert float(seen[0][0, 2]) == 0
+    assert float(seen[0][0, 3]) == pytest.approx(1 - 1 / 333)
+
+
+@pytest.mark.parametrize("reward_grad", [True, False])
+def test_reward_shapes_the_world_if_it_may(reward_grad):
+    world, data = make(reward_grad=reward_grad), batch()
+    world.rew.head["logits"].weight.data.normal_()
+    loss = world.loss(world.initial(2), data, dice()).losses["rew"].sum()
+    grads = torch.autograd.grad(
+        loss, list(world.enc.parameters()), materialize_grads=True
+    )
+    assert any(grad.any() for grad in grads) == reward_grad
+
+
+def test_features_put_the_deterministic_half_first():
+    world = make()
+    state = State(torch.ones(1, 16), torch.zeros(1, 4, 3))
+    assert world.features(state)[0].tolist() == [1] * 16 + [0] * 12
+
+
+def test_dreams_begin_with_the_state_they_start_from():
+    world = make()
+    start = State(torch.randn(5, 16), F.one_hot(torch.randint(3, (5, 4)), 3).float())
+    action = {"action": torch.zeros(5, dtype=torch.int32)}
+    dream = world.imagine(start, lambda state: action, 4, dice())
+    assert dream.states.deter.shape == (5, 5, 16)
+    assert dream.actions["action"].shape == (5, 5)
+    assert torch.equal(dream.states.deter[:, 0], start.deter)
+    again = world.dyn.core(start, world.dyn.embed(action, None, start.deter))
+    torch.testing.assert_close(dream.states.deter[:, 1], again)
+
+
+@pytest.mark.parametrize("store", ["float32", "float16"])
+def test_notes_bring_back_the_state(store):
+    world = make(replace(SIZE, store=store))
+    states = world.observe(world.initial(2), batch(), dice())
+    notes = world.note(states)
+    for key, space in world.notes.items():
+        assert notes[key].shape == (2, 6, *space.shape)
+        assert space.problem(notes[key][0, 0].numpy()) is None
+    back = world.recall(notes)
+    assert torch.equal(back.stoch, states.stoch)
+    exact = store == "float32"
+    torch.testing.assert_close(
+        back.deter, states.deter, rtol=0, atol=0 if exact else 1e-3
+    )
+
+
+def test_notes_are_a_fraction_of_one_hots():
+    notes = make(replace(SIZE, stoch=32, classes=64)).notes
+    assert notes["dyn/stoch"].nbytes == 32
+
+
+def test_samples_are_exactly_one_hot():
+    world = make()
+    stoch = world.observe(world.initial(2), batch(), dice()).stoch
+    assert set(stoch.unique().tolist()) == {0.0, 1.0}
+
+
+def test_widths_that_do_not_divide_into_blocks_are_refused():
+    with pytest.raises(UserError, match="3 blocks"):
+        make(replace(SIZE, blocks=3))
