@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reverie.api import Space, UserError, Window
+from reverie.data import columns
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
 
@@ -118,7 +119,10 @@ def check_batch(reference, window, batch):
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("seed", range(6))
-def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path):
+def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "OPEN_MAPS", 3)
+    monkeypatch.setattr(columns, "RESIDENT", 20_000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1 + seed % 3)
     rng = np.random.default_rng(seed)
     streams = int(rng.integers(1, 6))
     capacity = int(rng.integers(streams * 8, 300))
@@ -160,6 +164,7 @@ def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path):
                 assert replay.timeline.starts(window.span).tolist() == sorted(whole)
                 if whole:
                     check_batch(reference, window, replay.sample(name))
+    replay.close()
 
 
 def test_every_whole_window_is_equally_likely():

@@ -75,6 +75,14 @@ def test_recency_finds_the_few_windows_that_are_whole():
     timeline.add(np.arange(299))
     drawn = Recency(timeline, SPAN, 1.0).draw(5, np.random.default_rng(0))
     assert set(drawn.tolist()) <= {5, 300}
+    timeline = Timeline(100_000, 30_000)
+    timeline.add()
+    timeline.add(np.array([5]))
+    timeline.add(np.array([5]))
+    timeline.add(np.array([29_000]))
+    timeline.add(np.array([29_000]))
+    drawn = Recency(timeline, SPAN, 0.0).draw(40, np.random.default_rng(0))
+    assert set(drawn.tolist()) == {5, 29_000}
 
 
 def test_priority_is_a_mix_of_largest_and_mean():
