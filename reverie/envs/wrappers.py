@@ -268,10 +268,10 @@ class UnifyDtypes(Wrapper):
         return self._unify(self.env.step(action))
 
     def _unify(self, obs: Obs) -> Obs:
-        dtype = self._obs_space
+        spaces = self._obs_space
         return {
-            k: np.asarray(v, _widened(v, dtype[k].dtype)) if k in dtype else v
-            for k, v in obs.items()
+            key: _cast(value, spaces[key].dtype) if key in spaces else value
+            for key, value in obs.items()
         }
 
 
@@ -288,11 +288,16 @@ def _unified(space: Space) -> Space:
     return replace(space, dtype=dtype, low=low, high=high)
 
 
-def _widened(value: Any, dtype: np.dtype) -> np.dtype | None:
-    """The dtype to cast to, or None where a cast would hide a mistake."""
-    kind = np.asarray(value).dtype.kind
+def _cast(value: Any, dtype: np.dtype) -> Any:
+    """An array of the dtype, except where a cast would hide a mistake."""
+    if getattr(value, "dtype", None) == dtype:
+        return value
+    array = np.asarray(value)
+    kind = array.dtype.kind
     same = kind == dtype.kind or (kind in "iu" and dtype == np.int32)
-    return dtype if same or (kind in "iu" and dtype.kind == "f") else None
+    return (
+        array.astype(dtype) if same or (kind in "iu" and dtype.kind == "f") else array
+    )
 
 
 class CheckSpaces(Wrapper):
@@ -305,6 +310,11 @@ class CheckSpaces(Wrapper):
         self._act_space = dict(env.act_space)
         self._free = {
             key for key, space in self._obs_space.items() if _is_unbounded(space)
+        }
+        self._bounds = {  # of single numbers, inclusive
+            key: (space.low.item(), space.high.item() - (space.dtype.kind != "f"))
+            for key, space in self._obs_space.items()
+            if space.shape == () and space.dtype.kind != "b"
         }
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -342,16 +352,25 @@ class CheckSpaces(Wrapper):
             )
         for key, space in self._obs_space.items():
             value = obs[key]
-            if key in self._free:
-                good = value.shape == space.shape and value.dtype == space.dtype
-                if good and not (space.dtype.kind == "f" and np.isnan(value).any()):
-                    continue
+            if self._is_good(key, space, value):
+                continue
             if problem := space.problem(value):
                 raise UserError(
                     f"Task {self.name!r}: observation {key!r} {problem}.\n  Fix: run "
                     f"`reverie check-env {self.name}`, it says what to change."
                 )
         return obs
+
+    def _is_good(self, key: str, space: Space, value: Any) -> bool:
+        """A quick yes for the usual cases; anything else is looked at closely."""
+        if value.dtype != space.dtype or value.shape != space.shape:
+            return False
+        if key in self._bounds:
+            low, high = self._bounds[key]
+            return bool(low <= value <= high)  # False for NaN
+        if key not in self._free:
+            return False
+        return space.dtype.kind != "f" or not bool(np.isnan(value).any())
 
 
 def _is_unbounded(space: Space) -> bool:

@@ -1,0 +1,48 @@
+"""The environment of the documentation works as printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from reverie import envs
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_passes_check_env_and_steps_in_workers(tmp_path: Path) -> None:
+    page = (DOCS / "add-an-environment.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    (tmp_path / "my_env.py").write_text(code)
+    checked = subprocess.run(
+        [sys.executable, "-m", "reverie.cli", "check-env", "my_env:make_env"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "Nothing wrong was found" in checked.stdout
+    pool = (
+        "from reverie import envs\n"
+        "make = envs.TaskFactory('my_env:make_env', envs.EnvConfig(), 0)\n"
+        "pool = envs.make_pool(make, 2, envs.PoolConfig(workers=2))\n"
+        "pool.reset()\n"
+        "for _ in range(7): obs = pool.step({'action': [1, 1]})\n"
+        "print(obs['reward'].tolist(), obs['is_terminal'].tolist())\n"
+        "pool.close()\n"
+    )
+    stepped = subprocess.run(
+        [sys.executable, "-c", pool], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert stepped.stdout.strip() == "[1.0, 1.0] [True, True]", stepped.stderr
+
+
+def test_every_suite_has_a_row_with_its_install_line() -> None:
+    page = (DOCS / "environments.md").read_text()
+    for name, suite in envs.SUITES.items():
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{name}` ")]
+        assert len(rows) == 1, name
+        assert suite.build or "no adapter yet" in rows[0]
+        assert not suite.install or suite.install in rows[0] or name == "dmlab"
