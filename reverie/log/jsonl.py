@@ -23,7 +23,7 @@ from reverie.log.record import Record
 METRICS = "metrics.jsonl"
 SCORES = "scores.jsonl"
 
-BY_THE_CLOCK = re.compile(r"(^|/)(fps|timer|usage)/")
+BY_THE_CLOCK = re.compile(r"(^|/)(fps|timer|usage)/|^replay/(ram|disk)_gb$")
 """Metrics that differ between two equal runs, because they measure the machine."""
 
 BACKLOG = 10_000

@@ -46,7 +46,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def test_a_run_leaves_the_folder_the_readme_draws(tmp_path):
-    path = train(settings(tmp_path / "run", **{"run.steps": 200}))
+    path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 200}))
     names = {p.name for p in path.iterdir()}
     assert {"config.yaml", "about.json", "spaces.json"} <= names
     assert {"metrics.jsonl", "scores.jsonl", "ckpt", "replay"} <= names
@@ -163,15 +163,15 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch)
     path = tmp_path / "run"
     train(settings(path, **{"run.steps": 100}))
     before = Checkpoints(path / "ckpt").newest()
-    from reverie.envs.dummy import Dummy
+    from reverie.data.feed import ReplayFeed
 
-    step = Dummy.step
+    serve = ReplayFeed.__call__
 
-    def poisoned(self, action):
-        obs = step(self, action)
-        return {**obs, "vector": obs["vector"] * np.float32("nan")}
+    def poisoned(self, name):
+        batch = serve(self, name)
+        return {**batch, "vector": batch["vector"] * float("nan")}
 
-    monkeypatch.setattr(Dummy, "step", poisoned)
+    monkeypatch.setattr(ReplayFeed, "__call__", poisoned)
     flags = {"run.steps": 4000, "run.max_nonfinite": 3, "run.save_every": 0}
     with pytest.raises(UserError, match=r"3 updates in a row.*vector"):
         train(settings(path, **flags))
