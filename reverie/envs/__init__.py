@@ -25,7 +25,7 @@ from reverie.envs.crafter import CrafterConfig
 from reverie.envs.dummy import DummyConfig
 from reverie.envs.memory import MemoryConfig
 from reverie.envs.pinpad import PinPadConfig
-from reverie.envs.pool import EnvFailure, PoolConfig, SplitEnvs, make_pool
+from reverie.envs.pool import EnvFailure, PoolConfig, Shifted, SplitEnvs, make_pool
 from reverie.envs.seeding import derive_seed
 from reverie.envs.wrappers import Resample
 
@@ -34,6 +34,7 @@ __all__ = [
     "EnvConfig",
     "EnvFailure",
     "PoolConfig",
+    "Shifted",
     "SplitEnvs",
     "Suite",
     "TaskFactory",
@@ -332,11 +333,9 @@ class TaskFactory:
     task: str
     config: EnvConfig
     seed: int
-    first: int = 0
-    """Added to every index, so that two pools of a run get other seeds."""
 
     def __call__(self, index: int) -> Env:
-        return make(self.task, self.config, self.seed, self.first + index)
+        return make(self.task, self.config, self.seed, index)
 
 
 def split_task(task: str) -> tuple[str, str]:

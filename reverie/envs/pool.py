@@ -65,6 +65,18 @@ class PoolConfig:
             )
 
 
+@dataclass(frozen=True)
+class Shifted:
+    """Counts environments from another number on, so that two pools of one run get
+    different seeds."""
+
+    make_env: MakeEnv
+    first: int
+
+    def __call__(self, index: int) -> Env:
+        return self.make_env(self.first + index)
+
+
 class EnvFailure(UserError):
     """An environment failed so often that going on makes no sense."""
 

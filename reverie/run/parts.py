@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +18,6 @@ from reverie import envs as suites
 from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay
-from reverie.envs import EnvConfig
 from reverie.envs.pool import make_pool
 from reverie.log.episodes import EpisodeStats
 from reverie.log.logger import make_logger
@@ -288,24 +286,8 @@ def make_envs(
     config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
 ) -> Envs:
     """A pool of `count` environments of the config's task."""
-    make = make_env or TaskFactory(config.task, config.env, config.seed)
-    return make_pool(partial(_make_from, make, first), count, config.env.pool)
-
-
-@dataclass(frozen=True)
-class TaskFactory:
-    """Builds the environments of a task; travels to worker processes."""
-
-    task: str
-    config: EnvConfig
-    seed: int
-
-    def __call__(self, index: int) -> Env:
-        return suites.make(self.task, self.config, self.seed, index)
-
-
-def _make_from(make: MakeEnv, first: int, index: int) -> Env:
-    return make(first + index)
+    make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
+    return make_pool(suites.Shifted(make, first), count, config.env.pool)
 
 
 def make_agent(
