@@ -151,9 +151,8 @@ def halve(x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
 
 def double(x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
     """Every pixel four times."""
-    b, h, w, c = x.shape
-    x = x[:, :, None, :, None].expand(b, h, 2, w, 2, c)
-    return x.reshape(b, 2 * h, 2 * w, c)
+    y = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
+    return y.permute(0, 2, 3, 1)
 
 
 def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:

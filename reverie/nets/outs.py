@@ -140,11 +140,16 @@ class OneHot:
     def __init__(self, logits: Float[Tensor, "*b S K"], unimix: float):
         logits = logits.float()
         self.probs = (1 - unimix) * logits.softmax(-1) + unimix / logits.shape[-1]
-        self.logprobs = torch.log(self.probs)
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log(self.probs)
 
     def sample(self, dice: Dice) -> Float[Tensor, "*b S K"]:
         index = dice.categorical(self.probs.detach())
         onehot = torch.zeros_like(self.probs).scatter_(-1, index[..., None], 1.0)
+        if not self.probs.requires_grad:
+            return onehot
         return onehot + (self.probs - self.probs.detach())
 
     def entropy(self) -> Float[Tensor, "*b"]:
@@ -155,7 +160,7 @@ class OneHot:
 
     def detach(self) -> OneHot:
         twin = object.__new__(OneHot)
-        twin.probs, twin.logprobs = self.probs.detach(), self.logprobs.detach()
+        twin.probs = self.probs.detach()
         return twin
 
 

@@ -83,6 +83,7 @@ class Dynamics(nn.Module):
         stoch = config.stoch * config.classes
         self.act = activation(config.act)
         self.actions = Concat(act_space)
+        self.has_floats = not all(space.is_discrete for space in act_space.values())
         for i, width in enumerate((deter, stoch, self.actions.width)):
             self._add(f"dynin{i}", Linear(width, hidden), hidden)
         width = deter + 3 * hidden * blocks
@@ -107,7 +108,8 @@ class Dynamics(nn.Module):
         x = self.actions(action, like.dtype)
         if reset is not None:
             x = torch.where(reset[..., None], 0, x)
-        x = x / x.abs().clamp(min=1).detach()
+        if self.has_floats:  # one-hots are never larger than one
+            x = x / x.abs().clamp(min=1).detach()
         return self._layer("dynin2", x)
 
     def core(self, state: State, action: Float[Tensor, "B H"]) -> Float[Tensor, "B D"]:
