@@ -86,6 +86,10 @@ class Columns(Protocol):
         """The file of these steps is gone."""
         ...
 
+    def clear(self) -> None:
+        """Forget all files, before others are restored."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -158,6 +162,9 @@ class RamColumns:
         pass
 
     def lose(self, segment: Segment) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
     def close(self) -> None:
@@ -258,6 +265,11 @@ class DiskColumns:
         index = self.segments.index(segment)
         del self.segments[index]
         self._firsts = np.delete(self._firsts, index)
+
+    def clear(self) -> None:
+        for segment in list(self.segments):
+            self.lose(segment)
+        self.sealed = 0
 
     def close(self) -> None:
         self._maps.clear()

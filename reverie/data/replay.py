@@ -326,6 +326,8 @@ class Replay:
             oldest = max(int(timeline["first"]), total - self.capacity)
             ids = [np.zeros(0, np.int64)]
             stream, position = list(ids), list(ids)
+            self.columns.clear()
+            self._changed.clear()
             if self.archive is not None and state["files"] is not None:
                 files = self.archive.load(state["files"], oldest, total)
                 for segment, columns in files:

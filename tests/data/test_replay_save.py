@@ -368,3 +368,19 @@ def test_a_file_lost_while_in_use_is_done_without(tmp_path):
     again = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
     again.load(state)
     assert len(again) == len(replay)
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_a_replay_can_go_back_to_its_own_last_save(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    arguments = (300, 3, config(storage), tmp_path)
+    replay = make_replay(*arguments, exact_notes=True, **WINDOWS)
+    fill(replay, rng, 80)
+    train(replay, rng, 5)
+    state = replay.save()
+    onward = rng.bit_generator.state
+    expected = train(replay, rng, 10)
+    replay.load(state)
+    rng.bit_generator.state = onward
+    for one, two in zip(expected, train(replay, rng, 10), strict=True):
+        same(one, two)
