@@ -211,7 +211,7 @@ class TwoHot:
 
     @cached_property
     def logprobs(self) -> Tensor:
-        return self.logits - torch.logsumexp(self.logits, -1, keepdim=True)
+        return torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
         # Mirror bins are added in pairs, so that equal probabilities give exactly 0.
@@ -234,6 +234,6 @@ class TwoHot:
         to_below = torch.where(same, 1.0, to_below)
         to_above = torch.where(same, 1.0, to_above)
         share = to_above / (to_below + to_above)
-        log_below = self.logprobs.gather(-1, below[..., None])[..., 0]
-        log_above = self.logprobs.gather(-1, above[..., None])[..., 0]
-        return -(share * log_below + (1 - share) * log_above)
+        weights = torch.stack([share, 1 - share], -1)
+        around = self.logprobs.gather(-1, torch.stack([below, above], -1))
+        return -(weights * around).sum(-1)
