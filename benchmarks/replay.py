@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import tempfile
@@ -93,11 +94,12 @@ def measure(
     while len(replay) < replay.capacity:
         replay.add(rows)
     batch = replay.buffers("train")
-    twin = {key: value.copy() for key, value in batch.items()}
-
+    # sixteen sources in turn: like the replay's, their bytes are not in the cache
+    twins = [{k: v.copy() for k, v in batch.items()} for _ in range(16)]
+    turn = itertools.cycle(twins)
     sample, copy = race(
         lambda: replay.sample("train", out=batch),
-        lambda: copy_all(twin, batch),
+        lambda: copy_all(next(turn), batch),
         arguments.repeats,
     )
     report = compare(f"{storage} sample", sample, copy, batch)

@@ -34,7 +34,7 @@ WIDE = 1024
 OPEN_MAPS = 128
 """Files mapped at once; each holds a file descriptor."""
 
-RESIDENT = 1 << 26
+RESIDENT = 1 << 27
 """Bytes of mapped files touched before their pages are given back."""
 
 SCRATCH = ".scratch"
