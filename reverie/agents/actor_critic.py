@@ -106,6 +106,11 @@ class ActorCritic(nn.Module):
         self.retnorm = Normalize(retnorm)
         self.valnorm = Normalize(valnorm)
         self.advnorm = Normalize(advnorm)
+        self.lows: dict[str, str] = {}  # of choices that do not count from zero
+        for i, (key, space) in enumerate(act_space.items()):
+            if space.is_discrete and space.low.any():
+                self.lows[key] = f"low{i}"
+                self.register_buffer(f"low{i}", torch.tensor(space.low), False)
 
     def act(self, feat: Float[Tensor, "*b F"], dice: Dice) -> dict[str, Tensor]:
         """Sample an action, in the dtype and counting of its space."""
@@ -222,15 +227,12 @@ class ActorCritic(nn.Module):
         return torch.stack(parts).sum(0)
 
     def _from_index(self, key: str, sample: Tensor) -> Tensor:
-        space = self.act_space[key]
-        if space.is_discrete and space.low.any():
-            sample = sample + torch.tensor(space.low, device=sample.device)
-        return sample.to(getattr(torch, space.dtype.name))
+        low = self.lows.get(key)
+        sample = sample if low is None else sample + self.get_buffer(low)
+        return sample.to(getattr(torch, self.act_space[key].dtype.name))
 
     def _to_index(self, key: str, action: Tensor) -> Tensor:
-        space = self.act_space[key]
-        if not space.is_discrete:
+        if not self.act_space[key].is_discrete:
             return action
-        if space.low.any():
-            return action.long() - torch.tensor(space.low, device=action.device)
-        return action.long()
+        low = self.lows.get(key)
+        return action.long() if low is None else action.long() - self.get_buffer(low)

@@ -125,7 +125,7 @@ def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
         for name in path:
             place = place.setdefault(name, {})
         place[leaf] = value
-    config = _change(DreamerConfig(), changes, "")
+    config: DreamerConfig = _change(DreamerConfig(), changes, "")
     if config.opt.schedule == "cosine":
         # its floor is a part of the learning rate, and it passes 0.1 * lr there
         config = replace(config, opt=replace(config.opt, floor=0.1 * config.opt.lr))

@@ -51,8 +51,8 @@ class Normalize(nn.Module):
     def update(self, x: Float[Tensor, "*any"]) -> None:
         config, x = self.config, x.detach().float().flatten()
         if config.impl == "perc":
-            points = torch.tensor([config.perclo, config.perchi], device=x.device)
-            self._follow(torch.quantile(x, points / 100))
+            points = [x.new_full((), p / 100) for p in (config.perclo, config.perchi)]
+            self._follow(torch.quantile(x, torch.stack(points)))
         elif config.impl == "meanstd":
             self._follow(torch.stack([x.mean(), torch.square(x).mean()]))
 
