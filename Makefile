@@ -47,7 +47,7 @@ types: $(VENV)/.installed-dev
 pytest: $(VENV)/.installed-dev
 	@mkdir -p $(LOCAL)
 	@rm -f $(LOCAL)/coverage $(LOCAL)/coverage.*
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 \
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 15 \
 		--cov --cov-report json:$(LOCAL)/coverage.json \
 		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
 
