@@ -123,7 +123,7 @@ class Archive:
         self.partial, self.segments, self.sealed = None, [], total
         firsts, counts = np.asarray(index["first"]), np.asarray(index["count"])
         spans = list(zip(firsts.tolist(), counts.tolist(), strict=True))
-        rows, notes = _unpack(index, "rows"), _unpack(index, "notes")
+        rows, notes = named_files(index, "rows"), named_files(index, "notes")
         with ThreadPoolExecutor(4) as threads:
             problems = list(
                 threads.map(
@@ -162,7 +162,7 @@ class Archive:
         """Delete files that neither the replay nor a kept index names."""
         names = set()
         for index in (self.index(), *kept):
-            for record in (*_unpack(index, "rows"), *_unpack(index, "notes")):
+            for record in (*named_files(index, "rows"), *named_files(index, "notes")):
                 names.add(record.name)
         names |= {s.scratch.record.name for s in self.segments if s.scratch}
         for path in self.directory.iterdir():
@@ -205,7 +205,8 @@ def _pack(prefix: str, records: list[FileRecord]) -> StateDict:
     }
 
 
-def _unpack(index: StateDict, prefix: str) -> list[FileRecord]:
+def named_files(index: StateDict, prefix: str) -> list[FileRecord]:
+    """The files an index names: `rows`, or the `notes` that supersede theirs."""
     columns = (index[f"{prefix}_{key}"] for key in ("name", "size", "crc"))
     return [
         FileRecord(str(name), int(size), int(crc))

@@ -34,7 +34,7 @@ WIDE = 1024
 OPEN_MAPS = 128
 """Files mapped at once; each holds a file descriptor."""
 
-RESIDENT = 1 << 27
+RESIDENT = 1 << 26
 """Bytes of mapped files touched before their pages are given back."""
 
 SCRATCH = ".scratch"
@@ -340,6 +340,7 @@ class DiskColumns:
         columns = {key: self._column(segment, key) for key in self.notes}
         stem = f"{segment.first:012d}-{segment.count}"
         segment.scratch = files.write(self.directory, stem, columns, SCRATCH)
+        self._touched += sum(column.nbytes for column in columns.values())
 
 
 def _take(ring: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
