@@ -136,6 +136,11 @@ class Dreamer:
             raise UserError(f"There is no world {config.world!r}. Fix: use {known}.")
         check_actions(act_space)
         self.obs_space, self.act_space = sight(obs_space), act_space
+        for key in self.obs_space.keys() & vars(config.loss_scales).keys():
+            raise UserError(
+                f"The observation {key!r} is called like a loss. Fix: rename it in the "
+                "environment."
+            )
         self.config, self.device = config, device
         self.dtype = PRECISIONS[precision]
 
@@ -207,7 +212,7 @@ class Dreamer:
         base, state, batch = self._restore("train", data)
         norms = [norm.clone() for norm in self.actor_critic.norms()]
         learned = self.loss(state, batch, self.dice["train"], training=True)
-        self.last_losses = {k: x.detach().mean() for k, x in learned.losses.items()}
+        self.last_losses = {k: learned.metrics[f"loss/{k}"] for k in learned.losses}
         ok, metrics = self.opt.update(self._weigh(learned.losses))
 
         # An update that was skipped leaves nothing behind.
@@ -284,7 +289,7 @@ class Dreamer:
             others = ("policy", "value", "repval")
             parts = {k: x for k, x in losses.items() if k not in others}
             signal = sum(scales.get(k, scales["rec"]) * x for k, x in parts.items())
-        elif name in losses and name != "repval":
+        elif name in losses and name != "repval":  # which has one step less
             signal = losses[name]
         else:
             known = ", ".join(["model", *(key for key in losses if key != "repval")])
@@ -344,8 +349,8 @@ class Dreamer:
         with torch.no_grad():
             metrics.update(openloop(self.world, state, batch, dice))
         self.carry["report"] = Carry(
-            map1(lambda x: x[:, -1].detach(), learned.states),
-            {key: data[key][:, -1] for key in self.act_space},
+            map1(lambda x: x[:, -1].detach().clone(), learned.states),
+            {key: data[key][:, -1].clone() for key in self.act_space},
         )
         return metrics
 
