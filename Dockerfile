@@ -2,8 +2,8 @@
 # docker run --rm --gpus all -v ~/logdir:/logdir reverie \
 #     train --configs crafter --logdir '/logdir/{timestamp}'
 #
-# Without a GPU leave out --gpus all, and build the smaller image:
-# docker build -t reverie --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+# Without a GPU leave out --gpus all; --build-arg TORCH_INDEX=URL takes torch from another
+# index, such as the one with builds for the CPU alone (a tenth of the size).
 FROM python:3.12-slim
 
 # Worker environments render without a screen.
@@ -13,7 +13,7 @@ RUN apt-get update \
 ENV MUJOCO_GL=egl PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
 WORKDIR /app
-ARG TORCH_INDEX=https://pypi.org/simple
+ARG TORCH_INDEX=
 ARG EXTRAS=atari,crafter,tensorboard,video
 
 # torch is the large layer and changes least: the range is that of pyproject.toml.
@@ -21,7 +21,7 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; print(next(need for need in tomllib.load(open( \
         'pyproject.toml', 'rb'))['project']['dependencies'] \
         if need.startswith('torch')))" > torch.txt \
-    && pip install --index-url "$TORCH_INDEX" -r torch.txt
+    && pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r torch.txt
 
 COPY LICENSE README.md ./
 COPY reverie ./reverie

@@ -1,6 +1,5 @@
 # `make demo` and `make test` need nothing but Python 3.11 or newer, and make.
-# PYTHON=python3.12 chooses the interpreter; TORCH_INDEX=https://... another index for
-# torch (https://download.pytorch.org/whl/cpu has the small build without CUDA).
+# PYTHON=python3.12 chooses the interpreter; TORCH_INDEX=URL another index for torch.
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -73,8 +73,8 @@ class Space:
     that is not an image is discrete. Bounds may be numbers or arrays of the shape.
     """
 
-    dtype: np.dtype
-    shape: tuple[int, ...] = ()
+    dtype: Any
+    shape: Any = ()
     low: Any = None
     high: Any = None
 
@@ -294,7 +294,12 @@ class Envs(Protocol):
 
     def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state: StateDict) -> Obs | None: ...
+    def load_state_dict(self, state: StateDict) -> Obs:
+        """Go on where the state was saved; returns the rows to go on from.
+
+        Environments that cannot resume begin a new episode there.
+        """
+        ...
 
 
 @runtime_checkable

@@ -26,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from reverie.data.archive import named_files
+from reverie.data.segments import TEMPORARY, problem
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 
@@ -127,7 +129,7 @@ class Torture:
                 until = time.monotonic() + 30
                 while time.monotonic() < until and process.poll() is None:
                     if _saving(self.logdir):
-                        time.sleep(self.rng.random() * 0.01)
+                        time.sleep(self.rng.random() * 0.002)
                         caught = True
                         break
             else:
@@ -159,10 +161,11 @@ class Torture:
 
     def _missing(self, newest: Path) -> list[str]:
         """Replay files a finished save lists that are gone or changed."""
-        from reverie.data.replay import verify_files
-
-        state = checkpoint.read_part(newest, "replay")
-        return verify_files(state, self.logdir / "replay")
+        index = checkpoint.read_part(newest, "replay")["files"]
+        folder = self.logdir / "replay"
+        records = [*named_files(index, "rows"), *named_files(index, "notes")]
+        found = {r.name: problem(folder, r) for r in records if r.name}
+        return [f"{name}: {why}" for name, why in found.items() if why]
 
     def _tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
@@ -170,7 +173,7 @@ class Torture:
 
 def _saving(logdir: Path) -> bool:
     partial = list((logdir / "ckpt").glob(".partial-*"))
-    return bool(partial or list((logdir / "replay").glob("*.tmp*")))
+    return bool(partial or list((logdir / "replay").glob(f"*{TEMPORARY}")))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from reverie.run.evaluate import evaluate
 from reverie.run.folder import place
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
-from reverie.view.curve import draw_curve
+from reverie.view.curve import write_curve
 
 EPISODES = 100
 
@@ -35,7 +35,8 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     except Interrupted as stop:
         return stop.exit_code
     result = evaluate(logdir, EPISODES)
-    curve = draw_curve({"catch": logdir / "scores.jsonl"}, logdir / "curve.png")
+    curve = logdir / "curve.png"
+    write_curve(curve, {"DreamerV3": logdir}, "catch: score by agent steps")
     print(
         f"\nscore {result['score']:.2f} over {EPISODES} episodes of catch "
         f"(-1 misses, +1 catches; a random policy gets about -0.6)\n"

@@ -17,6 +17,7 @@ from reverie import agents
 from reverie import envs as suites
 from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
 from reverie.data.feed import ReplayFeed
+from reverie.data.readers import npz
 from reverie.data.replay import Replay
 from reverie.envs.pool import make_pool
 from reverie.log.episodes import EpisodeStats
@@ -159,13 +160,28 @@ class Run:
     def start(self) -> tuple[Obs, Memory]:
         """Where to begin: at the newest checkpoint, or with fresh environments."""
         found = self.checkpoints.newest()
+        kept = self.checkpoints.prune()
         if found:
             obs, memory = self.restore(found)
+            self.replay.collect([self._index(path) for path in kept])
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
             return obs, memory
+        # Whatever lies here was written by a run that died before its first save.
+        self.replay.collect([])
+        self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.start_from(self.config.run.from_checkpoint)
+        if self.config.run.episodes:
+            self.fill_from(Path(self.config.run.episodes))
         return self.envs.reset(), self.agent.initial(len(self.envs))
+
+    def fill_from(self, folder: Path) -> None:
+        """Put recorded episodes into the replay."""
+        before = len(self.replay)
+        folder, envs = folder.expanduser(), self.envs
+        for _, episode in npz.read_folder(folder, envs.obs_space, envs.act_space):
+            self.replay.add_episode(episode)
+        self.say(f"{len(self.replay) - before} steps from the episodes in {folder}.")
 
     def start_from(self, source: str) -> None:
         """Take over weights from another run."""

@@ -29,6 +29,7 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
             logger.add(episodes.add(obs), step=clock.frames)
             obs = envs.step(action)
             clock.advance(len(envs))
+            logger.progress(clock.frames)
 
             for _ in range(clock.updates_due(feed.ready("train"))):
                 logger.add(run.update(), prefix="train")
