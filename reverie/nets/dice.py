@@ -24,7 +24,16 @@ class Dice:
         self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
 
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
-        """The index of the first of K exponential clocks with these rates to ring."""
+        """The index of one class; probabilities need not add up to one exactly.
+
+        An accelerator lets K exponential clocks with these rates race. A CPU makes
+        random numbers more slowly, so there it looks up a single one per choice.
+        """
+        if probs.device.type == "cpu":
+            heaps = probs.cumsum(-1)
+            point = torch.empty_like(heaps[..., -1:]).uniform_(generator=self.generator)
+            index = (heaps <= point * heaps[..., -1:]).sum(-1)
+            return index.clamp_(max=probs.shape[-1] - 1)
         clocks = torch.empty_like(probs).exponential_(generator=self.generator)
         return torch.argmax(probs / clocks, -1)
 

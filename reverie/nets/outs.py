@@ -40,6 +40,14 @@ def _sum(x: Tensor, dims: int) -> Tensor:
     return x.flatten(-dims).sum(-1) if dims else x
 
 
+def softmax(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """Softmax over the last axis; the library's is slow for few classes on a CPU."""
+    if logits.requires_grad or logits.device.type != "cpu":
+        return torch.softmax(logits, -1)
+    exps = torch.exp(logits - logits.amax(-1, keepdim=True))
+    return exps.div_(exps.sum(-1, keepdim=True))
+
+
 class MSE:
     """A point prediction, compared with the `squash`ed target by squared error."""
 
@@ -139,7 +147,7 @@ class OneHot:
 
     def __init__(self, logits: Float[Tensor, "*b S K"], unimix: float):
         logits = logits.float()
-        self.probs = (1 - unimix) * logits.softmax(-1) + unimix / logits.shape[-1]
+        self.probs = (1 - unimix) * softmax(logits) + unimix / logits.shape[-1]
 
     @cached_property
     def logprobs(self) -> Tensor:
@@ -214,12 +222,10 @@ class TwoHot:
         return torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
-        # Mirror bins are added in pairs, so that equal probabilities give exactly 0.
-        weighted = torch.softmax(self.logits, -1) * self.bins
-        half = len(self.bins) // 2
-        low, high = weighted[..., :half], weighted[..., -half:]
-        total = (low.flip(-1) + high).sum(-1)
-        return total + weighted[..., half] if len(self.bins) % 2 else total
+        # Mirror bins cancel in pairs, so that equal probabilities give exactly 0.
+        probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
+        gain = probs[..., -half:] - probs[..., :half].flip(-1)
+        return gain @ self.bins[-half:]
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Cross-entropy with a target split between the two bins around it."""
