@@ -156,11 +156,12 @@ class Dynamics(nn.Module):
         reset = is_first[..., None]
         deters, stochs, logits = [], [], []
         deter, stoch = state
-        for t in range(tokens.shape[1]):
-            deter = torch.where(reset[:, t], 0, deter)
-            stoch = torch.where(reset[:, t, None], 0, stoch)
-            deter = self.core(State(deter, stoch), actions[:, t])
-            logit = self.posterior_logits(deter, tokens[:, t])
+        steps = zip(tokens.unbind(1), actions.unbind(1), reset.unbind(1), strict=True)
+        for token, action, start in steps:
+            deter = torch.where(start, 0, deter)
+            stoch = torch.where(start[..., None], 0, stoch)
+            deter = self.core(State(deter, stoch), action)
+            logit = self.posterior_logits(deter, token)
             stoch = self.choose(logit).sample(dice).to(deter.dtype)
             deters.append(deter)
             stochs.append(stoch)
