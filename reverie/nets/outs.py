@@ -216,14 +216,11 @@ class TwoHot:
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
         self.logits, self.bins = logits.float(), bins
-
-    @cached_property
-    def logprobs(self) -> Tensor:
-        return torch.log_softmax(self.logits, -1)
+        self.logprobs = torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
         # Mirror bins cancel in pairs, so that equal probabilities give exactly 0.
-        probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
+        probs, half = self.logprobs.exp(), len(self.bins) // 2
         gain = probs[..., -half:] - probs[..., :half].flip(-1)
         return gain @ self.bins[-half:]
 
