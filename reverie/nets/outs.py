@@ -216,11 +216,15 @@ class TwoHot:
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
         self.logits, self.bins = logits.float(), bins
-        self.logprobs = torch.log_softmax(self.logits, -1)
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
         # Mirror bins cancel in pairs, so that equal probabilities give exactly 0.
-        probs, half = self.logprobs.exp(), len(self.bins) // 2
+        # (Not from `logprobs`: their rounding would grow with the size of the bins.)
+        probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
         gain = probs[..., -half:] - probs[..., :half].flip(-1)
         return gain @ self.bins[-half:]
 
