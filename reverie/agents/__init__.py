@@ -29,7 +29,9 @@ def make(
     """Build an agent by name; `config` is that agent's own dataclass."""
     if name not in AGENTS:
         near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
-        raise UserError(f"There is no agent {name!r}. Fix: did you mean {near[0]!r}?")
+        raise UserError(
+            f"There is no agent {name!r}.\n  Fix: did you mean {near[0]!r}?"
+        )
     module, cls = AGENTS[name].split(":")
     build = getattr(importlib.import_module(module), cls)
     agent: Agent = build(

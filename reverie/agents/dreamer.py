@@ -130,16 +130,18 @@ class Dreamer:
     ):
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise UserError(f"There is no precision {precision!r}. Fix: use {known}.")
+            raise UserError(
+                f"There is no precision {precision!r}.\n  Fix: use {known}."
+            )
         if config.world not in WORLDS:
             known = ", ".join(WORLDS)
-            raise UserError(f"There is no world {config.world!r}. Fix: use {known}.")
+            raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         check_actions(act_space)
         self.obs_space, self.act_space = sight(obs_space), act_space
         for key in self.obs_space.keys() & vars(config.loss_scales).keys():
             raise UserError(
-                f"The observation {key!r} is called like a loss. Fix: rename it in the "
-                "environment."
+                f"The observation {key!r} is called like a loss.\n"
+                "  Fix: rename it in the environment."
             )
         self.config, self.device = config, device
         self.dtype = PRECISIONS[precision]
@@ -294,8 +296,8 @@ class Dreamer:
         else:
             known = ", ".join(["model", *(key for key in losses if key != "repval")])
             raise UserError(
-                f"No loss is called {name!r}. Fix: set dreamer.priosignal to one of "
-                f"{known}, or to nothing."
+                f"No loss is called {name!r}.\n"
+                f"  Fix: set dreamer.priosignal to one of {known}, or to nothing."
             )
         return torch.nan_to_num(signal.detach())
 
@@ -403,8 +405,8 @@ class Dreamer:
         chosen = [name for name in mine if re.fullmatch(components, name)]
         if not chosen:
             raise UserError(
-                f"No component matches {components!r}. Fix: use a pattern for some of "
-                f"{', '.join(mine)}."
+                f"No component matches {components!r}.\n"
+                f"  Fix: use a pattern for some of {', '.join(mine)}."
             )
         for name in chosen:
             check_fit(name, mine[name].state_dict(), state)

@@ -109,9 +109,9 @@ class DreamerConfig:
     def __post_init__(self) -> None:
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
-                "The replay value loss needs two steps of each sequence. Fix: set "
-                "dreamer.imag_last to 0 or more than 1, and dreamer.batch_length to "
-                "more than 1, or dreamer.repval_loss to False."
+                "The replay value loss needs two steps of each sequence.\n"
+                "  Fix: set dreamer.imag_last to 0 or more than 1, and "
+                "dreamer.batch_length to more than 1, or dreamer.repval_loss to False."
             )
 
     @property

@@ -16,8 +16,8 @@ def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
     saved = state.get(name)
     if saved is None:
         raise UserError(
-            f"The checkpoint has no component {name!r}, only {', '.join(state)}. Fix: "
-            "load a checkpoint of the same agent."
+            f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
+            "  Fix: load a checkpoint of the same agent."
         )
     for key, tensor in mine.items():
         other = saved.get(key)
@@ -25,7 +25,8 @@ def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
             came = "is missing" if other is None else f"is {tuple(other.shape)}"
             raise UserError(
                 f"In the checkpoint {name}.{key} {came}, this agent wants "
-                f"{tuple(tensor.shape)}. Fix: {_advice(state)}"
+                f"{tuple(tensor.shape)}.\n"
+                f"  Fix: {_advice(state)}"
             )
 
 

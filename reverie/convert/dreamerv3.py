@@ -46,15 +46,17 @@ def from_original(arrays: Mapping[str, Any], like: StateDict) -> StateDict:
     def take(name: str, old: Tensor) -> Tensor:
         if name not in arrays:
             raise UserError(
-                f"The original has no {name!r}, which this agent needs. Fix: build the "
-                "agent with the original's config, observations and actions."
+                f"The original has no {name!r}, which this agent needs.\n"
+                "  Fix: build the agent with the original's config, observations and "
+                "actions."
             )
         used.add(name)
         new = _to_ours(np.asarray(arrays[name]))
         if new.shape != old.shape:
             raise UserError(
                 f"{name!r} is {tuple(new.shape)} in our layout, this agent wants "
-                f"{tuple(old.shape)}. Fix: build the agent with the original's config."
+                f"{tuple(old.shape)}.\n"
+                "  Fix: build the agent with the original's config."
             )
         return new.to(old.dtype)
 
@@ -79,8 +81,9 @@ def from_original(arrays: Mapping[str, Any], like: StateDict) -> StateDict:
     left = [k for k in arrays if k not in used and not k.startswith("opt/")]
     if left:
         raise UserError(
-            f"This agent has no place for {left[0]!r} (and {len(left) - 1} more). Fix: "
-            "build the agent with the original's config, observations and actions."
+            f"This agent has no place for {left[0]!r} (and {len(left) - 1} more).\n"
+            "  Fix: build the agent with the original's config, observations and "
+            "actions."
         )
     return state
 
@@ -140,14 +143,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     data = _ArrayUnpickler(io.BytesIO(Path(path).read_bytes()), str(path)).read()
     if not isinstance(data, dict) or not isinstance(data.get("params"), dict):
         raise UserError(
-            f"{path} holds no `params`. Fix: pass the original's agent.pkl."
+            f"{path} holds no `params`.\n  Fix: pass the original's agent.pkl."
         )
     for name, array in data["params"].items():
         if (
             not isinstance(array, np.ndarray | np.generic)
             or array.dtype.kind not in "fiub"
         ):
-            raise UserError(f"{path} holds {name!r}, which is not an array of numbers.")
+            raise UserError(
+                f"{path} holds {name!r}, which is not an array of numbers.\n"
+                "  Fix: pass the original's agent.pkl."
+            )
     return data
 
 
@@ -175,14 +181,15 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
             raise UserError(
-                f"{self.path} asks for {module}.{name}, which no checkpoint needs. "
-                "Fix: do not use this file unless you know who made it."
+                f"{self.path} asks for {module}.{name}, which no checkpoint needs.\n"
+                "  Fix: do not use this file unless you know who made it."
             )
         return self.allowed[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise UserError(
-            f"{self.path} refers to objects outside of itself. Fix: as above."
+            f"{self.path} refers to objects outside of itself.\n"
+            "  Fix: do not use this file unless you know who made it."
         )
 
     def read(self) -> Any:
@@ -192,7 +199,8 @@ class _ArrayUnpickler(pickle.Unpickler):
             raise
         except Exception as error:
             raise UserError(
-                f"{self.path} is not a whole checkpoint ({error}). Fix: copy it again."
+                f"{self.path} is not a whole checkpoint ({error}).\n"
+                "  Fix: copy it again."
             ) from error
 
 
@@ -223,8 +231,8 @@ def _moments(arrays: Mapping[str, Any]) -> list[str]:
     places = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
     if len(places) != 2:
         raise UserError(
-            f"The optimizer of the original has {len(places)} moments, not two. Fix: "
-            "leave out its `opt/` entries to take over the weights alone."
+            f"The optimizer of the original has {len(places)} moments, not two.\n"
+            "  Fix: leave out its `opt/` entries to take over the weights alone."
         )
     return sorted(places)
 
@@ -246,7 +254,8 @@ def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
     for name, value in changes.items():
         if name not in known:
             raise UserError(
-                f"The original's option {prefix + name!r} is not known. Fix: drop it."
+                f"The original's option {prefix + name!r} is not known.\n"
+                "  Fix: drop it."
             )
         old = getattr(config, name)
         if is_dataclass(old):

@@ -348,7 +348,8 @@ def split_task(task: str) -> tuple[str, str]:
         module, _, function = task.partition(":")
         if not module or not function:
             raise UserError(
-                f"Task {task!r} is not of the form package.module:function."
+                f"Task {task!r} is neither a task of a suite nor a factory.\n"
+                "  Fix: name a factory as package.module:function."
             )
         return "", task
     suite = SUITES.get(prefix)
@@ -365,7 +366,9 @@ def split_task(task: str) -> tuple[str, str]:
             f"  Fix: pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
         )
     if not name and not suite.tasks:
-        raise UserError(f"Task {task!r} is not complete: name it {suite.naming}.")
+        raise UserError(
+            f"Task {task!r} is not complete.\n  Fix: name it {suite.naming}."
+        )
     return prefix, name
 
 
@@ -447,7 +450,8 @@ def _from_factory(task: str) -> Env:
         names = [n for n in vars(module) if not n.startswith("_")]
         raise UserError(
             f"Task {task!r}: module {module_name!r} has no {function!r}."
-            f"{_nearest(function, names, ())}"
+            f"{_nearest(function, names, ())}\n"
+            "  Fix: name a function in it that makes an environment."
         )
     return _as_env(make_env() if callable(make_env) else make_env, task)
 

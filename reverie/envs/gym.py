@@ -26,7 +26,8 @@ def make_gym(name: str) -> Env:
         env = gymnasium.make(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(
-            f"Task 'gym_{name}' needs a package that is not installed: {error}"
+            f"Task 'gym_{name}' needs a package that is not installed: {error}\n"
+            "  Fix: install what it names, with pip."
         ) from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         import difflib
@@ -34,7 +35,10 @@ def make_gym(name: str) -> Env:
         known = [str(key) for key in gymnasium.registry]
         close = difflib.get_close_matches(name, known, 3)
         hint = f" Did you mean {' or '.join('gym_' + c for c in close)}?" * bool(close)
-        raise UserError(f"Gymnasium cannot make {name!r}: {error}{hint}") from error
+        raise UserError(
+            f"Gymnasium cannot make {name!r}: {error}{hint}\n"
+            "  Fix: give an id that `gymnasium.make` takes, such as gym_CartPole-v1."
+        ) from error
     return FromGymnasium(env)
 
 

@@ -101,7 +101,10 @@ def make_pool(
     """
     config = config or PoolConfig()
     if count < 1:
-        raise UserError(f"A pool needs at least one environment, got {count}.")
+        raise UserError(
+            f"A pool needs at least one environment, got {count}.\n"
+            "  Fix: --run.envs 1 or more."
+        )
     if config.workers == 0:
         return LocalPool(make_env, count, config, seed)
     from reverie.envs.workers import WorkerPool
@@ -244,7 +247,8 @@ class Seat:
             raise
         except Exception as error:
             raise EnvFailure(
-                f"Environment {self.index} could not be built: {summary(error)}"
+                f"Environment {self.index} could not be built: {summary(error)}\n"
+                "  Fix: mend that; `reverie check-env TASK` builds just one."
             ) from error
         self.obs_space: Spaces = dict(env.obs_space)
         self.act_space: Spaces = dict(env.act_space)
@@ -375,8 +379,8 @@ def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
     for index, other in enumerate(spaces):
         if other != first:
             raise UserError(
-                f"Environment {index} has other spaces than environment 0; all "
-                "environments of one run must have the same."
+                f"Environment {index} has other spaces than environment 0.\n"
+                "  Fix: let every environment of a run show and take the same."
             )
     return first
 

@@ -108,7 +108,8 @@ class WorkerPool:
             except _Lost as lost:
                 raise EnvFailure(
                     f"A worker for environments {worker.indices} did not start: "
-                    f"{lost.why}"
+                    f"{lost.why}.\n  Fix: --env.pool.workers 0 shows what goes wrong; "
+                    "--env.pool.start_timeout gives it more time."
                 ) from lost
         self.obs_space, self.act_space = common_spaces(spaces)
         layout = Layout(self.obs_space, self.act_space, self._count)

@@ -326,13 +326,16 @@ class CheckSpaces(Wrapper):
             if key not in action:
                 raise UserError(
                     f"Task {self.name!r} needs the action {key!r}, got "
-                    f"{sorted(action)}."
+                    f"{sorted(action)}.\n  Fix: give every action of its act_space."
                 )
             value = np.asarray(action[key])
             if value.dtype.kind == space.dtype.kind:
                 value = value.astype(space.dtype, copy=False)
             if problem := space.problem(value):
-                raise UserError(f"Task {self.name!r}: action {key!r} {problem}.")
+                raise UserError(
+                    f"Task {self.name!r}: action {key!r} {problem}.\n"
+                    "  Fix: keep to its act_space."
+                )
             checked[key] = value
         return self._check_obs(self.env.step(checked))
 

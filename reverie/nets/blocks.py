@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise UserError(f"There is no activation {name!r}. Fix: use one of {known}.")
+        raise UserError(f"There is no activation {name!r}.\n  Fix: use one of {known}.")
     return ACTIVATIONS[name]
 
 
@@ -96,8 +96,9 @@ class BlockLinear(Kernel):
         for width in (inputs, units):
             if width % blocks:
                 raise UserError(
-                    f"A layer of width {width} cannot be cut into {blocks} blocks. "
-                    f"Fix: make the width a multiple of {blocks}, or change the blocks."
+                    f"A layer of width {width} cannot be cut into {blocks} blocks.\n"
+                    f"  Fix: make the width a multiple of {blocks}, or change the "
+                    "blocks."
                 )
         shape = (blocks, inputs // blocks, units // blocks)
         super().__init__(shape, units, inputs, outscale)
@@ -120,8 +121,9 @@ class Norm(nn.Module):
         match = re.fullmatch(r"(rms|layer|none)(\d+em\d+)?", name)
         if not match:
             raise UserError(
-                f"There is no norm {name!r}. Fix: use rms, layer or none, if you like "
-                "with an epsilon, as in rms1em6."
+                f"There is no norm {name!r}.\n"
+                "  Fix: use rms, layer or none, if you like with an epsilon, as in "
+                "rms1em6."
             )
         self.kind = match[1]
         self.eps = float(match[2].replace("em", "e-")) if match[2] else 1e-4

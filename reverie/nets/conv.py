@@ -166,8 +166,9 @@ def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Sp
             if len(space.shape) > 2:
                 raise UserError(
                     f"Observation {key!r} is {space.dtype} of shape {space.shape}, "
-                    "which is neither an image nor a vector. Fix: make it a uint8 "
-                    "(h, w, c) image, flatten it, or leave it out with mlp_keys."
+                    "which is neither an image nor a vector.\n"
+                    "  Fix: make it a uint8 (h, w, c) image, flatten it, or leave it "
+                    "out with mlp_keys."
                 )
             vectors[key] = space
     return images, vectors
@@ -192,10 +193,11 @@ def canvas(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, in
             fits = (*mults[:count], *mults[-1:] * (count - len(mults)))
             flag = " ".join(str(mult) for mult in fits)
             raise UserError(
-                f"{message} Fix: resize them, or set `--dreamer.enc.mults {flag}` and "
+                f"{message}\n"
+                f"  Fix: resize them, or set `--dreamer.enc.mults {flag}` and "
                 f"`--dreamer.dec.mults {flag}`."
             )
-    raise UserError(f"{message} Fix: resize them.")
+    raise UserError(f"{message}\n  Fix: resize them.")
 
 
 class Encoder(nn.Module):
@@ -208,9 +210,9 @@ class Encoder(nn.Module):
         if not images and not vectors:
             seen = ", ".join(sight(spaces)) or "none at all"
             raise UserError(
-                f"There is nothing to see: the observation keys are {seen}. Fix: give "
-                "the environment an observation besides reward and flags, or widen "
-                "`--dreamer.enc.cnn_keys` and `--dreamer.enc.mlp_keys`."
+                f"There is nothing to see: the observation keys are {seen}.\n"
+                "  Fix: give the environment an observation besides reward and flags, "
+                "or widen `--dreamer.enc.cnn_keys` and `--dreamer.enc.mlp_keys`."
             )
         self.act = activation(config.act)
         self.imgkeys, self.veckeys = sorted(images), sorted(vectors)
@@ -323,8 +325,8 @@ class Decoder(nn.Module):
             if c % config.bspace or deter % config.bspace:
                 raise UserError(
                     f"The decoder cuts deter={deter} and {c} channels into "
-                    f"{config.bspace} blocks, which does not divide both. Fix: set "
-                    "`--dreamer.dec.bspace 0` or change the sizes."
+                    f"{config.bspace} blocks, which does not divide both.\n"
+                    "  Fix: set `--dreamer.dec.bspace 0` or change the sizes."
                 )
             self.sp0 = BlockLinear(deter, h * w * c, config.bspace)
             self.sp1 = Linear(stoch, 2 * config.units)

@@ -82,8 +82,8 @@ class Head(nn.Module):
             out = {"pred": Linear(width, (), scale)}
         else:
             raise UserError(
-                f"There is no head output {config.output!r}. Fix: use symexp_twohot, "
-                "symlog_mse, mse or binary."
+                f"There is no head output {config.output!r}.\n"
+                "  Fix: use symexp_twohot, symlog_mse, mse or binary."
             )
         self.head = nn.ModuleDict(out)
 
@@ -150,17 +150,19 @@ def check_actions(spaces: Spaces) -> None:
     """Refuse action spaces that no policy head fits."""
     if not spaces:
         raise UserError(
-            "The action space is empty. Fix: give the environment at least one action."
+            "The action space is empty.\n"
+            "  Fix: give the environment at least one action."
         )
     for key, space in spaces.items():
         if space.is_image or space.dtype.kind not in "iubf":
             raise UserError(
                 f"Action {key!r} is {space.dtype} of shape {space.shape}, a kind no "
-                "policy knows. Fix: use integers (or bools) for choices and floats "
-                "for continuous actions."
+                "policy knows.\n"
+                "  Fix: use integers (or bools) for choices and floats for continuous "
+                "actions."
             )
         if space.is_discrete and not 0 < space.classes <= 2**16:
             raise UserError(
-                f"Action {key!r} has {space.classes} choices. Fix: give its space the "
-                "real low and high."
+                f"Action {key!r} has {space.classes} choices.\n"
+                "  Fix: give its space the real low and high."
             )

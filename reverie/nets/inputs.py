@@ -35,8 +35,9 @@ class Concat(nn.Module):
                 if space.classes > MANY_CLASSES:
                     raise UserError(
                         f"The integers of {key!r} take {space.classes} values, too "
-                        "many for one class each. Fix: give the space its real low "
-                        "and high, or make it a float."
+                        "many for one class each.\n"
+                        "  Fix: give the space its real low and high, or make it a "
+                        "float."
                     )
                 size *= space.classes
                 low = torch.tensor(np.asarray(space.low, np.int64))

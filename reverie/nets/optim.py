@@ -59,7 +59,8 @@ class OptConfig:
         if self.schedule != "const" and self.anneal <= self.warmup:
             raise UserError(
                 f"The {self.schedule} schedule must end after the warm-up of "
-                f"{self.warmup} updates, not at {self.anneal}. Fix: raise opt.anneal."
+                f"{self.warmup} updates, not at {self.anneal}.\n"
+                "  Fix: raise opt.anneal."
             )
 
 

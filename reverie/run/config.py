@@ -94,7 +94,10 @@ def _expand(
     layers: list[tuple[str, Layer]] = []
     for name in names:
         if name in seen:
-            raise ConfigError(f"The config block {name!r} stands on itself.")
+            raise ConfigError(
+                f"The config block {name!r} stands on itself.\n"
+                "  Fix: take it out of the `configs` of the blocks it names."
+            )
         block = dict(configs.block(name))
         layers += _expand(block.pop("configs", ()), (*seen, name))
         layers.append((f"the block {name!r}", block))
