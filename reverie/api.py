@@ -71,12 +71,16 @@ class Space:
 
     Integers count from `low` up to, not including, `high`; an integer (or bool) space
     that is not an image is discrete. Bounds may be numbers or arrays of the shape.
+
+    An action that was scaled to [-1, 1] keeps the bounds it had in the environment's
+    own units as `native`, a pair; entries without finite bounds are not scaled.
     """
 
     dtype: Any
     shape: Any = ()
     low: Any = None
     high: Any = None
+    native: Any = None
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -85,6 +89,10 @@ class Space:
         set_(self, "shape", tuple(int(n) for n in shape))
         set_(self, "low", self._bound(self.low, lowest=True))
         set_(self, "high", self._bound(self.high, lowest=False))
+        if self.native is not None:
+            low, high = self.native
+            pair = (self._bound(low, lowest=True), self._bound(high, lowest=False))
+            set_(self, "native", pair)
 
     def _bound(self, value: Any, lowest: bool) -> np.ndarray:
         wide = np.int64 if self.dtype.kind in "iub" else self.dtype
@@ -105,6 +113,8 @@ class Space:
             and (self.dtype, self.shape) == (other.dtype, other.shape)
             and np.array_equal(self.low, other.low)
             and np.array_equal(self.high, other.high)
+            and (self.native is None) == (other.native is None)
+            and (self.native is None or np.array_equal(self.native, other.native))
         )
 
     @property
@@ -139,6 +149,17 @@ class Space:
         uniform = low + (high - low) * rng.random(shape)
         return np.where(finite, uniform, rng.standard_normal(shape)).astype(self.dtype)
 
+    def to_native(self, value: Any) -> np.ndarray:
+        """An action of this space in the environment's own units."""
+        value = np.asarray(value)
+        if self.native is None:
+            return value
+        low, high = self.native
+        finite = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(finite, low, -1), np.where(finite, high, 1)
+        stretched = np.clip((value + 1) / 2 * (high - low) + low, low, high)
+        return np.where(finite, stretched, value).astype(value.dtype)
+
     def problem(self, value: Any) -> str | None:
         """What is wrong with `value` as an element of this space, or None."""
         array = np.asarray(value)
@@ -163,12 +184,15 @@ class Space:
             numbers = value.flat[0].item() if same else value.tolist()
             return str(numbers) if isinstance(numbers, float) else numbers
 
-        return {
+        found = {
             "dtype": self.dtype.name,
             "shape": list(self.shape),
             "low": bound(self.low),
             "high": bound(self.high),
         }
+        if self.native is not None:
+            found["native"] = [bound(value) for value in self.native]
+        return found
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Space:
@@ -176,7 +200,9 @@ class Space:
             return float(value) if isinstance(value, str) else value
 
         low, high = bound(data["low"]), bound(data["high"])
-        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), low, high)
+        native = data.get("native")
+        pair = native and (bound(native[0]), bound(native[1]))
+        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), low, high, pair)
 
 
 Spaces = dict[str, Space]

@@ -30,6 +30,7 @@ from reverie.envs.seeding import derive_seed
 from reverie.envs.wrappers import Resample
 
 __all__ = [
+    "FROM_PYTHON",
     "SUITES",
     "EnvConfig",
     "EnvFailure",
@@ -302,6 +303,9 @@ SUITES: dict[str, Suite] = {
 }
 """Every suite by name, whether or not it is installed."""
 
+FROM_PYTHON = "python:env"
+"""What the task of a run is called whose environment was passed in from Python."""
+
 
 def make(
     task: str | Callable[..., Any] | Any,
@@ -330,7 +334,7 @@ class TaskFactory:
     """Builds the environments of a task for a pool; it lives here, so that a worker
     that receives it need not import the learner."""
 
-    task: str
+    task: str | Callable[..., Any] | Any
     config: EnvConfig
     seed: int
 
@@ -431,6 +435,12 @@ def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
 
 
 def _from_factory(task: str) -> Env:
+    if task == FROM_PYTHON:
+        raise UserError(
+            "This run was trained on an environment that was passed in from Python, "
+            "which no name leads to.\n  Fix: resume it with reverie.train(env=...), or "
+            "use reverie.load."
+        )
     module_name, _, function = task.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

@@ -122,39 +122,27 @@ class NormalizeAction(Wrapper):
 
     def __init__(self, env: Env):
         super().__init__(env)
-        self._spaces = dict(env.act_space)
-        self._scale: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        for key, space in env.act_space.items():
-            if space.dtype.kind != "f":
-                continue
-            finite = np.isfinite(space.low) & np.isfinite(space.high)
-            low, high = np.where(finite, -1, space.low), np.where(finite, 1, space.high)
-            self._spaces[key] = Space(space.dtype, space.shape, low, high)
-            if not (
-                np.array_equal(low, space.low) and np.array_equal(high, space.high)
-            ):
-                self._scale[key] = (finite, space.low, space.high)
+        self._spaces = {k: _normalized(s) for k, s in env.act_space.items()}
+        self._scaled = [k for k, s in self._spaces.items() if s.native is not None]
 
     @property
     def act_space(self) -> Spaces:
         return self._spaces
 
     def step(self, action: Action) -> Obs:
-        if self._scale:
-            scaled = {
-                key: self._stretch(action[key], *scale)
-                for key, scale in self._scale.items()
-            }
-            action = {**action, **scaled}
-        return self.env.step(action)
+        native = {k: self._spaces[k].to_native(action[k]) for k in self._scaled}
+        return self.env.step({**action, **native})
 
-    def _stretch(
-        self, value: Any, finite: np.ndarray, low: np.ndarray, high: np.ndarray
-    ) -> np.ndarray:
-        value = np.asarray(value)
-        low, high = np.where(finite, low, -1), np.where(finite, high, 1)
-        stretched: np.ndarray = (value + 1) / 2 * (high - low) + low
-        return np.where(finite, stretched, value)
+
+def _normalized(space: Space) -> Space:
+    if space.dtype.kind != "f":
+        return space
+    finite = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = np.where(finite, -1, space.low), np.where(finite, 1, space.high)
+    if np.array_equal(low, space.low) and np.array_equal(high, space.high):
+        return space
+    native = (space.low, space.high)
+    return Space(space.dtype, space.shape, low, high, native)
 
 
 class ClipAction(Wrapper):

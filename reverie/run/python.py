@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from reverie.api import FLAGS, Action, Agent, Env, Obs, Space, Spaces, UserError, sight
-from reverie.envs import from_gymnasium
+from reverie.envs import FROM_PYTHON, TaskFactory
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
-from reverie.run.config import resolve
+from reverie.run.config import resolve, with_flags
 from reverie.run.evaluate import load_agent
 from reverie.run.folder import read_config, read_spaces
 
@@ -24,38 +24,34 @@ def train(
 ) -> Path:
     """Train an agent and return its run folder; the same folder resumes.
 
-    `env` is an environment (ours or Gymnasium's), or a function that makes one; without
-    it, `task` says what to learn. Settings go by their dotted names with `__` for the
-    dot: `run__steps=10_000`, `logdir="..."`.
+    `env` is an environment (ours or Gymnasium's), or a function or class that makes
+    one; without it, `task` says what to learn. Settings go by their dotted names with
+    `__` for the dot: `run__steps=10_000`, `logdir="..."`.
     """
     flags = {name.replace("__", "."): value for name, value in settings.items()}
     if env is None:
         return train_loop.train(resolve(configs, flags=flags))
     # No suite knows this environment, so no suite's settings come along with it.
-    flags = {"task": "python:env", **flags}
-    if callable(env) and not hasattr(env, "step"):
-        factory = env
-    else:
-        if int(flags.setdefault("run.envs", 1)) != 1:
-            raise UserError(
-                "One environment object cannot be stepped as several.\n"
-                "  Fix: pass a function that makes one, or run__envs=1."
-            )
-
-        def factory() -> Any:
-            return env
-
-    return train_loop.train(
-        resolve(configs, flags=flags), lambda index: from_gymnasium(factory())
-    )
+    flags = {"task": FROM_PYTHON, **flags}
+    if not callable(env) and int(flags.setdefault("run.envs", 1)) != 1:
+        raise UserError(
+            "One environment object cannot be stepped as several.\n"
+            "  Fix: pass a function that makes one, or run__envs=1."
+        )
+    config = resolve(configs, flags=flags)
+    return train_loop.train(config, TaskFactory(env, config.env, config.seed))
 
 
-def load(logdir: str | Path) -> Player:
-    """The agent of a run, ready to act, from its newest checkpoint."""
+def load(logdir: str | Path, device: str | None = None) -> Player:
+    """The agent of a run, ready to act, from its newest checkpoint.
+
+    `device` is where it thinks; by itself where it was trained.
+    """
     path = checkpoint.locate(Path(logdir))
     home = next(p for p in (path, *path.parents) if (p / "config.yaml").exists())
     spaces = read_spaces(home)
-    agent = load_agent(read_config(home), path, spaces)
+    flags = [] if device is None else [("device", device)]
+    agent = load_agent(with_flags(read_config(home), flags), path, spaces)
     return Player(agent, spaces.obs_space, spaces.act_space)
 
 
@@ -78,13 +74,17 @@ class Player:
 
         `obs` is a dict of arrays by key, or the array itself where there is only one
         key; an `is_first` in it (or given by name) begins a new episode. Returns a dict
-        of arrays by key, or the array itself where there is only one.
+        of arrays by key, or the array itself where there is only one, in the units and
+        bounds of the environment itself: what its `step` takes.
         """
         row = self._row(obs, flags)
         batch = {key: value[None] for key, value in row.items()}
         self._memory, action, _ = self.agent.policy(self._memory, batch, mode="eval")
         self._is_first = bool(row["is_last"])
-        single: Action = {key: value[0] for key, value in action.items()}
+        single: Action = {
+            key: _to_native(value[0], self.act_space[key])
+            for key, value in action.items()
+        }
         return single["action"] if set(single) == {"action"} else single
 
     def _row(self, obs: Any, flags: dict[str, Any]) -> Obs:
@@ -106,6 +106,13 @@ class Player:
             )
         keys = {**seen, **{key: self.obs_space[key] for key in FLAGS}}
         return {key: _fit(key, given.get(key, 0), space) for key, space in keys.items()}
+
+
+def _to_native(value: Any, space: Space) -> Any:
+    """As the environment in training got it: clipped, then stretched."""
+    if space.dtype.kind != "f":
+        return value
+    return space.to_native(np.clip(value, space.low, space.high))
 
 
 def _fit(key: str, value: Any, space: Space) -> np.ndarray:

@@ -1,0 +1,82 @@
+"""Training on environments from Python, and acting with what was trained."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import reverie
+from reverie.api import UserError
+from reverie.envs.catch import Catch
+from reverie.run.evaluate import evaluate
+
+QUICK = {
+    "configs": ["debug"],
+    "logger__outputs": (),
+    "run__steps": 40,
+    "run__train_ratio": 0,
+}
+
+
+class Valve(gymnasium.Env):
+    """Takes actions far from [-1, 1], and remembers them."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Box(
+        np.array([10, -np.inf], np.float32), np.array([30, np.inf], np.float32)
+    )
+
+    def __init__(self):
+        self.actions: list[np.ndarray] = []
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        return np.zeros(2), 0.0, False, len(self.actions) % 10 == 0, {}
+
+
+def test_an_environment_from_python_gets_actions_in_its_own_units(tmp_path):
+    env = Valve()
+    reverie.train(env=env, logdir=str(tmp_path / "run"), **QUICK)
+    taken = np.array(env.actions)[:, 0]
+    assert taken.min() >= 10
+    assert taken.max() <= 30
+    assert taken.max() - taken.min() > 5
+
+
+def test_a_loaded_agent_acts_in_the_units_of_the_environment(tmp_path):
+    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
+    agent, env = reverie.load(path), Valve()
+    obs, _ = env.reset()
+    for _ in range(50):
+        action = agent.act(obs)
+        assert env.action_space.contains(action)
+        obs, *_ = env.step(action)
+    bounded, free = np.array(env.actions).T
+    assert bounded.max() - bounded.min() > 5
+    assert np.abs(free).max() < 5  # without bounds there is nothing to scale to
+
+
+def test_our_own_environments_and_classes_are_taken_too(tmp_path):
+    settings = {**QUICK, "dreamer__enc__mults": (2, 4), "dreamer__dec__mults": (2, 4)}
+    for name, env in (("object", Catch()), ("class", Catch)):
+        path = reverie.train(env=env, logdir=str(tmp_path / name), **settings)
+        action = reverie.load(path, device="cpu").act(np.zeros((16, 16, 3), np.uint8))
+        assert int(action) in {0, 1, 2}
+
+
+def test_settings_of_the_environment_count_for_environments_from_python(tmp_path):
+    env = Valve()
+    settings = {**QUICK, "env__repeat": 3}
+    reverie.train(env=env, logdir=str(tmp_path / "run"), **settings)
+    first, second, third, *_ = (action[1] for action in env.actions)
+    assert first == second == third
+
+
+def test_a_run_from_python_cannot_be_evaluated_by_name_and_says_so(tmp_path):
+    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
+    with pytest.raises(UserError, match="passed in from Python"):
+        evaluate(path, 1)
