@@ -26,6 +26,7 @@ everywhere outside a network.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -404,18 +405,61 @@ class Dream(NamedTuple):
 
 @runtime_checkable
 class World(Protocol):
-    """A model of the environment that can be followed, dreamt in and looked into."""
+    """A model of the environment that can be followed, dreamt in and looked into.
+
+    A state is a NamedTuple of tensors that only its world looks into: `initial` gives
+    `(B, ...)`, `observe` and `imagine` add a time axis after the first. Besides the
+    keys of the replay, a batch has `prevact`, the actions that *led to* each row.
+    `dice` is where randomness comes from: whoever calls hands it down, so that a report
+    does not disturb training and a checkpoint holds every generator.
+    """
+
+    @property
+    def width(self) -> int:
+        """Size of the features, F."""
+        ...
+
+    @property
+    def notes(self) -> Spaces:
+        """What the replay keeps of a state."""
+        ...
+
+    @property
+    def drawn(self) -> Iterable[str]:
+        """The image keys that `decode` draws."""
+        ...
 
     def initial(self, batch: int) -> Any: ...
 
-    def observe(self, state: Any, batch: Batch) -> Any:
+    def observe(self, state: Any, batch: Batch, dice: Any) -> Any:
         """Follow recorded steps: the posterior state of each."""
         ...
 
-    def imagine(self, state: Any, policy: Any, horizon: int) -> Dream:
-        """Continue from `state` on the prior alone, acting by `policy`."""
+    def imagine(self, state: Any, policy: Any, horizon: int, dice: Any) -> Dream:
+        """Continue from `state` on the prior alone; `policy` maps a state to actions.
+
+        Begins with `state` itself and ends `horizon` steps later.
+        """
         ...
 
-    def decode(self, states: Any) -> Obs: ...
+    def features(self, states: Any) -> Tensor:
+        """What actors, critics and other heads see of states: `(*b F)`."""
+        ...
 
-    def loss(self, state: Any, batch: Batch) -> WorldLoss: ...
+    def outcome(self, feat: Tensor) -> tuple[Tensor, Tensor]:
+        """The expected reward for arriving in a state, and the chance to go on."""
+        ...
+
+    def decode(self, states: Any) -> Obs:
+        """What the observations probably looked like; images in [0, 1]."""
+        ...
+
+    def loss(self, state: Any, batch: Batch, dice: Any) -> WorldLoss: ...
+
+    def note(self, states: Any) -> Notes:
+        """States as the replay keeps them."""
+        ...
+
+    def recall(self, notes: Notes) -> Any:
+        """The states that notes were made of."""
+        ...

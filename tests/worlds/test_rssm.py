@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.api import Space, UserError
+from reverie.api import Space, UserError, World
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.dice import Dice
@@ -256,3 +257,14 @@ def test_samples_are_exactly_one_hot():
 def test_widths_that_do_not_divide_into_blocks_are_refused():
     with pytest.raises(UserError, match="3 blocks"):
         make(replace(SIZE, blocks=3))
+
+
+def test_the_verbs_of_the_contract_are_those_of_the_world():
+    """Same names and same arguments, so that the next world can be written from api."""
+    world = make()
+    assert isinstance(world, World)
+    for name, verb in vars(World).items():
+        if inspect.isfunction(verb) and not name.startswith("_"):
+            asked = list(inspect.signature(verb).parameters)
+            given = list(inspect.signature(getattr(RSSM, name)).parameters)
+            assert asked == given, name
