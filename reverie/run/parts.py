@@ -128,10 +128,11 @@ class Run:
         config = self.config
         spaces = {**self.envs.obs_space, **self.envs.act_space}
         rows = config.run.steps + streams
+        storage = config.replay.storage if directory else "ram"
         replay = Replay(
             {key: space for key, space in spaces.items() if key[:4] != "log/"},
             self.agent.notes,
-            config.replay,
+            replace(config.replay, storage=storage),
             capacity=max(1, min(int(config.replay.capacity * share), rows)),
             streams=streams,
             windows=self.agent.diet,

@@ -103,8 +103,10 @@ def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
     assert len(json.loads((path / "eval.json").read_text())["scores"]) == 3
 
 
-def test_train_eval_keeps_its_scores_apart(tmp_path):
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
     more = {"run.steps": 120, "run.eval_every": 60, "run.eval_eps": 2}
+    more["replay.storage"] = storage
     config = settings(tmp_path / "run", task="catch", **more, **{"run.eval_envs": 2})
     path = train_eval(config)
     keys = set().union(*lines(path / "metrics.jsonl"))
