@@ -108,8 +108,13 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
         return kept
 
+    @property
+    def shelf(self) -> Path:
+        """Where damaged checkpoints are put."""
+        return self.folder / "quarantine"
+
     def _quarantine(self, path: Path) -> Path:
-        shelf = self.folder / "quarantine"
+        shelf = self.shelf
         shelf.mkdir(exist_ok=True)
         target = shelf / path.name
         while target.exists():

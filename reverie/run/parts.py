@@ -167,6 +167,12 @@ class Run:
             self.replay.collect([self._index(path) for path in kept])
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
             return obs, memory
+        if self.checkpoints.shelf.is_dir():
+            raise UserError(
+                f"Every checkpoint of {self.path} is damaged; nothing else was touched."
+                "\n  Fix: give another --logdir, or remove "
+                f"{self.checkpoints.shelf} to begin anew in this one."
+            )
         # Whatever lies here was written by a run that died before its first save.
         self.replay.collect([])
         self.logger.truncate_after(-1)
