@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,6 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        print(
+            f"reverie: The disk is full{where}.\n"
+            "  Fix: free some space and run the same command again.",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def _dispatch(arguments: list[str]) -> int:
