@@ -44,7 +44,8 @@ class Run:
 
     Opening it builds the parts and, if the folder holds a checkpoint, restores them;
     `save` writes them all as one checkpoint. The loops in this room only move data
-    between the parts.
+    between the parts. A run that an error ends between two turns saves itself first;
+    one that fails in the middle of something keeps its last checkpoint.
     """
 
     def __init__(self, config: Config, make_env: MakeEnv | None = None):
@@ -58,6 +59,7 @@ class Run:
         )
         self._folder = RunFolder(self.path)
         self._kept: dict[Path, Any] = {}
+        self._unsaved: tuple[Obs, Memory] | None = None  # where all parts agree
         self._closing: list[Callable[[], None]] = []
 
     def __enter__(self) -> Run:
@@ -74,7 +76,11 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, Exception):
+                self._rescue()
+        finally:
+            self.close()
 
     def _open(self) -> None:
         config = self.config
@@ -199,6 +205,7 @@ class Run:
 
     def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
         """The policy's choice, or a random one during prefill; none after the end."""
+        self._unsaved = None
         with self.timer("policy"):
             if self.clock.step < self.config.run.prefill:
                 _, action, _ = self.prefill.policy((), obs, mode="train")
@@ -210,14 +217,26 @@ class Run:
         self.rates.add("policy", len(self.envs))
         return memory, rest_at_end(action, obs), notes
 
+    def step(self, action: Action, obs: Obs, memory: Memory) -> Obs:
+        """One step of the environments, after which the run could be saved.
+
+        Also where they fail for good: a resumed run begins new episodes then.
+        """
+        self._unsaved = (obs, memory)
+        obs = self.envs.step(action)
+        self._unsaved = (obs, memory)
+        return obs
+
     def update(self) -> dict[str, Any]:
         """One training step of the agent."""
+        unsaved, self._unsaved = self._unsaved, None
         with self.timer("train"):
             metrics = self.agent.train(self.feed)
         meal = self.agent.diet["train"]
         self.rates.add("train", meal.batch * meal.length)
         self.clock.updates += 1
         self.health.check(self.agent, metrics)
+        self._unsaved = unsaved
         return metrics
 
     def write_log(self) -> None:
@@ -232,6 +251,7 @@ class Run:
 
     def save(self, obs: Obs, memory: Memory, **more: Any) -> None:
         """Write one checkpoint of everything, then let go of what it replaces."""
+        self._unsaved = None
         agent_state = self.agent.state_dict()
         bad = checkpoint.nonfinite(agent_state)
         if bad:
@@ -257,6 +277,18 @@ class Run:
         path = self.checkpoints.save(self.clock.step, parts)
         self._kept[path] = parts["replay"]
         self.replay.collect([self._index(kept) for kept in self.checkpoints.prune()])
+
+    def _rescue(self) -> None:
+        """Save before an error ends the run, if its parts agree with each other."""
+        if self._unsaved is None:
+            return
+        try:
+            self.save(*self._unsaved)
+            self.say(
+                f"Saved at agent step {self.clock.step}; the same command resumes."
+            )
+        except Exception as second:  # the error that ends the run is the one to show
+            self.say(f"The run could not be saved before it ended: {second}")
 
     def restore(self, path: Path) -> tuple[Obs, Memory]:
         """Put every part back where a checkpoint found it."""

@@ -22,7 +22,7 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
             memory, action, notes = run.act(memory, obs)
             replay.add({**obs, **action, **notes})
             logger.add(episodes.add(obs), step=clock.frames)
-            obs = envs.step(action)
+            obs = run.step(action, obs, memory)
             clock.advance(len(envs))
             logger.progress(clock.frames)
 
