@@ -597,3 +597,31 @@ def test_a_run_that_an_error_ends_saves_itself_if_its_parts_are_sound(
     assert run.newest()[1] == (150 if place == "write_log" else 100)
     assert ("Saved at agent step 150" in error) == (place == "write_log")
     assert ("could not be saved" in error) == (place == "weights")
+
+
+# Kills.
+
+
+def kill_again_and_again(**options) -> dict:
+    words = [w for key, value in options.items() for w in (f"--{key}", str(value))]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "kill_test.py"), *words],
+        capture_output=True,
+        text=True,
+    )
+    report = json.loads(done.stdout)
+    assert not report["problems"], report
+    assert done.returncode == 0, done.stderr
+    return report
+
+
+def test_kills_inside_and_between_saves_lose_nothing_saved():
+    report = kill_again_and_again(kills=3, inside=2, agent="random", every=300)
+    assert report["inside_save"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["disk", "ram"])
+def test_a_hundred_kills_lose_nothing_saved(storage):
+    report = kill_again_and_again(kills=100, inside=30, storage=storage)
+    assert report["inside_save"] >= 30
