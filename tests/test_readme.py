@@ -1,0 +1,194 @@
+"""What the README and the docs print is true: commands parse, snippets run, links hold.
+
+A command that would train for long only has its settings resolved, which fails for
+every flag, block or task that no longer exists; quick ones are run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.cli import COMMANDS, _resolve, _settings, _training_config, main
+from reverie.run.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+
+QUICK = ("check-env", "config", "envs")
+"""Commands that are run as they stand."""
+
+FORMS = ("LOGDIR", "TASK", "COMMAND")
+"""Words that stand for what a reader fills in."""
+
+FOREIGN = ("--gpus",)
+"""Flags of other programs."""
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.S | re.M)
+    return [text for language, text in fences if language in languages]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks in running text."""
+    return [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def shell_lines(page: Path) -> list[str]:
+    """Every command, from blocks and from running text."""
+    shell = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
+    lines = [line.strip().removeprefix("$ ") for line in shell.splitlines()]
+    return [*lines, *spans(page)]
+
+
+def printed(start: str) -> list[tuple[str, str]]:
+    """Every printed line that starts so, with its page."""
+    found = {(p.name, x) for p in PAGES for x in shell_lines(p) if x.startswith(start)}
+    return sorted(found)
+
+
+def example_env() -> str:
+    """What `docs/add-an-environment.md` asks to save as `my_env.py`."""
+    return blocks(DOCS / "add-an-environment.md", "python")[0]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder with the documented environment in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_env.py").write_text(example_env())
+    return tmp_path
+
+
+def test_there_is_something_to_check():
+    lines = [line for _, line in printed("reverie ")]
+    assert len(lines) > 10
+    assert {line.split()[1] for line in lines} >= {"train", "eval", "config"}
+    assert len(printed("--")) > 10
+    assert blocks(README, "python")
+
+
+def understand(words: list[str]) -> None:
+    """Raise, or fail, unless the command line would be accepted."""
+    name, rest = words[0], words[1:]
+    assert name in COMMANDS, f"there is no command {name!r}"
+    if name in ("train", "train_eval"):
+        _training_config(_settings(rest))
+    elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
+        assert main(words) == 0
+    elif name in ("eval", "check-env"):
+        settings = _settings(rest, places=1)
+        assert len(settings.places) == 1 or not rest
+        settings.take("episodes", "100")
+        _resolve(settings)
+    else:
+        settings = _settings(rest)
+        settings.take("logdir", None)
+        assert settings[1:] == ([], [], []), f"{name} takes no settings"
+
+
+@pytest.mark.parametrize(("page", "line"), printed("reverie "))
+def test_every_printed_command_is_understood(page, line, here):
+    understand(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tarin --task catch",
+        "train --run.train_rato 3",
+        "train --configs sizexl",
+        "eval LOGDIR --run.steeps 3",
+        "check-env my_env:make_envy",
+    ],
+)
+def test_a_command_that_does_not_exist_is_not_understood(words, here):
+    with pytest.raises((UserError, AssertionError)):
+        understand(words.split())
+
+
+@pytest.mark.parametrize(("page", "line"), printed("--"))
+def test_every_flag_named_in_passing_exists(page, line, here):
+    words = shlex.split(line)
+    if words[0] in FOREIGN:
+        return
+    if len(words) == 1:
+        name = words[0].removeprefix("--").replace("-", "_")
+        assert name in (*configs.names(Config), "configs", "config"), line
+        return
+    for last in words[-1].split("/") if "resample" in line else words[-1:]:
+        _resolve(_settings([*words[:-1], last]))
+
+
+@pytest.mark.parametrize(("page", "line"), printed("make "))
+def test_every_make_target_exists(page, line):
+    targets = re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), re.M)
+    words = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word]
+    assert words
+    assert set(words) <= set(targets)
+
+
+@pytest.mark.parametrize(("page", "line"), printed("pip install"))
+def test_every_extra_exists(page, line):
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    named = re.findall(r"(?:reverie|\.)\[([\w,]+)\]", line.replace("NAME", "dev"))
+    assert {name for names in named for name in names.split(",")} <= set(extras)
+
+
+@pytest.mark.parametrize("page", [p.name for p in PAGES if blocks(p, "python")])
+def test_every_snippet_runs(page, here, monkeypatch, capsys):
+    path = next(p for p in PAGES if p.name == page)
+    monkeypatch.setattr("sys.argv", ["python"])
+    for code in blocks(path, "python"):
+        short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>60", code)
+        exec(compile(short, page, "exec"), {"__name__": "snippet"})
+    if page == "README.md":
+        assert (here / "logdir" / "python" / "ckpt").is_dir()
+
+
+def test_the_documented_environment_trains_as_printed(here, capsys):
+    line = next(x for _, x in printed("reverie train") if "--env.length" in x)
+    words = shlex.split(line)[1:]
+    short = "--run.steps 40 --run.log_every 0 --run.report_every 0 --logdir run"
+    assert main([*words, *short.split(), "--agent", "random"]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        target, _, anchor = link.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+            slugs = [
+                re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles
+            ]
+            assert anchor in slugs, link
+
+
+def test_the_drawn_rooms_exist():
+    """The trees of the README name folders and files that are there."""
+    house = next(text for text in blocks(README, "text") if "api.py" in text)
+    names = re.findall(r"^  ([\w.]+/?)  ", house, re.M)
+    assert len(names) > 8
+    for name in names:
+        assert (ROOT / "reverie" / name).exists(), name
