@@ -20,11 +20,11 @@ PADDLE = np.array([80, 160, 255], np.uint8)
 
 @dataclass(frozen=True)
 class CatchConfig:
-    rows: int = 8
+    rows: int = 6
     """Height of the grid; the ball takes one row per step."""
-    cols: int = 8
+    cols: int = 6
     """Width of the grid."""
-    size: tuple[int, int] = (16, 16)
+    size: tuple[int, int] = (12, 12)
     """Height and width of the image in pixels."""
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     write_curve(curve, {"DreamerV3": logdir}, "catch: score by agent steps")
     print(
         f"\nscore {result['score']:.2f} over {EPISODES} episodes of catch "
-        f"(-1 misses, +1 catches; a random policy gets about -0.6)\n"
+        f"(-1 misses, +1 catches; a random policy gets about -0.7)\n"
         f"  learning curve   {_short(curve)}\n"
         f"  open-loop dream  {_short(_newest_dream(logdir))}\n"
         f"  run folder       {_short(logdir)}\n"

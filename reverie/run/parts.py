@@ -278,6 +278,17 @@ class Run:
         self._kept[path] = parts["replay"]
         self.replay.collect([self._index(kept) for kept in self.checkpoints.prune()])
 
+    def finish(self, obs: Obs, memory: Memory) -> None:
+        """Save, take a last look, and say so if the run was asked to stop.
+
+        The look comes after the save, so a run that goes on later does not know of it.
+        """
+        self.save(obs, memory)
+        if self.stopper.asked is None and self.feed.ready("report"):
+            self.logger.add(self.agent.report(self.feed), prefix="report")
+        self.write_log()
+        self.stopper.check()
+
     def _rescue(self) -> None:
         """Save before an error ends the run, if its parts agree with each other."""
         if self._unsaved is None:

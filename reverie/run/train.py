@@ -36,7 +36,5 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
                 run.write_log()
             if clock.every("save"):
                 run.save(obs, memory)
-        run.save(obs, memory)
-        run.write_log()
-        run.stopper.check()
+        run.finish(obs, memory)
     return run.path

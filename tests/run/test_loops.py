@@ -183,7 +183,7 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch)
 def test_a_trained_agent_acts_in_three_lines(tmp_path):
     path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 60}))
     agent = reverie.load(path)
-    image = np.zeros((16, 16, 3), np.uint8)
+    image = np.zeros((12, 12, 3), np.uint8)
     actions = [int(agent.act(image)) for _ in range(5)]
     assert set(actions) <= {0, 1, 2}
     agent.reset()
