@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import Obs, Space, Spaces
-from reverie.envs.catch import Catch
+from reverie.envs.catch import Catch, CatchConfig
 from reverie.envs.check import check_env, describe
 
 F32 = np.dtype(np.float32)
@@ -18,6 +17,9 @@ F32 = np.dtype(np.float32)
 
 class Base(Catch):
     """Catch, to be broken in one place by each subclass."""
+
+    def __init__(self) -> None:
+        super().__init__(CatchConfig(rows=8, cols=8, size=(16, 16)))
 
     def space(self, **changes: Any) -> Spaces:
         spaces = {**super().obs_space, **changes}
@@ -108,7 +110,10 @@ class StaysOver(Base):
 
 class Unseeded(Base):
     def reset(self, seed: int | None = None) -> Obs:
-        return super().reset(time.time_ns())
+        self.games = getattr(self, "games", 0) + 1
+        obs = super().reset(self.games)
+        self._ball = self.games % self.config.cols  # never the same twice in a row
+        return {**obs, **self._obs(0.0, first=True)}
 
 
 class FloatImage(Base):

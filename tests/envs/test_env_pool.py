@@ -21,7 +21,7 @@ import pytest
 from reverie import envs
 from reverie.api import Obs, UserError
 from reverie.envs import EnvFailure, PoolConfig, TaskFactory, make_pool
-from reverie.envs.catch import Catch
+from reverie.envs.catch import Catch, CatchConfig
 
 LOCAL = PoolConfig(workers=0, failures=3)
 WORKERS = PoolConfig(workers=2, timeout=20, failures=3)
@@ -32,7 +32,7 @@ class Fragile(Catch):
     """Catch that misbehaves when the paddle goes left (action 0)."""
 
     def __init__(self, how: str, index: int = 0, marker: str = ""):
-        super().__init__(seed=index)
+        super().__init__(CatchConfig(rows=8, cols=8, size=(16, 16)), seed=index)
         self.how, self.index, self.marker = how, index, marker
 
     def reset(self, seed: int | None = None) -> Obs:

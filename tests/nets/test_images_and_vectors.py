@@ -78,7 +78,9 @@ def test_padding_is_mid_grey_at_the_bottom_and_right():
 
 @pytest.mark.parametrize("shape", [(32, 48, 3), (64, 20, 3), (300, 300, 3)])
 def test_an_image_that_does_not_fit_says_what_would(shape):
-    with pytest.raises(UserError, match=r"sides of 33 to 256.*dreamer.enc.mults \d"):
+    with pytest.raises(
+        UserError, match=r"(?s)sides of 33 to 256.*dreamer.enc.mults \d"
+    ):
         canvas({"image": image(*shape)}, (2, 3, 4, 4), False)
 
 
