@@ -299,7 +299,8 @@ class Dreamer:
                 f"No loss is called {name!r}.\n"
                 f"  Fix: set dreamer.priosignal to one of {known}, or to nothing."
             )
-        return torch.nan_to_num(signal.detach())
+        # the policy loss has both signs; what counts is how much there is to learn
+        return torch.nan_to_num(signal.detach().abs(), posinf=0.0)
 
     def nonfinite(self) -> list[str]:
         """The losses, then the gradients, that were not finite in the last update."""
@@ -402,7 +403,10 @@ class Dreamer:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over weights and statistics of the components that match."""
         mine = self.components()
-        chosen = [name for name in mine if re.fullmatch(components, name)]
+        try:
+            chosen = [name for name in mine if re.fullmatch(components, name)]
+        except re.error:
+            chosen = []
         if not chosen:
             raise UserError(
                 f"No component matches {components!r}.\n"

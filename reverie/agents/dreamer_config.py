@@ -107,6 +107,16 @@ class DreamerConfig:
     """Report the gradient norm of every loss."""
 
     def __post_init__(self) -> None:
+        least = {"replay_context": 0, "imag_last": 0, "report_length": 2, "horizon": 2}
+        for name in ("batch_size", "batch_length", "consec_train", "consec_report"):
+            least[name] = 1
+        least["imag_length"] = 1
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise UserError(
+                    f"dreamer.{name} is {getattr(self, name)}, but must be at least "
+                    f"{number}.\n  Fix: --dreamer.{name} {number}"
+                )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
                 "The replay value loss needs two steps of each sequence.\n"

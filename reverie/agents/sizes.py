@@ -28,6 +28,11 @@ def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
                 f"{tuple(tensor.shape)}.\n"
                 f"  Fix: {_advice(state)}"
             )
+    if extra := saved.keys() - mine.keys():
+        raise UserError(
+            f"The checkpoint has {name}.{min(extra)}, which this agent has no place "
+            f"for.\n  Fix: {_advice(state)}"
+        )
 
 
 def size_of(state: StateDict) -> str | None:

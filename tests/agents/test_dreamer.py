@@ -372,6 +372,7 @@ def test_a_loss_can_be_the_priority(signal):
     ((stepid, priority),) = feed.priorities
     assert stepid.shape == priority.shape == (3, 6)
     assert torch.isfinite(priority).all()
+    assert (priority >= 0).all()  # also of the policy loss, which has both signs
 
 
 def test_an_unknown_priority_signal_is_refused():
@@ -386,6 +387,32 @@ def test_dreams_can_start_from_the_last_steps_only():
     assert learned.losses["policy"].shape == (3, 2)
     assert learned.losses["repval"].shape == (3, 1)
     assert learned.losses["rew"].shape == (3, 6)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["batch_size", "batch_length", "imag_length", "consec_train", "consec_report"],
+)
+def test_sizes_below_one_are_refused(setting):
+    with pytest.raises(UserError, match=f"dreamer.{setting} is 0"):
+        replace(TINY, **{setting: 0})
+
+
+def test_other_impossible_sizes_are_refused():
+    for name, value in (("replay_context", -1), ("report_length", 1), ("horizon", 1)):
+        with pytest.raises(UserError, match=f"dreamer.{name} is {value}"):
+            replace(TINY, **{name: value})
+
+
+def test_weights_of_a_deeper_network_are_refused():
+    deeper = replace(TINY, policy=replace(TINY.policy, layers=TINY.policy.layers + 1))
+    with pytest.raises(UserError, match="no place"):
+        make().load_weights(make(deeper).state_dict())
+
+
+def test_a_component_pattern_that_is_no_pattern_is_refused():
+    with pytest.raises(UserError, match="No component"):
+        make().load_weights(make().state_dict(), "enc|dyn(")
 
 
 def test_one_step_is_too_few_for_the_replay_value_loss():
@@ -644,7 +671,7 @@ def test_weights_of_another_size_name_the_tensor_and_the_size_that_fits():
     assert size_of(state) == "size1m"
     agent = make(obs=obs)
     before = flat(agent.state_dict())
-    with pytest.raises(UserError, match=r"\(.*\).*\(.*\).*--configs size1m"):
+    with pytest.raises(UserError, match=r"(?s)\(.*\).*\(.*\).*--configs size1m"):
         agent.load_state_dict(state)
     assert changed(before, flat(agent.state_dict())) == set()
 
