@@ -65,6 +65,14 @@ class ReplayConfig:
     recexp: float = 1.0
     """Power of age by which old sequences grow rare, for `fracs.recency`."""
 
+    def __post_init__(self) -> None:
+        for name in ("capacity", "segment"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"replay.{name} is {getattr(self, name)}, but must be at least 1.\n"
+                    f"  Fix: --replay.{name} 1024"
+                )
+
 
 @dataclass
 class Cursor:
@@ -178,7 +186,12 @@ class Replay:
         Episodes added so follow each other, and never what an environment adds.
         """
         count = len(episode["is_first"])
-        assert count <= self.capacity, (count, self.capacity)
+        if count > self.capacity:
+            raise UserError(
+                f"A recorded episode has {count} steps, the replay only room for "
+                f"{self.capacity}.\n  Fix: --replay.capacity {count} or more (and as "
+                "many --run.steps)."
+            )
         with self._lock:
             if self._recorded is None:
                 self._recorded = self.timeline.open_stream()

@@ -317,3 +317,9 @@ def test_the_feed_never_writes_into_a_batch_that_is_still_held():
     for tensor, copy in zip(held, copies, strict=True):
         assert torch.equal(tensor, copy)
     assert len(feed._pools["train"]) <= 6
+
+
+@pytest.mark.parametrize("name", ["capacity", "segment"])
+def test_a_replay_of_no_steps_is_refused(name):
+    with pytest.raises(UserError, match=f"replay.{name} is 0"):
+        ReplayConfig(**{name: 0})
