@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from reverie.api import Env, Space, UserError
+from reverie.api import FLAGS, RESERVED, Env, Space, UserError
 from reverie.envs import wrappers
 from reverie.envs.atari import GAMES, AtariConfig
 from reverie.envs.catch import CatchConfig
@@ -511,6 +511,17 @@ def _refuse_wrong_spaces(env: Env, task: str) -> None:
                     "a reverie.api.Space.\n  Fix: Space(dtype, shape, low, high), or "
                     "return a gymnasium.Env, whose spaces are converted."
                 )
+    taken = {*RESERVED} - {*FLAGS} | env.act_space.keys()
+    if twice := sorted(taken & env.obs_space.keys()):
+        raise UserError(
+            f"Task {task!r}: the observations {', '.join(twice)} have the name of an "
+            "action or of something else in a row.\n  Fix: rename them."
+        )
+    if twice := sorted({*RESERVED} & env.act_space.keys()):
+        raise UserError(
+            f"Task {task!r}: the actions {', '.join(twice)} have the name of something "
+            "else in a row.\n  Fix: rename them."
+        )
 
 
 def _is_gym_id(task: str) -> bool:

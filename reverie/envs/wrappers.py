@@ -75,6 +75,15 @@ class ActionRepeat(Wrapper):
         super().__init__(env)
         self.repeat = repeat
 
+    @property
+    def obs_space(self) -> Spaces:
+        spaces = dict(self.env.obs_space)
+        if one := spaces.get("reward"):
+            low, high = one.low * self.repeat, one.high * self.repeat
+            low, high = np.minimum(one.low, low), np.maximum(one.high, high)
+            spaces["reward"] = replace(one, low=low, high=high)
+        return spaces
+
     def step(self, action: Action) -> Obs:
         reward = 0.0
         for _ in range(self.repeat):

@@ -234,3 +234,19 @@ def test_spaces_that_are_not_spaces_are_refused() -> None:
     del spaces["is_last"]
     with pytest.raises(UserError, match="lacks is_last"):
         envs.make(Fixed(inner, spaces)).reset()
+
+
+def test_repeated_rewards_may_exceed_the_bounds_of_a_single_one() -> None:
+    inner = Recorder()
+    spaces = {**inner.obs_space, "reward": Space(np.dtype(np.float64), (), 0, 9)}
+    env = envs.make(Fixed(inner, spaces), envs.EnvConfig(repeat=9))
+    env.reset()
+    assert env.step({"action": 0})["reward"] == sum(range(10))
+    space = env.obs_space["reward"]
+    assert (space.low, space.high) == (0, 81)
+
+
+@pytest.mark.parametrize("name", ["action", "stepid", "consec"])
+def test_observations_that_are_called_like_something_else_are_refused(name: str):
+    with pytest.raises(UserError, match=name):
+        envs.make(Recorder({name: np.zeros(2)}))
