@@ -65,10 +65,12 @@ def resolve(
     beneath everything else, unless a named block chooses a task itself.
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
-    layers = [*_expand(names)]
-    layers += [(f"the file {path}", configs.read(Path(path))) for path in files]
-    if not any("task" in layer for _, layer in layers):
-        task = dict(pairs).get("task", Config().task)
+    named = _expand(names)
+    read = [(f"the file {path}", configs.read(Path(path))) for path in files]
+    layers = [*named, *read]
+    if not any("task" in block for _, block in named):
+        given = [layer["task"] for _, layer in read if "task" in layer]
+        task = dict(pairs).get("task", given[-1] if given else Config().task)
         layers = [*_suite_layers(task), *layers]
     below = configs.resolve(Config, layers)
     flag_layer = configs.flag_layer(Config, pairs, below)

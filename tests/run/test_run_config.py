@@ -1,0 +1,28 @@
+"""Which settings a task brings along."""
+
+from __future__ import annotations
+
+from reverie.run.config import resolve
+
+
+def test_a_task_in_a_file_brings_the_block_of_its_suite_too(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: crafter_reward\nrun.envs: 3\n")
+    config = resolve(files=[path])
+    assert config.run.train_ratio == 512
+    assert config.run.envs == 3
+
+
+def test_a_named_block_with_a_task_keeps_its_settings_for_another_task():
+    config = resolve(["atari100k"], flags={"task": "atari_pong"})
+    same = resolve(flags={"task": "atari100k_pong"})
+    assert config.env == same.env
+    assert config.run == same.run
+    assert not config.env.atari.gray
+
+
+def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: crafter_reward\n")
+    config = resolve(files=[path], flags={"task": "atari100k_pong"})
+    assert config.run.train_ratio == 256
