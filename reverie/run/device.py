@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -69,5 +70,7 @@ def seed_everything(seed: int) -> None:
 
 def be_deterministic() -> None:
     """Have PyTorch refuse any operation whose result can vary between runs."""
+    # cuBLAS repeats itself only with this, which it reads when it is first used
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
