@@ -63,8 +63,9 @@ class Usage:
         if self._knows_gpu:
             try:
                 result["usage/gpu"] = torch.cuda.utilization() / 100
-            except (ImportError, RuntimeError):
-                self._knows_gpu = False  # the package that knows is not installed
+            except Exception:
+                # the package that knows is not installed, or the driver will not tell
+                self._knows_gpu = False
         return result
 
 
