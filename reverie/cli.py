@@ -220,19 +220,41 @@ def _envs(arguments: list[str]) -> int:
 def _check_env(arguments: list[str]) -> int:
     from reverie import envs
     from reverie.envs.check import check_env, describe
+    from reverie.envs.pool import summary
 
     settings = _settings(arguments, places=1)
     if not settings.places:
         raise UserError("Which task?\n  Fix: reverie check-env TASK")
     settings.flags.append(("task", settings.places[0]))
     config = _resolve(settings)
-    env = envs.make(config.task, config.env, config.seed)
+    try:
+        env = envs.make(config.task, config.env, config.seed)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the code of its author raises
+        raise UserError(
+            f"{config.task} could not be built: {summary(error)}\n"
+            "  Fix: mend that, and check it again."
+        ) from error
     try:
         findings = check_env(env)
     finally:
         env.close()
     print(describe(config.task, env, findings))
     return 2 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _data(arguments: list[str]) -> int:
+    from reverie.run.export import export_episodes
+
+    if len(arguments) != 3 or arguments[0] != "export":
+        raise UserError(
+            "`reverie data` takes a verb and two folders.\n"
+            "  Fix: reverie data export LOGDIR FOLDER"
+        )
+    count = export_episodes(Path(arguments[1]), Path(arguments[2]).expanduser())
+    print(f"{count} episodes in {arguments[2]}; --run.episodes reads them back.")
+    return 0
 
 
 COMMANDS: dict[str, Command] = {
@@ -260,6 +282,12 @@ COMMANDS: dict[str, Command] = {
         _config,
         "[--configs BLOCK ...] [--SETTING VALUE ...]",
         "print the resolved settings",
+    ),
+    "data": Command(
+        _data,
+        "export LOGDIR FOLDER",
+        "write the episodes of a run as NPZ files",
+        settings=False,
     ),
     "envs": Command(_envs, "", "list suites, tasks and how to install them", False),
     "check-env": Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,13 +134,15 @@ class Run:
         """Storage for what environments show, what was done, and the agent's notes."""
         config = self.config
         spaces = {**self.envs.obs_space, **self.envs.act_space}
-        rows = config.run.steps + streams
+        capacity = int(config.replay.capacity * share)
+        if not config.run.episodes:  # room for more than the run will see is wasted
+            capacity = min(capacity, config.run.steps + streams)
         storage = config.replay.storage if directory else "ram"
         replay = Replay(
             {key: space for key, space in spaces.items() if key[:4] != "log/"},
             self.agent.notes,
             replace(config.replay, storage=storage),
-            capacity=max(1, min(int(config.replay.capacity * share), rows)),
+            capacity=max(1, capacity),
             streams=streams,
             windows=self.agent.diet,
             directory=directory,
@@ -200,7 +203,13 @@ class Run:
         """Take over weights from another run."""
         path = checkpoint.locate(Path(source))
         state = checkpoint.read_part(path, "agent")
-        taken = self.agent.load_weights(state, self.config.run.from_components)
+        try:
+            taken = self.agent.load_weights(state, self.config.run.from_components)
+        except re.error as error:
+            raise UserError(
+                f"run.from_components is not a regular expression ({error}).\n"
+                "  Fix: name components like --run.from_components 'enc|dyn'"
+            ) from None
         self.say(f"Weights of {', '.join(taken)} from {path}.")
 
     def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
@@ -291,7 +300,7 @@ class Run:
 
     def _rescue(self) -> None:
         """Save before an error ends the run, if its parts agree with each other."""
-        if self._unsaved is None:
+        if self._unsaved is None or self.clock.step == 0:
             return
         try:
             self.save(*self._unsaved)
