@@ -32,7 +32,7 @@ from reverie.api import StateDict, UserError
 
 FORMAT = 1
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NAME = re.compile(r"(\d{12})-(\d{6})")
+_NAME = re.compile(r"(\d{12,})-(\d{6,})")
 
 
 class DiskFull(UserError):
@@ -69,19 +69,28 @@ class Checkpoints:
                 raise
         return final
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; damaged ones are put aside."""
-        for path in reversed(self.paths()):
+    def newest(self, mine: bool = True) -> Path | None:
+        """The newest checkpoint that is whole; damaged ones are put aside.
+
+        Not `mine` means that another process may be writing here: nothing is moved, and
+        a checkpoint that goes while it is looked at was only replaced by a newer one.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
             try:
                 verify(path)
                 return path
             except Damaged as error:
+                if not mine and not path.exists():
+                    continue
+                fate = f"moved to {self._quarantine(path)}" if mine else "passed over"
                 warnings.warn(
-                    f"Checkpoint {path} is damaged ({error}); it was moved to "
-                    f"{self._quarantine(path)} and the one before it is used.",
+                    f"Checkpoint {path} is damaged ({error}); it was {fate} and the "
+                    "one before it is used.",
                     stacklevel=2,
                 )
-        return None
+        gone = not mine and any(not path.exists() for path in paths)
+        return self.newest(mine) if gone else None
 
     def paths(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -171,11 +180,14 @@ def verify(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise Damaged(f"{name} is missing")
-        if path.stat().st_size != seal["bytes"]:
+        try:
             size = path.stat().st_size
-            raise Damaged(f"{name} has {size} bytes instead of {seal['bytes']}")
-        if _seal(path) != seal:
-            raise Damaged(f"{name} does not match its checksum")
+            if size != seal["bytes"]:
+                raise Damaged(f"{name} has {size} bytes instead of {seal['bytes']}")
+            if _seal(path) != seal:
+                raise Damaged(f"{name} does not match its checksum")
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read: {error.strerror}") from None
 
 
 def read_part(folder: Path, part: str) -> StateDict:
@@ -208,7 +220,7 @@ def locate(path: Path) -> Path:
             ) from None
         return path
     for folder in (path / "ckpt", path):
-        found = Checkpoints(folder).newest()
+        found = Checkpoints(folder).newest(mine=False)
         if found:
             return found
     raise UserError(
@@ -296,6 +308,8 @@ def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
         return {"$dict": packed} if any(k.startswith("$") for k in packed) else packed
     if isinstance(value, (list, tuple)):
         return [_pack(item, arrays, f"{name}/{i}") for i, item in enumerate(value)]
+    while name in arrays:  # {"a/b": x, "a": {"b": y}}
+        name += "+"
     if isinstance(value, torch.Tensor):
         arrays[name] = value.detach().to("cpu").contiguous().clone()
         return {"$tensor": name}

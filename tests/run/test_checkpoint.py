@@ -142,3 +142,45 @@ def test_nonfinite_names_the_first_bad_tensor():
     assert checkpoint.nonfinite(good) is None
     good["a"]["v"] = torch.tensor([1.0, float("nan")])
     assert checkpoint.nonfinite(good) == "a/v"
+
+
+def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
+    """An evaluation may look at a folder that a training run is writing to."""
+    saves = Checkpoints(tmp_path / "ckpt", keep_last=5)
+    good = saves.save(1, {"agent": {"w": torch.ones(3)}})
+    bad = saves.save(2, {"agent": {"w": torch.ones(3)}})
+    (bad / "agent.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="passed over"):
+        assert checkpoint.locate(tmp_path) == good
+    assert bad.exists()
+
+
+def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch):
+    saves = Checkpoints(tmp_path / "ckpt", keep_last=1)
+    saves.save(1, {"agent": {"w": torch.ones(3)}})
+    verify, newer = checkpoint.verify, []
+
+    def replaced_meanwhile(path):
+        if not newer:
+            newer.append(saves.save(2, {"agent": {"w": torch.zeros(3)}}))
+            saves.prune()
+        verify(path)
+
+    monkeypatch.setattr(checkpoint, "verify", replaced_meanwhile)
+    assert checkpoint.locate(tmp_path) == newer[0]
+
+
+def test_numbers_of_more_digits_than_usual_are_still_found(tmp_path):
+    saves = Checkpoints(tmp_path)
+    (tmp_path / "000000000005-999999").mkdir()
+    path = saves.save(7, {"loop": {}})
+    assert saves.paths()[-1] == path
+    assert path.name == "000000000007-1000000"
+
+
+def test_keys_with_slashes_do_not_collide(tmp_path):
+    state = {"a/b": torch.zeros(2), "a": {"b": torch.ones(3)}}
+    path = Checkpoints(tmp_path).save(1, {"agent": state})
+    found = checkpoint.read_part(path, "agent")
+    assert found["a/b"].tolist() == [0, 0]
+    assert found["a"]["b"].tolist() == [1, 1, 1]
