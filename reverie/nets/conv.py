@@ -292,6 +292,11 @@ class Decoder(nn.Module):
                     for key, space in self.vectors.items()
                 }
             )
+        self.lows: dict[str, str] = {}  # of classes that do not count from zero
+        for i, (key, space) in enumerate(self.vectors.items()):
+            if space.is_discrete and space.low.any():
+                self.lows[key] = f"low{i}"
+                self.register_buffer(f"low{i}", torch.tensor(space.low), False)
         if self.images:
             self._build_images(deter, stoch)
 
@@ -311,7 +316,9 @@ class Decoder(nn.Module):
     def _vector(self, key: str, space: Space, x: Tensor) -> Output:
         out, dims = self.vec[key], len(space.shape)
         if space.is_discrete:
-            return _Seen(Categorical(out.get_submodule("logits")(x), dims), space)
+            low = self.get_buffer(self.lows[key]) if key in self.lows else None
+            choice = Categorical(out.get_submodule("logits")(x), dims)
+            return _Seen(choice, space, low)
         pred = out.get_submodule("pred")(x)
         return _Seen(MSE(pred, dims, symlog if self.config.symlog else None), space)
 
@@ -393,23 +400,23 @@ class _Seen:
     there is nothing to compare then, and the loss is zero.
     """
 
-    def __init__(self, out: Output, space: Space):
-        self.out, self.dims, self.low = out, len(space.shape), 0
+    def __init__(self, out: Output, space: Space, low: Tensor | None = None):
+        self.out, self.dims, self.low = out, len(space.shape), low
         self.missing: float | None = -torch.inf
         if space.is_discrete:
-            self.low = int(space.low.min(initial=0))
-            signed = space.dtype.kind == "i" and self.low >= 0
+            signed = space.dtype.kind == "i" and (space.low >= 0).all()
             self.missing = -1 if signed else None
 
     def pred(self) -> Tensor:
         pred = self.out.pred()
-        return pred + self.low if self.low else pred
+        return pred if self.low is None else pred + self.low
 
     def loss(self, target: Tensor) -> Tensor:
+        index = target if self.low is None else target.long() - self.low
         if self.missing is None:
-            return self.out.loss(target.long() - self.low)
+            return self.out.loss(index.long())
         present = target != self.missing
-        loss = self.out.loss(torch.where(present, target - self.low, 0))
+        loss = self.out.loss(torch.where(present, index, 0))
         return torch.where(_all(present, self.dims), loss, 0)
 
 

@@ -252,3 +252,20 @@ def test_the_decoder_puts_the_stochastic_half_first():
     decoder(torch.zeros(1, 16), torch.ones(1, 8))
     assert seen[0][0, :8].all()
     assert not seen[0][0, 8:].any()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(5, 8), (-3, 2), (np.array([0, 5]), np.array([3, 9]))]
+)
+def test_classes_may_count_from_any_number(low, high):
+    space = Space(np.dtype(np.int32), np.shape(low), low, high)
+    decoder = Decoder({"v": space}, 8, 8, DecoderConfig(units=8, layers=1))
+    initialize(decoder, torch.Generator().manual_seed(0))
+    out = decoder(torch.zeros(4, 8), torch.zeros(4, 8))["v"]
+    for shift in range(3):
+        target = torch.tensor(space.low + shift, dtype=torch.int32).expand(
+            4, *space.shape
+        )
+        assert torch.isfinite(out.loss(target)).all()
+    pred = out.pred().numpy()
+    assert ((pred >= space.low) & (pred < space.high + 1)).all()
