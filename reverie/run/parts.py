@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,13 +202,7 @@ class Run:
         """Take over weights from another run."""
         path = checkpoint.locate(Path(source))
         state = checkpoint.read_part(path, "agent")
-        try:
-            taken = self.agent.load_weights(state, self.config.run.from_components)
-        except re.error as error:
-            raise UserError(
-                f"run.from_components is not a regular expression ({error}).\n"
-                "  Fix: name components like --run.from_components 'enc|dyn'"
-            ) from None
+        taken = self.agent.load_weights(state, self.config.run.from_components)
         self.say(f"Weights of {', '.join(taken)} from {path}.")
 
     def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
