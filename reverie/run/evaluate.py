@@ -13,7 +13,7 @@ from reverie.api import Agent, Envs, Metrics
 from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
-from reverie.run.folder import read_config
+from reverie.run.folder import home_of, read_config
 from reverie.run.parts import EVAL_SEEDS, MakeEnv, make_agent, make_envs, rest_at_end
 
 
@@ -35,7 +35,7 @@ def evaluate(
     Writes the scores to `eval.json` in the run folder and returns the summary.
     """
     path = checkpoint.locate(logdir)
-    home = next(p for p in (path, *path.parents) if (p / "config.yaml").exists())
+    home = home_of(path)
     config = with_flags(read_config(home), flags)
     count = min(config.run.eval_envs, episodes)
     envs = make_envs(config, count, EVAL_SEEDS, make_env)

@@ -78,7 +78,8 @@ class RunFolder:
                 f"Another process is using the run folder {self.path}.\n"
                 "  Fix: wait for it to end, or give another --logdir."
             ) from None
-        if self.config_path.exists():
+        # Before its first save a run has nothing that other settings could spoil.
+        if self.config_path.exists() and (self.path / "ckpt").exists():
             refuse_changes(read_config(self.path), config, self.path)
         replace_file(self.config_path, configs.dump(config).encode())
         self._write_about()
@@ -158,8 +159,22 @@ def refuse_changes(old: Config, new: Config, logdir: Path) -> None:
         )
 
 
+def home_of(saved: Path) -> Path:
+    """The run folder that a checkpoint lies in."""
+    for folder in list(saved.parents)[:2]:
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise UserError(
+        f"{saved.parents[1]} is not a run folder: it has no config.yaml.\n"
+        "  Fix: give the --logdir of a run; to take only its weights, start another "
+        f"with --run.from_checkpoint {saved}"
+    )
+
+
 def place(template: str) -> Path:
     """The folder meant by `--logdir`: `{timestamp}` filled in, `~` expanded."""
+    if not template.strip():
+        raise UserError("--logdir is empty.\n  Fix: --logdir ~/logdir/{timestamp}")
     kaggle = Path("/kaggle/working")
     if template.startswith("~/logdir/") and kaggle.is_dir():
         template = str(kaggle / template.removeprefix("~/"))

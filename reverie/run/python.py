@@ -14,7 +14,7 @@ from reverie.run import checkpoint
 from reverie.run import train as train_loop
 from reverie.run.config import resolve, with_flags
 from reverie.run.evaluate import load_agent
-from reverie.run.folder import read_config, read_spaces
+from reverie.run.folder import home_of, read_config, read_spaces
 
 
 def train(
@@ -48,7 +48,7 @@ def load(logdir: str | Path, device: str | None = None) -> Player:
     `device` is where it thinks; by itself where it was trained.
     """
     path = checkpoint.locate(Path(logdir))
-    home = next(p for p in (path, *path.parents) if (p / "config.yaml").exists())
+    home = home_of(path)
     spaces = read_spaces(home)
     flags = [] if device is None else [("device", device)]
     agent = load_agent(with_flags(read_config(home), flags), path, spaces)
