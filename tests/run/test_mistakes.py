@@ -1,0 +1,224 @@
+"""Mistakes in an environment, a folder or a checkpoint: one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import reverie
+from reverie.api import UserError
+from reverie.cli import main
+from reverie.run.checkpoint import Checkpoints
+
+MODULES = {
+    "empty": "",
+    "torn": "def make_env(:\n",
+    "unlucky": "def make_env():\n    raise ValueError('no display')\n",
+    "needy": "import a_package_that_is_not_here\n",
+    "curious": "def make_env(size):\n    pass\n",
+    "shy": "def make_env():\n    pass\n",
+    "spaces": """
+import gymnasium
+import numpy as np
+
+Box, Text = gymnasium.spaces.Box, gymnasium.spaces.Text
+
+
+class Base(gymnasium.Env):
+    observation_space = Box(0, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    start, then = np.zeros(3, np.float32), np.zeros(3, np.float32)
+
+    def reset(self, seed=None, options=None):
+        return self.start, {}
+
+    def step(self, action):
+        return self.then, 0.0, False, False, {}
+
+
+class Words(Base):
+    observation_space = Text(5)
+
+
+class Speech(Base):
+    action_space = Text(5)
+
+
+class Longer(Base):
+    start = np.zeros(4, np.float32)
+
+
+class Beyond(Base):
+    then = np.full(3, 7, np.float32)
+
+
+class Nothing(Base):
+    then = np.full(3, np.nan, np.float32)
+
+
+class Taken(Base):
+    observation_space = gymnasium.spaces.Dict({"reward": Box(0, 1, (3,), np.float32)})
+""",
+}
+
+ENVIRONMENTS = {
+    "empty:make_env": r"module 'empty' has no 'make_env'",
+    "nowhere_at_all:make_env": r"no module 'nowhere_at_all'",
+    "torn:make_env": r"SyntaxError.*torn\.py",
+    "unlucky:make_env": r"no display.*unlucky\.py:2",
+    "needy:make_env": r"a_package_that_is_not_here",
+    "curious:make_env": r"missing 1 required positional argument: 'size'",
+    "shy:make_env": r"gave a NoneType",
+    "spaces:Words": r"observation space.*Text.*\n.*Box, Discrete",
+    "spaces:Speech": r"action space.*Text.*\n.*Box, Discrete",
+    "spaces:Longer": r"'vector' has shape \(4,\), the space says \(3,\)",
+    "spaces:Beyond": r"'vector' has values in \[7\.0, 7\.0\]",
+    "spaces:Nothing": r"'vector' has NaN",
+    "spaces:Taken": r"'reward'",
+    "gym_NoSuch-v1": r"Gymnasium cannot make 'NoSuch-v1'",
+}
+
+SMALL = "--configs debug --device cpu --run.clock steps --logger.outputs jsonl"
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys):
+    """Runs a command line in a folder with faulty modules: its code and its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def run(line: str | list[str]) -> tuple[int, str]:
+        code = main(line.split() if isinstance(line, str) else line)
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        return code, error
+
+    yield run
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("task", ENVIRONMENTS)
+def test_an_environment_that_cannot_be_used_is_told_why(say, task):
+    code, error = say(f"train {SMALL} --agent random --task {task} --logdir run")
+    assert code == 2, error
+    assert re.search(ENVIRONMENTS[task], error), error
+    assert error.count("reverie: ") == error.count("Fix:") == 1
+    assert not (Path("run") / "ckpt").exists()  # so that it may be mended and begun
+
+
+@pytest.mark.parametrize("task", ["unlucky:make_env", "spaces:Longer"])
+def test_a_worker_passes_the_reason_on(say, task):
+    more = "--env.pool.workers 1 --run.envs 1"
+    code, error = say(f"train {SMALL} --agent random --task {task} --logdir run {more}")
+    assert code == 2
+    assert re.search(ENVIRONMENTS[task], error), error
+
+
+@pytest.mark.parametrize("task", ["torn:make_env", "unlucky:make_env", "spaces:Words"])
+def test_check_env_of_what_cannot_be_built_is_a_sentence(say, task):
+    code, error = say(f"check-env {task}")
+    assert code == 2
+    assert re.search(ENVIRONMENTS[task], error), error
+    assert "Fix:" in error
+
+
+def test_a_run_that_never_saved_may_begin_again_with_other_settings(say):
+    start = f"train {SMALL} --agent random --run.steps 8 --logdir run"
+    assert say(f"{start} --task unlucky:make_env")[0] == 2
+    assert say(f"{start} --task catch")[0] == 0
+    code, error = say(f"{start} --task dummy_disc --seed 3")
+    assert code == 2
+    assert "task: 'catch' -> 'dummy_disc'" in error
+    assert "seed: 0 -> 3" in error
+
+
+def test_an_empty_logdir_is_refused(say):
+    code, error = say(["train", "--logdir", ""])
+    assert code == 2
+    assert "--logdir is empty" in error
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    line = f"train {SMALL} --task catch --run.steps 8 --logdir {folder}"
+    assert main(line.split()) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def test_weights_of_another_size_name_the_block_that_fits(say, tmp_path):
+    small = "--device cpu --logger.outputs jsonl --run.envs 1 --replay.capacity 200"
+    small += " --task catch --run.steps 2"
+    assert say(f"train --configs size1m {small} --logdir one")[0] == 0
+    start = f"train --configs catch {small} --logdir two --run.from_checkpoint"
+    code, error = say(f"{start} one")
+    assert code == 2
+    assert "--configs size1m" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--run.from_checkpoint nowhere", r"no checkpoint in nowhere"),
+        ("--dreamer.rssm.deter 16 {}", r"dynin0\.weight is \(3, 8\)"),
+        ("--run.from_components nope {}", r"No component matches 'nope'"),
+        ("--run.from_components ( {}", r"No component matches '\("),
+        ("--run.episodes nowhere", r"nowhere holds no episodes"),
+    ],
+)
+def test_weights_and_episodes_that_do_not_fit(say, trained, flags, says):
+    flags = flags.format(f"--run.from_checkpoint {trained}")
+    code, error = say(f"train {SMALL} --task catch --logdir new {flags}")
+    assert code == 2
+    assert re.search(says, error), error
+    assert "Fix:" in error
+
+
+@pytest.mark.parametrize("text", [b"task: [\n", b"\xff\x00\x81", b"nope: 3\n"])
+def test_a_config_that_cannot_be_read_is_named(say, copy, text):
+    (copy / "config.yaml").write_bytes(text)
+    for line in (f"train --logdir {copy}", f"eval {copy} --episodes 1"):
+        code, error = say(line)
+        assert code == 2
+        assert str(copy / "config.yaml") in error
+        assert "Fix:" in error
+
+
+def test_a_checkpoint_without_its_config_is_told_apart(say, copy):
+    (copy / "config.yaml").unlink()
+    code, error = say(f"eval {copy} --episodes 1")
+    assert code == 2
+    assert "no config.yaml" in error
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        reverie.load(copy)
+
+
+def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
+    (path,) = Checkpoints(copy / "ckpt").paths()
+    (path / "agent.safetensors").write_bytes(b"torn")
+    code, error = say(f"eval {path} --episodes 1")
+    assert code == 2
+    assert "agent.safetensors has 4 bytes" in error
+    with pytest.warns(UserWarning, match="is damaged"):
+        code, error = say(f"eval {copy} --episodes 1")
+    assert code == 2
+    assert "no checkpoint" in error
+
+
+def test_an_evaluation_in_another_world_is_refused(say, trained):
+    code, error = say(f"eval {trained} --episodes 1 --task dummy_disc")
+    assert code == 2
+    assert "is missing, this agent wants" in error
