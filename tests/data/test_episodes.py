@@ -239,3 +239,11 @@ def test_recorded_episodes_pass_the_online_queue_once():
     while replay.metrics()["online"]:
         seen += replay.sample("train")["stepid"].reshape(-1).tolist()
     assert seen == ids
+
+
+def test_choices_that_count_from_different_numbers_survive_the_round_trip():
+    space = Space(np.dtype(np.int32), (2,), np.array([0, 5]), np.array([3, 8]))
+    chosen = np.array([[2, 5], [0, 7], [1, 6]], np.int32)
+    coded = npz._encode(chosen, space)
+    assert coded.shape == (3, 6)
+    assert np.array_equal(npz._decode(coded, "action", space), chosen)

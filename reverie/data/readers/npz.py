@@ -188,7 +188,7 @@ def _encode(value: np.ndarray, space: Space) -> np.ndarray:
     """Discrete entries as one-hot vectors, several of them side by side."""
     if not space.is_discrete:
         return value.astype(np.float32)
-    classes = np.arange(space.classes) + space.low.min()
+    classes = np.arange(space.classes) + space.low[..., None]
     return (value[..., None] == classes).astype(np.float32).reshape(len(value), -1)
 
 
@@ -205,4 +205,4 @@ def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
             f"{key!r} has shape {value.shape[1:]}, wanted one-hot vectors of {width}"
         )
     parts = value.reshape(len(value), *space.shape, space.classes)
-    return (parts.argmax(-1) + space.low.min()).astype(space.dtype)
+    return (parts.argmax(-1) + space.low).astype(space.dtype)
