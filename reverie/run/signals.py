@@ -7,8 +7,9 @@ ends it at once, without saving.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -54,4 +55,6 @@ class Stopper:
             raise KeyboardInterrupt
         self.asked = number
         name = signal.Signals(number).name
-        print(f"\n{name}: saving, then stopping.", file=sys.stderr, flush=True)
+        # Not by print: the signal may have come in the middle of another one.
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{name}: saving, then stopping.\n".encode())
