@@ -117,6 +117,13 @@ class DreamerConfig:
                     f"dreamer.{name} is {getattr(self, name)}, but must be at least "
                     f"{number}.\n  Fix: --dreamer.{name} {number}"
                 )
+        heads = {"rewhead": self.rewhead, "conhead": self.conhead, "value": self.value}
+        for name, head in heads.items():
+            if (head.output == "binary") != (name == "conhead"):
+                raise UserError(
+                    f"dreamer.{name}.output cannot be {head.output!r}.\n  Fix: binary "
+                    "is for conhead, and conhead for binary."
+                )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
                 "The replay value loss needs two steps of each sequence.\n"

@@ -69,6 +69,9 @@ class EncoderConfig:
     mlp_keys: str = ".*"
     """Pattern of the other keys to see; it must match the whole key."""
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -102,6 +105,25 @@ class DecoderConfig:
     """Pattern of the image keys to draw; it must match the whole key."""
     mlp_keys: str = ".*"
     """Pattern of the other keys to predict; it must match the whole key."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(config: EncoderConfig | DecoderConfig) -> None:
+    sizes = (config.depth, config.units, config.kernel, len(config.mults))
+    if min(*sizes, *config.mults) < 1 or config.layers < 0:
+        raise ValueError(
+            "depth, units, kernel and all of mults must be at least 1, and layers at "
+            "least 0"
+        )
+    for pattern in (config.cnn_keys, config.mlp_keys):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{pattern!r} is not a regular expression ({error})"
+            ) from None
 
 
 class Conv(Kernel):

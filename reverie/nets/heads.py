@@ -41,6 +41,10 @@ class HeadConfig:
     bins: int = 255
     """Bins of symexp_twohot."""
 
+    def __post_init__(self) -> None:
+        if self.layers < 0 or self.units < 1 or self.bins < 2:
+            raise ValueError("layers must be at least 0, units 1 and bins 2")
+
 
 @dataclass(frozen=True)
 class PolicyConfig:
@@ -63,6 +67,12 @@ class PolicyConfig:
     unimix: float = 0.0
     """Uniform part of a discrete choice. The original names 0.01 but never applies it,
     so the policy that earned its scores has none."""
+
+    def __post_init__(self) -> None:
+        if self.layers < 0 or self.units < 1 or not 0 < self.minstd <= self.maxstd:
+            raise ValueError(
+                "layers must be at least 0, units 1, and minstd between 0 and maxstd"
+            )
 
 
 class Head(nn.Module):

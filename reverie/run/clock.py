@@ -61,8 +61,11 @@ class RunConfig:
                     f"run.{name} is {getattr(self, name)}, but must be at least 1.\n"
                     f"  Fix: --run.{name} 1"
                 )
-        if self.train_ratio < 0:
-            raise UserError("run.train_ratio is negative.\n  Fix: --run.train_ratio 32")
+        if not 0 <= self.train_ratio < float("inf"):
+            raise UserError(
+                f"run.train_ratio is {self.train_ratio}, but must be a number of steps."
+                "\n  Fix: --run.train_ratio 32"
+            )
 
 
 class Steady:

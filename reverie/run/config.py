@@ -41,6 +41,8 @@ class Config:
     random: RandomConfig = field(default_factory=RandomConfig)
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f"The seed {self.seed} is negative.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock != "steps":
             raise UserError(
                 "A deterministic run cannot log, report and save by the wall clock.\n"

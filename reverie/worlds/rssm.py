@@ -64,6 +64,14 @@ class RSSMConfig:
     store: str = "float32"
     """Dtype in which the replay keeps `deter`: float32 or float16."""
 
+    def __post_init__(self) -> None:
+        sizes = (self.deter, self.hidden, self.stoch, self.classes, self.blocks)
+        layers = (self.dynlayers, self.obslayers, self.imglayers)
+        if min(sizes) < 1 or min(layers) < 0:
+            raise ValueError("sizes must be at least 1, and layers at least 0")
+        if self.store not in ("float32", "float16"):
+            raise ValueError(f"store is float32 or float16, not {self.store!r}")
+
 
 class State(NamedTuple):
     deter: Float[Tensor, "*b D"]

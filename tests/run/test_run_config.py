@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from reverie.api import UserError
 from reverie.run.config import resolve
 
 
@@ -26,3 +29,24 @@ def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
     path.write_text("task: crafter_reward\n")
     config = resolve(files=[path], flags={"task": "atari100k_pong"})
     assert config.run.train_ratio == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1),
+        ("run.train_ratio", "nan"),
+        ("dreamer.enc.cnn_keys", "("),
+        ("dreamer.dec.kernel", 0),
+        ("dreamer.rssm.classes", 0),
+        ("dreamer.rssm.store", "float64"),
+        ("dreamer.value.bins", 1),
+        ("dreamer.policy.minstd", 0),
+        ("dreamer.conhead.output", "mse"),
+        ("dreamer.value.output", "binary"),
+        ("replay.segment", 0),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_the_start(name, value):
+    with pytest.raises(UserError, match=r"(?s).*\n  Fix: "):
+        resolve(flags={name: value})
