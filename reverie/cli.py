@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ class Command(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # a program of its own, and not a call from Python
+        warnings.showwarning = _show_warning
     try:
         return _dispatch(arguments)
     except UserError as error:
@@ -63,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+
+
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _dispatch(arguments: list[str]) -> int:

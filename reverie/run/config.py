@@ -50,6 +50,13 @@ class Config:
                 "in agent steps, for example `--configs deterministic`."
             )
 
+        dreams = self.agent == "dreamer"
+        if dreams and self.replay.fracs.priority > 0 and not self.dreamer.priosignal:
+            raise UserError(
+                "replay.fracs.priority is above zero, but nothing gives priorities.\n"
+                "  Fix: add `--dreamer.priosignal model`."
+            )
+
     @property
     def of_agent(self) -> Any:
         """The settings of the chosen agent."""

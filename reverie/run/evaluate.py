@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,9 @@ def evaluate(
         "scores": [episode.score for episode in played],
         "lengths": [episode.length for episode in played],
     }
-    checkpoint.replace_file(home / "eval.json", json.dumps(result, indent=1).encode())
+    data = json.dumps(result, indent=1).encode()
+    with contextlib.suppress(PermissionError):  # somebody else's run may be measured
+        checkpoint.replace_file(home / "eval.json", data)
     return result
 
 

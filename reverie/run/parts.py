@@ -172,7 +172,7 @@ class Run:
         kept = self.checkpoints.prune()
         if found:
             obs, memory = self.restore(found)
-            self.replay.collect([self._index(path) for path in kept])
+            self._release(kept)
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
             return obs, memory
         if self.checkpoints.shelf.is_dir():
@@ -278,7 +278,7 @@ class Run:
         }
         path = self.checkpoints.save(self.clock.step, parts)
         self._kept[path] = parts["replay"]
-        self.replay.collect([self._index(kept) for kept in self.checkpoints.prune()])
+        self._release(self.checkpoints.prune())
 
     def finish(self, obs: Obs, memory: Memory) -> None:
         """Save, take a last look, and say so if the run was asked to stop.
@@ -343,6 +343,11 @@ class Run:
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def _release(self, kept: list[Path]) -> None:
+        """Let go of all replay files that no kept checkpoint needs."""
+        self._kept = {path: self._index(path) for path in kept}
+        self.replay.collect(list(self._kept.values()))
 
     def _index(self, path: Path) -> Any:
         if path not in self._kept:

@@ -50,3 +50,10 @@ def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
 def test_values_that_cannot_work_are_refused_before_the_start(name, value):
     with pytest.raises(UserError, match=r"(?s).*\n  Fix: "):
         resolve(flags={name: value})
+
+
+def test_priorities_need_a_signal():
+    flags = {"replay.fracs.priority": 0.5, "replay.fracs.uniform": 0.5}
+    with pytest.raises(UserError, match="priosignal model"):
+        resolve(flags=flags)
+    resolve(flags={**flags, "dreamer.priosignal": "model"})
