@@ -61,6 +61,16 @@ def pick_precision(name: str, device: torch.device) -> str:
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
+def avoid_crashes(device: torch.device, precision: str) -> None:
+    """Keep half precision on a CPU away from oneDNN.
+
+    Its kernels for it end the process on some virtual machines (an illegal
+    instruction, which no program can catch). Plain ones are slow, but right.
+    """
+    if device.type == "cpu" and precision != "float32":
+        torch.backends.mkldnn.set_flags(False)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the global generators; agents and replay have their own besides."""
     random.seed(seed)

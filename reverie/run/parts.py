@@ -241,6 +241,14 @@ class Run:
         self._unsaved = unsaved
         return metrics
 
+    def report(self, feed: ReplayFeed, prefix: str = "report") -> None:
+        """Have the agent look at some batches, once enough is stored for them."""
+        if not feed.ready("report"):
+            return
+        pieces = self.agent.diet["report"].consec  # of one sequence, one after another
+        for _ in range(self.config.run.report_batches * pieces):
+            self.logger.add(self.agent.report(feed), prefix=prefix)
+
     def write_log(self) -> None:
         """Write what was logged since the last time, with the state of the machine."""
         logger = self.logger
@@ -286,8 +294,8 @@ class Run:
         The look comes after the save, so a run that goes on later does not know of it.
         """
         self.save(obs, memory)
-        if self.stopper.asked is None and self.feed.ready("report"):
-            self.logger.add(self.agent.report(self.feed), prefix="report")
+        if self.stopper.asked is None:
+            self.report(self.feed)
         self.write_log()
         self.stopper.check()
 
@@ -367,6 +375,7 @@ def make_agent(
     config: Config, spaces: Any, where: torch.device, precision: str
 ) -> Agent:
     """The config's agent for the spaces of an environment or a pool."""
+    device.avoid_crashes(where, precision)
     return agents.make(
         config.agent,
         spaces.obs_space,

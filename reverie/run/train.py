@@ -14,7 +14,7 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
     Returns the run folder.
     """
     with Run(config, make_env) as run:
-        envs, agent, replay, feed = run.envs, run.agent, run.replay, run.feed
+        envs, replay, feed = run.envs, run.replay, run.feed
         clock, logger, episodes = run.clock, run.logger, run.episodes
         obs, memory = run.start()
         run.introduce()
@@ -29,9 +29,8 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
             for _ in range(clock.updates_due(feed.ready("train"))):
                 logger.add(run.update(), prefix="train")
 
-            if clock.every("report") and feed.ready("report"):
-                for _ in range(config.run.report_batches):
-                    logger.add(agent.report(feed), prefix="report")
+            if clock.every("report"):
+                run.report(feed)
             if clock.every("log"):
                 run.write_log()
             if clock.every("save"):

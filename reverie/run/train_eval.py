@@ -34,14 +34,12 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
             for _ in range(clock.updates_due(feed.ready("train"))):
                 logger.add(run.update(), prefix="train")
 
-            if clock.every("report") and feed.ready("report"):
-                for _ in range(config.run.report_batches):
-                    logger.add(agent.report(feed), prefix="report")
+            if clock.every("report"):
+                run.report(feed)
             if clock.every("eval"):
                 played = play_episodes(agent, trial_envs, config.run.eval_eps, trials)
                 logger.add(summarize(played), prefix="eval/episode")
-                if trial_feed.ready("report"):
-                    logger.add(agent.report(trial_feed), prefix="eval")
+                run.report(trial_feed, prefix="eval")
             if clock.every("log"):
                 run.write_log()
             if clock.every("save"):
