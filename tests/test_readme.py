@@ -96,6 +96,9 @@ def understand(words: list[str]) -> None:
         assert len(settings.places) == 1 or not rest
         settings.take("episodes", "100")
         _resolve(settings)
+    elif name == "data":
+        assert rest[0] == "export"
+        assert len(rest) in (1, 3)
     else:
         settings = _settings(rest)
         settings.take("logdir", None)
