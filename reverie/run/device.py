@@ -68,7 +68,7 @@ def avoid_crashes(device: torch.device, precision: str) -> None:
     instruction, which no program can catch). Plain ones are slow, but right.
     """
     if device.type == "cpu" and precision != "float32":
-        torch.backends.mkldnn.set_flags(False)
+        torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def seed_everything(seed: int) -> None:
