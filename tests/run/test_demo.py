@@ -1,0 +1,34 @@
+"""The demo, shortened: it ends with a score, a curve and a dream one can open."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from reverie.cli import main
+
+
+def test_the_demo_says_where_its_score_curve_and_dream_are(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = "demo --device cpu --run.steps 320 --run.train_ratio 2"
+    assert main(words.split()) == 0
+    said = capsys.readouterr().out
+    assert "over 100 episodes of catch" in said
+    named = dict(
+        line.strip().rsplit(None, 1) for line in said.splitlines() if "logdir/" in line
+    )
+    with Image.open(tmp_path / named["learning curve"]) as curve:
+        assert curve.size[0] > 300
+    with Image.open(tmp_path / named["open-loop dream"]) as dream:
+        assert dream.n_frames > 16
+    # Again in the same folder: from scratch, as a demo should.
+    assert main(words.split()) == 0
+
+
+def test_the_demo_deletes_nothing_that_is_not_a_run(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    assert main(["demo", "--logdir", str(tmp_path / "mine")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "thesis.tex").exists()
