@@ -50,11 +50,12 @@ class Config:
                 "in agent steps, for example `--configs deterministic`."
             )
 
-        dreams = self.agent == "dreamer"
-        if dreams and self.replay.fracs.priority > 0 and not self.dreamer.priosignal:
+        # Only an agent that can give priorities has this setting.
+        silent = getattr(self.of_agent, "priosignal", None) == ""
+        if self.replay.fracs.priority > 0 and silent:
             raise UserError(
                 "replay.fracs.priority is above zero, but nothing gives priorities.\n"
-                "  Fix: add `--dreamer.priosignal model`."
+                f"  Fix: add `--{self.agent}.priosignal model`."
             )
 
     @property

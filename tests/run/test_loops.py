@@ -21,6 +21,7 @@ from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.evaluate import evaluate
+from reverie.run.parts import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -230,3 +231,17 @@ def test_importing_reverie_loads_neither_torch_nor_gymnasium():
         env=os.environ,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_only_the_kept_checkpoints_stay_in_memory_and_on_disk(tmp_path):
+    config = settings(tmp_path / "run", agent="random", **{"run.keep_last": 2})
+    with Run(config) as run:
+        obs, memory = run.start()
+        for _ in range(5):
+            memory, action, notes = run.act(memory, obs)
+            run.replay.add({**obs, **action, **notes})
+            obs = run.step(action, obs, memory)
+            run.clock.advance(len(run.envs))
+            run.save(obs, memory)
+        assert list(run._kept) == run.checkpoints.paths()
+        assert len(run._kept) == 2
