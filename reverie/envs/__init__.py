@@ -8,25 +8,29 @@ not before. A new suite is one file here, one row in the table and one extra.
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from reverie.api import FLAGS, RESERVED, Env, Space, UserError
+from reverie.api import Env, UserError
 from reverie.envs import wrappers
 from reverie.envs.atari import GAMES, AtariConfig
 from reverie.envs.catch import CatchConfig
 from reverie.envs.crafter import CrafterConfig
 from reverie.envs.dummy import DummyConfig
 from reverie.envs.memory import MemoryConfig
+from reverie.envs.own import (
+    FROM_PYTHON,
+    as_env,
+    from_factory,
+    from_gymnasium,
+    refuse_wrong_spaces,
+)
 from reverie.envs.pinpad import PinPadConfig
 from reverie.envs.pool import EnvFailure, PoolConfig, Shifted, SplitEnvs, make_pool
 from reverie.envs.seeding import derive_seed
+from reverie.envs.suite import Suite, nearest
 from reverie.envs.wrappers import Resample
 
 __all__ = [
@@ -76,36 +80,6 @@ class EnvConfig:
                 f"repeat={self.repeat}, length={self.length}, "
                 f"clip_reward={self.clip_reward}"
             )
-
-
-@dataclass(frozen=True)
-class Suite:
-    """One row of the table: what a suite is, and how to get it."""
-
-    name: str
-    about: str
-    licence: str
-    tasks: tuple[str, ...] = ()
-    """Its task names without the prefix; empty where they are not a closed list."""
-    naming: str = ""
-    """How its tasks are named, where they are not listed."""
-    build: Callable[[str, EnvConfig], Env] | None = None
-    """Makes a task by name; None while there is no adapter yet."""
-    package: str = ""
-    """The module that must be importable; empty for built-ins."""
-    extra: str = ""
-    """The extra that installs it, where that is not called like the suite."""
-    note: str = ""
-    """What else there is to say about getting it."""
-
-    @property
-    def install(self) -> str:
-        extra = self.extra or self.name
-        return f"pip install 'reverie[{extra}]'" if self.package else ""
-
-    @property
-    def is_installed(self) -> bool:
-        return not self.package or importlib.util.find_spec(self.package) is not None
 
 
 def _atari(name: str, config: EnvConfig) -> Env:
@@ -303,9 +277,6 @@ SUITES: dict[str, Suite] = {
 }
 """Every suite by name, whether or not it is installed."""
 
-FROM_PYTHON = "python:env"
-"""What the task of a run is called whose environment was passed in from Python."""
-
 
 def make(
     task: str | Callable[..., Any] | Any,
@@ -322,9 +293,9 @@ def make(
     config = config or EnvConfig()
     if isinstance(task, str):
         suite, name = split_task(task)
-        env = _from_factory(name) if suite == "" else _from_suite(task, name, config)
+        env = from_factory(name) if suite == "" else _from_suite(task, name, config)
     else:
-        env = _as_env(task() if callable(task) else task, str(task))
+        env = as_env(task() if callable(task) else task, str(task))
         task = type(env).__name__
     return _wrap(env, task, config, derive_seed(seed, index))
 
@@ -359,14 +330,14 @@ def split_task(task: str) -> tuple[str, str]:
     suite = SUITES.get(prefix)
     if suite is None:
         raise UserError(
-            f"Unknown task {task!r}.{_nearest(task, task_names(), SUITES)}\n"
+            f"Unknown task {task!r}.{nearest(task, [*task_names(), *SUITES])}\n"
             f"  Fix: pick a task of the suites {', '.join(sorted(SUITES))}, a "
             "Gymnasium id as gym_ID, or your own as package.module:function."
         )
     if suite.tasks and name not in suite.tasks and not _has_task(suite, name):
         known = [_full_name(suite, each) for each in suite.tasks]
         raise UserError(
-            f"Suite {prefix!r} has no task {name!r}.{_nearest(task, known, ())}\n"
+            f"Suite {prefix!r} has no task {name!r}.{nearest(task, known)}\n"
             f"  Fix: pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
         )
     if not name and not suite.tasks:
@@ -409,13 +380,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def from_gymnasium(env: Any) -> Env:
-    """Wear a `gymnasium.Env` object as a Reverie environment."""
-    from reverie.envs.gym import FromGymnasium
-
-    return FromGymnasium(env)
-
-
 def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
     suite = SUITES[task.partition("_")[0]]
     extra = f" {suite.note}" if suite.note else ""
@@ -434,53 +398,8 @@ def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
     return suite.build(name, config)
 
 
-def _from_factory(task: str) -> Env:
-    if task == FROM_PYTHON:
-        raise UserError(
-            "This run was trained on an environment that was passed in from Python, "
-            "which no name leads to.\n  Fix: resume it with reverie.train(env=...), or "
-            "use reverie.load."
-        )
-    module_name, _, function = task.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise  # the module is there, something it needs is not
-        raise UserError(
-            f"Task {task!r}: there is no module {module_name!r} here or installed.\n"
-            f"  Fix: run from the folder that holds {module_name.split('.')[0]}.py, or "
-            "install its package."
-        ) from error
-    make_env = getattr(module, function, None)
-    if make_env is None:
-        names = [n for n in vars(module) if not n.startswith("_")]
-        raise UserError(
-            f"Task {task!r}: module {module_name!r} has no {function!r}."
-            f"{_nearest(function, names, ())}\n"
-            "  Fix: name a function in it that makes an environment."
-        )
-    return _as_env(make_env() if callable(make_env) else make_env, task)
-
-
-def _as_env(env: Any, task: str) -> Env:
-    if hasattr(env, "observation_space") and hasattr(env, "action_space"):
-        return from_gymnasium(env)
-    wanted = ("obs_space", "act_space", "reset", "step", "close")
-    if missing := [name for name in wanted if not hasattr(env, name)]:
-        raise UserError(
-            f"Task {task!r} gave a {type(env).__name__}, which is neither a Reverie "
-            f"environment (it lacks {', '.join(missing)}) nor a Gymnasium one.\n"
-            "  Fix: return a gymnasium.Env, or see docs/add-an-environment.md."
-        )
-    return cast(Env, env)
-
-
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
-    _refuse_wrong_spaces(env, task)
+    refuse_wrong_spaces(env, task)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.length:
@@ -494,34 +413,6 @@ def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
     env = wrappers.CheckSpaces(env, task)
     env = wrappers.ClipAction(env)
     return wrappers.SeedFirst(env, seed)
-
-
-def _refuse_wrong_spaces(env: Env, task: str) -> None:
-    for name in ("obs_space", "act_space"):
-        spaces = getattr(env, name)
-        if not isinstance(spaces, dict) or not spaces:
-            raise UserError(
-                f"Task {task!r}: its {name} is not a dict with at least one entry.\n"
-                "  Fix: return {name: reverie.api.Space(dtype, shape, low, high)}."
-            )
-        for key, space in spaces.items():
-            if not isinstance(space, Space):
-                raise UserError(
-                    f"Task {task!r}: {name}[{key!r}] is a {type(space).__name__}, not "
-                    "a reverie.api.Space.\n  Fix: Space(dtype, shape, low, high), or "
-                    "return a gymnasium.Env, whose spaces are converted."
-                )
-    taken = {*RESERVED} - {*FLAGS} | env.act_space.keys()
-    if twice := sorted(taken & env.obs_space.keys()):
-        raise UserError(
-            f"Task {task!r}: the observations {', '.join(twice)} have the name of an "
-            "action or of something else in a row.\n  Fix: rename them."
-        )
-    if twice := sorted({*RESERVED} & env.act_space.keys()):
-        raise UserError(
-            f"Task {task!r}: the actions {', '.join(twice)} have the name of something "
-            "else in a row.\n  Fix: rename them."
-        )
 
 
 def _is_gym_id(task: str) -> bool:
@@ -543,8 +434,3 @@ def _has_task(suite: Suite, name: str) -> bool:
 
 def _full_name(suite: Suite, name: str) -> str:
     return f"{suite.name}_{name}" if name else suite.name
-
-
-def _nearest(word: str, names: Iterable[str], more: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, [*names, *more], 3)
-    return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,47 @@
+"""A row of the suite table: what a suite is, how to get it, what is in the way."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from reverie.api import Env
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One row of the table: what a suite is, and how to get it."""
+
+    name: str
+    about: str
+    licence: str
+    tasks: tuple[str, ...] = ()
+    """Its task names without the prefix; empty where they are not a closed list."""
+    naming: str = ""
+    """How its tasks are named, where they are not listed."""
+    build: Callable[[str, Any], Env] | None = None
+    """Makes a task by name; None while there is no adapter yet."""
+    package: str = ""
+    """The module that must be importable; empty for built-ins."""
+    extra: str = ""
+    """The extra that installs it, where that is not called like the suite."""
+    note: str = ""
+    """What else there is to say about getting it."""
+
+    @property
+    def install(self) -> str:
+        extra = self.extra or self.name
+        return f"pip install 'reverie[{extra}]'" if self.package else ""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.package or importlib.util.find_spec(self.package) is not None
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """A question that names what was probably meant, or nothing."""
+    close = difflib.get_close_matches(word, list(names), 3)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
