@@ -25,8 +25,12 @@ def make(
     device: torch.device,
     precision: str,
     seed: int,
+    compile: str = "none",
 ) -> Agent:
-    """Build an agent by name; `config` is that agent's own dataclass."""
+    """Build an agent by name; `config` is that agent's own dataclass.
+
+    `compile` says how much faster machinery it may use: `none`, `step` or `graph`.
+    """
     if name not in AGENTS:
         near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
         raise UserError(
@@ -35,6 +39,12 @@ def make(
     module, cls = AGENTS[name].split(":")
     build = getattr(importlib.import_module(module), cls)
     agent: Agent = build(
-        obs_space, act_space, config, device=device, precision=precision, seed=seed
+        obs_space,
+        act_space,
+        config,
+        device=device,
+        precision=precision,
+        seed=seed,
+        compile=compile,
     )
     return agent

@@ -127,6 +127,7 @@ class Dreamer:
         device: torch.device,
         precision: str = "float32",
         seed: int = 0,
+        compile: str = "none",
     ):
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)

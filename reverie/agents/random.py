@@ -30,6 +30,9 @@ class RandomConfig:
 class Never:
     """The rhythm of an agent that has no updates to make."""
 
+    collects = True
+    finished = False
+
     def updates_due(self, step: int) -> int:
         return 0
 
@@ -52,6 +55,7 @@ class RandomAgent:
         device: torch.device,
         precision: str,
         seed: int,
+        compile: str = "none",
     ):
         self.act_space = act_space
         self.diet = {"train": Window(1, 1), "report": Window(1, 1, online=False)}

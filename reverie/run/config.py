@@ -31,6 +31,10 @@ class Config:
     """`cuda`, `cpu` or `mps`; by itself the best one here."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """By itself `bfloat16` on a GPU, `float32` elsewhere."""
+    compile: Literal["auto", "none", "step", "graph"] = "auto"
+    """How updates and acting are sped up: not at all, with fast twins of single parts
+    (`step`), or with all of it in CUDA graphs (`graph`); by itself `graph` on a CUDA
+    GPU and `none` elsewhere."""
     deterministic: bool = False
     """Same seed, same run, bit for bit; also across a kill and a resume."""
     run: RunConfig = field(default_factory=RunConfig)

@@ -61,6 +61,18 @@ def pick_precision(name: str, device: torch.device) -> str:
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
+def pick_compile(name: str, device: torch.device) -> str:
+    """`graph` on a CUDA GPU and `none` elsewhere, unless said otherwise."""
+    if name == "auto":
+        return "graph" if device.type == "cuda" else "none"
+    if name == "graph" and device.type != "cuda":
+        raise UserError(
+            f"--compile graph needs a CUDA GPU, but this run is on {device.type}.\n"
+            "  Fix: --compile auto, step or none."
+        )
+    return name
+
+
 def avoid_crashes(device: torch.device, precision: str) -> None:
     """Keep half precision on a CPU away from oneDNN.
 

@@ -34,6 +34,7 @@ from reverie.run.config import Config
 HARMLESS = (
     "logdir",
     "device",
+    "compile",
     "logger.",
     "env.pool.",
     "replay.storage",

@@ -384,6 +384,7 @@ def make_agent(
         device=where,
         precision=precision,
         seed=config.seed,
+        compile=device.pick_compile(config.compile, where),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from reverie.api import UserError
 from reverie.run.config import resolve
+from reverie.run.device import pick_compile
 
 
 def test_a_task_in_a_file_brings_the_block_of_its_suite_too(tmp_path):
@@ -57,3 +59,12 @@ def test_priorities_need_a_signal():
     with pytest.raises(UserError, match="priosignal model"):
         resolve(flags=flags)
     resolve(flags={**flags, "dreamer.priosignal": "model"})
+
+
+def test_graphs_are_chosen_on_cuda_and_refused_elsewhere():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert pick_compile(resolve().compile, cuda) == "graph"
+    assert pick_compile(resolve().compile, cpu) == "none"
+    assert pick_compile(resolve(flags={"compile": "step"}).compile, cpu) == "step"
+    with pytest.raises(UserError, match="--compile auto"):
+        pick_compile("graph", cpu)
