@@ -63,6 +63,13 @@ class Kernel(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
         self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
+        self.shadow: tuple[Tensor, Tensor] | None = None  # see nets/fast/shadow.py
+
+    def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weight and bias in the dtype of a computation."""
+        if self.shadow is not None and self.shadow[0].dtype == dtype:
+            return self.shadow
+        return self.weight.to(dtype), self.bias.to(dtype)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -82,7 +89,7 @@ class Linear(Kernel):
         super().__init__((flat, inputs), flat, inputs, outscale)
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*any"]:
-        y = F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        y = F.linear(x, *self.cast(x.dtype))
         return y if len(self.shape) == 1 else y.reshape(*y.shape[:-1], *self.shape)
 
 
@@ -106,8 +113,9 @@ class BlockLinear(Kernel):
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b O"]:
         blocks, width, _ = self.weight.shape
         rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
-        y = torch.bmm(rows, self.weight.to(x.dtype)).transpose(0, 1)
-        return y.reshape(*x.shape[:-1], -1) + self.bias.to(x.dtype)
+        weight, bias = self.cast(x.dtype)
+        y = torch.bmm(rows, weight).transpose(0, 1)
+        return y.reshape(*x.shape[:-1], -1) + bias
 
 
 class Norm(nn.Module):

@@ -144,7 +144,7 @@ class Conv(Kernel):
         self.kernel, self.stride, self.transposed = kernel, stride, transposed
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        weight, bias = self.cast(x.dtype)
         x = x.permute(0, 3, 1, 2)
         if self.transposed:
             y = self._double(x, weight, bias)
