@@ -92,6 +92,7 @@ class Optimizer:
         self.parameters, self.config, self.scaling = parameters, config, scaling
         self.names = list(parameters)
         self.tensors = list(parameters.values())
+        self.leaves = self.tensors  # what the loss is differentiated by
         self.decays = [
             i for i, name in enumerate(self.names) if re.match(config.wdregex, name)
         ]
@@ -115,31 +116,59 @@ class Optimizer:
         """The plain gradient of every parameter; zero where the loss has no say."""
         grads = torch.autograd.grad(
             loss * self.scale if self.scaling else loss,
-            self.tensors,
+            self.leaves,
             materialize_grads=True,
         )
-        return list(torch._foreach_div(grads, self.scale) if self.scaling else grads)
+        if not self.scaling:
+            return list(grads)
+        return list(torch._foreach_div([grad.float() for grad in grads], self.scale))
 
     @torch.no_grad()
     def apply(
         self, loss: Float[Tensor, ""], grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
-        config = self.config
-        self.norms = torch.stack(torch._foreach_norm(grads))
-        norm = torch.linalg.vector_norm(self.norms)
+        """Move the parameters; everything remembered changes in place."""
+        config, root = self.config, math.sqrt(self.size)
+        norms, sizes = self._measure(grads)
+        self.norms.copy_(norms)
+        norm = torch.linalg.vector_norm(norms)
         ok = torch.isfinite(loss) & torch.isfinite(norm)
-        gate = ok.float()
         lr = learning_rate(config, self.step)
-        self.step = self.step + gate
+        self.step.add_(ok)
         self._count(loss, ok)
-
-        grads = [torch.where(ok, grad, 0) for grad in grads]
+        clip = torch.ones_like(norms)
         if config.agc:
-            limits = [x.clamp(min=1e-3) for x in torch._foreach_norm(self.tensors)]
-            factors = torch.where(ok, self.norms, 0) / (
-                config.agc * torch.stack(limits)
-            )
-            torch._foreach_mul_(grads, list((1 / factors.clamp(min=1)).unbind()))
+            excess = torch.where(ok, norms, 0) / (config.agc * sizes.clamp(min=1e-3))
+            clip = 1 / excess.clamp(min=1)
+        moved, size = self._move(grads, clip, lr, ok)
+        metrics: Metrics = {
+            "opt/loss": loss,
+            "opt/updates": self.step.clone(),
+            "opt/grad_norm": norm,
+            "opt/grad_rms": norm / root,
+            "opt/update_rms": moved / root,
+            "opt/param_rms": size / root,
+            "opt/param_count": float(self.size),
+            "opt/lr": lr,
+            "opt/skipped": self.skipped.clone(),
+            "opt/nonfinite_in_row": self.in_row.clone(),
+        }
+        if self.scaling:
+            metrics["opt/grad_scale"] = self.scale.clone()
+        return ok, metrics
+
+    def _measure(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The norm of every gradient, and of every parameter."""
+        norms, sizes = torch._foreach_norm(grads), torch._foreach_norm(self.tensors)
+        return torch.stack(norms).float(), torch.stack(sizes)
+
+    def _move(
+        self, grads: list[Tensor], clip: Tensor, lr: Tensor, ok: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Follow the clipped gradients; returns the norms of move and parameters."""
+        config, gate = self.config, ok.float()
+        grads = [torch.where(ok, grad.float(), 0) for grad in grads]
+        torch._foreach_mul_(grads, list(clip.unbind()))
         squares = torch._foreach_mul(grads, grads)
         keep2, keep1 = 1 - (1 - config.beta2) * gate, 1 - (1 - config.beta1) * gate
         self._average(self.nu, squares, keep2, (1 - config.beta2) * gate)
@@ -154,23 +183,7 @@ class Optimizer:
                 updates[i] = updates[i] + config.wd * self.tensors[i]
         torch._foreach_mul_(updates, -lr * gate)
         torch._foreach_add_(self.tensors, updates)
-
-        root = math.sqrt(self.size)
-        metrics: Metrics = {
-            "opt/loss": loss,
-            "opt/updates": self.step,
-            "opt/grad_norm": norm,
-            "opt/grad_rms": norm / root,
-            "opt/update_rms": _norm(updates) / root,
-            "opt/param_rms": _norm(self.tensors) / root,
-            "opt/param_count": float(self.size),
-            "opt/lr": lr,
-            "opt/skipped": self.skipped,
-            "opt/nonfinite_in_row": self.in_row,
-        }
-        if self.scaling:
-            metrics["opt/grad_scale"] = self.scale
-        return ok, metrics
+        return _norm(updates), _norm(self.tensors)
 
     def nonfinite(self) -> list[str]:
         """The tensors whose gradients were not finite in the last update."""
@@ -188,8 +201,7 @@ class Optimizer:
     @torch.no_grad()
     def load_state_dict(self, state: StateDict) -> None:
         for name in ("step", "skipped", "in_row", "scale", "good"):
-            value = torch.as_tensor(state[name], dtype=torch.float32)
-            setattr(self, name, value.to(self.step.device).clone())
+            getattr(self, name).copy_(torch.as_tensor(state[name]))
         for moments, saved in ((self.nu, state["nu"]), (self.mu, state["mu"])):
             for name, moment in zip(self.names, moments, strict=True):
                 moment.copy_(saved[name])
@@ -219,20 +231,19 @@ class Optimizer:
         An overflow that a smaller scale will cure is no sign of a broken run.
         """
         gate = ok.float()
-        self.skipped = self.skipped + 1 - gate
+        self.skipped.add_(1 - gate)
         in_row = (self.in_row + 1) * (1 - gate)
         if not self.scaling:
-            self.in_row = in_row
+            self.in_row.copy_(in_row)
             return
         curable = torch.isfinite(loss) & (self.scale > self.LEAST)
-        self.in_row = torch.where(~ok & curable, self.in_row, in_row)
-        self.good = (self.good + 1) * gate
-        grow = self.good >= self.GOOD_STEPS
-        self.good = torch.where(grow, 0.0, self.good)
+        self.in_row.copy_(torch.where(~ok & curable, self.in_row, in_row))
+        good = (self.good + 1) * gate
+        grow = good >= self.GOOD_STEPS
+        self.good.copy_(torch.where(grow, 0.0, good))
         factor = torch.where(ok, torch.where(grow, 2.0, 1.0), 0.5)
-        self.scale = (self.scale * factor).clamp(self.LEAST, self.MOST)
+        self.scale.mul_(factor).clamp_(self.LEAST, self.MOST)
 
 
 def _norm(tensors: Tensors) -> Tensor:
-    norms = torch.stack(torch._foreach_norm(tensors))
-    return torch.sqrt(torch.square(norms).sum())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
