@@ -21,6 +21,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # for the processes that tests start
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ["WANDB_MODE"] = "offline"
+if not torch.cuda.is_available():  # hand-written kernels run in Triton's interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHECKED = (
     os.environ.get("REVERIE_TYPECHECK", "1") != "0"

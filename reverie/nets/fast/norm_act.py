@@ -1,0 +1,180 @@
+"""Bias, RMS norm and SiLU in one pass over the rows: what follows nearly every layer.
+
+Forward reads the product of a layer once and writes the activation once. Backward needs
+nothing but that product: it computes the norm again, and gathers the gradients of scale
+and bias as one partial sum per program, which are then added in a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
+from reverie.nets.fast.launch import can_launch, programs
+
+WIDEST = 8192
+"""The most channels that one program holds."""
+
+
+def norm_act(
+    x: Float[Tensor, "*b F"],
+    scale: Float[Tensor, " F"],
+    eps: float,
+    bias: Float[Tensor, " F"] | None = None,
+) -> Float[Tensor, "*b F"]:
+    """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
+    rows = x.reshape(-1, x.shape[-1])
+    y: Tensor = _NormAct.apply(rows, scale, bias, eps)  # type: ignore[no-untyped-call]
+    return y.reshape(x.shape)
+
+
+def is_fusable(norm: Norm, act: object, *tensors: Tensor) -> bool:
+    """Whether norm and activation are those of `norm_act`, and fit."""
+    return (
+        norm.kind == "rms"
+        and act is F.silu
+        and norm.width <= WIDEST
+        and can_launch(*tensors)
+    )
+
+
+def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
+    """`act(norm(layer(x)))` for a dense or block layer, with all but the product fused.
+
+    Takes the plain way for any other norm, activation or device.
+    """
+    if not is_fusable(norm, act, x):
+        y: Tensor = act(norm(layer(x)))
+        return y
+    weight, bias = layer.cast(x.dtype)
+    return norm_act(product(layer, weight, x), norm.scale, norm.eps, bias)
+
+
+def product(layer: Kernel, weight: Tensor, x: Tensor) -> Tensor:
+    """What a layer computes before it adds its bias."""
+    if isinstance(layer, BlockLinear):
+        blocks, width, _ = weight.shape
+        rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
+        return torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
+    assert isinstance(layer, Linear)
+    return F.linear(x, weight)
+
+
+class FastMLP(MLP):
+    def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
+        for i in range(self.layers):
+            layer, norm = getattr(self, f"linear{i}"), getattr(self, f"norm{i}")
+            x = layer_norm_act(layer, norm, self.act, x)
+        return x
+
+
+class _NormAct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        y, (tall, wide, warps) = torch.empty_like(x), _tile(width)
+        if rows:
+            _forward[(triton.cdiv(rows, tall),)](
+                x, bias, scale, y, rows, width, eps, tall, wide, num_warps=warps
+            )
+        ctx.save_for_backward(x, scale, bias)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, bias = ctx.saved_tensors
+        grad = grad.contiguous()
+        rows, width = x.shape
+        dx, (tall, wide, warps) = torch.empty_like(x), _tile(width)
+        tiles = triton.cdiv(rows, tall)
+        count = programs(x.device, tiles)
+        steps = triton.cdiv(tiles, count)
+        partial = torch.empty(count, 2, width, device=x.device)
+        _backward[(count,)](
+            *(x, bias, scale, grad, dx, partial, rows, width, ctx.eps),
+            *(steps, tall, wide),
+            num_warps=warps,
+        )
+        dscale, dbias = partial.sum(0)
+        return dx, dscale.to(scale.dtype), _like(dbias, bias), None
+
+
+def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else grad.to(parameter.dtype)
+
+
+def _tile(width: int) -> tuple[int, int, int]:
+    """Rows and columns of one program's tile, and its warps."""
+    wide = max(16, triton.next_power_of_2(width))
+    tall = max(1, 2048 // wide)
+    return tall, wide, max(4, wide // 512)
+
+
+@triton.jit
+@no_type_check
+def _forward(x, bias, scale, y, rows, width, eps, R: tl.constexpr, C: tl.constexpr):
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, C)[None, :]
+    place = row.to(tl.int64) * width + col
+    inside = (row < rows) & (col < width)
+    v = tl.load(x + place, inside, 0.0).to(tl.float32)
+    if bias is not None:
+        v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
+    root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
+    z = v * root * tl.load(scale + col, col < width, 0.0).to(tl.float32)
+    tl.store(y + place, z * tl.sigmoid(z), inside)
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    x,
+    bias,
+    scale,
+    dy,
+    dx,
+    partial,
+    rows,
+    width,
+    eps,
+    STEPS: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    col = tl.arange(0, C)[None, :]
+    gain = tl.load(scale + col, col < width, 0.0).to(tl.float32)
+    dgain = tl.zeros((R, C), tl.float32)
+    dbias = tl.zeros((R, C), tl.float32)
+    for step in range(STEPS):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        row = tile * R + tl.arange(0, R)[:, None]
+        place = row.to(tl.int64) * width + col
+        inside = (row < rows) & (col < width)
+        v = tl.load(x + place, inside, 0.0).to(tl.float32)
+        dv = tl.load(dy + place, inside, 0.0).to(tl.float32)
+        if bias is not None:
+            v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
+        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
+        v *= root
+        z = v * gain
+        open = tl.sigmoid(z)
+        dv *= open * (1 + z * (1 - open))
+        dgain += dv * v
+        dv *= gain
+        dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / width)) * root
+        dbias += dv
+        tl.store(dx + place, dv, inside)
+    here = partial + tl.program_id(0) * 2 * width + tl.arange(0, C)
+    tl.store(here, tl.sum(dgain, 0), tl.arange(0, C) < width)
+    tl.store(here + width, tl.sum(dbias, 0), tl.arange(0, C) < width)
