@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from reverie.api import StateDict
@@ -42,6 +42,16 @@ class Dice:
     ) -> Float[Tensor, "*b"]:
         noise = torch.empty_like(mean).normal_(generator=self.generator)
         return mean + std * noise
+
+    def uniform(self, like: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Numbers in [0, 1), as many as `like` has."""
+        return torch.empty_like(like).uniform_(generator=self.generator)
+
+    def shuffle(self, marked: Bool[Tensor, " K"]) -> Int[Tensor, " K"]:
+        """All indices: first those of the marked entries, in random order."""
+        keys = torch.empty(marked.shape, device=marked.device)
+        keys.uniform_(generator=self.generator)
+        return torch.argsort(torch.where(marked, keys, 2.0))
 
     def state_dict(self) -> StateDict:
         return {"state": self.generator.get_state()}

@@ -1,0 +1,64 @@
+"""Gated recurrent units whose inputs are known beforehand.
+
+What a unit makes of its inputs does not depend on its past, so it is computed for all
+steps at once (`gates`); only the rest is left to the loop (`step`). Several units of
+one size run side by side as one batched product.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class GRU(nn.Module):
+    """`count` units side by side; letters: `G` units, `I` inputs, `D` width.
+
+    The gates are those of `torch.nn.GRUCell`, in its order: reset, update, candidate.
+    """
+
+    def __init__(self, inputs: int, width: int, count: int = 1):
+        super().__init__()
+        self.inputs, self.width, self.count = inputs, width, count
+        self.weight_ih = nn.Parameter(torch.empty(count, 3 * width, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(count, 3 * width, width))
+        self.bias_ih = nn.Parameter(torch.empty(count, 3 * width))
+        self.bias_hh = nn.Parameter(torch.empty(count, 3 * width))
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        bound = 1 / math.sqrt(self.width)
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+
+    def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
+        """What every unit makes of the same inputs."""
+        y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
+        return y.unflatten(-1, (self.count, -1)).movedim(-2, 0)
+
+    def step(
+        self, gates: Float[Tensor, "G B W"], state: Float[Tensor, "G B D"]
+    ) -> Float[Tensor, "G B D"]:
+        hidden = torch.baddbmm(self.bias_hh[:, None], state, self.weight_hh.mT)
+        if state.is_cuda:  # the same in one kernel
+            rows = (gates.flatten(0, 1), hidden.flatten(0, 1), state.flatten(0, 1))
+            fused = torch._thnn_fused_gru_cell(*(x.contiguous() for x in rows))
+            return fused[0].view_as(state)
+        return combine(gates, hidden, state)
+
+
+def combine(
+    gates: Float[Tensor, "*b W"],
+    hidden: Float[Tensor, "*b W"],
+    state: Float[Tensor, "*b D"],
+) -> Float[Tensor, "*b D"]:
+    """The next state, from what inputs and past have to say about each gate."""
+    width = state.shape[-1]
+    openings = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
+    reset, update = openings.split(width, -1)
+    candidate = gates[..., 2 * width :] + reset * hidden[..., 2 * width :]
+    return torch.lerp(torch.tanh(candidate), state, update)

@@ -1,0 +1,108 @@
+"""Convolutions that halve and double images by strides, with batch norm and ELU.
+
+The networks of VTA: an image of side 2 ** n becomes one vector through n - 2 layers of
+stride two and one that covers the last 4 x 4 pixels, and back. Weights start as
+PyTorch's own layers do. Batch norm looks at everything in the batch while the module is
+in training mode, and at running averages otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import UserError
+from reverie.nets.gru import GRU
+
+
+class ImageEncoder(nn.Module):
+    """An image as a vector of `width` numbers."""
+
+    def __init__(self, side: int, channels: int, width: int, bias: bool):
+        super().__init__()
+        self.layers = halvings(side) + 1
+        for i in range(self.layers):
+            stride, pad = (2, 1) if i < self.layers - 1 else (1, 0)
+            inputs = width if i else channels
+            conv = nn.Conv2d(inputs, width, 4, stride, pad, bias=bias)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"norm{i}", nn.BatchNorm2d(width))
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n E"]:
+        for i in range(self.layers):
+            x = F.elu(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
+        return x.flatten(1)
+
+
+class ImageDecoder(nn.Module):
+    """An image from a vector, before any squashing of its values."""
+
+    def __init__(self, side: int, channels: int, width: int, bias: bool):
+        super().__init__()
+        self.layers = halvings(side) + 1
+        for i in range(self.layers):
+            stride, pad = (2, 1) if i else (1, 0)
+            last = i == self.layers - 1
+            units = channels if last else width
+            conv = nn.ConvTranspose2d(width, units, 4, stride, pad, bias=bias or last)
+            self.add_module(f"conv{i}", conv)
+            if not last:
+                self.add_module(f"norm{i}", nn.BatchNorm2d(width))
+
+    def forward(self, x: Float[Tensor, "n E"]) -> Float[Tensor, "n c h w"]:
+        x = x[..., None, None]
+        if x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        for i in range(self.layers - 1):
+            x = F.elu(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
+        return getattr(self, f"conv{self.layers - 1}")(x)
+
+
+class TimeConvs(nn.Module):
+    """Layers that see a step and its neighbours, then an output for every step."""
+
+    def __init__(self, inputs: int, width: int, layers: int, units: int):
+        super().__init__()
+        self.layers = layers
+        for i in range(layers):
+            conv = nn.Conv1d(width if i else inputs, width, 3, padding=1, bias=False)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"norm{i}", nn.BatchNorm1d(width))
+        self.out = nn.Conv1d(width if layers else inputs, units, 3, padding=1)
+        self.act = F.elu
+
+    def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T U"]:
+        x = x.transpose(1, 2)
+        for i in range(self.layers):
+            x = self.act(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
+        return self.out(x).transpose(1, 2)
+
+
+def halvings(side: int) -> int:
+    """How often an image is halved until 4 x 4 pixels are left."""
+    times = int(math.log2(max(1, side))) - 2
+    if times < 0 or 4 * 2**times != side:
+        raise UserError(
+            f"Images of {side} x {side} cannot be halved down to 4 x 4.\n"
+            "  Fix: use square images with a side of 8, 16, 32, 64, ..."
+        )
+    return times
+
+
+@torch.no_grad()
+def initialize_as_torch(module: nn.Module, generator: torch.Generator) -> None:
+    """Fill every layer as PyTorch does by itself, but from one generator."""
+    convs = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+    for layer in module.modules():
+        if isinstance(layer, convs):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in layer.parameters():
+                parameter.uniform_(-bound, bound, generator=generator)
+        elif isinstance(layer, GRU):
+            layer.initialize(generator)
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.reset_parameters()

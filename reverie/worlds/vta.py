@@ -1,0 +1,595 @@
+"""Variational temporal abstraction: a world that finds its own chapters.
+
+Two levels share the work. The lower one follows frames within a segment, as an RSSM
+would. The upper one changes only where a segment begins: there the lower level is
+thrown away and starts anew from the upper one. Where segments begin is inferred from
+the whole window by convolutions over time, and foreseen, one step ahead, from the lower
+level, so that the world can dream without images: frame by frame, or jumping from one
+segment to the next.
+
+A window has `T = I + S + I` frames. The first I are context, the next S are modelled,
+and the last I are only seen by the encoders:
+
+    frame    0 .. I-1    I .. I+S-1          I+S .. T-1
+    flag     READ        READ, then found    READ
+
+An entry of `foreseen` is about the *next* frame, one of everything else about its own.
+
+Everything that does not depend on the step before is computed for all steps at once:
+posteriors do not see the beliefs, so states are drawn before any belief is known, and
+the loops are left with the products of the recurrent units alone.
+
+Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` state, `P` three
+times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
+from reverie.nets.dice import Dice
+from reverie.nets.gaussian import Gaussian
+from reverie.nets.gru import GRU
+from reverie.nets.inputs import Concat
+from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
+from reverie.nets.strided import (
+    ImageDecoder,
+    ImageEncoder,
+    TimeConvs,
+    initialize_as_torch,
+)
+from reverie.worlds.boundaries import (
+    COPY,
+    READ,
+    annealed,
+    draw_flags,
+    entropy,
+    limit_segments,
+    log_density,
+)
+
+NOISE = 1e-4
+"""Gumbel noise is made of uniform numbers this far from 0 and 1."""
+
+
+@dataclass(frozen=True)
+class VTAConfig:
+    """Defaults are those of the port to bouncing balls.
+
+    The authors' own code for the maze has `bias=False`, `loss="gaussian"`,
+    `levels="spread"` and `bits=5`; the port's maze has `levels="floor"` instead.
+    """
+
+    context: int = 5
+    """Frames before the modelled ones, and as many after them."""
+    length: int = 20
+    """Modelled frames of a window."""
+    belief: int = 128
+    """Width of beliefs and features."""
+    state: int = 8
+    """Width of the stochastic states."""
+    layers: int = 3
+    """Hidden convolutions over time of the boundary detector."""
+    bias: bool = True
+    """Give image convolutions in front of a norm a bias that cannot matter."""
+    loss: Literal["bernoulli", "gaussian"] = "bernoulli"
+    """How pixels are compared: Bernoulli of a sigmoid, or Gaussian around a tanh."""
+    obs_std: float = 1.0
+    """Deviation of the Gaussian."""
+    levels: Literal["all", "floor", "spread"] = "all"
+    """Pixel values: all 256, cut to fewer in [0, 1], or cut and spread over [-1, 1)."""
+    bits: int = 5
+    """Where they are cut, to this many bits."""
+    max_segment: int = 8
+    """Steps after which the prior is certain that a segment ends."""
+    max_segments: int = 5
+    """Segments after which it is certain that none begins."""
+    temperature: float = 1.0
+    """Of the flags, in the beginning."""
+    min_temperature: float = 0.1
+    """Of the flags, in the end."""
+    anneal: float = 100.0
+    """How slowly one becomes the other, 0 for never: after this many thousand updates
+    37 % of the way are left."""
+    obs_scale: float = 1.0
+    """Weight of the KL of the lower level. Above 1 what surprises within a segment
+    costs more than a new segment does, so segments end at surprises."""
+    abs_scale: float = 1.0
+    """Weight of the KL of the upper level."""
+    mask_scale: float = 1.0
+    """Weight of the KL of the flags."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.context, self.length, self.belief, self.state)
+        if min(sizes) < 1 or self.layers < 0:
+            raise ValueError(
+                "context, length, belief and state must be at least 1, layers 0"
+            )
+        if not 1 <= self.bits <= 8:
+            raise ValueError("bits must be between 1 and 8")
+        if not 0 < self.min_temperature <= self.temperature:
+            raise ValueError("min_temperature must be between 0 and temperature")
+        if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
+            raise ValueError("segment limits and obs_std must be above 0")
+
+    @property
+    def window(self) -> int:
+        """Frames of a window."""
+        return self.length + 2 * self.context
+
+
+class Chapter(NamedTuple):
+    """Where the world is: both levels, and what it expects of the next flag."""
+
+    abs_belief: Float[Tensor, "*b D"]
+    abs_state: Float[Tensor, "*b Z"]
+    obs_belief: Float[Tensor, "*b D"]
+    obs_state: Float[Tensor, "*b Z"]
+    read: Float[Tensor, "*b"]  # whether this step began a segment
+    foreseen: Float[Tensor, "*b 2"]  # logits of the next step's flag
+
+
+class Story(NamedTuple):
+    """Everything the world makes of a window."""
+
+    embed: Float[Tensor, "B T D"]
+    found: Float[Tensor, "B T 2"]  # the detector's logits
+    log_sample: Float[Tensor, "B T 2"]
+    abs_fwd: Float[Tensor, "B T D"]
+    abs_bwd: Float[Tensor, "B T D"]
+    obs_fwd: Float[Tensor, "B T D"]
+    mask: Float[Tensor, "B S 2"]
+    abs_belief: Float[Tensor, "B S D"]
+    abs_state: Float[Tensor, "B S Z"]
+    abs_feat: Float[Tensor, "B S D"]
+    obs_belief: Float[Tensor, "B S D"]
+    obs_state: Float[Tensor, "B S Z"]
+    obs_feat: Float[Tensor, "B S D"]
+    foreseen: Float[Tensor, "B S 2"]  # the prior's logits of the *next* flag
+    prior_abs: Gaussian
+    post_abs: Gaussian
+    prior_obs: Gaussian
+    post_obs: Gaussian
+
+    @property
+    def chapters(self) -> Chapter:
+        return Chapter(
+            self.abs_belief,
+            self.abs_state,
+            self.obs_belief,
+            self.obs_state,
+            self.mask[..., READ],
+            self.foreseen,
+        )
+
+
+class Explained(NamedTuple):
+    """A window, how well each of its steps is explained, and the flags' odds."""
+
+    story: Story
+    image: Float[Tensor, "B S c h w"]  # as the decoder drew it
+    losses: dict[str, Tensor]  # each (B, S), not weighed
+    prior_read: Float[Tensor, "B S"]  # chances of READ at the *next* step
+    post_read: Float[Tensor, "B S"]
+
+
+class Head(nn.Module):
+    """A Gaussian whose deviation is between 0 and 1."""
+
+    def __init__(self, inputs: int, units: int):
+        super().__init__()
+        self.out = nn.Linear(inputs, 2 * units)
+
+    def forward(self, x: Float[Tensor, "*b E"]) -> Gaussian:
+        mean, raw = self.out(x).chunk(2, -1)
+        return Gaussian(mean, torch.sigmoid(raw))
+
+
+Policy = Callable[[Chapter], dict[str, Tensor]]
+
+
+class VTA(nn.Module):
+    """The world, for one image key and any actions (or none).
+
+    In training mode flags are drawn, the prior knows the segment limits, batch norm
+    sees the batch, and every call of `loss` counts for the temperature. Otherwise flags
+    are the likelier ones.
+    """
+
+    age: Tensor
+    temperature: Tensor
+
+    def __init__(
+        self,
+        obs_space: Spaces,
+        act_space: Spaces,
+        config: VTAConfig,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        images = [key for key, space in obs_space.items() if space.is_image]
+        if len(images) != 1:
+            found = ", ".join(images) or "none"
+            raise UserError(
+                f"VTA watches exactly one image, here are: {found}.\n"
+                "  Fix: leave one image in the observations."
+            )
+        (self.key,) = images
+        height, side, channels = obs_space[self.key].shape
+        if height != side:
+            raise UserError(
+                f"VTA watches square images, not {height} x {side}.\n"
+                "  Fix: resize them, for example to 32 x 32."
+            )
+        self.config, self.dtype = config, dtype
+        belief, state = config.belief, config.state
+        self.actions = Concat(act_space) if act_space else None
+        inputs = self.actions.width if self.actions else 0
+
+        self.enc = ImageEncoder(side, channels, belief, config.bias)
+        self.dec = ImageDecoder(side, channels, belief, config.bias)
+        self.detector = TimeConvs(belief, belief, config.layers, 2)
+        self.foresee = nn.Linear(belief, 2)
+        self.readers = GRU(belief, belief, 3)  # abs forward, obs forward, abs backward
+        self.abs_cell = GRU(state + inputs, belief)
+        self.obs_cell = GRU(state + belief, belief)
+        self.abs_feat = nn.Linear(belief + state, belief)
+        self.obs_feat = nn.Linear(belief + state, belief)
+        self.prior_abs = Head(belief, state)
+        self.prior_obs = Head(belief, state)
+        self.post_abs = Head(2 * belief, state)
+        self.post_obs = Head(2 * belief, state)
+        self.register_buffer("age", torch.zeros(()))
+        self.register_buffer("temperature", torch.tensor(config.temperature))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        initialize_as_torch(self, generator)
+
+    @property
+    def width(self) -> int:
+        return self.config.belief
+
+    @property
+    def drawn(self) -> Iterable[str]:
+        return (self.key,)
+
+    # The verbs of a world
+
+    def initial(self, batch: int) -> Chapter:
+        """Before anything was seen; a segment is about to begin."""
+        config, like = self.config, self.foresee.weight
+        belief = like.new_zeros(batch, config.belief)
+        state = like.new_zeros(batch, config.state)
+        certain = like.new_tensor([1.0, -1.0]).expand(batch, 2)
+        return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
+
+    def loss(self, state: Any, batch: Batch, dice: Dice) -> WorldLoss:
+        """Losses of the modelled frames; a window brings its own context along."""
+        if self.training:
+            self.grow()
+        explained = self.explain(batch, dice)
+        story, config = explained.story, self.config
+        scales = {
+            "image": 1.0,
+            "abs": config.abs_scale,
+            "obs": config.obs_scale,
+            "mask": config.mask_scale,
+        }
+        losses = {key: scales[key] * x for key, x in explained.losses.items()}
+        read = story.mask[..., READ].detach()
+        metrics = {
+            "temperature": self.temperature,
+            "segments": read.sum(1).mean(),
+            "read_chance/post": explained.post_read.mean(),
+            "read_chance/prior": explained.prior_read.mean(),
+            "read_entropy/post": entropy(explained.post_read).mean(),
+            "read_entropy/prior": entropy(explained.prior_read).mean(),
+            "elbo": -torch.stack(list(explained.losses.values())).sum(0).mean(),
+        }
+        metrics |= {f"cost/{key}": x.mean() for key, x in explained.losses.items()}
+        metrics = {key: value.detach().clone() for key, value in metrics.items()}
+        return WorldLoss(losses, story.chapters, metrics)
+
+    def observe(self, state: Any, batch: Batch, dice: Dice) -> Chapter:
+        """The modelled steps of a window."""
+        return self.follow(self.prepare(batch[self.key], dice), batch, dice).chapters
+
+    def imagine(
+        self,
+        state: Chapter,
+        policy: Policy,
+        horizon: int,
+        dice: Dice,
+        *,
+        jumpy: bool = False,
+    ) -> Dream:
+        """Go on from `state`: frame by frame, or `jumpy`, segment by segment.
+
+        Flags are the likelier ones, states are drawn. An action given by `policy` leads
+        to the next step of the dream, which in a jumpy one is the next segment.
+        """
+        states, actions = [state], [policy(state)]
+        for _ in range(horizon):
+            states.append(self._dream(states[-1], actions[-1], dice, jumpy))
+            actions.append(policy(states[-1]))
+        stacked = [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
+        acted = {k: torch.stack([a[k] for a in actions], 1) for k in actions[0]}
+        return Dream(Chapter(*stacked), acted)
+
+    def decode(self, states: Chapter) -> Obs:
+        feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
+        image = self._decode(feat)
+        if self.config.loss == "bernoulli":
+            image = torch.sigmoid(image)
+        elif self.config.levels == "spread":
+            image = unspread_levels(torch.tanh(image), self.config.bits)
+        else:
+            image = torch.tanh(image).clamp(0, 1)
+        return {self.key: image.movedim(-3, -1)}
+
+    def features(self, states: Chapter) -> Float[Tensor, "*b D"]:
+        return self.abs_feat(torch.cat([states.abs_belief, states.abs_state], -1))
+
+    # Its parts
+
+    def grow(self) -> None:
+        """Count one update, and cool the flags accordingly."""
+        config = self.config
+        self.age += 1
+        low, high = config.min_temperature, config.temperature
+        self.temperature.copy_(annealed(self.age, high, low, config.anneal))
+
+    def begin(self, images: Tensor, dice: Dice) -> Chapter:
+        """Watch some frames, then dream the first step of the segment after them."""
+        embed = self._encode(self.prepare(images, dice))
+        abs_fwd, _, _ = self._read(embed, embed.new_zeros(*embed.shape[:2], 2))
+        state = self.initial(len(embed))
+        return self._descend(state, abs_fwd[:, -1], torch.ones_like(state.read), dice)
+
+    def prepare(self, image: Tensor, dice: Dice) -> Float[Tensor, "B T c h w"]:
+        """Images as the networks see them; floats pass as they are."""
+        if image.is_floating_point():
+            return image
+        x = image.movedim(-1, -3).float() / 255
+        if self.config.levels == "floor":
+            return floor_levels(x, self.config.bits)
+        if self.config.levels == "spread":
+            return spread_levels(x, self.config.bits, dice.uniform(x))
+        return x
+
+    def explain(self, batch: Batch, dice: Dice) -> Explained:
+        """Follow a window, draw it again, and say what each step costs."""
+        target = self.prepare(batch[self.key], dice)
+        story = self.follow(target, batch, dice)
+        context, length = self.config.context, self.config.length
+        target = target[:, context : context + length]
+        image = self._decode(story.obs_feat)
+        out, costs = self._compare(image, target)
+
+        ahead = slice(context + 1, context + length + 1)
+        foreseen, found = story.foreseen, story.found[:, ahead]
+        if self.training:
+            config = self.config
+            foreseen = limit_segments(
+                foreseen, story.mask, config.max_segment, config.max_segments
+            )
+        sample, heat = story.log_sample[:, ahead], self.temperature
+        losses = {
+            "image": costs,
+            "abs": story.post_abs.kl(story.prior_abs) * story.mask[..., READ].detach(),
+            "obs": story.post_obs.kl(story.prior_obs),
+            "mask": log_density(found, sample, heat)
+            - log_density(foreseen, sample, heat),
+        }
+        prior_read = torch.softmax(foreseen / heat, -1)[..., READ]
+        post_read = torch.softmax(found / heat, -1)[..., READ]
+        return Explained(story, out, losses, prior_read, post_read)
+
+    def follow(
+        self, target: Float[Tensor, "B T c h w"], batch: Batch, dice: Dice
+    ) -> Story:
+        """The posterior of a window, and what the prior would have said."""
+        config = self.config
+        context, length = config.context, config.length
+        if target.shape[1] != config.window:
+            raise UserError(
+                f"A window of {target.shape[1]} frames came, but {context} + {length} "
+                f"+ {context} are wanted.\n  Fix: serve windows of {config.window}."
+            )
+        embed = self._encode(target)
+        found = self.detector(embed)
+        noise = None
+        if self.training:
+            noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
+        mask, log_sample = draw_flags(found, self.temperature, noise)
+        edge = torch.zeros_like(mask[:, :context]) + mask.new_tensor([1.0, 0.0])
+        free = mask[:, context + 1 : context + length]
+        mask = torch.cat([edge, edge[:, :1], free, edge], 1)  # (B, T, 2)
+        abs_fwd, obs_fwd, abs_bwd = self._read(embed, mask)
+
+        now = slice(context, context + length)
+        mask = mask[:, now]
+        read, copy = mask[..., READ, None], mask[..., COPY, None]
+        before = abs_fwd[:, context - 1 : context + length - 1]
+        post_abs = self.post_abs(torch.cat([before, abs_bwd[:, now]], -1))
+        abs_state = _hold(post_abs.sample(dice), read, copy)
+        acted = [abs_state[:, :-1]]
+        if self.actions is not None:
+            taken = self._acted(batch)[:, context : context + length - 1]
+            acted.append(taken)
+        gates = self.abs_cell.gates(torch.cat(acted, -1))  # (1, B, S - 1, P)
+        abs_belief = self._upper(abs_fwd[:, context - 1], gates, read, copy)
+        abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
+
+        post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
+        obs_state = post_obs.sample(dice)
+        last = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
+        gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
+        obs_belief = self._lower(gates, abs_feat, read, copy)
+        obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
+        return Story(
+            embed,
+            found,
+            log_sample,
+            abs_fwd,
+            abs_bwd,
+            obs_fwd,
+            mask,
+            abs_belief,
+            abs_state,
+            abs_feat,
+            obs_belief,
+            obs_state,
+            obs_feat,
+            self.foresee(obs_feat),
+            self.prior_abs(abs_belief),
+            post_abs,
+            self.prior_obs(obs_belief),
+            post_obs,
+        )
+
+    def _read(
+        self, embed: Float[Tensor, "B T D"], mask: Float[Tensor, "B T 2"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """All three encoders, in one loop; the third one runs backwards.
+
+        The first never forgets, the second forgets before the first frame of a segment
+        and the third after it.
+        """
+        copy = mask[..., COPY]
+        after = torch.roll(copy.flip(1), 1, 1)  # what came last when going backwards
+        keep = torch.stack([torch.ones_like(copy), copy, after])[..., None]
+        ahead = self.readers.gates(embed)
+        gates = torch.cat([ahead[:2], ahead[2:].flip(2)])
+        state = embed.new_zeros(3, len(embed), self.config.belief)
+        states = []
+        for t, (gate, stay) in enumerate(
+            zip(gates.unbind(2), keep.unbind(2), strict=True)
+        ):
+            state = self.readers.step(gate, state * stay if t else state)
+            states.append(state)
+        abs_fwd, obs_fwd, abs_bwd = torch.stack(states, 2).unbind(0)
+        return abs_fwd, obs_fwd, abs_bwd.flip(1)
+
+    def _upper(
+        self, start: Tensor, gates: Tensor, read: Tensor, copy: Tensor
+    ) -> Float[Tensor, "B S D"]:
+        belief, beliefs = start[None], [start]
+        steps = zip(
+            gates.unbind(2), read[:, 1:].unbind(1), copy[:, 1:].unbind(1), strict=True
+        )
+        for gate, new, old in steps:
+            belief = new * self.abs_cell.step(gate, belief) + old * belief
+            beliefs.append(belief[0])
+        return torch.stack(beliefs, 1)
+
+    def _lower(
+        self, gates: Tensor, start: Tensor, read: Tensor, copy: Tensor
+    ) -> Float[Tensor, "B S D"]:
+        begun = read * start  # (B, S, D)
+        belief = torch.zeros_like(start[:, 0])[None]
+        beliefs = []
+        steps = zip(gates.unbind(2), begun.unbind(1), copy.unbind(1), strict=True)
+        for gate, new, old in steps:
+            belief = new + old * self.obs_cell.step(gate, belief)
+            beliefs.append(belief[0])
+        return torch.stack(beliefs, 1)
+
+    def _dream(
+        self, state: Chapter, action: dict[str, Tensor], dice: Dice, jumpy: bool
+    ) -> Chapter:
+        """The next step by the priors alone."""
+        logits = state.foreseen
+        read = (logits[:, READ] >= logits[:, COPY]).to(state.read.dtype)
+        read = torch.ones_like(read) if jumpy else read
+        acted = [state.abs_state]
+        if self.actions is not None:
+            acted.append(self.actions(action, torch.float32))
+        gates = self.abs_cell.gates(torch.cat(acted, -1))
+        moved = self.abs_cell.step(gates, state.abs_belief[None])[0]
+        belief = torch.where(read[:, None] > 0, moved, state.abs_belief)
+        return self._descend(state, belief, read, dice)
+
+    def _descend(
+        self,
+        state: Chapter,
+        abs_belief: Float[Tensor, "B D"],
+        read: Float[Tensor, " B"],
+        dice: Dice,
+    ) -> Chapter:
+        """Draw both states, given the upper belief and whether a segment begins."""
+        begins = read[:, None] > 0
+        drawn = self.prior_abs(abs_belief).sample(dice)
+        abs_state = torch.where(begins, drawn, state.abs_state)
+        feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
+        gates = self.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
+        moved = self.obs_cell.step(gates, state.obs_belief[None])[0]
+        obs_belief = torch.where(begins, feat, moved)
+        obs_state = self.prior_obs(obs_belief).sample(dice)
+        seen = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
+        return Chapter(
+            abs_belief, abs_state, obs_belief, obs_state, read, self.foresee(seen)
+        )
+
+    def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
+        """Row t holds the action that was chosen on seeing frame t."""
+        assert self.actions is not None
+        found = {key: batch[key] for key in self.actions.spaces}
+        return self.actions(found, torch.float32)
+
+    def _encode(self, x: Float[Tensor, "B T c h w"]) -> Float[Tensor, "B T D"]:
+        frames = x.flatten(0, 1)
+        if frames.is_cuda:
+            frames = frames.contiguous(memory_format=torch.channels_last)
+        with self._precision(frames):
+            embed = self.enc(frames)
+        return embed.float().unflatten(0, x.shape[:2])
+
+    def _decode(self, feat: Float[Tensor, "*b D"]) -> Float[Tensor, "*b c h w"]:
+        with self._precision(feat):
+            image = self.dec(feat.flatten(0, -2))
+        return image.float().unflatten(0, feat.shape[:-1])
+
+    def _compare(self, raw: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The drawn image, and its negative log-likelihood per frame."""
+        if self.config.loss == "bernoulli":
+            each = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
+            return torch.sigmoid(raw), each.flatten(2).sum(-1)
+        std, image = self.config.obs_std, torch.tanh(raw)
+        constant = math.log(std) + 0.5 * math.log(2 * math.pi)
+        each = 0.5 * ((target - image) / std).square() + constant
+        return image, each.flatten(2).sum(-1)
+
+    def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
+        """Convolutions may be computed in half precision; nothing else is."""
+        half = self.dtype != torch.float32
+        return torch.autocast(
+            x.device.type,
+            self.dtype if half else None,
+            enabled=half,
+            cache_enabled=False,
+        )
+
+
+def _hold(
+    fresh: Float[Tensor, "B S Z"],
+    read: Float[Tensor, "B S 1"],
+    copy: Float[Tensor, "B S 1"],
+) -> Float[Tensor, "B S Z"]:
+    """Keep the value with which each segment began."""
+    held = torch.zeros_like(fresh[:, 0])
+    values = []
+    for new, stay in zip((read * fresh).unbind(1), copy.unbind(1), strict=True):
+        held = new + stay * held
+        values.append(held)
+    return torch.stack(values, 1)
