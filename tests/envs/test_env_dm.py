@@ -1,0 +1,130 @@
+"""dm_env environments, worn as Reverie ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverie.api import sight
+from reverie.envs import make
+from reverie.envs.dm import FromDm
+
+
+def spec(shape: tuple[int, ...], dtype: Any = np.float64, **more: Any) -> Any:
+    return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), **more)
+
+
+class Step(SimpleNamespace):
+    def first(self) -> bool:
+        return bool(self.kind == "first")
+
+    def last(self) -> bool:
+        return bool(self.kind == "last")
+
+
+class Counter:
+    """A dm_env environment that counts its steps and ends as it is told."""
+
+    def __init__(self, discount: float = 1.0, length: int = 5, single: bool = False):
+        self.discount, self.length, self.single = discount, length, single
+        self.actions: list[Any] = []
+        self.state = np.zeros((1, 3))
+        self.seeds: list[int] = []
+        self.is_closed = False
+
+    def observation_spec(self) -> Any:
+        if self.single:
+            return spec((8, 8, 3), np.uint8)
+        return {
+            "count": spec((1, 3)),
+            "height": spec((1,)),
+            "nothing": spec((1, 0)),
+            "side": spec((), np.int64, num_values=2),
+        }
+
+    def action_spec(self) -> Any:
+        return spec((2,), np.float64, minimum=-2.0, maximum=np.array([2.0, 4.0]))
+
+    def reset(self) -> Step:
+        self.state[:] = 0
+        return self._row("first", None, None)
+
+    def step(self, action: Any) -> Step:
+        self.actions.append(np.array(action))
+        self.state += 1
+        over = self.state[0, 0] >= self.length
+        return self._row("last", 1.5, self.discount) if over else self._row("mid", 1, 1)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _row(self, kind: str, reward: Any, discount: Any) -> Step:
+        seen: Any = {"count": self.state, "height": self.state[:, 0], "side": 1}
+        seen["nothing"] = np.zeros((1, 0))
+        if self.single:
+            seen = np.full((8, 8, 3), 7, np.uint8)
+        return Step(kind=kind, reward=reward, discount=discount, observation=seen)
+
+
+def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
+    env = make(FromDm(Counter(), squeeze=True))
+    spaces = sight(env.obs_space)
+    assert {key: space.shape for key, space in spaces.items()} == {
+        "count": (3,),
+        "height": (),
+        "side": (),
+    }
+    assert spaces["side"].classes == 2
+    first = env.reset()
+    env.step({"action": np.zeros(2, np.float32)})
+    assert first["count"].tolist() == [0, 0, 0]  # a copy, not the simulator's memory
+
+
+def test_a_single_image_is_called_image() -> None:
+    env = make(FromDm(Counter(single=True)))
+    assert list(sight(env.obs_space)) == ["image"]
+    assert env.reset()["image"].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(("discount", "terminal"), [(1.0, False), (0.0, True)])
+def test_only_a_discount_of_zero_is_terminal(discount: float, terminal: bool) -> None:
+    env = make(FromDm(Counter(discount, length=1), squeeze=True))
+    first = env.reset()
+    assert first["is_first"]
+    assert first["reward"] == 0
+    last = env.step({"action": np.zeros(2, np.float32)})
+    assert last["is_last"]
+    assert bool(last["is_terminal"]) is terminal
+
+
+def test_a_repeated_action_sums_rewards_and_stops_at_the_end() -> None:
+    counter = Counter(length=5)
+    env = make(FromDm(counter, repeat=3, squeeze=True))
+    env.reset()
+    zero = {"action": np.zeros(2, np.float32)}
+    assert env.step(zero)["reward"] == 3
+    last = env.step(zero)
+    assert last["reward"] == 2.5
+    assert last["is_last"]
+    assert len(counter.actions) == 5
+
+
+def test_actions_reach_the_simulator_in_its_own_units() -> None:
+    counter = Counter()
+    env = make(FromDm(counter))
+    env.reset()
+    env.step({"action": np.array([1.0, -1.0], np.float32)})
+    assert counter.actions[0].tolist() == [2.0, -2.0]
+
+
+def test_a_seed_is_put_in_before_the_reset_and_close_reaches_the_simulator() -> None:
+    counter = Counter()
+    env = make(FromDm(counter, reseed=counter.seeds.append))
+    env.reset(5)
+    env.reset()
+    assert counter.seeds == [5]
+    env.close()
+    assert counter.is_closed
