@@ -18,6 +18,8 @@ from reverie.envs import wrappers
 from reverie.envs.atari import GAMES, AtariConfig
 from reverie.envs.catch import CatchConfig
 from reverie.envs.crafter import CrafterConfig
+from reverie.envs.dmc import TASKS as DMC_TASKS
+from reverie.envs.dmc import DMCConfig
 from reverie.envs.dummy import DummyConfig
 from reverie.envs.memory import MemoryConfig
 from reverie.envs.own import (
@@ -68,6 +70,7 @@ class EnvConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     atari: AtariConfig = field(default_factory=AtariConfig)
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
+    dmc: DMCConfig = field(default_factory=DMCConfig)
     catch: CatchConfig = field(default_factory=CatchConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     pinpad: PinPadConfig = field(default_factory=PinPadConfig)
@@ -92,6 +95,12 @@ def _crafter(name: str, config: EnvConfig) -> Env:
     from reverie.envs.crafter import Crafter
 
     return Crafter(name, config.crafter)
+
+
+def _dmc(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.dmc import DMC
+
+    return DMC(name, config.dmc)
 
 
 def _catch(name: str, config: EnvConfig) -> Env:
@@ -191,7 +200,9 @@ SUITES: dict[str, Suite] = {
             "dmc",
             "DeepMind Control: continuous control from state or pixels",
             "Apache-2.0",
+            tasks=DMC_TASKS,
             naming="dmc_DOMAIN_TASK, such as dmc_walker_walk",
+            build=_dmc,
             package="dm_control",
         ),
         Suite(
@@ -334,15 +345,15 @@ def split_task(task: str) -> tuple[str, str]:
             f"  Fix: pick a task of the suites {', '.join(sorted(SUITES))}, a "
             "Gymnasium id as gym_ID, or your own as package.module:function."
         )
+    if not name and suite.naming:
+        raise UserError(
+            f"Task {task!r} is not complete.\n  Fix: name it {suite.naming}."
+        )
     if suite.tasks and name not in suite.tasks and not _has_task(suite, name):
         known = [_full_name(suite, each) for each in suite.tasks]
         raise UserError(
             f"Suite {prefix!r} has no task {name!r}.{nearest(task, known)}\n"
             f"  Fix: pick one of {', '.join(known[:8])}{', ...' * (len(known) > 8)}"
-        )
-    if not name and not suite.tasks:
-        raise UserError(
-            f"Task {task!r} is not complete.\n  Fix: name it {suite.naming}."
         )
     return prefix, name
 

@@ -1,0 +1,146 @@
+"""DeepMind Control as DreamerV3 sets it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.api import Env, UserError, sight
+from reverie.envs import dmc, headless
+from reverie.run.config import resolve
+
+pytest.importorskip("dm_control")
+
+STATE = {"image": False}
+
+
+@contextmanager
+def made(task: str, **config: Any) -> Iterator[Env]:
+    env = envs.make(task, envs.EnvConfig(dmc=dmc.DMCConfig(**config)))
+    yield env
+    env.close()
+
+
+@pytest.fixture
+def opengl() -> None:
+    try:
+        headless.prepare()
+    except UserError as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+def zero(env: Env) -> dict[str, np.ndarray]:
+    return {key: space.zeros() for key, space in env.act_space.items()}
+
+
+def test_the_walker_shows_14_and_1_and_9_numbers_and_takes_6() -> None:
+    with made("dmc_walker_walk", **STATE) as env:
+        shapes = {key: space.shape for key, space in sight(env.obs_space).items()}
+        assert shapes == {"orientations": (14,), "height": (), "velocity": (9,)}
+        assert env.act_space["action"].shape == (6,)
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_rewards_are_bounded_by_the_repeat(repeat: int) -> None:
+    with made("dmc_cartpole_balance", **STATE, repeat=repeat) as env:
+        assert env.obs_space["reward"].low == 0
+        assert env.obs_space["reward"].high == repeat
+        env.reset()
+        rewards = [float(env.step(zero(env))["reward"]) for _ in range(20)]
+    assert 0.9 * repeat < max(rewards) <= repeat
+
+
+@pytest.mark.parametrize("repeat", [1, 4])
+def test_a_thousand_simulator_steps_end_an_episode_that_is_not_terminal(
+    repeat: int,
+) -> None:
+    with made("dmc_pendulum_swingup", **STATE, repeat=repeat) as env:
+        obs, steps = env.reset(), 0
+        while not obs["is_last"]:
+            obs, steps = env.step(zero(env)), steps + 1
+        assert steps == 1000 // repeat
+        assert not obs["is_terminal"]
+
+
+def test_every_task_of_the_suite_is_listed_under_a_name_that_leads_to_it() -> None:
+    from dm_control import manipulation, suite
+
+    known = {f"{domain}_{task}" for domain, task in suite.ALL_TASKS} | {"cup_catch"}
+    bricks = {name.removesuffix("_features") for name in manipulation.ALL}
+    known |= {f"manip_{name}" for name in bricks if not name.endswith("_vision")}
+    assert set(dmc.TASKS) == known
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ("dmc_cup_catch", "position"),
+        ("dmc_ball_in_cup_catch", "position"),
+        ("dmc_point_mass_easy", "position"),
+        ("dmc_manip_reach_site", "target_position"),
+    ],
+)
+def test_names_with_underscores_find_their_domain(task: str, key: str) -> None:
+    with made(task, **STATE) as env:
+        assert key in env.reset()
+
+
+def test_costs_are_not_held_to_the_bounds_of_rewards() -> None:
+    with made("dmc_lqr_lqr_2_1", **STATE) as env:
+        assert env.obs_space["reward"].low == -np.inf
+
+
+def test_an_unknown_task_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="dmc_walker_walk"):
+        envs.make("dmc_walker_wlk")
+
+
+def test_the_blocks_choose_what_is_seen() -> None:
+    proprio = resolve(["dmc_proprio"]).env.dmc
+    vision = resolve(["dmc_vision"]).env.dmc
+    both = resolve(flags={"task": "dmc_walker_run"}).env.dmc
+    assert (proprio.image, proprio.proprio) == (False, True)
+    assert (vision.image, vision.proprio) == (True, False)
+    assert (both.image, both.proprio) == (True, True)
+    for config in (proprio, vision, both):
+        assert (config.size, config.repeat, config.camera) == ((64, 64), 1, -1)
+
+
+def test_an_agent_that_sees_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="image or proprio"):
+        dmc.DMCConfig(image=False, proprio=False)
+
+
+@pytest.mark.usefixtures("opengl")
+def test_frames_show_the_scene_and_change_with_it() -> None:
+    with made("dmc_pendulum_swingup", proprio=False) as env:
+        assert list(sight(env.obs_space)) == ["image"]
+        first = env.reset()["image"]
+        for _ in range(10):
+            last = env.step({"action": np.ones(1, np.float32)})["image"]
+    assert first.shape == (64, 64, 3)
+    assert first.std() > 10
+    assert (first != last).any()
+
+
+@pytest.mark.usefixtures("opengl")
+def test_people_may_watch_what_the_agent_does_not_see() -> None:
+    with made("dmc_cup_catch", image=False, log_image=True, size=(32, 48)) as env:
+        assert "image" not in sight(env.obs_space)
+        assert env.reset()["log/image"].shape == (32, 48, 3)
+
+
+def test_without_opengl_images_are_refused_and_states_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(headless, "try_backend", lambda name: "broken")
+    with pytest.raises(UserError, match=r"--env\.dmc\.image False"):
+        envs.make("dmc_walker_walk")
+    with made("dmc_walker_walk", **STATE) as env:
+        assert env.reset()["is_first"]
