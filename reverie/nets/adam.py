@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from reverie.api import Metrics, StateDict
 from reverie.nets.blocks import Linear
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
 
 @dataclass(frozen=True)
 class AdamConfig:
@@ -107,10 +109,9 @@ class Adam:
         if config.clip:
             factor = (config.clip / (norm + 1e-6)).clamp(max=1)
             torch._foreach_mul_(grads, torch.where(ok, factor, 0))
-        torch._foreach_lerp_(self.mu, grads, (1 - config.beta1) * gate)
-        torch._foreach_lerp_(
-            self.nu, torch._foreach_mul(grads, grads), (1 - config.beta2) * gate
-        )
+        squares = torch._foreach_mul(grads, grads)
+        self._average(self.mu, grads, (1 - config.beta1) * gate)
+        self._average(self.nu, squares, (1 - config.beta2) * gate)
         if config.wd and self.decays:
             torch._foreach_mul_(self.decays, 1 - config.lr * config.wd * gate)
         magnitude = torch._foreach_div(self.nu, self._debias(config.beta2))
@@ -146,6 +147,10 @@ class Adam:
         for moments, saved in ((self.nu, state["nu"]), (self.mu, state["mu"])):
             for name, moment in zip(self.names, moments, strict=True):
                 moment.copy_(saved[name])
+
+    def _average(self, average: Tensors, new: Tensors, rate: Tensor) -> None:
+        torch._foreach_mul_(average, 1 - rate)
+        torch._foreach_add_(average, torch._foreach_mul(new, rate))
 
     def _debias(self, beta: float) -> Tensor:
         # before the first finite update there is nothing to correct

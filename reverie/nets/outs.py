@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reverie.nets.blocks import symexp
+from reverie.nets.blocks import symexp, symlog
 from reverie.nets.dice import Dice
 
 
@@ -244,3 +244,49 @@ class TwoHot:
         weights = torch.stack([share, 1 - share], -1)
         around = self.logprobs.gather(-1, torch.stack([below, above], -1))
         return -(weights * around).sum(-1)
+
+
+def symlog_bins(count: int) -> Float[Tensor, " N"]:
+    """Bins from -20 to 20, evenly spaced, of numbers that went through symlog."""
+    reach = SymlogTwoHot.REACH
+    return torch.linspace(-reach, reach, count, dtype=torch.float32)
+
+
+class SymlogTwoHot:
+    """A number as probabilities of bins of its symlog: the form of Δ-IRIS.
+
+    Targets are squashed first, and the mean is taken before squashing is undone.
+    """
+
+    REACH = 20.0
+    """Symlog of the largest number."""
+    TOP = 1e-5
+    """How far below the last bin the largest target stays."""
+
+    def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
+        self.logits, self.bins = logits.float(), bins
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log_softmax(self.logits, -1)
+
+    def pred(self) -> Float[Tensor, "*b"]:
+        return symexp(torch.softmax(self.logits, -1) @ self.bins)
+
+    def split(
+        self, target: Float[Tensor, "*b"]
+    ) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
+        """The bin below a target, and the share of the bin above that one."""
+        # a target that is no number stays none, and must not look as if it had a place
+        x = symlog(target.detach().float()).contiguous()
+        x = x.clamp(-self.REACH, self.REACH - self.TOP)
+        below = torch.searchsorted(self.bins, x) - 1
+        below = torch.where(torch.isnan(x), 0, below).clamp(0, len(self.bins) - 2)
+        start, end = self.bins[below], self.bins[below + 1]
+        return below, (x - start) / (end - start)
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Cross-entropy with a target split between the two bins around it."""
+        below, share = self.split(target)
+        around = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
+        return -(torch.stack([1 - share, share], -1) * around).sum(-1)

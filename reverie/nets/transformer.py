@@ -1,0 +1,174 @@
+"""A causal transformer that can go on where it stopped.
+
+Layers are pre-norm: attention, then two dense layers with an exact GELU, each added to
+what came in. A `Cache` holds the keys and values of all positions so far in tensors of
+fixed size; how many there are is a plain number that the caller knows without asking
+the device, so that a loop over positions can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from reverie.nets.blocks import Linear, Norm
+
+STD = 0.02
+"""Deviation of the initial weights of dense layers and embeddings."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of a transformer; the defaults are those of Δ-IRIS for Crafter."""
+
+    layers: int = 3
+    """Layers."""
+    heads: int = 8
+    """Attention heads of each."""
+    width: int = 512
+    """Size of an embedding; a multiple of the heads."""
+    blocks: int = 21
+    """The most time steps it looks at together."""
+    attention: Literal["causal", "block_causal"] = "causal"
+    """What a token sees: those before it, or besides them its whole time step."""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.heads, self.width, self.blocks) < 1:
+            raise ValueError("layers, heads, width and blocks must be at least 1")
+        if self.width % self.heads:
+            raise ValueError("width must be a multiple of heads")
+
+
+class Cache(NamedTuple):
+    """Keys and values of the first `size` positions.
+
+    Going on writes behind them into the same tensors: of two continuations of one
+    cache, only the last is right, unless it was copied (`fork`) before.
+    """
+
+    keys: Float[Tensor, "layers B heads L D"]
+    values: Float[Tensor, "layers B heads L D"]
+    size: int
+
+    @property
+    def room(self) -> int:
+        return self.keys.shape[-2] - self.size
+
+    def forget(self) -> Cache:
+        return self._replace(size=0)
+
+    def fork(self) -> Cache:
+        return Cache(self.keys.clone(), self.values.clone(), self.size)
+
+
+class Dense(Linear):
+    """A dense layer that starts small."""
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        self.weight.normal_(0, STD, generator=generator)
+        self.bias.zero_()
+
+
+class Embedding(nn.Module):
+    """One learned vector for each of some classes."""
+
+    def __init__(self, classes: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(classes, width))
+
+    def forward(
+        self, index: Int[Tensor, "*b"], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        return F.embedding(index.long(), self.weight).to(dtype)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        self.weight.normal_(0, STD, generator=generator)
+
+
+class Layer(nn.Module):
+    """Attention to the past, then a thought about it."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm0, self.norm1 = Norm("layer1em5", width), Norm("layer1em5", width)
+        self.qkv, self.out = Dense(width, 3 * width), Dense(width, width)
+        self.wide, self.narrow = Dense(width, 4 * width), Dense(4 * width, width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L E"],
+        mask: Bool[Tensor, "L S"] | None,
+        past: tuple[Tensor, Tensor] | None,
+        size: int,
+    ) -> Float[Tensor, "B L E"]:
+        """`past` are this layer's key and value tensors, of which `size` are filled.
+
+        Without a `mask`, a lone token sees everything before it, and several tokens
+        see each other causally.
+        """
+        y = self.qkv(self.norm0(x))
+        q, k, v = rearrange(y, "b l (n h d) -> n b h l d", n=3, h=self.heads)
+        if past is not None:
+            for store, new in zip(past, (k, v), strict=True):
+                store[:, :, size : size + x.shape[1]] = new.to(store.dtype)
+            k, v = (store[:, :, : size + x.shape[1]].to(q.dtype) for store in past)
+        is_causal = mask is None and x.shape[1] > 1
+        z = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+        x = x + self.out(rearrange(z, "b h l d -> b l (h d)"))
+        thought: Tensor = self.narrow(F.gelu(self.wide(self.norm1(x))))
+        return x + thought
+
+
+class Transformer(nn.Module):
+    """Positions, layers and a last norm, over time steps of `tokens` tokens each."""
+
+    mask: Tensor
+
+    def __init__(self, tokens: int, config: TransformerConfig):
+        super().__init__()
+        self.config, self.length = config, tokens * config.blocks
+        self.positions = Embedding(self.length, config.width)
+        layers = [Layer(config.width, config.heads) for _ in range(config.layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = Norm("layer1em5", config.width)
+        mask = torch.ones(self.length, self.length, dtype=torch.bool).tril()
+        if config.attention == "block_causal":
+            block = torch.arange(self.length) // tokens
+            mask |= block[:, None] == block
+        self.register_buffer("mask", mask, persistent=False)
+
+    def cache(self, batch: int, dtype: torch.dtype) -> Cache:
+        """An empty cache for `batch` sequences."""
+        c = self.config
+        shape = (c.layers, batch, c.heads, self.length, c.width // c.heads)
+        keys = torch.zeros(shape, dtype=dtype, device=self.mask.device)
+        return Cache(keys, torch.zeros_like(keys), 0)
+
+    def forward(
+        self, x: Float[Tensor, "B L E"], cache: Cache | None = None
+    ) -> tuple[Float[Tensor, "B L E"], Cache | None]:
+        """Outputs for new tokens that follow those in the cache."""
+        size, new = (cache.size if cache else 0), x.shape[1]
+        assert size + new <= self.length, f"no room for {new} after {size} tokens"
+        x = x + self.positions.weight[size : size + new].to(x.dtype)
+        mask = self._mask(size, new)
+        for i, layer in enumerate(self.layers):
+            past = (cache.keys[i], cache.values[i]) if cache else None
+            x = layer(x, mask, past, size)
+        cache = cache._replace(size=size + new) if cache else None
+        return self.norm(x), cache
+
+    def _mask(self, size: int, new: int) -> Tensor | None:
+        """The rows of the mask, or None where attention knows them by itself."""
+        if self.config.attention == "causal" and (new == 1 or size == 0):
+            return None
+        return self.mask[size : size + new, : size + new]

@@ -1,0 +1,309 @@
+"""The world of Δ-IRIS as its agent sees it.
+
+It is learned in two parts, each with a loss and an optimizer of its own:
+
+    world.tokenizer_loss(segment, dice)     trains `world.tokenizer`
+    world.dynamics_loss(segment)            trains `world.dynamics`
+
+and then dreamt in, without gradients:
+
+    state = world.begin(image, action)      # b + 1 real frames and b actions
+    step = world.step(state, action, dice)  # step.state, .image, .reward, .end
+
+Nothing in `begin`, `step` and the losses asks the device for anything, so loops over
+them can be captured in CUDA graphs. Where a dream stands (how full the cache of the
+transformer is, what is yet to be fed to it) is the same for all its rows and known as
+plain numbers.
+
+How it fits `api.World`: `imagine`, `decode`, `features`, `outcome`, `drawn` and `width`
+are those verbs, on `View`s instead of whole states (a state holds a cache, which nobody
+wants once per time step). `initial` and `observe` have no counterpart, since a dream
+begins from frames: the contract wants a `begin(context, dice) -> state` and a
+`step(state, action, dice) -> Step` for every world, on which `envs/dream.py` can be
+built; a recurrent world would observe the context, and step by its prior, its decoder
+and its heads.
+
+Shapes: `K` tokens of a transition, `N` rows of a dream.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+
+from reverie.api import Dream, Obs, Space, UserError, WorldLoss
+from reverie.nets.dice import Dice
+from reverie.nets.outs import Categorical
+from reverie.nets.residual import recompute
+from reverie.nets.transformer import Cache
+from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
+from reverie.worlds.iris.segment import Segment, pixels
+from reverie.worlds.iris.tokenizer import Tokenizer, TokenizerConfig
+
+__all__ = [
+    "DynamicsConfig",
+    "IrisWorld",
+    "Segment",
+    "State",
+    "Step",
+    "TokenizerConfig",
+    "View",
+]
+
+
+class State(NamedTuple):
+    """Where a dream stands.
+
+    `step` writes on in the tensors of the cache: to go on twice from one state, `fork`
+    it first.
+    """
+
+    image: UInt8[Tensor, "N h w c"]  # the newest frame
+    frame: Float[Tensor, "N E"]  # its I-token
+    last: Int[Tensor, " N"] | None  # the newest Δ-token, if it is yet to be fed
+    cache: Cache
+    frame_is_fed: bool
+
+    def fork(self) -> State:
+        return self._replace(cache=self.cache.fork())
+
+
+class Step(NamedTuple):
+    """What an action led to, and what the world expected on the way."""
+
+    state: State
+    image: UInt8[Tensor, "N h w c"]
+    reward: Float[Tensor, " N"]
+    end: Bool[Tensor, " N"]
+    tokens: Int[Tensor, "N K"]
+    latent_logits: Float[Tensor, "N K C"]
+    reward_logits: Float[Tensor, "N R"]
+    end_logits: Float[Tensor, "N two"]
+
+
+class View(NamedTuple):
+    """What a policy may know of a state: the frame, and what arriving there brought."""
+
+    image: UInt8[Tensor, "*b h w c"]
+    reward: Float[Tensor, "*b"]
+    end: Bool[Tensor, "*b"]
+
+
+Policy = Callable[[View], Int[Tensor, " N"]]
+
+
+class IrisWorld(nn.Module):
+    """See the top of this file. `dtype` is what networks compute in."""
+
+    def __init__(
+        self,
+        image: Space,
+        actions: int,
+        *,
+        tokenizer: TokenizerConfig,
+        dynamics: DynamicsConfig,
+        dtype: torch.dtype = torch.float32,
+        key: str = "image",
+    ):
+        super().__init__()
+        if not image.is_image:
+            raise UserError(
+                f"Δ-IRIS sees one image (uint8, h w c); {key!r} is {image.dtype.name} "
+                f"of shape {image.shape}.\n  Fix: choose an environment with images, "
+                "or another agent."
+            )
+        self.key, self.shape, self.actions, self.dtype = (
+            key,
+            image.shape,
+            actions,
+            dtype,
+        )
+        self.tokenizer = Tokenizer(image.shape, actions, tokenizer)
+        codes = tokenizer.quantizer.codes
+        self.dynamics = Dynamics(
+            image.shape, actions, tokenizer.tokens, codes, dynamics
+        )
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Fill every layer from one generator, on the CPU, in the order made."""
+        for layer in self.modules():
+            if layer is not self and hasattr(layer, "initialize"):
+                layer.initialize(generator)  # type: ignore[operator]
+
+    def save_memory(self, yes: bool = True) -> None:
+        """Have training remember less of residual blocks, and make it again."""
+        recompute(self, yes)
+
+    # learning
+
+    def tokenizer_loss(
+        self, segment: Segment, dice: Dice, learn: bool = True
+    ) -> WorldLoss:
+        """Losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)` and scaled.
+
+        The total is the sum of their means. `.states` are the tokens. With `learn`
+        the codebook follows the batch and says how it fares in `.metrics`; without, the
+        call has no side effects (evaluation).
+        """
+        return self.tokenizer.loss(segment, dice, self.dtype, learn)
+
+    def dynamics_loss(
+        self, segment: Segment, tokens: Int[Tensor, "B T K"] | None = None
+    ) -> WorldLoss:
+        """Losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`, scaled.
+
+        The total is the sum of their means. Tokens come from the tokenizer, without
+        gradient, unless they are given.
+        """
+        if tokens is None:
+            tokens = self.tokenize(segment.image, segment.action)
+        return self.dynamics.loss(segment, tokens, self.dtype)
+
+    def tokenize(
+        self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
+    ) -> Int[Tensor, "B T K"]:
+        """Δ-tokens of the L - 1 transitions of stretches of frames."""
+        return self.tokenizer.tokenize(image, action, self.dtype)
+
+    @torch.no_grad()
+    def reconstruct(
+        self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
+    ) -> UInt8[Tensor, "B L h w c"]:
+        """Each frame drawn from the *true* one before it; the first is copied."""
+        tokens, steps = self.tokenize(image, action), image.shape[1] - 1
+        drawn = self.tokenizer.draw(
+            image[:, :-1].flatten(0, 1),
+            action[:, :steps].flatten(),
+            tokens.flatten(0, 1),
+            self.dtype,
+        )
+        drawn = drawn.view(len(image), steps, *self.shape)
+        return torch.cat([image[:, :1], drawn], 1)
+
+    # dreaming
+
+    @torch.no_grad()
+    def begin(
+        self, image: UInt8[Tensor, "N L h w c"], action: Int[Tensor, "N T"]
+    ) -> State:
+        """A dream that goes on from the last of some real frames.
+
+        `action` are those between the frames, one fewer; with one frame there are none.
+        Frames before the first of an episode are black, with action 0.
+        """
+        rows, steps = len(image), image.shape[1] - 1
+        assert action.shape[1] == steps, (action.shape, image.shape)
+        dynamics, dtype = self.dynamics, self.dtype
+        cache = dynamics.transformer.cache(rows, dtype)
+        frames = dynamics.embed_frames(image, dtype)
+        sequence = frames[:, -1:]
+        if steps:
+            tokens = self.tokenize(image, action)
+            blocks = dynamics.blocks(frames[:, :-1], action, tokens)
+            sequence = torch.cat([blocks, sequence], 1)
+        _, filled = dynamics(sequence, cache)
+        assert filled is not None
+        return State(image[:, -1], frames[:, -1], None, filled, frame_is_fed=True)
+
+    @torch.no_grad()
+    def step(self, state: State, action: Int[Tensor, " N"], dice: Dice) -> Step:
+        """One step of a dream.
+
+        Draws, in this order: the reward's sign (if that is what is known), the end, and
+        the Δ-tokens. When the transformer has no room for another time step, it
+        forgets everything but the newest frame.
+        """
+        dynamics, dtype = self.dynamics, self.dtype
+        cache, last, is_fed = state.cache, state.last, state.frame_is_fed
+        if cache.room <= dynamics.block:
+            cache, last, is_fed = cache.forget(), None, False
+        fed = [] if last is None else [dynamics.latent(last, dtype)]
+        fed += [] if is_fed else [state.frame]
+        fed.append(dynamics.action(action, dtype))
+        outputs, cache = self._feed(torch.stack(fed, 1), cache)
+        at_action = outputs[:, -1]
+        reward_logits = dynamics.rewards(at_action)
+        end_logits = dynamics.ends(at_action)
+        reward = dynamics.reward(reward_logits, dice)
+        end = Categorical(end_logits).sample(dice) == 1
+
+        logits: list[Tensor] = [dynamics.latents(at_action)]
+        tokens: list[Tensor] = []
+        for k in range(dynamics.tokens):
+            if k:
+                embedded = dynamics.latent(tokens[-1], dtype)[:, None]
+                outputs, cache = self._feed(embedded, cache)
+                logits.append(dynamics.latents(outputs[:, -1]))
+            tokens.append(Categorical(logits[-1]).sample(dice))
+        delta = torch.stack(tokens, 1)
+        image = self.tokenizer.draw(state.image, action, delta, dtype)
+        frame = dynamics.embed_frames(image, dtype)
+        after = State(image, frame, tokens[-1], cache, frame_is_fed=False)
+        expected = (torch.stack(logits, 1), reward_logits, end_logits)
+        return Step(after, image, reward, end, delta, *expected)
+
+    def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
+        """Go on for `horizon` steps; `policy` maps a `View` to actions `(N,)`.
+
+        Dreams do not stop at an end; whoever learns from them looks no further.
+        The states of the dream are `View`s `(N, H + 1)`; reward and end belong to
+        *arriving* there, so the first has none.
+        """
+        none = torch.zeros(len(state.image), device=state.image.device)
+        views = [View(state.image, none, none.bool())]
+        actions = [policy(views[-1])]
+        for _ in range(horizon):
+            step = self.step(state, actions[-1], dice)
+            state = step.state
+            views.append(View(step.image, step.reward, step.end))
+            actions.append(policy(views[-1]))
+        stacked = View(*(torch.stack(parts, 1) for parts in zip(*views, strict=True)))
+        return Dream(stacked, {"action": torch.stack(actions, 1)})
+
+    # looking
+
+    @property
+    def width(self) -> int:
+        """Size of the features: all pixels."""
+        height, width, colours = self.shape
+        return int(height * width * colours)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    def features(self, states: View) -> Float[Tensor, "*b F"]:
+        """Pixels in [0, 1]; all that the actor-critic of Δ-IRIS sees."""
+        return pixels(states.image, self.dtype).flatten(-3)
+
+    def decode(self, states: View) -> Obs:
+        return {self.key: pixels(states.image, torch.float32)}
+
+    def frozen_copy(self, dtype: torch.dtype) -> IrisWorld:
+        """A twin for dreaming, with weights already in `dtype` (see `refresh`).
+
+        Within a phase of the actor-critic the world stands still, so that its weights
+        need to be converted once, and not at every use.
+        """
+        twin = copy.deepcopy(self).requires_grad_(False).eval()
+        twin.dtype = dtype
+        for parameter in twin.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return twin
+
+    @torch.no_grad()
+    def refresh(self, twin: IrisWorld) -> None:
+        """Bring a frozen copy up to date, in place."""
+        mine, its = ([*w.parameters(), *w.buffers()] for w in (self, twin))
+        for new, old in zip(mine, its, strict=True):
+            old.copy_(new)
+
+    def _feed(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        outputs, cache_after = self.dynamics(x, cache)
+        assert cache_after is not None
+        return outputs, cache_after
