@@ -226,14 +226,28 @@ class Window:
     and only bring stored notes along (`replay_context` of DreamerV3). With `consec` > 1
     each sampled sequence is served as that many consecutive batches; the batch key
     `consec` counts them. `select` names the way sequences are chosen.
+
+    With `select="episodes"` a sequence never leaves its episode. Episodes are chosen by
+    how rarely they have been, in proportion to `(1 + n) ** -alpha` for one that was
+    served n times (`Feed.tally`), and not by their length; then one of the episode's
+    transitions, around which the sequence is cut wherever it falls. It may stick out
+    of the episode, on both sides or only on the left (`pad`): the batch key `mask`
+    is False for such rows, whose content means nothing.
     """
 
     batch: int
     length: int
     context: int = 0
     consec: int = 1
-    select: Literal["uniform", "mixture"] = "mixture"
+    select: Literal["uniform", "mixture", "episodes"] = "mixture"
     online: bool = True
+    pad: Literal["both", "left"] = "both"
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.select == "episodes":
+            assert self.length > 1, "a transition takes two rows"
+            assert self.context == 0 and self.consec == 1, "of consecutive pieces"  # noqa: PT018
 
     @property
     def span(self) -> int:
@@ -262,6 +276,13 @@ class Feed(Protocol):
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         """Say how much these rows deserve to be replayed."""
+        ...
+
+    def tally(self, name: str, on: bool) -> None:
+        """Whether batches of this kind count, from now on, as uses of their episodes.
+
+        Only for windows that choose by episode.
+        """
         ...
 
 
@@ -331,13 +352,36 @@ class Envs(Protocol):
 
 @runtime_checkable
 class Rhythm(Protocol):
-    """Says how many updates are due now that `step` agent steps have been taken.
+    """Says when to act and when to train.
 
     The loop brings a steady one (`run.train_ratio`). An agent that trains in another
     rhythm (Δ-IRIS: collect an epoch, then train each part in turn) brings its own.
     """
 
-    def updates_due(self, step: int) -> int: ...
+    @property
+    def collects(self) -> bool:
+        """Whether the loop should act before it asks for updates again.
+
+        While this is False the loop only trains, and saves and stops as it always may.
+        """
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do, however few steps were taken."""
+        ...
+
+    @property
+    def phase(self) -> int:
+        """Stretches of acting completed; the loop sums up the episodes of each."""
+        ...
+
+    def updates_due(self, step: int) -> int:
+        """How many updates to do in this turn, now that `step` steps were taken.
+
+        A few at a time: the loop answers signals and saves between turns.
+        """
+        ...
 
     def state_dict(self) -> StateDict: ...
 
@@ -349,7 +393,8 @@ class Agent(Protocol):
     """Acts, learns, and says what it needs for both."""
 
     diet: dict[str, Window]
-    """The batches it eats, by name. `train` begins when "train" can be served."""
+    """The batches it eats, by name. `train` begins when all of them can be served, save
+    "report", which is for `report` alone."""
 
     notes: Spaces
     """What it wants stored beside every step (latents, ...); `policy` returns them."""

@@ -32,6 +32,7 @@ class Never:
 
     collects = True
     finished = False
+    phase = 0
 
     def updates_due(self, step: int) -> int:
         return 0

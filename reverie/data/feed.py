@@ -38,10 +38,12 @@ class ReplayFeed:
         self.diet = diet
         self.device = torch.device(device)
         self._pools: dict[str, list[Pool]] = {name: [] for name in diet}
+        self.served = 0  # rows handed out so far
         self._thread = ThreadPoolExecutor(1, "prefetch") if prefetch else None
         self._next: dict[str, Future[Batch]] = {}
 
     def __call__(self, name: str) -> Batch:
+        self.served += self.diet[name].batch * self.diet[name].length
         if self._thread is None:
             return self._load(name)
         waiting = self._next.pop(name, None)
@@ -59,6 +61,9 @@ class ReplayFeed:
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         values = priority.detach().float().cpu().numpy()
         self.replay.prioritize(stepid.cpu().numpy(), values)
+
+    def tally(self, name: str, on: bool) -> None:
+        self.replay.tally(name, on)
 
     def close(self) -> None:
         """Drop what was fetched ahead and end the thread."""

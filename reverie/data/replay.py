@@ -26,6 +26,7 @@ from reverie.data.columns import (
     Segment,
     SegmentLost,
 )
+from reverie.data.episodes import Cutter, Episodes
 from reverie.data.plan import make_plan
 from reverie.data.sampling import (
     Fractions,
@@ -85,6 +86,7 @@ class Cursor:
     piece: np.ndarray  # which of the `consec` pieces each row serves next
     queue: deque[int] = field(default_factory=deque)  # online windows not yet served
     pending: dict[int, int] = field(default_factory=dict)  # stream -> online start
+    cutter: Cutter | None = None  # chooses, where the window is cut by episode
 
 
 class Replay:
@@ -124,6 +126,9 @@ class Replay:
             extra=26 * len(mixing) if config.fracs.priority else 0,
         )
         self.timeline = Timeline(capacity, streams)
+        self.episodes: Episodes | None = None
+        if any(window.select == "episodes" for window in windows.values()):
+            self.episodes = Episodes(self.timeline)
         self.archive: Archive | None = None
         if directory is not None and (config.save or self.plan.storage == "disk"):
             self.archive = Archive(directory, self.spaces, notes, segment)
@@ -143,13 +148,14 @@ class Replay:
                 rng=np.random.default_rng([seed, zlib.crc32(name.encode())]),
                 starts=np.zeros(window.batch, np.int64),
                 piece=np.full(window.batch, window.consec, np.int64),
+                cutter=self._cutter(window),
             )
             for name, window in windows.items()
         }
         self._online = [
             cursor
             for cursor in self._cursors.values()
-            if config.online and cursor.window.online
+            if config.online and cursor.window.online and cursor.cutter is None
         ]
         self._inserts = self._samples = self._updates = self._replayed = 0
         self._lock = threading.RLock()
@@ -175,6 +181,8 @@ class Replay:
                 self._make_room(count)
             ids = self.timeline.add(streams)
             self.columns.write(int(ids[0]), rows)
+            if self.episodes is not None:
+                self.episodes.add(ids, rows["is_first"])
             self._inserts += count
             for cursor in self._online:
                 self._enqueue(cursor, ids)
@@ -208,6 +216,8 @@ class Replay:
                     self._make_room(stop - start)
                 ids = self.timeline.add_run(self._recorded, stop - start)
                 self.columns.write(int(ids[0]), rows)
+                if self.episodes is not None:
+                    self.episodes.add(ids, rows["is_first"])
                 for cursor in self._online:
                     self._enqueue(cursor, ids)
                 self._inserts += stop - start
@@ -233,6 +243,9 @@ class Replay:
         """
         window = self.windows[name]
         with self._lock:
+            cutter = self._cursors[name].cutter
+            if cutter is not None:  # one transition will do: the rest is padding
+                return cutter.can_cut
             spread = (window.span - 1) * len(self.timeline.slots)
             return len(self) >= min(
                 window.batch * window.length, self.capacity
@@ -263,6 +276,8 @@ class Replay:
         }
         batch["stepid"] = np.empty(shape, np.int64)
         batch["consec"] = np.empty(shape, np.int64)
+        if window.select == "episodes":
+            batch["mask"] = np.empty(shape, bool)
         return batch
 
     def update(self, stepid: np.ndarray, notes: dict[str, np.ndarray]) -> None:
@@ -295,6 +310,13 @@ class Replay:
             for cursor in self._cursors.values():
                 cursor.selector.prioritize(stepid.reshape(-1), flat)
 
+    def tally(self, name: str, on: bool) -> None:
+        """Whether batches of this kind count as uses of their episodes from now on."""
+        cutter = self._cursors[name].cutter
+        assert cutter is not None, f"{name!r} is not cut by episode"
+        with self._lock:
+            cutter.counting = on
+
     def save(self) -> StateDict:
         """Write the steps no file holds yet; returns what a checkpoint must remember.
 
@@ -316,6 +338,8 @@ class Replay:
                 ],
                 "files": None,
             }
+            if self.episodes is not None:
+                state["episodes"] = self.episodes.state_dict()
             if self.archive is not None and self.config.save:
                 self.archive.drop(self.timeline.first)
                 if self.exact_notes:
@@ -359,9 +383,11 @@ class Replay:
                 np.concatenate(stream),
                 np.concatenate(position),
             )
+            self._list_episodes(state)
             for name, cursor in self._cursors.items():
                 if name in state["cursors"]:
                     self._load_cursor(cursor, state["cursors"][name])
+                    self._load_counts(cursor, state["cursors"][name], state)
             counts = [int(count) for count in state["counts"]]
             self._inserts, self._samples, self._updates, self._replayed = counts
 
@@ -399,6 +425,13 @@ class Replay:
 
     def _sample(self, cursor: Cursor, batch: dict[str, np.ndarray]) -> None:
         window = cursor.window
+        if cursor.cutter is not None:
+            ids, batch["mask"][:] = cursor.cutter.cut(cursor.rng)
+            self._gather(ids, batch)
+            batch["consec"][:] = 0
+            self._samples += window.batch
+            self._replayed += window.batch * window.length
+            return
         fresh = cursor.piece >= window.consec
         if window.consec > 1:
             fresh |= ~self.timeline.live(cursor.starts)
@@ -421,13 +454,42 @@ class Replay:
         ids = ids[timeline.live(ids) & ((ids < lost.first) | (ids >= lost.stop))]
         rows = ids % self.capacity
         states = {name: self._cursor_state(c) for name, c in self._cursors.items()}
+        listed: StateDict = {}
+        if self.episodes is not None:
+            listed["episodes"] = self.episodes.state_dict()
         stream, position = timeline.stream[rows], timeline.position[rows]
         timeline.restore(timeline.state_dict(), ids, stream.astype(np.int64), position)
+        self._list_episodes(listed)
         for name, state in states.items():
             self._load_cursor(self._cursors[name], state)
+            self._load_counts(self._cursors[name], state, listed)
+
+    def _cutter(self, window: Window) -> Cutter | None:
+        if window.select != "episodes":
+            return None
+        assert self.episodes is not None
+        return Cutter(self.episodes, window)
+
+    def _list_episodes(self, state: StateDict) -> None:
+        if self.episodes is None:
+            return
+        timeline = self.timeline
+        ids = np.arange(timeline.first, timeline.total)
+        ids = ids[timeline.live(ids)]
+        first = np.zeros(len(ids), bool)
+        self.columns.gather(ids, {"is_first": first})
+        self.episodes.rebuild(ids, first, state.get("episodes", {"begin": ()}))
+
+    def _load_counts(self, cursor: Cursor, saved: StateDict, state: StateDict) -> None:
+        if cursor.cutter is None:
+            return
+        if "cutter" in saved and "episodes" in state:
+            cursor.cutter.load_state_dict(saved["cutter"], state["episodes"])
+        else:
+            cursor.cutter = self._cutter(cursor.window)
 
     def _selector(self, window: Window) -> Selector:
-        if window.select == "uniform":
+        if window.select != "mixture":
             return Uniform(self.timeline, window.span)
         config = self.config
         return make_selector(
@@ -455,6 +517,7 @@ class Replay:
             "pending": np.array(list(cursor.pending.values()), np.int64),
             "pending_streams": streams,
             "selector": cursor.selector.state_dict(),
+            **({"cutter": cursor.cutter.state_dict()} if cursor.cutter else {}),
         }
 
     def _load_cursor(self, cursor: Cursor, state: StateDict) -> None:
@@ -508,6 +571,11 @@ class Replay:
             drawn = np.append(drawn, cursor.selector.draw(rest, cursor.rng))
         return drawn
 
+    def _gather(self, ids: np.ndarray, batch: dict[str, np.ndarray]) -> None:
+        targets = {k: batch[k].reshape(-1, *s.shape) for k, s in self.spaces.items()}
+        self.columns.gather(ids.reshape(-1), targets)
+        batch["stepid"][:] = ids
+
     def _assemble(
         self, cursor: Cursor, ids: np.ndarray, batch: dict[str, np.ndarray]
     ) -> None:
@@ -521,10 +589,7 @@ class Replay:
             part = np.take_along_axis(ids, columns, 1)
             after = np.minimum(columns[:, -1:] + 1, window.span - 1)
             beyond = np.take_along_axis(ids, after, 1)
-        flat = part.reshape(-1)
-        targets = {k: batch[k].reshape(-1, *s.shape) for k, s in self.spaces.items()}
-        self.columns.gather(flat, targets)
-        batch["stepid"][:] = part
+        self._gather(part, batch)
         batch["consec"][:] = piece[:, None]
         first, last = batch["is_first"], batch["is_last"]
         last[:, :-1] |= first[:, 1:]  # an episode that was abandoned ends there too

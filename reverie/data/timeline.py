@@ -147,6 +147,26 @@ class Timeline:
                 at = at + self.ahead[at % self.capacity]
         return ids
 
+    def locate(self, starts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Ids of the steps this far behind each start: (B,), (B, T) -> (B, T).
+
+        All of them must be stored, in one stream with their start.
+        """
+        rows = starts % self.capacity
+        stride = self.ahead[rows].astype(np.int64)[:, None]
+        ids: np.ndarray = starts[:, None] + stride * offsets
+        at = ids % self.capacity
+        right = self.stream[at] == self.stream[rows][:, None]
+        right &= self.position[at] == self.position[rows][:, None] + offsets
+        for row in np.flatnonzero(~right.all(1)):
+            step, behind = int(starts[row]), 0
+            for t in np.argsort(offsets[row], kind="stable"):
+                while behind < offsets[row, t]:
+                    step += int(self.ahead[step % self.capacity])
+                    behind += 1
+                ids[row, t] = step
+        return ids
+
     def predecessors(self, ids: np.ndarray, steps: int) -> np.ndarray:
         """Every live step at most `steps` before one of `ids` in its stream."""
         found = []

@@ -9,6 +9,9 @@ from reverie.api import Metrics, Obs, StateDict
 FRAMES = 300
 """Longest film kept of an episode; a longer episode shows its beginning."""
 
+KEPT = 10_000
+"""Most episodes remembered for a summary; the oldest go first."""
+
 REWARD_CHANGE = 0.01
 """`reward_rate` is the share of steps whose reward differs from the last by this."""
 
@@ -31,6 +34,7 @@ class EpisodeStats:
         self._sum: dict[str, np.ndarray] = {}
         self._max: dict[str, np.ndarray] = {}
         self._film: dict[str, list[np.ndarray]] = {}
+        self._ended: list[tuple[float, float]] = []  # score, length since `summary`
 
     def add(self, obs: Obs) -> Metrics:
         """Take one row of every environment in; say what its ended episodes were like.
@@ -55,12 +59,28 @@ class EpisodeStats:
         self._add_frames(obs, bool(first[0]))
         return self._finished(last) if last.any() else {}
 
+    def summary(self) -> Metrics:
+        """Mean, spread and range of the scores since the last call; then forgets."""
+        ended, self._ended = np.array(self._ended).reshape(-1, 2), []
+        metrics: Metrics = {"episodes": len(ended)}
+        if len(ended):
+            score = ended[:, 0]
+            metrics |= {
+                "return_mean": score.mean(),
+                "return_std": score.std(),
+                "return_min": score.min(),
+                "return_max": score.max(),
+                "length_mean": ended[:, 1].mean(),
+            }
+        return metrics
+
     def state_dict(self) -> StateDict:
         """All but the film: after a resume it begins where the run does."""
         return {
             "values": {name: array.copy() for name, array in self._values.items()},
             "sum": {name: array.copy() for name, array in self._sum.items()},
             "max": {name: array.copy() for name, array in self._max.items()},
+            "ended": np.array(self._ended, np.float64).reshape(-1, 2),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -69,6 +89,7 @@ class EpisodeStats:
 
         self._values = copies(state["values"])
         self._sum, self._max = copies(state["sum"]), copies(state["max"])
+        self._ended = [(float(s), float(n)) for s, n in state.get("ended", ())]
         self._film = {}
 
     def _add_logs(self, obs: Obs) -> None:
@@ -93,6 +114,9 @@ class EpisodeStats:
     def _finished(self, last: np.ndarray) -> Metrics:
         values = self._values
         rows = values["rows"][last]
+        ended = zip(values["score"][last].tolist(), (rows - 1).tolist(), strict=True)
+        self._ended += ended
+        del self._ended[:-KEPT]
         steps = np.maximum(rows - 1, 1)
         metrics: Metrics = {
             "episode/score": values["score"][last],

@@ -71,6 +71,10 @@ class RunConfig:
 class Steady:
     """Updates in a fixed proportion to steps; the fraction left over is carried."""
 
+    collects = True
+    finished = False
+    phase = 0
+
     def __init__(self, updates_per_step: float):
         assert updates_per_step >= 0
         self.updates_per_step = updates_per_step
@@ -99,6 +103,7 @@ class Clock:
     def __init__(self, config: RunConfig, rhythm: Rhythm, repeat: int = 1):
         self.rhythm = rhythm
         self.repeat = repeat
+        self.steps = config.steps
         self.step = 0
         self.updates = 0
         self._by_step = config.clock == "steps"
@@ -113,6 +118,17 @@ class Clock:
     @property
     def frames(self) -> int:
         return self.step * self.repeat
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are left to take, or updates to make for those taken."""
+        rhythm = self.rhythm
+        return not rhythm.finished and (self.step < self.steps or not rhythm.collects)
+
+    @property
+    def collects(self) -> bool:
+        """Whether to act in this turn; some rhythms only train for a while."""
+        return self.rhythm.collects
 
     def advance(self, steps: int) -> None:
         self.step += steps

@@ -59,6 +59,7 @@ class Run:
         )
         self._folder = RunFolder(self.path)
         self._kept: dict[Path, Any] = {}
+        self._phase = 0
         self._unsaved: tuple[Obs, Memory] | None = None  # where all parts agree
         self._closing: list[Callable[[], None]] = []
 
@@ -227,15 +228,23 @@ class Run:
         self._unsaved = (obs, memory)
         obs = self.envs.step(action)
         self._unsaved = (obs, memory)
+        if self.clock.rhythm.phase != self._phase:
+            self._phase = self.clock.rhythm.phase
+            self.logger.add(self.episodes.summary(), prefix="collect")
         return obs
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough is stored for everything the agent learns from."""
+        return all(self.feed.ready(k) for k in self.agent.diet if k != "report")
 
     def update(self) -> dict[str, Any]:
         """One training step of the agent."""
         unsaved, self._unsaved = self._unsaved, None
+        served = self.feed.served
         with self.timer("train"):
             metrics = self.agent.train(self.feed)
-        meal = self.agent.diet["train"]
-        self.rates.add("train", meal.batch * meal.length)
+        self.rates.add("train", self.feed.served - served)
         self.clock.updates += 1
         self.health.check(self.agent, metrics)
         self._unsaved = unsaved
@@ -318,6 +327,7 @@ class Run:
         self.replay.load(self._index(path))
         loop = part(path, "loop")
         self.clock.load_state_dict(loop["clock"])
+        self._phase = self.clock.rhythm.phase
         self.episodes.load_state_dict(loop["episodes"])
         self.logger.load_state_dict(loop["logger"])
         self.prefill.load_state_dict(loop["prefill"])

@@ -18,15 +18,16 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
         clock, logger, episodes = run.clock, run.logger, run.episodes
         obs, memory = run.start()
         run.introduce()
-        while clock.step < config.run.steps and not run.stopper.asked:
-            memory, action, notes = run.act(memory, obs)
-            replay.add({**obs, **action, **notes})
-            logger.add(episodes.add(obs), step=clock.frames)
-            obs = run.step(action, obs, memory)
-            clock.advance(len(envs))
-            logger.progress(clock.frames)
+        while clock.running and not run.stopper.asked:
+            if clock.collects:
+                memory, action, notes = run.act(memory, obs)
+                replay.add({**obs, **action, **notes})
+                logger.add(episodes.add(obs), step=clock.frames)
+                obs = run.step(action, obs, memory)
+                clock.advance(len(envs))
+                logger.progress(clock.frames)
 
-            for _ in range(clock.updates_due(feed.ready("train"))):
+            for _ in range(clock.updates_due(run.ready)):
                 logger.add(run.update(), prefix="train")
 
             if clock.every("report"):
