@@ -45,8 +45,8 @@ class GRU(nn.Module):
     ) -> Float[Tensor, "G B D"]:
         hidden = torch.baddbmm(self.bias_hh[:, None], state, self.weight_hh.mT)
         if state.is_cuda:  # the same in one kernel
-            rows = (gates.flatten(0, 1), hidden.flatten(0, 1), state.flatten(0, 1))
-            fused = torch._thnn_fused_gru_cell(*(x.contiguous() for x in rows))
+            rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
+            fused = torch.ops.aten._thnn_fused_gru_cell(*rows, None, None)
             return fused[0].view_as(state)
         return combine(gates, hidden, state)
 

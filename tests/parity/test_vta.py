@@ -15,7 +15,7 @@ from vta_recording import (
 )
 
 from reverie.convert.vta import from_reference
-from reverie.nets.adam import Adam, AdamConfig
+from reverie.nets.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.worlds.boundaries import (
     annealed,
@@ -151,7 +151,7 @@ def test_three_steps_of_the_optimizer(name):
     recording = VTARecording(name)
     data = tensors(recording.data, "opt/")
     world = recording.make_world(recording.sizes["beta_anneal"], 1.0).train()
-    adam = Adam(dict(world.named_parameters()), AdamConfig())
+    adam = AMSGrad(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
         dice = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
