@@ -7,6 +7,7 @@ The kernels are Triton's. They run on CUDA, and on a CPU only under Triton's int
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -15,12 +16,16 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def can_launch(*tensors: Tensor) -> bool:
-    """Whether kernels take these tensors; if not, the plain part does the work."""
-    return all(
-        (x.is_cuda or triton.knobs.runtime.interpret) and x.dtype in DTYPES
-        for x in tensors
-    )
+def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels take such tensors; if not, the plain part does the work."""
+    here = device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+    return here and dtype in DTYPES
+
+
+def differentiable(function: Any, *inputs: Any) -> Tensor:
+    """Call an autograd function, which PyTorch leaves without a type."""
+    result: Tensor = function.apply(*inputs)
+    return result
 
 
 def programs(device: torch.device, tiles: int, per_processor: int = 4) -> int:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
-from reverie.nets.fast.launch import can_launch, programs
+from reverie.nets.fast.launch import can_launch, differentiable, programs
 
 WIDEST = 8192
 """The most channels that one program holds."""
@@ -31,17 +31,16 @@ def norm_act(
 ) -> Float[Tensor, "*b F"]:
     """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
     rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = _NormAct.apply(rows, scale, bias, eps)  # type: ignore[no-untyped-call]
-    return y.reshape(x.shape)
+    return differentiable(_NormAct, rows, scale, bias, eps).reshape(x.shape)
 
 
-def is_fusable(norm: Norm, act: object, *tensors: Tensor) -> bool:
+def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     """Whether norm and activation are those of `norm_act`, and fit."""
     return (
         norm.kind == "rms"
         and act is F.silu
         and norm.width <= WIDEST
-        and can_launch(*tensors)
+        and can_launch(norm.scale.device, dtype)
     )
 
 
@@ -50,7 +49,7 @@ def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
 
     Takes the plain way for any other norm, activation or device.
     """
-    if not is_fusable(norm, act, x):
+    if not is_fusable(norm, act, x.dtype):
         y: Tensor = act(norm(layer(x)))
         return y
     weight, bias = layer.cast(x.dtype)
