@@ -30,7 +30,14 @@ from reverie.envs.own import (
     refuse_wrong_spaces,
 )
 from reverie.envs.pinpad import PinPadConfig
-from reverie.envs.pool import EnvFailure, PoolConfig, Shifted, SplitEnvs, make_pool
+from reverie.envs.pool import (
+    EnvFailure,
+    PoolConfig,
+    Shifted,
+    SplitEnvs,
+    make_pool,
+    summary,
+)
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, nearest
 from reverie.envs.wrappers import Resample
@@ -204,6 +211,7 @@ SUITES: dict[str, Suite] = {
             naming="dmc_DOMAIN_TASK, such as dmc_walker_walk",
             build=_dmc,
             package="dm_control",
+            newest_python=(3, 12),
         ),
         Suite(
             "dmlab",
@@ -402,11 +410,17 @@ def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
             "--task package.module:function."
         )
     if not suite.is_installed:
+        raise UserError(f"Task {task!r} {suite.missing}")
+    try:
+        return suite.build(name, config)
+    except (ImportError, AttributeError) as error:  # versions that do not fit
+        if not suite.package:
+            raise
         raise UserError(
-            f"Task {task!r} needs the package {suite.package!r}, which is not "
-            f"installed.{extra}\n  Fix: {suite.install}"
-        )
-    return suite.build(name, config)
+            f"The simulator of task {task!r} cannot be used: {summary(error)}\n"
+            f"  Fix: {suite.install}, in a virtual environment of its own: packages of "
+            "other suites may be in the way."
+        ) from error
 
 
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:

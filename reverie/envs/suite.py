@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ class Suite:
     """The module that must be importable; empty for built-ins."""
     extra: str = ""
     """The extra that installs it, where that is not called like the suite."""
+    newest_python: tuple[int, int] | None = None
+    """The newest Python its packages install on, where there is such a limit."""
     note: str = ""
     """What else there is to say about getting it."""
 
@@ -39,6 +42,22 @@ class Suite:
     @property
     def is_installed(self) -> bool:
         return not self.package or importlib.util.find_spec(self.package) is not None
+
+    @property
+    def missing(self) -> str:
+        """That its package is not installed, and how to get it on this Python."""
+        note = f" {self.note}" if self.note else ""
+        lacks = f"needs the package {self.package!r}, which is not installed.{note}"
+        if self.newest_python is None or sys.version_info[:2] <= self.newest_python:
+            return f"{lacks}\n  Fix: {self.install}"
+        newest, here = (
+            ".".join(map(str, version))
+            for version in (self.newest_python, sys.version_info[:2])
+        )
+        return (
+            f"{lacks} It installs on Python {newest} at most, and this is {here}.\n"
+            f"  Fix: python{newest} -m venv OTHER && OTHER/bin/{self.install}"
+        )
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError
+from reverie.api import Env, UserError
 
 PLANNED = [name for name, suite in envs.SUITES.items() if suite.build is None]
 
@@ -71,6 +72,33 @@ def test_a_missing_package_names_its_install_line(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'reverie\[atari\]'"):
         envs.make("atari100k_pong")
+
+
+def test_a_python_too_new_for_a_suite_is_told_which_one_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
+    with pytest.raises(
+        UserError, match=r"Python 3\.12 at most, and this is 3\.14"
+    ) as it:
+        envs.make("dmc_walker_walk")
+    assert "python3.12 -m venv" in str(it.value)
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError])
+def test_packages_that_do_not_fit_together_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def build(name: str, config: object) -> Env:
+        raise error("module 'mujoco' has no attribute 'flex_vertedge'")
+
+    broken = dataclasses.replace(envs.SUITES["dmc"], build=build, package="numpy")
+    monkeypatch.setitem(envs.SUITES, "dmc", broken)
+    with pytest.raises(
+        UserError, match=r"flex_vertedge.*\n  Fix: pip install 'reverie"
+    ):
+        envs.make("dmc_walker_walk")
 
 
 def test_every_suite_has_a_row_and_a_line_in_the_table() -> None:
