@@ -31,7 +31,20 @@ def norm_act(
 ) -> Float[Tensor, "*b F"]:
     """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
     rows = x.reshape(-1, x.shape[-1])
-    return differentiable(_NormAct, rows, scale, bias, eps).reshape(x.shape)
+    return differentiable(_NormAct, rows, scale, bias, eps, 0).reshape(x.shape)
+
+
+def unfold_norm_act(
+    x: Float[Tensor, "b h w c"],
+    scale: Float[Tensor, " C"],
+    eps: float,
+    bias: Float[Tensor, " C"],
+) -> Float[Tensor, "b h2 w2 C"]:
+    """`norm_act` of the four phases of every pixel, laid out as a map twice as fine."""
+    b, h, w, _ = x.shape
+    rows = x.reshape(-1, len(scale))
+    y = differentiable(_NormAct, rows, scale, bias, eps, w)
+    return y.view(b, 2 * h, 2 * w, -1)
 
 
 def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
@@ -77,17 +90,23 @@ class FastMLP(MLP):
 class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, bias: Tensor | None, eps: float
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        coarse: int,
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
         y, (tall, wide, warps) = torch.empty_like(x), _tile(width)
         if rows:
             _forward[(triton.cdiv(rows, tall),)](
-                x, bias, scale, y, rows, width, eps, tall, wide, num_warps=warps
+                *(x, bias, scale, y, rows, width, eps, coarse, coarse > 0, tall, wide),
+                num_warps=warps,
             )
         ctx.save_for_backward(x, scale, bias)
-        ctx.eps = eps
+        ctx.eps, ctx.coarse = eps, coarse
         return y
 
     @staticmethod
@@ -101,12 +120,12 @@ class _NormAct(torch.autograd.Function):
         steps = triton.cdiv(tiles, count)
         partial = torch.empty(count, 2, width, device=x.device)
         _backward[(count,)](
-            *(x, bias, scale, grad, dx, partial, rows, width, ctx.eps),
-            *(steps, tall, wide),
+            *(x, bias, scale, grad, dx, partial, rows, width, ctx.eps, ctx.coarse),
+            *(ctx.coarse > 0, steps, tall, wide),
             num_warps=warps,
         )
         dscale, dbias = partial.sum(0)
-        return dx, dscale.to(scale.dtype), _like(dbias, bias), None
+        return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None
 
 
 def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
@@ -122,16 +141,39 @@ def _tile(width: int) -> tuple[int, int, int]:
 
 @triton.jit
 @no_type_check
-def _forward(x, bias, scale, y, rows, width, eps, R: tl.constexpr, C: tl.constexpr):
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+def _unfolded(row, coarse):
+    """Where phase `row` of a coarse map, so many pixels wide, lies in the fine map."""
+    pixel, phase = row // 4, row % 4
+    y = pixel // coarse * 2 + phase // 2
+    return y * (2 * coarse) + pixel % coarse * 2 + phase % 2
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    x,
+    bias,
+    scale,
+    y,
+    rows,
+    width,
+    eps,
+    coarse,
+    UNFOLD: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    place = row.to(tl.int64) * width + col
+    place = row * width + col
     inside = (row < rows) & (col < width)
     v = tl.load(x + place, inside, 0.0).to(tl.float32)
     if bias is not None:
         v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
     root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
     z = v * root * tl.load(scale + col, col < width, 0.0).to(tl.float32)
+    if UNFOLD:
+        place = _unfolded(row, coarse) * width + col
     tl.store(y + place, z * tl.sigmoid(z), inside)
 
 
@@ -147,6 +189,8 @@ def _backward(
     rows,
     width,
     eps,
+    coarse,
+    UNFOLD: tl.constexpr,
     STEPS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -157,11 +201,14 @@ def _backward(
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        row = tile * R + tl.arange(0, R)[:, None]
-        place = row.to(tl.int64) * width + col
+        row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
+        place = row * width + col
         inside = (row < rows) & (col < width)
         v = tl.load(x + place, inside, 0.0).to(tl.float32)
-        dv = tl.load(dy + place, inside, 0.0).to(tl.float32)
+        source = place
+        if UNFOLD:
+            source = _unfolded(row, coarse) * width + col
+        dv = tl.load(dy + source, inside, 0.0).to(tl.float32)
         if bias is not None:
             v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
         root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
