@@ -8,6 +8,7 @@ not before. A new suite is one file here, one row in the table and one extra.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,21 @@ from typing import Any
 
 from reverie.api import Env, UserError
 from reverie.envs import wrappers
-from reverie.envs.atari import GAMES, AtariConfig
+from reverie.envs.atari import GAMES, AtariConfig, is_installed_game
+from reverie.envs.bsuite import EXPERIMENTS, BSuiteConfig, is_experiment
 from reverie.envs.catch import CatchConfig
+from reverie.envs.craftax import NAMES as CRAFTAX_NAMES
+from reverie.envs.craftax import CraftaxConfig
 from reverie.envs.crafter import CrafterConfig
 from reverie.envs.dmc import TASKS as DMC_TASKS
 from reverie.envs.dmc import DMCConfig
+from reverie.envs.dmlab import LEVELS, DMLabConfig, is_level
 from reverie.envs.dummy import DummyConfig
 from reverie.envs.memory import MemoryConfig
+from reverie.envs.minecraft import TASKS as MINECRAFT_TASKS
+from reverie.envs.minecraft import MinecraftConfig
+from reverie.envs.minigrid import TASKS as MINIGRID_TASKS
+from reverie.envs.minigrid import MiniGridConfig, is_task
 from reverie.envs.own import (
     FROM_PYTHON,
     as_env,
@@ -38,6 +47,8 @@ from reverie.envs.pool import (
     make_pool,
     summary,
 )
+from reverie.envs.procgen import GAMES as PROCGEN_GAMES
+from reverie.envs.procgen import ProcgenConfig
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, nearest
 from reverie.envs.wrappers import Resample
@@ -78,6 +89,12 @@ class EnvConfig:
     atari: AtariConfig = field(default_factory=AtariConfig)
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
     dmc: DMCConfig = field(default_factory=DMCConfig)
+    dmlab: DMLabConfig = field(default_factory=DMLabConfig)
+    minecraft: MinecraftConfig = field(default_factory=MinecraftConfig)
+    procgen: ProcgenConfig = field(default_factory=ProcgenConfig)
+    bsuite: BSuiteConfig = field(default_factory=BSuiteConfig)
+    minigrid: MiniGridConfig = field(default_factory=MiniGridConfig)
+    craftax: CraftaxConfig = field(default_factory=CraftaxConfig)
     catch: CatchConfig = field(default_factory=CatchConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     pinpad: PinPadConfig = field(default_factory=PinPadConfig)
@@ -90,6 +107,17 @@ class EnvConfig:
                 f"repeat={self.repeat}, length={self.length}, "
                 f"clip_reward={self.clip_reward}"
             )
+
+
+def _adapter(suite: str, maker: str) -> Callable[[str, EnvConfig], Env]:
+    """Builds tasks with a class, or a function, in the file of a suite."""
+
+    def build(name: str, config: EnvConfig) -> Env:
+        module = importlib.import_module(f"reverie.envs.{suite}")
+        env: Env = getattr(module, maker)(name, getattr(config, suite))
+        return env
+
+    return build
 
 
 def _atari(name: str, config: EnvConfig) -> Env:
@@ -183,6 +211,7 @@ SUITES: dict[str, Suite] = {
             "Atari 2600 games",
             "GPL-2.0",
             tasks=GAMES,
+            more=is_installed_game,
             build=_atari,
             package="ale_py",
         ),
@@ -191,6 +220,7 @@ SUITES: dict[str, Suite] = {
             "Atari 2600 games within 400 thousand frames",
             "GPL-2.0",
             tasks=GAMES,
+            more=is_installed_game,
             build=_atari,
             package="ale_py",
             extra="atari",
@@ -217,30 +247,41 @@ SUITES: dict[str, Suite] = {
             "dmlab",
             "DeepMind Lab: first-person mazes and memory",
             "GPL-2.0",
+            tasks=LEVELS,
+            more=is_level,
             naming="dmlab_LEVEL, such as dmlab_explore_goal_locations_small",
+            build=_adapter("dmlab", "DMLab"),
             package="deepmind_lab",
-            note="It is not on the package index: build it from its repository.",
+            script="tools/install_dmlab.sh",
+            note="It is not on the package index: a script of the repository builds it.",
         ),
         Suite(
             "minecraft",
             "Minecraft: find a diamond",
             "MIT",
-            tasks=("diamond", "wood", "climb"),
+            tasks=MINECRAFT_TASKS,
+            build=_adapter("minecraft", "Minecraft"),
             package="minerl",
-            note="It needs Java 8.",
+            script="tools/install_minecraft.sh",
+            newest_python=(3, 11),
+            note="It needs Java 8, and old build tools that a script brings along.",
         ),
         Suite(
             "procgen",
             "ProcGen: 16 procedurally generated games",
             "MIT",
-            naming="procgen_GAME, such as procgen_coinrun",
+            tasks=PROCGEN_GAMES,
+            build=_adapter("procgen", "Procgen"),
             package="procgen",
         ),
         Suite(
             "bsuite",
             "bsuite: small experiments that probe one ability each",
             "Apache-2.0",
-            naming="bsuite_EXPERIMENT/ID, such as bsuite_catch/0",
+            tasks=EXPERIMENTS,
+            more=is_experiment,
+            naming="bsuite_EXPERIMENT/NUMBER, such as bsuite_catch/0",
+            build=_adapter("bsuite", "make_bsuite"),
             package="bsuite",
         ),
         Suite(
@@ -261,7 +302,10 @@ SUITES: dict[str, Suite] = {
             "minigrid",
             "MiniGrid: small grid worlds",
             "Apache-2.0",
-            naming="minigrid_ID, such as minigrid_Empty-5x5",
+            tasks=MINIGRID_TASKS,
+            more=is_task,
+            naming="minigrid_TASK, such as minigrid_Empty-5x5",
+            build=_adapter("minigrid", "MiniGrid"),
             package="minigrid",
         ),
         Suite(
@@ -289,7 +333,8 @@ SUITES: dict[str, Suite] = {
             "craftax",
             "Craftax: Crafter and NetHack ideas, written in JAX",
             "MIT",
-            naming="craftax_NAME, such as craftax_symbolic",
+            tasks=tuple(CRAFTAX_NAMES),
+            build=_adapter("craftax", "Craftax"),
             package="craftax",
         ),
     )
@@ -357,7 +402,7 @@ def split_task(task: str) -> tuple[str, str]:
         raise UserError(
             f"Task {task!r} is not complete.\n  Fix: name it {suite.naming}."
         )
-    if suite.tasks and name not in suite.tasks and not _has_task(suite, name):
+    if suite.tasks and name not in suite.tasks and not suite.has_more(name):
         known = [_full_name(suite, each) for each in suite.tasks]
         raise UserError(
             f"Suite {prefix!r} has no task {name!r}.{nearest(task, known)}\n"
@@ -446,15 +491,6 @@ def _is_gym_id(task: str) -> bool:
         return False
     module = task.partition(":")[0].partition(".")[0]
     return not (Path(f"{module}.py").exists() or Path(module).is_dir())
-
-
-def _has_task(suite: Suite, name: str) -> bool:
-    """Whether the installed package knows a task the table does not list."""
-    if suite.package != "ale_py" or not suite.is_installed:
-        return False
-    from reverie.envs.atari import installed_games
-
-    return name.replace("_", "") in installed_games()
 
 
 def _full_name(suite: Suite, name: str) -> str:

@@ -213,6 +213,11 @@ class Atari:
         }
 
 
+def is_installed_game(name: str) -> bool:
+    """Whether the installed `ale-py` has a game the benchmark does not."""
+    return name.replace("_", "") in installed_games()
+
+
 def installed_games() -> dict[str, str]:
     """The games of the installed `ale-py`, by name with and without underscores."""
     from ale_py import roms

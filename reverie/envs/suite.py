@@ -21,6 +21,8 @@ class Suite:
     licence: str
     tasks: tuple[str, ...] = ()
     """Its task names without the prefix; empty where they are not a closed list."""
+    more: Callable[[str], bool] | None = None
+    """Whether it has a task that is not listed; may ask the package."""
     naming: str = ""
     """How its tasks are named, where they are not listed."""
     build: Callable[[str, Any], Env] | None = None
@@ -29,6 +31,8 @@ class Suite:
     """The module that must be importable; empty for built-ins."""
     extra: str = ""
     """The extra that installs it, where that is not called like the suite."""
+    script: str = ""
+    """The script of the repository that installs it, where pip alone cannot."""
     newest_python: tuple[int, int] | None = None
     """The newest Python its packages install on, where there is such a limit."""
     note: str = ""
@@ -36,12 +40,21 @@ class Suite:
 
     @property
     def install(self) -> str:
+        if self.script:
+            return f"sh {self.script}"
         extra = self.extra or self.name
         return f"pip install 'reverie[{extra}]'" if self.package else ""
 
     @property
     def is_installed(self) -> bool:
         return not self.package or importlib.util.find_spec(self.package) is not None
+
+    def has_more(self, name: str) -> bool:
+        """Whether a name that is not listed is a task all the same."""
+        try:
+            return self.more is not None and self.more(name)
+        except ImportError:
+            return False
 
     @property
     def missing(self) -> str:
