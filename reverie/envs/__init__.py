@@ -253,7 +253,7 @@ SUITES: dict[str, Suite] = {
             build=_adapter("dmlab", "DMLab"),
             package="deepmind_lab",
             script="tools/install_dmlab.sh",
-            note="It is not on the package index: a script of the repository builds it.",
+            note="It is not on the package index: a script of ours builds it.",
         ),
         Suite(
             "minecraft",
@@ -264,7 +264,7 @@ SUITES: dict[str, Suite] = {
             package="minerl",
             script="tools/install_minecraft.sh",
             newest_python=(3, 11),
-            note="It needs Java 8, and old build tools that a script brings along.",
+            note="It needs Java 8, and old build tools that a script of ours brings.",
         ),
         Suite(
             "procgen",
@@ -273,6 +273,7 @@ SUITES: dict[str, Suite] = {
             tasks=PROCGEN_GAMES,
             build=_adapter("procgen", "Procgen"),
             package="procgen",
+            newest_python=(3, 12),
         ),
         Suite(
             "bsuite",

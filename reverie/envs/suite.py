@@ -41,7 +41,7 @@ class Suite:
     @property
     def install(self) -> str:
         if self.script:
-            return f"sh {self.script}"
+            return f"sh {self.script} VENV"
         extra = self.extra or self.name
         return f"pip install 'reverie[{extra}]'" if self.package else ""
 
@@ -67,9 +67,12 @@ class Suite:
             ".".join(map(str, version))
             for version in (self.newest_python, sys.version_info[:2])
         )
+        fix = f"python{newest} -m venv OTHER && OTHER/bin/{self.install}"
+        if self.script:  # makes its own
+            fix = f"{self.install} python{newest}"
         return (
             f"{lacks} It installs on Python {newest} at most, and this is {here}.\n"
-            f"  Fix: python{newest} -m venv OTHER && OTHER/bin/{self.install}"
+            f"  Fix: {fix}"
         )
 
 
