@@ -1,0 +1,106 @@
+"""Sequences to watch: made up on the spot, or read from files; nobody acts in them.
+
+A source is a class in a file of this room with a row in `SOURCES`, and is then the task
+`watch_<name>`; one of your own is `watch_package.module:Class`. It says four things:
+
+- `batch(step)`: the sequences of a training step, `(B, T, ...)` each, by key. The same
+  step always gives the same sequences, so that a resumed run goes on as it would have;
+- `evaluation()`: sequences that training never sees;
+- `loss`: how images are to be compared, `bernoulli` or `gaussian`;
+- `obs_space` and `act_space`: one image, and the actions that lead from row to row
+  (an empty dict where there are none).
+
+Time is that of `reverie.api`: the action of a row leads to the next one. Where the true
+events are known they come along as `log/event`, bool `(B, T)`; keys under `log/` are
+for people and never reach a loss.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from reverie.api import Spaces, UserError, Window
+
+Arrays = dict[str, np.ndarray]
+
+PREFIX = "watch_"
+EVENT = "log/event"
+
+SOURCES = {
+    "balls": "reverie.data.sources.balls:Balls",
+    "maze": "reverie.data.sources.maze:Maze",
+    "episodes": "reverie.data.sources.episodes:Episodes",
+}
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where sequences to watch come from (tasks `watch_*`)."""
+
+    folder: str = ""
+    """Files to read, for sources that read any."""
+    chunk: int = 8192
+    """Sequences that are made up together and then drawn from, in shuffled order."""
+    refresh: int = 512
+    """Updates after which others, made meanwhile, replace them; 0 for never."""
+    evaluation: int = 1024
+    """Sequences of the evaluation set."""
+    dt: float = 2.0
+    """How far balls move between two frames."""
+
+    def __post_init__(self) -> None:
+        if min(self.chunk, self.evaluation) < 1 or self.refresh < 0 or self.dt <= 0:
+            raise ValueError(
+                "chunk and evaluation must be at least 1, refresh 0, and dt above 0"
+            )
+
+
+@runtime_checkable
+class Source(Protocol):
+    """See the top of this file."""
+
+    loss: Literal["bernoulli", "gaussian"]
+    obs_space: Spaces
+    act_space: Spaces
+
+    def batch(self, step: int) -> Arrays: ...
+
+    def evaluation(self) -> Arrays: ...
+
+    def close(self) -> None: ...
+
+
+def is_source(task: str) -> bool:
+    return task.startswith(PREFIX)
+
+
+def find(task: str) -> type:
+    """The class behind a task name."""
+    name = task.removeprefix(PREFIX)
+    place = name if ":" in name else SOURCES.get(name)
+    if place is None:
+        near = difflib.get_close_matches(name, SOURCES, 1, 0)[0]
+        raise UserError(
+            f"There is nothing called {name!r} to watch.\n  Fix: did you mean "
+            f"--task {PREFIX}{near}? Your own is --task {PREFIX}package.module:Class."
+        )
+    module, _, kind = place.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module), kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"Task {task!r} cannot be found: {error}.\n"
+            "  Fix: name a class that can be imported, as package.module:Class."
+        ) from None
+    return found
+
+
+def make(task: str, config: SourceConfig, window: Window, seed: int) -> Source:
+    """The source of a task, for batches of this shape."""
+    source: Source = find(task)(config, window, seed)
+    return source

@@ -1,0 +1,249 @@
+"""Sequences to watch: what they hold, that steps repeat, and what can be wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from reverie.api import Space, UserError, Window
+from reverie.data import sources
+from reverie.data.sources import EVENT, Source, SourceConfig, balls, maze
+
+WINDOW = Window(4, 12)
+
+
+def make_balls(**settings) -> balls.Balls:
+    config = SourceConfig(**{"chunk": 16, "refresh": 5, "evaluation": 8, **settings})
+    return balls.Balls(config, WINDOW, 0)
+
+
+@pytest.fixture(scope="module")
+def maze_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("maze")
+    maze.write_maze(folder, train=3, test=2, length=40)
+    return folder
+
+
+def spoil(folder, **changes):
+    """Put one changed file in place of the training episodes."""
+    path = folder / "train" / "episode_00000.npz"
+    with np.load(path) as data:
+        arrays = {key: data[key] for key in data.files}
+    arrays |= changes
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+
+
+def test_a_collision_changes_exactly_the_colour_of_a_ball_that_hit():
+    draws = balls.FreshDraws(np.random.default_rng(0))
+    track = balls.simulate(draws, 200, 30, 2.0)
+    on_wall = ((track.pos <= 3) | (track.pos >= 29)).any(-1)
+    changed = np.diff(track.colour, axis=1) != 0
+    np.testing.assert_array_equal(changed, on_wall[:, 1:])
+    np.testing.assert_array_equal(changed.any(-1), track.hit[:, 1:])
+    assert not track.hit[:, 0].any()
+
+
+def test_hits_are_as_frequent_as_in_the_recorded_generator():
+    found = balls.make_sequences(np.random.default_rng(1), 2000, 30, 2.0)
+    assert found[EVENT][:, 1:].mean() == pytest.approx(0.263, abs=0.01)
+
+
+def test_a_step_always_gives_the_same_sequences_whatever_was_asked_before():
+    whole, later = make_balls(), make_balls()
+    batches = [whole.batch(step) for step in range(12)]
+    for step in (11, 4, 7):
+        again = later.batch(step)
+        for key, value in batches[step].items():
+            np.testing.assert_array_equal(value, again[key])
+    whole.close()
+    later.close()
+
+
+def test_chunks_are_drawn_without_repetition_and_then_replaced():
+    source = make_balls(chunk=16, refresh=4)
+    rows = np.concatenate([source.batch(step)["image"] for step in range(4)])
+    assert len(np.unique(rows.reshape(16, -1), axis=0)) == 16
+    fresh = source.batch(4)["image"]
+    known = {row.tobytes() for row in rows}
+    assert not any(row.tobytes() in known for row in fresh)
+    source.close()
+
+
+def test_without_refresh_the_chunk_stays():
+    source = make_balls(chunk=8, refresh=0)
+    first = np.concatenate([source.batch(step)["image"] for step in (0, 1)])
+    later = np.concatenate([source.batch(step)["image"] for step in (100, 101)])
+    assert {row.tobytes() for row in first} == {row.tobytes() for row in later}
+    source.close()
+
+
+def test_the_evaluation_set_is_apart_from_training():
+    source = make_balls()
+    seen = {row.tobytes() for step in range(5) for row in source.batch(step)["image"]}
+    held = source.evaluation()
+    assert len(held["image"]) == 8
+    assert not any(row.tobytes() in seen for row in held["image"])
+    np.testing.assert_array_equal(held["image"], source.evaluation()["image"])
+    source.close()
+
+
+def test_a_chunk_smaller_than_a_batch_is_refused():
+    with pytest.raises(UserError, match="holds no batch"):
+        make_balls(chunk=3)
+
+
+def test_maze_files_are_read_with_actions_and_junctions(maze_folder):
+    config = SourceConfig(folder=str(maze_folder), evaluation=5)
+    source = maze.Maze(config, WINDOW, 0)
+    batch = source.batch(3)
+    assert batch["image"].shape == (4, 12, 32, 32, 3)
+    assert batch["action"].shape == batch[EVENT].shape == (4, 12)
+    np.testing.assert_array_equal(batch["image"], source.batch(3)["image"])
+    assert len(source.evaluation()["image"]) == 5
+
+
+def test_an_event_of_the_maze_is_the_first_frame_at_a_junction(maze_folder):
+    path = maze_folder / "train" / "episode_00001.npz"
+    with np.load(path) as data:
+        junction = data["junction"]
+    event = maze.read_episode(path, 10)[EVENT]
+    starts = [t for t in range(1, 40) if junction[t] and not junction[t - 1]]
+    assert np.flatnonzero(event).tolist() == starts
+
+
+def test_maze_frames_of_another_size_are_shrunk(maze_folder, tmp_path):
+    path = tmp_path / "big.npz"
+    small = maze.read_episode(maze_folder / "train" / "episode_00002.npz", 10)
+    big = small["image"].repeat(2, 1).repeat(2, 2)
+    np.savez(path, video=big, actions=small["action"])
+    found = maze.read_episode(path, 10)
+    np.testing.assert_array_equal(found["image"], small["image"])
+    assert EVENT not in found
+
+
+def test_a_missing_maze_says_how_to_make_one(tmp_path):
+    config = SourceConfig(folder=str(tmp_path / "none"))
+    with pytest.raises(UserError, match="reverie data maze --out"):
+        maze.Maze(config, WINDOW, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"video": None}, "has no 'video', only actions"),
+        ({"actions": None}, "has no 'actions'"),
+        ({"video": np.zeros((40, 32, 32), np.uint8)}, "wanted \\(T, h, w, 3\\)"),
+        ({"actions": np.zeros(39, np.int64)}, "wanted 40"),
+        ({"actions": np.full(40, 3)}, "from 0 to 2"),
+        ({"actions": np.zeros(40)}, "whole numbers"),
+        ({"video": np.full((40, 32, 32, 3), np.nan)}, "not finite"),
+        ({"video": np.zeros((40, 32, 32, 3))}, "wanted uint8"),
+        (
+            {"video": np.zeros((9, 32, 32, 3), np.uint8), "actions": np.zeros(9, int)},
+            "has 9 frames, a window has 12",
+        ),
+    ],
+)
+def test_maze_files_that_cannot_be_used_are_named(tmp_path, changes, complaint):
+    maze.write_maze(tmp_path, train=1, test=1, length=40)
+    spoil(tmp_path, **changes)
+    config = SourceConfig(folder=str(tmp_path))
+    with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
+        maze.Maze(config, WINDOW, 0)
+
+
+def test_recorded_episodes_are_watched_with_actions_on_their_own_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    for index in range(12):
+        image = np.full((20, 8, 8, 3), index, np.uint8)
+        action = np.arange(20, dtype=np.float32)[:, None]  # t led to row t
+        reward = rng.integers(2, size=20).astype(np.float32)
+        np.savez(
+            tmp_path / f"e{index:02d}.npz", image=image, action=action, reward=reward
+        )
+    config = SourceConfig(folder=str(tmp_path), evaluation=40)
+    source = sources.make("watch_episodes", config, WINDOW, 0)
+    held = source.evaluation()
+    assert set(held["image"][:, 0, 0, 0, 0]) == {0, 10}
+    assert not {0, 10} & set(source.batch(0)["image"][:, 0, 0, 0, 0])
+    steps = np.diff(source.batch(0)["action"][..., 0])
+    assert ((steps == 1) | (steps < 0)).all()  # the last row of an episode has none
+    assert source.batch(0)["action"].min() >= 0
+    assert source.act_space["action"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"image": np.zeros((20, 8, 8, 3), np.uint8)}, "has no 'action'"),
+        ({"image": np.zeros((20, 8)), "action": np.zeros((20, 1))}, "wanted uint8"),
+        (
+            {
+                "image": np.zeros((20, 8, 8, 3), np.uint8),
+                "action": np.full((20, 1), np.nan),
+            },
+            "not finite",
+        ),
+        (
+            {"image": np.zeros((5, 8, 8, 3), np.uint8), "action": np.zeros((5, 1))},
+            "has 5 frames",
+        ),
+        (
+            {"image": np.zeros((20, 8, 8, 3), np.uint8), "action": np.zeros((9, 1))},
+            "'action' has 9 rows",
+        ),
+    ],
+)
+def test_episodes_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
+    for index in range(2):
+        np.savez(tmp_path / f"e{index}.npz", **arrays)
+    config = SourceConfig(folder=str(tmp_path))
+    with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
+        sources.make("watch_episodes", config, WINDOW, 0)
+
+
+def test_no_episodes_say_how_to_write_some(tmp_path):
+    with pytest.raises(UserError, match="reverie data export"):
+        sources.make("watch_episodes", SourceConfig(), WINDOW, 0)
+
+
+def test_an_unknown_source_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="watch_balls"):
+        sources.find("watch_bals")
+    with pytest.raises(UserError, match="cannot be found"):
+        sources.find("watch_nowhere.at:All")
+
+
+class Blinks:
+    """A whole source: a lamp that is switched at random, which is its event."""
+
+    loss: Literal["bernoulli", "gaussian"] = "bernoulli"
+
+    def __init__(self, config: SourceConfig, window: Window, seed: int):
+        self.obs_space = {"image": Space(np.uint8, (32, 32, 3), 0, 256)}
+        self.act_space: dict[str, Space] = {}
+        self.shape, self.seed = (window.batch, window.length), seed
+
+    def batch(self, step: int):
+        event = np.random.default_rng([self.seed, step]).random(self.shape) < 0.2
+        light = (event.cumsum(1) % 2 * 255).astype(np.uint8)
+        image = np.broadcast_to(light[..., None, None, None], (*self.shape, 32, 32, 3))
+        return {"image": image, "log/event": event}
+
+    def evaluation(self):
+        return self.batch(-1 % 2**32)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("task", ["watch_blinks", f"watch_{__name__}:Blinks"])
+def test_a_source_is_one_class_and_one_row(monkeypatch, task):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setitem(sources.SOURCES, "blinks", f"{__name__}:Blinks")
+    source = sources.make(task, SourceConfig(), WINDOW, 0)
+    assert isinstance(source, Source)
+    assert source.batch(0)["image"].shape == (4, 12, 32, 32, 3)
