@@ -1,1 +1,51 @@
-"""GPU twins of the plain parts, one file each; the plain parts stay the reference."""
+"""GPU twins of the plain parts, one file each; the plain parts stay the reference.
+
+A twin of a module is a subclass with the same parameters and another `forward`;
+`accelerate` puts it in the place of the plain part. A twin that meets a shape, a norm
+or a device it was not written for takes the plain way by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import nn
+
+
+def available(device: torch.device) -> bool:
+    """Whether the twins can run: they are Triton kernels, and those want CUDA."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def accelerate(module: nn.Module) -> None:
+    """Put the twins of all parts of a module in their places.
+
+    A part outside this room names its own twin in a static method `twin`.
+    """
+    known = twins()
+    for part in module.modules():
+        named = getattr(type(part), "twin", None)
+        twin = named() if named else known.get(type(part))
+        if twin is not None:
+            part.__class__ = twin
+
+
+@functools.cache
+def twins() -> dict[type[nn.Module], type[nn.Module]]:
+    """The twin of every plain part that has one."""
+    from reverie.nets.blocks import MLP
+    from reverie.nets.conv import Decoder, Encoder
+    from reverie.nets.fast.decoder import FastDecoder
+    from reverie.nets.fast.encoder import FastEncoder
+    from reverie.nets.fast.norm_act import FastMLP
+    from reverie.nets.fast.twohot import FastHead
+    from reverie.nets.heads import Head
+
+    return {
+        MLP: FastMLP,
+        Encoder: FastEncoder,
+        Decoder: FastDecoder,
+        Head: FastHead,
+    }
