@@ -110,8 +110,10 @@ class NormSilu(nn.Module):
         self.shift = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c"]:
-        scale, shift = self.scale, self.shift
-        y = F.group_norm(x.permute(0, 3, 1, 2).float(), GROUPS, scale, shift, EPS)
+        # Contiguous, since PyTorch's kernel for channels-last loses the variance of maps
+        # that are almost constant, and black frames are.
+        y = x.permute(0, 3, 1, 2).float().contiguous()
+        y = F.group_norm(y, GROUPS, self.scale, self.shift, EPS)
         return F.silu(y).to(x.dtype).permute(0, 2, 3, 1)
 
 
@@ -151,6 +153,18 @@ def _keep_first(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointP
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+class Halve(nn.Module):
+    """Four pixels become one."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = Conv(channels, channels, kernel=2, stride=2)
+
+    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
+        out: Tensor = self.conv(x)
+        return out
+
+
 class Double(nn.Module):
     """Each pixel becomes four, then a convolution."""
 
@@ -179,7 +193,7 @@ class FrameEncoder(nn.Module):
             layers.append(Residual(width, mult * config.channels))
             width = mult * config.channels
             if halve:
-                layers.append(Conv(width, width, kernel=2, stride=2))
+                layers.append(Halve(width))
         layers += [NormSilu(width), Conv(width, config.latent)]
         self.layers = nn.Sequential(*layers)
 

@@ -1,0 +1,339 @@
+"""Recordings of the original Δ-IRIS, and worlds set up to replay them.
+
+A recording is a folder of npz files. Sizes are read from the arrays, so any recording
+of the same format will do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reverie.api import Space
+from reverie.convert.delta_iris_names import (
+    TOKENIZER,
+    WORLD_MODEL,
+    places,
+    take_over,
+)
+from reverie.nets.dice import Dice
+from reverie.nets.residual import FrameConfig
+from reverie.nets.transformer import TransformerConfig
+from reverie.worlds.iris.quantizer import QuantizerConfig
+from reverie.worlds.iris.world import (
+    DynamicsConfig,
+    IrisWorld,
+    Segment,
+    TokenizerConfig,
+)
+
+HERE = Path(__file__).parent
+FOLDER = (
+    Path(os.environ.get("REVERIE_PARITY_DIR", HERE.parent / "fixtures")) / "delta_iris"
+)
+REVIVE_UNTIL = 10
+"""Not among the arrays; the folder's description says so."""
+SCALES = {"": (1.0, 1.0, 1.0), "classes/": (0.1, 1.0, 0.1)}
+"""Loss scales of latents, rewards and ends, with two-hot rewards and with signs."""
+SIZES = ("crafter", "atari")
+
+
+@cache
+def load(name: str) -> dict[str, np.ndarray]:
+    """One file, or all the parts into which it was split."""
+    data: dict[str, np.ndarray] = {}
+    paths = [FOLDER / f"{name}.npz", *sorted(FOLDER.glob(f"{name}_part*.npz"))]
+    for path in paths:
+        if path.exists():
+            with np.load(path) as arrays:
+                data |= {key: arrays[key] for key in arrays.files}
+    assert data, f"{FOLDER} has no {name}"
+    return data
+
+
+def has(name: str) -> bool:
+    return any(FOLDER.glob(f"{name}*.npz"))
+
+
+def under(data: Mapping, prefix: str) -> dict:
+    return {k[len(prefix) :]: v for k, v in data.items() if k.startswith(prefix)}
+
+
+def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {key: torch.tensor(array) for key, array in arrays.items()}
+
+
+def as_bytes(frames: np.ndarray) -> torch.Tensor:
+    """Recorded frames (..., c, h, w) as bytes (..., h, w, c)."""
+    frames = np.moveaxis(frames, -3, -1)
+    if frames.dtype != np.uint8:
+        scaled = frames * 255
+        assert np.abs(scaled - np.round(scaled)).max() < 1e-3
+        frames = np.round(scaled).astype(np.uint8)
+    return torch.tensor(np.ascontiguousarray(frames))
+
+
+def as_recorded(frames: torch.Tensor) -> np.ndarray:
+    """Our frames (..., h, w, c) as they are recorded."""
+    return np.moveaxis(frames.detach().numpy(), -1, -3)
+
+
+def segment(data: Mapping[str, np.ndarray]) -> Segment:
+    frames = data.get("in/observations", data.get("in/observations_uint8"))
+    return Segment(
+        as_bytes(frames),
+        torch.tensor(data["in/actions"]),
+        torch.tensor(data["in/rewards"]),
+        torch.tensor(data["in/ends"]).bool(),
+        torch.tensor(data["in/mask_padding"]),
+    )
+
+
+class RecordedDice(Dice):
+    """Hands out recorded draws in order, and keeps the probabilities asked for."""
+
+    def __init__(self, draws=(), shuffles=()) -> None:
+        self.draws, self.shuffles = list(draws), list(shuffles)
+        self.logprobs: list[torch.Tensor] = []
+
+    def categorical(self, probs):
+        draw = torch.as_tensor(self.draws.pop(0))
+        assert draw.shape == probs.shape[:-1], (draw.shape, probs.shape)
+        self.logprobs.append(torch.log(probs))
+        return draw.long()
+
+    def shuffle(self, marked):
+        order = self.shuffles.pop(0) if self.shuffles else None
+        yes, no = torch.nonzero(marked)[:, 0], torch.nonzero(~marked)[:, 0]
+        if order is not None:
+            yes = yes[torch.as_tensor(order)]
+        return torch.cat([yes, no])
+
+
+def frame_config(shapes: Mapping[str, tuple], net: str, decoder=False) -> FrameConfig:
+    """The sizes of a convolutional network, from the shapes of its tensors."""
+    inside = under(shapes, f"{net}.")
+    last = max(int(name.split(".")[0]) for name in inside)
+    blocks: list[list[int]] = []  # output (in a decoder: input) channels, and halving
+    doubling = 0
+    for i in range(1, last - 2):
+        if f"{i}.conv.weight" in inside:
+            if decoder:
+                doubling = 1
+            else:
+                blocks[-1][1] = 1
+        else:
+            units, inputs = inside[f"{i}.f.2.weight"][:2]
+            blocks.append([inputs if decoder else units, doubling])
+            doubling = 0
+    channels = inside[f"{last}.weight" if decoder else "0.weight"][1 if decoder else 0]
+    if decoder:
+        blocks.reverse()
+    latent = 1 if decoder else inside[f"{last}.weight"][0]
+    mults = tuple(units // channels for units, _ in blocks)
+    return FrameConfig(channels, latent, mults, tuple(halve for _, halve in blocks))
+
+
+def make_world(
+    token_shapes: Mapping[str, tuple],
+    model_shapes: Mapping[str, tuple],
+    image: tuple[int, int, int],
+    heads: int,
+    *,
+    tokens: int,
+    two_hot: bool = True,
+    scales: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    attention: str = "causal",
+    revive_until: int | None = REVIVE_UNTIL,
+) -> IrisWorld:
+    encoder = frame_config(token_shapes, "encoder.encoder")
+    codes, code_width = token_shapes["quantizer.codebook"]
+    actions, planes = token_shapes["decoder_act_emb.weight"]
+    area = math.prod(side // encoder.shrink for side in image[:2])
+    positions, width = model_shapes["transformer.pos_emb.weight"]
+    layers = {name.split(".")[2] for name in model_shapes if ".blocks." in name}
+    return IrisWorld(
+        Space(np.uint8, image),
+        actions,
+        tokenizer=TokenizerConfig(
+            tokens=tokens,
+            action_planes=planes // area,
+            encoder=encoder,
+            frame=frame_config(token_shapes, "frame_cnn.encoder"),
+            decoder=frame_config(token_shapes, "decoder.decoder", decoder=True),
+            quantizer=QuantizerConfig(codes, code_width, revive_until),
+        ),
+        dynamics=DynamicsConfig(
+            transformer=TransformerConfig(
+                len(layers), heads, width, positions // (tokens + 2), attention
+            ),
+            frame=frame_config(model_shapes, "frame_cnn.0.encoder"),
+            two_hot_rewards=two_hot,
+            latents_scale=scales[0],
+            rewards_scale=scales[1],
+            ends_scale=scales[2],
+        ),
+    )
+
+
+def shapes_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple]:
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def tiny_world(variant: str = "", heads: int | None = None, attention="causal"):
+    """The small recorded world; `variant` is "" or "classes/"."""
+    tokenizer = load("tokenizer_params")
+    model = dict(load("world_model_params"))
+    others = under(model, "classes/")
+    model = {k: v for k, v in model.items() if not k.startswith("classes/")}
+    if variant:
+        model |= others
+    recorded = load("tokenizer_io")
+    colours, height, width = recorded["in/observations"].shape[2:]
+    world = make_world(
+        shapes_of(tokenizer),
+        shapes_of(model),
+        (height, width, colours),
+        heads or tiny_heads(),
+        tokens=recorded["eval/tokens"].shape[-1],
+        two_hot=not variant,
+        scales=SCALES[variant],
+        attention=attention,
+    )
+    fill(world, tensors(tokenizer), tensors(model))
+    return world
+
+
+@cache
+def tiny_heads() -> int:
+    """How many heads the small transformer has, which no array says by its shape."""
+    recorded = load("world_model_io")
+    wanted = torch.tensor(recorded["output_sequence"])
+
+    def distance(heads: int) -> float:
+        world = tiny_world(heads=heads)
+        with torch.no_grad():
+            outputs, _ = world.dynamics(torch.tensor(recorded["sequence"]))
+        return float((outputs - wanted).abs().max())
+
+    return min((2**i for i in range(6) if wanted.shape[-1] % 2**i == 0), key=distance)
+
+
+def fill(world: IrisWorld, tokenizer: dict, model: dict) -> None:
+    ours = world.tokenizer
+    ours.load_state_dict(take_over(tokenizer, TOKENIZER, ours.state_dict()))
+    other = world.dynamics
+    other.load_state_dict(take_over(model, WORLD_MODEL, other.state_dict()))
+
+
+def by_original_name(module: torch.nn.Module, values: list, rules: list, names) -> dict:
+    """Values of our parameters (gradients, say) under the original's names."""
+    ours = dict(zip(dict(module.named_parameters()), values, strict=True))
+    return {name: place.of(ours) for name, place in places(names, rules).items()}
+
+
+def full_world(size: str) -> tuple[IrisWorld, dict[str, np.ndarray]]:
+    """A world of the default sizes, filled by the rule of the recording."""
+    data = load(f"fullsize_{size}")
+    seed = int(data["rule_seed"])
+    filled: dict[str, dict[str, torch.Tensor]] = {}
+    for part in ("tokenizer", "world_model"):
+        names = [str(name) for name in data[f"{part}/state_dict_names"]]
+        found = [str(shape) for shape in data[f"{part}/state_dict_shapes"]]
+        filled[part] = {}
+        for i, (name, shape) in enumerate(zip(names, found, strict=True)):
+            dims = tuple(int(n) for n in re.findall(r"\d+", shape))
+            value = by_rule(part, name, dims, seed)
+            if value is not None:
+                filled[part][name] = torch.tensor(value)
+                total = float(data[f"{part}/param_checksums"][i])
+                assert abs(value.sum(dtype=np.float64) - total) < 1e-2, name
+    colours, height, width = data["in/observations_uint8"].shape[2:]
+    model = {k: tuple(v.shape) for k, v in filled["world_model"].items()}
+    world = make_world(
+        {k: tuple(v.shape) for k, v in filled["tokenizer"].items()},
+        model,
+        (height, width, colours),
+        heads=model["transformer.pos_emb.weight"][1] // 64,
+        tokens=data["tokenizer/tokens"].shape[-1],
+        two_hot=model["head_rewards.head_module.2.bias"][0] > 3,
+        scales=SCALES["" if size == "crafter" else "classes/"],
+    )
+    filled["tokenizer"]["quantizer.num_codebook_updates"] = torch.zeros((), dtype=int)
+    fill(world, filled["tokenizer"], filled["world_model"])
+    return world, data
+
+
+def by_rule(part: str, name: str, shape: tuple, seed: int) -> np.ndarray | None:
+    if re.search(r"(indices|\.sa\.mask|num_codebook_updates)$", name):
+        return None
+    key = (zlib.crc32(f"{part}.{name}".encode()) + seed) % 2**32
+    noise = np.random.RandomState(key).standard_normal(shape).astype(np.float32)
+    if name.endswith("codewords_freqs"):
+        value = np.full(shape, 1 / shape[0], np.float32)
+    elif name.endswith("codebook"):
+        value = noise / np.linalg.norm(noise, axis=-1, keepdims=True)
+    elif len(shape) == 1 and name.endswith("weight"):
+        value = 1 + 0.1 * noise
+    elif len(shape) == 1:
+        value = 0.05 * noise
+    elif "_emb." in name:
+        value = 0.1 * noise
+    else:
+        value = noise / np.sqrt(np.prod(shape[1:]))
+    if name == "decoder.decoder.11.bias":
+        value = value + 0.5
+    return value.astype(np.float32)
+
+
+def close(ours, theirs, tolerance=1e-4):
+    """Equal up to a part of the largest entry."""
+    ours = np.asarray(ours.detach() if isinstance(ours, torch.Tensor) else ours)
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(
+        ours, theirs, rtol=0, atol=tolerance * max(1e-6, np.abs(theirs).max())
+    )
+
+
+def close_gradients(ours, theirs, norm):
+    """Relative to the largest entry of each; noise is let pass only where it must be.
+
+    Biases of convolutions that a group norm follows have no influence where a group is
+    one channel, nor have biases of keys, which softmax follows: what is recorded for
+    them is rounding.
+    """
+    assert set(theirs) <= set(ours)
+    for name, wanted in theirs.items():
+        error = np.abs(ours[name].numpy() - wanted).max()
+        limit = 2e-3 * np.abs(wanted).max()
+        if before_a_norm(name, theirs):
+            limit = max(limit, 3e-5 * norm)
+        assert error <= limit, f"{name}: {error} > {limit}"
+
+
+def before_a_norm(name, names):
+    if name.endswith(".sa.key.bias"):
+        return True
+    match = re.fullmatch(r"(.*coder)\.(\d+)\.(.*)bias", name)
+    if not match:
+        return False
+    if re.fullmatch(r"f\.[03]\.", match[3]):  # a norm itself
+        return False
+    inside = [re.match(rf"{re.escape(match[1])}\.(\d+)\.", other) for other in names]
+    last = max(int(found[1]) for found in inside if found)
+    return int(match[2]) < last - 2
+
+
+def nearly_same_frames(ours, theirs):
+    """The same bytes, but for a few ties that were rounded the other way."""
+    off = (ours.int() - as_bytes(theirs).int()).abs()
+    assert off.max() <= 1
+    assert off.float().mean() <= 1e-3

@@ -1,0 +1,239 @@
+"""The transformer of Δ-IRIS, and dreams in it, against numbers of the original."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from einops import rearrange
+from iris_world_recording import (
+    SCALES,
+    WORLD_MODEL,
+    RecordedDice,
+    as_bytes,
+    by_original_name,
+    close,
+    close_gradients,
+    load,
+    nearly_same_frames,
+    segment,
+    tiny_world,
+    under,
+)
+
+from reverie.nets.adam import Adam, AdamConfig, decaying
+from reverie.nets.blocks import symlog
+from reverie.nets.outs import SymlogTwoHot, symlog_bins
+from reverie.worlds.iris.dynamics import head_rows
+
+IO = load("world_model_io")
+FUNCTIONS = load("functions")
+
+
+@pytest.fixture(scope="module")
+def world():
+    return tiny_world()
+
+
+def sequence(world, frames=None):
+    tokens = torch.tensor(IO["latent_tokens"])
+    filled = torch.nn.functional.pad(tokens, (0, 0, 0, 1))
+    batch = segment(IO)
+    return world.dynamics.sequence(batch.image, batch.action, filled, torch.float32)
+
+
+def test_embeddings(world):
+    batch = segment(IO)
+    frames = world.dynamics.embed_frames(batch.image, torch.float32)
+    close(frames[:, :, None], IO["frames_emb"])
+    close(sequence(world), IO["sequence"])
+    assert np.array_equal(
+        world.tokenize(batch.image, batch.action), IO["latent_tokens"]
+    )
+
+
+def test_outputs_and_logits(world):
+    outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
+    close(outputs, IO["output_sequence"])
+    seen = world.dynamics.foresee(outputs)
+    close(seen.latents, IO["logits_latents"])
+    close(seen.rewards, IO["logits_rewards"])
+    close(seen.ends, IO["logits_ends"])
+
+
+def test_sign_classes():
+    world = tiny_world("classes/")
+    outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
+    close(world.dynamics.foresee(outputs).rewards, IO["classes/logits_rewards"])
+    labels = torch.sign(torch.tensor(IO["in/rewards"])).long() + 1
+    assert np.array_equal(labels, IO["classes/reward_labels"])
+
+
+def test_attention_inside_blocks():
+    world = tiny_world(attention="block_causal")
+    outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
+    close(outputs, IO["block_causal/output_sequence"])
+    seen = world.dynamics.foresee(outputs)
+    close(seen.latents, IO["block_causal/logits_latents"])
+
+
+@pytest.mark.parametrize("variant", SCALES)
+def test_losses(variant):
+    world = tiny_world(variant)
+    out = world.dynamics_loss(segment(IO))
+    total = 0.0
+    for name in ("latents", "rewards", "ends"):
+        mean = out.losses[name].mean()
+        close(mean, IO[f"{variant}loss/loss_{name}"])
+        total += mean
+    close(total, IO[f"{variant}loss_total"])
+    close(out.metrics["latent_accuracy"], IO["metric/latent_accuracy"])
+
+
+def test_reward_targets(world):
+    rewards = torch.tensor(IO["in/rewards"])
+    close(two_hot(rewards), IO["two_hot_reward_targets"], 1e-5)
+
+
+def two_hot(x):
+    bins = symlog_bins(255)
+    below, share = SymlogTwoHot(torch.zeros(*x.shape, 255), bins).split(x)
+    target = torch.zeros(*x.shape, 255)
+    target.scatter_(-1, below[..., None], 1 - share[..., None])
+    return target.scatter_(-1, below[..., None] + 1, share[..., None])
+
+
+def test_two_hot_functions():
+    c = under(FUNCTIONS, "twohot/")
+    x = torch.tensor(c["x"])
+    close(symlog(x), c["symlog"], 1e-6)
+    close(two_hot(x), c["target"], 1e-5)
+    logits = torch.tensor(c["logits"])
+    out = SymlogTwoHot(logits, symlog_bins(255))
+    np.testing.assert_allclose(out.pred(), c["expectation"], rtol=1e-4, atol=1e-5)
+    probs = logits.softmax(-1)
+    close(symlog(out.pred()), c["expectation_symlog"], 1e-5)
+    y = x[: len(logits)]
+    wanted = -(two_hot(y) * probs.log()).sum(-1)
+    torch.testing.assert_close(out.loss(y), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", SCALES)
+def test_gradients_and_one_update(variant):
+    recorded = load("world_model_grads")
+    world = tiny_world(variant)
+    module = world.dynamics
+    theirs = under(recorded, f"{variant}grad/")
+    config = AdamConfig(wd=0.01)
+    opt = Adam(dict(module.named_parameters()), config, decaying(module))
+    out = world.dynamics_loss(segment(IO))
+    loss = torch.stack([x.mean() for x in out.losses.values()]).sum()
+    grads = opt.gradients(loss)
+    norm = float(recorded["opt/grad_norm_before_clip"])
+    ours = by_original_name(module, grads, WORLD_MODEL, theirs)
+    close_gradients(ours, theirs, norm)
+    if variant:
+        return
+    assert len(theirs) == len(grads) + 4 * len(module.transformer.layers)  # q, k, v
+    _, metrics = opt.apply(loss.detach(), grads)
+    assert float(metrics["opt/grad_norm"]) == pytest.approx(norm, rel=1e-4)
+    after = by_original_name(module, opt.tensors, WORLD_MODEL, theirs)
+    for name, wanted in under(recorded, "opt/after/").items():
+        np.testing.assert_allclose(after[name].detach(), wanted, rtol=0, atol=1e-6)
+
+
+def test_which_parameters_decay(world):
+    recorded, module = load("world_model_grads"), world.dynamics
+    names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
+    decays = set(decaying(module))
+    flags = [torch.tensor([k in decays] * 3) for k, _ in module.named_parameters()]
+    ours = by_original_name(module, flags, WORLD_MODEL, map(str, names))
+    assert {k for k, v in ours.items() if v.any()} == set(recorded["opt/names_decay"])
+
+
+PLANS = sorted({key.split("/")[1] for key in IO if key.startswith("kv/")})
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_cached_steps_equal_the_full_forward(world, plan):
+    c, dynamics = under(IO, f"kv/{plan}/"), world.dynamics
+    whole, start, pieces, heads = torch.tensor(IO["sequence"]), 0, [], []
+    cache = dynamics.transformer.cache(len(whole), torch.float32)
+    for i, new in enumerate(c["chunk_sizes"]):
+        outputs, cache = dynamics(whole[:, start : start + new], cache)
+        seen = dynamics.foresee(outputs, before=start)
+        rows = [logits.shape[1] for logits in seen]
+        assert rows == c["head_rows_per_chunk"][i].tolist()
+        pieces.append(outputs)
+        heads.append(seen)
+        start += int(new)
+        assert cache.size == start
+    full, _ = dynamics(whole[:, :start])
+    outputs = torch.cat(pieces, 1)
+    torch.testing.assert_close(outputs, full, rtol=0, atol=1e-5)
+    latents, rewards, ends = (torch.cat(parts, 1) for parts in zip(*heads, strict=True))
+    close(latents[:, : IO["logits_latents"].shape[1]], IO["logits_latents"])
+    close(rewards, IO["logits_rewards"])
+    close(ends, IO["logits_ends"])
+    assert cache.room / dynamics.block == pytest.approx(float(c["blocks_left"]))
+    if "output_sequence" not in c:
+        return
+    close(outputs, c["output_sequence"])
+    close(latents, c["logits_latents"])
+    for i in range(len(dynamics.transformer.layers)):
+        for ours, name in ((cache.keys, "keys"), (cache.values, "values")):
+            flat = rearrange(ours[i][:, :, :start], "b h l d -> b l (h d)")
+            close(flat, c[f"layer{i}/{name}"])
+
+
+@pytest.mark.parametrize("case", sorted(under(FUNCTIONS, "slicer/")))
+def test_which_rows_a_head_sees(case):
+    head, counts = case.split("/")
+    new, before = (int(n) for n in counts.removeprefix("new").split("_prev"))
+    places = range(1, 5) if head == "latents" else range(1, 2)
+    rows = head_rows(places, new, before, block=6)
+    assert rows == FUNCTIONS[f"slicer/{case}"].tolist()
+
+
+@pytest.mark.parametrize("variant", ["two_hot", "classes"])
+def test_a_dream_through_a_flush(variant):
+    recorded = load("world_model_env")
+    c = under(recorded, f"{variant}/")
+    world = tiny_world("" if variant == "two_hot" else "classes/")
+    outputs = []
+    world.dynamics.transformer.register_forward_hook(
+        lambda module, args, out: outputs.append(out[0])
+    )
+    state = world.begin(
+        as_bytes(recorded["in/observations"]), torch.tensor(recorded["in/actions"])
+    )
+    (burned_in,) = outputs
+    close(burned_in, c["burn_in_wm_output"])
+    flushes = 0
+    for t in range(c["actions"].shape[1]):
+        assert state.cache.size == c["cache_before"][t]
+        signs = [c["reward_samples"][:, t]] if "reward_samples" in c else []
+        dones = c["dones"][:, t].astype(int)
+        dice = RecordedDice([*signs, dones, *c["tokens"][:, t].T])
+        outputs.clear()
+        step = world.step(state, torch.tensor(c["actions"][:, t]), dice)
+        assert not dice.draws
+        assert len(outputs) == world.dynamics.tokens
+        assert step.state.cache.size == c["cache_after"][t]
+        flushes += step.state.cache.size < state.cache.size
+        close(outputs[-1][:, -1], c["wm_output_last"][:, t])
+        close(torch.log_softmax(step.latent_logits, -1), c["latent_log_probs"][:, t])
+        close(torch.log_softmax(step.end_logits, -1), c["end_log_probs"][:, t])
+        if signs:
+            wanted = c["reward_log_probs"][:, t]
+            close(torch.log_softmax(step.reward_logits, -1), wanted)
+        np.testing.assert_allclose(
+            step.reward, c["rewards"][:, t], rtol=1e-4, atol=1e-5
+        )
+        assert np.array_equal(step.end, c["dones"][:, t])
+        assert np.array_equal(step.tokens, c["tokens"][:, t])
+        nearly_same_frames(step.image, c["frames"][:, t])
+        frame = as_bytes(c["frames"][:, t])  # so that no rounding tie is carried on
+        embedded = world.dynamics.embed_frames(frame, torch.float32)
+        state = step.state._replace(image=frame, frame=embedded)
+    assert flushes == 1

@@ -1,0 +1,193 @@
+"""The tokenizer of Δ-IRIS against recorded numbers of the original."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iris_world_recording import (
+    TOKENIZER,
+    RecordedDice,
+    as_bytes,
+    as_recorded,
+    by_original_name,
+    close,
+    close_gradients,
+    load,
+    nearly_same_frames,
+    segment,
+    tiny_world,
+    under,
+)
+
+from reverie.nets.adam import Adam, AdamConfig, decaying
+from reverie.nets.transformer import Dense
+from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
+
+IO = load("tokenizer_io")
+NAMES = {
+    "l1": "reconstruction_loss_l1",
+    "l2": "reconstruction_loss_l2",
+    "worst": "reconstruction_loss_l2_worst_pixel",
+    "commit": "commitment_loss",
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return tiny_world()
+
+
+def flat(data):
+    """Transitions of a recorded batch: frames, actions, next frames, as rows."""
+    images = as_bytes(data["in/observations"])
+    actions = torch.tensor(data["in/actions"])[:, :-1]
+    return images[:, :-1].flatten(0, 1), actions.flatten(), images[:, 1:].flatten(0, 1)
+
+
+def test_features_of_transitions(world):
+    tokenizer = world.tokenizer
+    image, action, after = flat(IO)
+    features = tokenizer.encode(image, action, after, torch.float32)
+    close(features.view(IO["eval/token_features"].shape), IO["eval/token_features"])
+    maps = as_recorded(tokenizer.to_map(features))
+    close(maps.reshape(IO["eval/encoder_output"].shape), IO["eval/encoder_output"])
+
+
+def test_tokens_and_their_features(world):
+    quantizer = world.tokenizer.quantizer
+    features = torch.tensor(IO["eval/token_features"])
+    q = quantizer(features)
+    assert np.array_equal(q.tokens, IO["eval/tokens"])
+    close(q.vectors, IO["eval/unit_vectors"])
+    close(q.features, IO["eval/q"])
+    close(quantizer.embed(q.tokens, torch.float32), IO["eval/embed_tokens"])
+    maps = as_recorded(world.tokenizer.to_map(q.features.flatten(0, 1)))
+    close(maps.reshape(IO["eval/q_map"].shape), IO["eval/q_map"])
+
+
+def test_tokens_of_whole_stretches(world):
+    images, actions = as_bytes(IO["in/observations"]), torch.tensor(IO["in/actions"])
+    tokens = world.tokenize(images, actions)
+    assert np.array_equal(tokens, IO["eval/tokens"])
+    assert np.array_equal(tokens, IO["eval/burn_in_tokens"])
+
+
+def test_drawing_the_next_frame(world):
+    tokenizer = world.tokenizer
+    image, action, _ = flat(IO)
+    shape = IO["eval/decoded"].shape
+    seen = as_recorded(tokenizer.frame(image / 255))
+    close(seen.reshape(IO["eval/frame_cnn_output"].shape), IO["eval/frame_cnn_output"])
+    tokens = torch.tensor(IO["eval/tokens"]).flatten(0, 1)
+    features = tokenizer.quantizer.embed(tokens, torch.float32)
+    decoded = as_recorded(tokenizer.decode(image, action, features))
+    close(decoded.reshape(shape), IO["eval/decoded"])
+    drawn = tokenizer.draw(image, action, tokens, torch.float32)
+    nearly_same_frames(drawn, IO["eval/decoded_clamped"].reshape(-1, *shape[2:]))
+
+
+def test_reconstructions(world):
+    images, actions = as_bytes(IO["in/observations"]), torch.tensor(IO["in/actions"])
+    drawn = world.reconstruct(images, actions)
+    assert torch.equal(drawn[:, 0], images[:, 0])
+    nearly_same_frames(drawn[:, 1:], IO["eval/encode_decode"])
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("frugal", [False, True])
+def test_losses(mode, frugal):
+    world = tiny_world()
+    world.save_memory(frugal)
+    out = world.tokenizer_loss(segment(IO), RecordedDice(), learn=mode == "train")
+    rows, length = IO["in/actions"].shape
+    total = 0.0
+    for name, original in NAMES.items():
+        assert out.losses[name].shape == (rows, length - 1)
+        mean = out.losses[name].mean()
+        close(mean, IO[f"{mode}/loss/{original}"])
+        total += mean
+    close(total, IO[f"{mode}/loss_total"])
+    assert set(out.losses) == set(NAMES)
+    assert np.array_equal(out.states, IO["eval/tokens"])
+
+
+def test_a_training_batch_moves_the_codebook(world):
+    world = tiny_world()
+    before = world.tokenizer.quantizer.codebook.clone()
+    quiet = world.tokenizer_loss(segment(IO), RecordedDice(), learn=False)
+    assert torch.equal(world.tokenizer.quantizer.codebook, before)
+    assert not quiet.metrics
+    out = world.tokenizer_loss(segment(IO), RecordedDice())
+    quantizer = world.tokenizer.quantizer
+    close(quantizer.codebook, IO["train/codebook_after"])
+    close(quantizer.usage, IO["train/codewords_freqs_after"])
+    assert int(quantizer.updates) == IO["train/num_updates_after"]
+    close(out.metrics["codebook_entropy"], IO["train/metric/codebook_entropy"])
+    assert int(out.metrics["codes_revived"]) == IO["train/metric/codewords_revived"]
+
+
+@pytest.mark.parametrize("frugal", [False, True])
+def test_gradients_and_one_update(frugal):
+    recorded = load("tokenizer_grads")
+    world = tiny_world()
+    world.save_memory(frugal)
+    module = world.tokenizer
+    theirs = under(recorded, "grad/")
+    opt = Adam(dict(module.named_parameters()), AdamConfig(wd=0.01), decaying(module))
+    out = world.tokenizer_loss(segment(IO), RecordedDice())
+    loss = torch.stack([x.mean() for x in out.losses.values()]).sum()
+    grads = opt.gradients(loss)
+    norm = float(recorded["opt/grad_norm_before_clip"])
+    ours = by_original_name(module, grads, TOKENIZER, theirs)
+    close_gradients(ours, theirs, norm)
+
+    ok, metrics = opt.apply(loss.detach(), grads)
+    assert bool(ok)
+    assert float(metrics["opt/grad_norm"]) == pytest.approx(norm, rel=1e-4)
+    after = by_original_name(module, opt.tensors, TOKENIZER, theirs)
+    for name, wanted in under(recorded, "opt/after/").items():
+        np.testing.assert_allclose(after[name].detach(), wanted, rtol=0, atol=1e-6)
+
+
+def test_which_parameters_decay(world):
+    recorded, module = load("tokenizer_grads"), world.tokenizer
+    names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
+    decays = set(decaying(module))
+    flags = [torch.tensor([k in decays]) for k, _ in module.named_parameters()]
+    ours = by_original_name(module, flags, TOKENIZER, map(str, names))
+    assert len(ours) == len(flags)
+    assert {k for k, yes in ours.items() if yes} == set(recorded["opt/names_decay"])
+
+
+CASES = load("codebook_revival")
+
+
+@pytest.mark.parametrize("case", sorted({key.split("/")[0] for key in CASES}))
+def test_revival(case):
+    c = under(CASES, f"{case}/")
+    limit = int(c["max_updates"])
+    codes, width = c["codebook_before"].shape
+    quantizer = Quantizer(
+        3, QuantizerConfig(codes, width, None if limit < 0 else limit)
+    )
+    quantizer.codebook.copy_(torch.tensor(c["codebook_before"]))
+    quantizer.usage.copy_(torch.tensor(c["freqs_before"]))
+    quantizer.updates.fill_(int(c["num_updates_before"]))
+    orders = [c[f"permutation{i}"] for i in range(int(c["num_permutations"]))]
+    metrics = quantizer.follow(
+        torch.tensor(c["vectors"]),
+        torch.tensor(c["tokens"]),
+        RecordedDice(shuffles=orders),
+    )
+    close(quantizer.codebook, c["codebook_after"], 1e-5)
+    close(quantizer.usage, c["freqs_after"], 1e-5)
+    assert int(metrics["codes_revived"]) == c["codewords_revived"]
+    close(metrics["codebook_entropy"], c["entropy_after"], 1e-5)
+    close(entropy(quantizer.usage), c["entropy_after"], 1e-5)
+    assert int(quantizer.updates) == c["num_updates_before"] + 1
+
+
+def test_dense_layers_of_the_tokenizer_are_the_projections(world):
+    dense = [m for m in world.tokenizer.modules() if isinstance(m, Dense)]
+    assert len(dense) == 2
