@@ -138,6 +138,12 @@ def _dmc(name: str, config: EnvConfig) -> Env:
     return DMC(name, config.dmc)
 
 
+def _memorymaze(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.memorymaze import MemoryMaze
+
+    return MemoryMaze(name)
+
+
 def _catch(name: str, config: EnvConfig) -> Env:
     from reverie.envs.catch import Catch
 
@@ -297,7 +303,9 @@ SUITES: dict[str, Suite] = {
             "Memory Maze: find coloured balls again",
             "MIT",
             tasks=("9x9", "11x11", "13x13", "15x15"),
+            build=_memorymaze,
             package="memory_maze",
+            newest_python=(3, 12),
         ),
         Suite(
             "minigrid",

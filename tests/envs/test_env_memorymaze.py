@@ -1,0 +1,114 @@
+"""Memory Maze on a stand-in for the simulator; `make test-envs` runs the real one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.envs import headless
+from reverie.run.config import resolve
+
+LENGTHS = {"9x9": 1000, "11x11": 2000, "13x13": 3000, "15x15": 4000}
+
+
+class Maze:
+    """Takes an integer action, shows an image drawn from its seed, ends by time."""
+
+    def __init__(self, length: int, seed: int):
+        self.length, self.seed, self.count = length, seed, 0
+        self.is_closed = False
+
+    def observation_spec(self) -> Any:
+        return SimpleNamespace(shape=(64, 64, 3), dtype=np.dtype(np.uint8))
+
+    def action_spec(self) -> Any:
+        return SimpleNamespace(shape=(), dtype=np.dtype(np.int32), num_values=6)
+
+    def reset(self) -> Any:
+        self.count = 0
+        return self._row()
+
+    def step(self, action: Any) -> Any:
+        assert type(action) is int
+        assert 0 <= action < 6
+        self.count += 1
+        return self._row()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _row(self) -> Any:
+        return SimpleNamespace(
+            observation=np.full((64, 64, 3), self.seed % 256, np.uint8),
+            reward=1.0 if self.count == 3 else 0.0,
+            discount=1.0,
+            first=lambda: self.count == 0,
+            last=lambda: self.count == self.length,
+        )
+
+
+@pytest.fixture
+def mazes(monkeypatch: pytest.MonkeyPatch) -> list[Maze]:
+    """A pretended `memory_maze` package; the list holds every maze it has made."""
+    made: list[Maze] = []
+
+    def task(length: int) -> Any:
+        def make(*, image_only_obs: bool, seed: int) -> Maze:
+            assert image_only_obs
+            made.append(Maze(length, seed))
+            return made[-1]
+
+        return make
+
+    tasks = ModuleType("memory_maze.tasks")
+    for size, length in LENGTHS.items():
+        setattr(tasks, f"memory_maze_{size}", task(length))
+    package = ModuleType("memory_maze")
+    package.tasks = tasks  # type: ignore[attr-defined]
+    package.__spec__ = SimpleNamespace(name="memory_maze")  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "memory_maze", package)
+    monkeypatch.setitem(sys.modules, "memory_maze.tasks", tasks)
+    monkeypatch.setattr(headless, "try_backend", lambda name: "")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    return made
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+def test_every_size_has_its_length_and_ends_without_being_terminal(
+    mazes: list[Maze], size: str
+) -> None:
+    env = envs.make(f"memorymaze_{size}")
+    assert env.obs_space["image"].shape == (64, 64, 3)
+    assert env.act_space["action"].classes == 6
+    obs, steps, total = env.reset(), 0, 0.0
+    while not obs["is_last"]:
+        obs, steps = env.step({"action": np.int32(steps % 6)}), steps + 1
+        total += float(obs["reward"])
+    assert steps == LENGTHS[size]
+    assert not obs["is_terminal"]
+    assert total == 1
+
+
+def test_a_seed_makes_the_maze_anew_and_closes_the_old_one(mazes: list[Maze]) -> None:
+    env = envs.make("memorymaze_9x9", seed=1)
+    env.reset()
+    env.reset()
+    assert len(mazes) == 1  # the next episode is the simulator's own
+    env.reset(7)
+    assert len(mazes) == 2
+    assert mazes[0].is_closed
+    env.close()
+    env.close()
+    assert mazes[1].is_closed
+    assert mazes[0].seed != mazes[1].seed
+
+
+def test_the_block_trains_on_the_smallest_maze() -> None:
+    config = resolve(["memorymaze"])
+    assert config.task == "memorymaze_9x9"
+    assert config.run.steps == 1e8
