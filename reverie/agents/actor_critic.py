@@ -112,11 +112,16 @@ class ActorCritic(nn.Module):
                 self.lows[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
 
-    def act(self, feat: Float[Tensor, "*b F"], dice: Dice) -> dict[str, Tensor]:
-        """Sample an action, in the dtype and counting of its space."""
+    def act(
+        self, feat: Float[Tensor, "*b F"], dice: Dice, pol: PolicyHead | None = None
+    ) -> dict[str, Tensor]:
+        """Sample an action, in the dtype and counting of its space.
+
+        With `pol`, by another copy of the policy.
+        """
         return {
             key: self._from_index(key, out.sample(dice))
-            for key, out in self.pol(feat).items()
+            for key, out in (pol or self.pol)(feat).items()
         }
 
     def imag_loss(
@@ -203,10 +208,10 @@ class ActorCritic(nn.Module):
         """Let the critic flow into its slow copy, if update number `count` is due."""
         due = ok & (count % self.slowvalue.every == 0)
         mix = torch.where(due, self.slowvalue.rate, 0.0)
-        for slow, fast in zip(
-            self.slowval.parameters(), self.val.parameters(), strict=True
-        ):
-            slow.copy_(mix * fast + (1 - mix) * slow)
+        slow: list[Tensor] = list(self.slowval.parameters())
+        fast: list[Tensor] = list(self.val.parameters())
+        torch._foreach_mul_(slow, 1 - mix)
+        torch._foreach_add_(slow, torch._foreach_mul(fast, mix))
 
     def norms(self) -> list[Tensor]:
         """The statistics, which a skipped update must not change."""

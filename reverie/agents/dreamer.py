@@ -13,8 +13,9 @@ refreshes what the replay keeps.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,14 +42,19 @@ from reverie.api import (
     StateDict,
     UserError,
     Window,
+    World,
     sight,
 )
+from reverie.nets import fast
 from reverie.nets.blocks import initialize
 from reverie.nets.dice import Dice
-from reverie.nets.heads import check_actions
+from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim import Optimizer
 from reverie.nets.tree import map1, map2
 from reverie.worlds.rssm import RSSM
+
+if TYPE_CHECKING:
+    from reverie.nets.fast.shadow import Shadows
 
 __all__ = ["Dreamer", "DreamerConfig"]
 
@@ -115,6 +121,14 @@ class Learned(NamedTuple):
     metrics: Metrics
 
 
+class Update(NamedTuple):
+    """What an update has to say, and what the replay is to keep of it."""
+
+    metrics: Metrics
+    notes: Notes
+    priority: Tensor | None
+
+
 class Dreamer:
     """See the top of this file."""
 
@@ -128,6 +142,7 @@ class Dreamer:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
+        overlap: bool = False,
     ):
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -151,16 +166,15 @@ class Dreamer:
         self.actor_critic = make_actor_critic(config, self.world.width, act_space)
         self._initialize(seed)
 
-        self.opt = Optimizer(
-            dict(self._named_parameters()), config.opt, precision == "float16"
-        )
+        parameters, scaling = dict(self._named_parameters()), precision == "float16"
+        self.opt = Optimizer(parameters, config.opt, scaling)
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
         self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
         self.carry: dict[str, Carry] = {
             name: self.initial(config.batch_size) for name in ("train", "report")
         }
-        self.last_losses: dict[str, Tensor] = {}
+        self.last_metrics: Metrics = {}
 
         train = Window(
             config.batch_size,
@@ -178,6 +192,14 @@ class Dreamer:
         self.diet = {"train": train, "report": report}
         self.notes = self.world.notes if config.replay_context else {}
         self.rhythm = None
+        self.update: Callable[[Batch], Update] = self.learn
+        self.before_update: Callable[[], None] = lambda: None
+        self.acting: dict[str, Callable[..., tuple[Memory, Action, Notes]]] = {
+            purpose: partial(self._plainly, purpose) for purpose in ("policy", "eval")
+        }
+        self.shadows: Shadows | None = None
+        if compile != "none" and fast.available(device):
+            self._speed_up(compile == "graph", overlap)
 
     # Acting
 
@@ -193,16 +215,25 @@ class Dreamer:
         self, memory: Memory, obs: Obs, mode: Mode = "train"
     ) -> tuple[Memory, Action, Notes]:
         """Sample actions; also in evaluation, as the original's scores were made."""
-        dice = self.dice["policy" if mode == "train" else "eval"]
-        batch: Batch = {
-            key: torch.as_tensor(obs[key]).to(self.device)[:, None]
-            for key in (*self.obs_space, "is_first")
-        }
+        seen = {key: torch.as_tensor(obs[key]) for key in (*self.obs_space, "is_first")}
+        return self.acting["policy" if mode == "train" else "eval"](memory, seen)
+
+    def act(
+        self, world: World, pol: PolicyHead, dice: Dice, memory: Carry, seen: Batch
+    ) -> tuple[Carry, dict[str, Tensor], Notes]:
+        """One step with the given weights: what was seen to what is done about it."""
+        batch: Batch = {key: x.to(self.device)[:, None] for key, x in seen.items()}
         batch["prevact"] = {key: x[:, None] for key, x in memory.prevact.items()}
-        state = map1(lambda x: x[:, 0], self.world.observe(memory.state, batch, dice))
-        action = self._act(state, dice)
-        notes = self.world.note(state) if self.notes else {}
-        return Carry(state, action), _to_numpy(action), _to_numpy(notes)
+        state = map1(lambda x: x[:, 0], world.observe(memory.state, batch, dice))
+        action = self.actor_critic.act(world.features(state), dice, pol)
+        return Carry(state, action), action, world.note(state) if self.notes else {}
+
+    def _plainly(
+        self, purpose: str, memory: Carry, seen: Batch
+    ) -> tuple[Carry, Action, Notes]:
+        pol, dice = self.actor_critic.pol, self.dice[purpose]
+        memory, action, notes = self.act(self.world, pol, dice, memory, seen)
+        return memory, _to_numpy(action), _to_numpy(notes)
 
     def _act(self, state: Any, dice: Dice) -> dict[str, Tensor]:
         return self.actor_critic.act(self.world.features(state), dice)
@@ -212,34 +243,42 @@ class Dreamer:
     def train(self, feed: Feed) -> Metrics:
         """One update on one batch."""
         data = feed("train")
-        base, state, batch = self._restore("train", data)
+        self._make_room("train", len(data["is_first"]))
+        self.before_update()
+        update = self.update(data)
+        stepid = data["stepid"][:, self.config.replay_context :]
+        if self.notes:
+            feed.update(stepid, update.notes)
+        if update.priority is not None:
+            feed.prioritize(stepid[:, -update.priority.shape[1] :], update.priority)
+        self.last_metrics = update.metrics
+        return update.metrics
+
+    def learn(self, data: Batch) -> Update:
+        """Everything an update does on the device, in place: what a graph records."""
+        carry, state, batch = self._restore("train", data)
         norms = [norm.clone() for norm in self.actor_critic.norms()]
         learned = self.loss(state, batch, self.dice["train"], training=True)
-        self.last_losses = {k: learned.metrics[f"loss/{k}"] for k in learned.losses}
         ok, metrics = self.opt.update(self._weigh(learned.losses))
 
         # An update that was skipped leaves nothing behind.
         self.actor_critic.update_slow(self.slow_updates, ok)
-        self.slow_updates = self.slow_updates + ok
+        if self.shadows:
+            self.shadows.refresh(frozen=True)
+        self.slow_updates.add_(ok)
         for norm, before in zip(self.actor_critic.norms(), norms, strict=True):
             norm.copy_(torch.where(ok, norm, before))
         after = Carry(
             map1(lambda x: x[:, -1].detach(), learned.states),
             {key: data[key][:, -1] for key in self.act_space},
         )
-        self.carry["train"] = map2(
-            lambda new, old: torch.where(ok, new, old), after, base
-        )
-        context = self.config.replay_context
-        stepid = data["stepid"][:, context:]
+        map2(lambda old, new: old.copy_(torch.where(ok, new, old)), carry, after)
+        notes, context = {}, self.config.replay_context
         if self.notes:
             fresh = self.world.note(learned.states)
             notes = {k: torch.where(ok, fresh[k], data[k][:, context:]) for k in fresh}
-            feed.update(stepid, notes)
-        if self.config.priosignal:
-            signal = self._priority(learned.losses)
-            feed.prioritize(stepid[:, -signal.shape[1] :], signal)
-        return {**learned.metrics, **metrics}
+        priority = self._priority(learned.losses) if self.config.priosignal else None
+        return Update({**learned.metrics, **metrics}, notes, priority)
 
     def loss(self, state: Any, batch: Batch, dice: Dice, training: bool) -> Learned:
         """All losses of a batch; `training` lets the normalizers follow."""
@@ -305,10 +344,16 @@ class Dreamer:
 
     def nonfinite(self) -> list[str]:
         """The losses, then the gradients, that were not finite in the last update."""
-        losses = [k for k, x in self.last_losses.items() if not torch.isfinite(x)]
-        return [f"loss/{key}" for key in losses] + [
-            f"grad/{name}" for name in self.opt.nonfinite()
+        losses = {k: x for k, x in self.last_metrics.items() if k.startswith("loss/")}
+        return [
+            *(key for key, loss in losses.items() if not torch.isfinite(loss)),
+            *(f"grad/{name}" for name in self.opt.nonfinite()),
         ]
+
+    def _make_room(self, name: str, rows: int) -> None:
+        """Begin anew if the number of sequences has changed."""
+        if len(self.carry[name].state[0]) != rows:
+            self.carry[name] = self.initial(rows)
 
     def _restore(self, name: str, data: Batch) -> tuple[Carry, Any, Batch]:
         """Where the last batch ended, where this one begins, and its rows.
@@ -317,16 +362,13 @@ class Dreamer:
         of one go on from where the last batch ended.
         """
         context, carry = self.config.replay_context, self.carry[name]
-        rows = len(data["is_first"])
-        if len(carry.state[0]) != rows:
-            carry = self.initial(rows)
         batch = {key: data[key][:, context:] for key in (*self.obs_space, *FLAGS)}
         if not context:
             batch["prevact"] = {
                 key: torch.cat([carry.prevact[key][:, None], data[key][:, :-1]], 1)
                 for key in self.act_space
             }
-            return carry, carry.state, batch
+            return carry, map1(torch.clone, carry.state), batch
         batch["prevact"] = {
             key: data[key][:, context - 1 : -1] for key in self.act_space
         }
@@ -344,6 +386,7 @@ class Dreamer:
     def report(self, feed: Feed) -> Report:
         """All metrics of one batch without learning, and what the world foresees."""
         data, dice = feed("report"), self.dice["report"]
+        self._make_room("report", len(data["is_first"]))
         _, state, batch = self._restore("report", data)
         with torch.set_grad_enabled(self.config.report_gradnorms):
             learned = self.loss(state, batch, dice, training=False)
@@ -391,15 +434,14 @@ class Dreamer:
         self.load_weights(state)
         self.opt.load_state_dict(state["opt"])
         slow_updates = torch.as_tensor(state["counters"]["slow_updates"])
-        self.slow_updates = slow_updates.float().to(self.device)
+        self.slow_updates.copy_(slow_updates)
         for name, dice in self.dice.items():
             dice.load_state_dict(state["rng"][name])
         for name, saved in state["carry"].items():
-            fresh = self.initial(1)
-            moved = map1(lambda x: x.to(self.device), saved)
-            self.carry[name] = Carry(
-                type(fresh.state)(**moved["state"]), moved["prevact"]
-            )
+            self._make_room(name, len(next(iter(saved["state"].values()))))
+            carry = self.carry[name]
+            map2(lambda mine, x: mine.copy_(x), carry.state._asdict(), saved["state"])
+            map2(lambda mine, x: mine.copy_(x), carry.prevact, saved["prevact"])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over weights and statistics of the components that match."""
@@ -417,9 +459,46 @@ class Dreamer:
             check_fit(name, mine[name].state_dict(), state)
         for name in chosen:
             mine[name].load_state_dict(state[name])
+        if self.shadows:
+            self.shadows.refresh()
+        self.before_update()
         return chosen
 
     # Private
+
+    def _speed_up(self, graph: bool, overlap: bool) -> None:
+        """Put the GPU twins in place; with `graph`, record updates and acting."""
+        from reverie.nets.fast.acting import Acting
+        from reverie.nets.fast.graph import Replayed
+        from reverie.nets.fast.optimizer import FusedOptimizer
+        from reverie.nets.fast.shadow import Shadows
+        from reverie.nets.fast.snapshot import Snapshot
+
+        fast.accelerate(self.world)
+        fast.accelerate(self.actor_critic)
+        self.shadows = Shadows([self.world, self.actor_critic], self.dtype)
+        old = self.opt
+        self.opt = FusedOptimizer(old.parameters, old.config, old.scaling, self.shadows)
+        if not graph:
+            return
+        self.update = Replayed(
+            self.learn, "update", self.device, [self.dice["train"].generator]
+        )
+        dice = self.dice
+        pol: Any = self.actor_critic.pol
+        act = partial(self.act, self.world, pol, dice["eval"])
+        self.acting["eval"] = Acting(act, self.device, [dice["eval"].generator])
+        snapshot = Snapshot() if overlap else None
+        world, pol = (
+            map(snapshot.of, (self.world, pol)) if snapshot else (self.world, pol)
+        )
+        acting = Acting(
+            partial(self.act, world, pol, dice["policy"]),
+            self.device,
+            [dice["policy"].generator],
+            snapshot,
+        )
+        self.acting["policy"], self.before_update = acting, acting.before_update
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)

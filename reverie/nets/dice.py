@@ -37,6 +37,11 @@ class Dice:
         clocks = torch.empty_like(probs).exponential_(generator=self.generator)
         return torch.argmax(probs / clocks, -1)
 
+    def clocks(self, like: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Exponential clocks, one per class; the first to ring, at its rate, wins."""
+        fresh = torch.empty(like.shape, device=like.device)
+        return fresh.exponential_(generator=self.generator)
+
     def normal(
         self, mean: Float[Tensor, "*b"], std: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*b"]:

@@ -246,4 +246,5 @@ class Optimizer:
 
 
 def _norm(tensors: Tensors) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    norms = torch.stack(torch._foreach_norm(tensors))
+    return torch.sqrt(torch.square(norms).sum())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 
 def map1(fn: Any, tree: Any) -> Any:
     """Apply `fn` to every tensor of a nest of tuples, NamedTuples and dicts."""
@@ -22,6 +24,13 @@ def map2(fn: Any, left: Any, right: Any) -> Any:
         pairs = zip(left, right, strict=True)
         return _like(left, [map2(fn, a, b) for a, b in pairs])
     return fn(left, right)
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """The tensors of such a nest; whatever else is in it is passed over."""
+    found: list[Tensor] = []
+    map1(lambda x: found.append(x) if isinstance(x, Tensor) else None, tree)
+    return found
 
 
 def _like(old: Any, values: list[Any]) -> Any:

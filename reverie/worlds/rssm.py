@@ -78,6 +78,17 @@ class State(NamedTuple):
     stoch: Float[Tensor, "*b S K"]
 
 
+class Agreement(NamedTuple):
+    """How far the prior is from the posterior, and how unsure both are on average."""
+
+    dyn: Float[Tensor, "*b"]
+    """The divergence, as the prior learns from it."""
+    rep: Float[Tensor, "*b"]
+    """The same, as the posterior learns from it."""
+    post_entropy: Float[Tensor, ""]
+    prior_entropy: Float[Tensor, ""]
+
+
 Policy = Callable[[State], dict[str, Tensor]]
 
 
@@ -103,6 +114,12 @@ class Dynamics(nn.Module):
         self._stack("obs", width, config.obslayers)
         self._stack("prior", deter, config.imglayers)
 
+    @staticmethod
+    def twin() -> type[nn.Module]:
+        from reverie.worlds.rssm_fast import FastDynamics
+
+        return FastDynamics
+
     def initial(self, batch: int, dtype: torch.dtype) -> State:
         config, device = self.config, self.dyngru.bias.device
         deter = torch.zeros(batch, config.deter, dtype=dtype, device=device)
@@ -123,14 +140,7 @@ class Dynamics(nn.Module):
     def core(self, state: State, action: Float[Tensor, "B H"]) -> Float[Tensor, "B D"]:
         """The block GRU; its reset gate scales the candidate, not the state."""
         blocks, deter = self.config.blocks, state.deter
-        inputs = [
-            self._layer("dynin0", deter),
-            self._layer("dynin1", state.stoch.flatten(-2)),
-            action,
-        ]
-        shared = torch.cat(inputs, -1)[:, None].expand(-1, blocks, -1)
-        own = deter.reshape(len(deter), blocks, -1)
-        x = torch.cat([own, shared], -1).flatten(-2)
+        x = self.joined(state, action)
         for i in range(self.config.dynlayers):
             x = self._layer(f"dynhid{i}", x)
         gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
@@ -138,6 +148,20 @@ class Dynamics(nn.Module):
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
         update = torch.sigmoid(update - 1)
         return update * candidate + (1 - update) * deter
+
+    def joined(
+        self, state: State, action: Float[Tensor, "B H"]
+    ) -> Float[Tensor, "B I"]:
+        """What each block sees: its own part of `deter`, and all the rest."""
+        blocks, deter = self.config.blocks, state.deter
+        inputs = [
+            self._layer("dynin0", deter),
+            self._layer("dynin1", state.stoch.flatten(-2)),
+            action,
+        ]
+        shared = torch.cat(inputs, -1)[:, None].expand(-1, blocks, -1)
+        own = deter.reshape(len(deter), blocks, -1)
+        return torch.cat([own, shared], -1).flatten(-2)
 
     def posterior_logits(
         self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]
@@ -150,6 +174,24 @@ class Dynamics(nn.Module):
 
     def choose(self, logits: Float[Tensor, "*b S K"]) -> OneHot:
         return OneHot(logits, self.config.unimix)
+
+    def draw(
+        self, logits: Float[Tensor, "*b S K"], dice: Dice
+    ) -> Float[Tensor, "*b S K"]:
+        """One choice for each group, in the dtype of the logits."""
+        return self.choose(logits).sample(dice).to(logits.dtype)
+
+    def compare(
+        self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
+    ) -> Agreement:
+        """How far prior and posterior are apart, in a term for each to learn from."""
+        seen, guess = self.choose(post), self.choose(prior)
+        return Agreement(
+            dyn=seen.detach().kl(guess),
+            rep=seen.kl(guess.detach()),
+            post_entropy=seen.entropy().mean(),
+            prior_entropy=guess.entropy().mean(),
+        )
 
     def observe(
         self,
@@ -170,7 +212,7 @@ class Dynamics(nn.Module):
             stoch = torch.where(start[..., None], 0, stoch)
             deter = self.core(State(deter, stoch), action)
             logit = self.posterior_logits(deter, token)
-            stoch = self.choose(logit).sample(dice).to(deter.dtype)
+            stoch = self.draw(logit, dice)
             deters.append(deter)
             stochs.append(stoch)
             logits.append(logit)
@@ -180,8 +222,7 @@ class Dynamics(nn.Module):
     def imagine(self, state: State, action: dict[str, Tensor], dice: Dice) -> State:
         """The next state by the prior alone."""
         deter = self.core(state, self.embed(action, None, state.deter))
-        stoch = self.choose(self.prior_logits(deter)).sample(dice)
-        return State(deter, stoch.to(deter.dtype))
+        return State(deter, self.draw(self.prior_logits(deter), dice))
 
     def _add(self, name: str, layer: nn.Module, width: int) -> None:
         self.add_module(name, layer)
@@ -304,12 +345,10 @@ class RSSM(nn.Module):
         losses["con"] = self.con(feat).loss(goes_on)
 
         # two KL terms, so that the prior chases the posterior faster than the reverse
-        post = self.dyn.choose(logits)
-        prior = self.dyn.choose(self.dyn.prior_logits(states.deter))
-        free = self.config.free_nats
-        losses["dyn"] = post.detach().kl(prior).clamp(min=free)
-        losses["rep"] = post.kl(prior.detach()).clamp(min=free)
-        metrics = {"dyn_ent": prior.entropy().mean(), "rep_ent": post.entropy().mean()}
+        match = self.dyn.compare(logits, self.dyn.prior_logits(states.deter))
+        losses["dyn"] = match.dyn.clamp(min=self.config.free_nats)
+        losses["rep"] = match.rep.clamp(min=self.config.free_nats)
+        metrics = {"dyn_ent": match.prior_entropy, "rep_ent": match.post_entropy}
         return WorldLoss(losses, states, metrics)
 
     @property

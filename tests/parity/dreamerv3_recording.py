@@ -155,6 +155,9 @@ class Feed:
     def prioritize(self, stepid, priority) -> None:
         self.priorities.append((stepid, priority))
 
+    def tally(self, name, on) -> None:
+        raise AssertionError("Dreamer chooses no episodes")
+
 
 class Spy:
     """Keeps what modules and functions of an agent answered, in order."""

@@ -78,13 +78,13 @@ class Replay:
         spy.clear()
         self.recording.queue_train_draws(call)
         feed = Feed(self.recording.batch(under(call, "data/")))
-        carry_in = self.agent.carry["train"]
+        carry_in = carry_entries("carry_in", self.agent.carry["train"])
         metrics = self.agent.train(feed)
         assert not self.recording.dice.draws, "some recorded draws were never asked for"
         self.calls.append(call)
         self.feeds.append(feed)
         ours = {f"metrics/{key}": value for key, value in metrics.items()}
-        ours |= carry_entries("carry_in", carry_in)
+        ours |= carry_in
         ours |= carry_entries("carry_out", self.agent.carry["train"])
         ours |= self._forward(spy.calls, call)
         self.ours.append(ours)
@@ -194,8 +194,10 @@ def to_layout(grad: np.ndarray) -> np.ndarray:
 
 
 def carry_entries(prefix: str, carry) -> dict:
-    entries = {f"{prefix}/{k}": x for k, x in carry.state._asdict().items()}
-    return entries | {f"{prefix}/prevact/{k}": x for k, x in carry.prevact.items()}
+    state = {f"{prefix}/{k}": x.clone() for k, x in carry.state._asdict().items()}
+    return state | {
+        f"{prefix}/prevact/{k}": x.clone() for k, x in carry.prevact.items()
+    }
 
 
 def policy_entries(prefix: str, out) -> dict:

@@ -40,10 +40,11 @@ class Shadows:
         return self._copy.get(parameter, parameter)
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy all parameters again."""
-        if self.pairs:
-            parameters, copies = zip(*self.pairs, strict=True)
+    def refresh(self, frozen: bool = False) -> None:
+        """Copy all parameters again, or only those that no optimizer moves."""
+        pairs = [(p, c) for p, c in self.pairs if not (frozen and p.requires_grad)]
+        if pairs:
+            parameters, copies = zip(*pairs, strict=True)
             torch._foreach_copy_(list(copies), list(parameters))
 
     def _cast(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
