@@ -71,7 +71,7 @@ class FastDynamics(Dynamics):
         config, dtype = self.config, tokens.dtype
         actions = self.embed(prevact, is_first, tokens)
         weight, bias = self.obs0.cast(dtype)
-        own, others = weight.split([config.deter, tokens.shape[-1]], 1)
+        own, others = weight[:, : config.deter], weight[:, config.deter :]
         weights = ScanWeights(
             dynin0=Normed(*self.dynin0.cast(dtype), self.dynin0norm.scale),
             dynin1=Normed(*self.dynin1.cast(dtype), self.dynin1norm.scale),
@@ -102,6 +102,5 @@ class FastDynamics(Dynamics):
         """Whether the dynamics have the layers that the scan was written for."""
         config = self.config
         layers = (config.dynlayers, config.obslayers) == (1, 1)
-        return (
-            layers and not config.absolute and is_fusable(self.dynin0norm, self.act, x)
-        )
+        usual = layers and not config.absolute
+        return usual and is_fusable(self.dynin0norm, self.act, x.dtype)
