@@ -12,6 +12,7 @@ from reverie.api import Agent, Spaces, UserError
 
 AGENTS = {
     "dreamer": "reverie.agents.dreamer:Dreamer",
+    "iris": "reverie.agents.iris:Iris",
     "random": "reverie.agents.random:RandomAgent",
 }
 

@@ -132,6 +132,7 @@ class Cutter:
     def __init__(self, episodes: Episodes, window: Window) -> None:
         self.episodes, self.window = episodes, window
         self.counting = False
+        self._ready = False
         self._dropped = episodes.dropped
         self._counts = np.zeros(len(episodes), np.int64)
 
@@ -149,8 +150,9 @@ class Cutter:
 
     @property
     def can_cut(self) -> bool:
-        self.episodes.follow()
-        return bool(self.episodes.rows.max(initial=0) > 1)
+        """Whether any transition is stored; once there is one there will always be."""
+        self._ready = self._ready or bool(self.episodes.rows.max(initial=0) > 1)
+        return self._ready
 
     def cut(
         self, rng: np.random.Generator

@@ -31,8 +31,9 @@ class RunConfig:
     """Replayed steps per agent step."""
     prefill: int = 0
     """Agent steps taken at random before the policy takes over."""
-    clock: Literal["seconds", "steps"] = "seconds"
-    """The unit of every `_every` below. 0 is never, below 0 is always."""
+    clock: Literal["seconds", "steps", "phases"] = "seconds"
+    """The unit of every `_every` below. 0 is never, below 0 is always. Phases are those
+    of an agent that acts and trains in turns (the epochs of Δ-IRIS)."""
     log_every: float = 120
     report_every: float = 300
     save_every: float = 900
@@ -106,7 +107,7 @@ class Clock:
         self.steps = config.steps
         self.step = 0
         self.updates = 0
-        self._by_step = config.clock == "steps"
+        self._unit = config.clock
         self._every = {
             "log": config.log_every,
             "report": config.report_every,
@@ -146,7 +147,7 @@ class Clock:
         if now - self._last[name] < interval:
             return False
         # In steps, stay on the grid: a turn of the loop may overshoot by a few.
-        self._last[name] = now - (now % interval) if self._by_step else now
+        self._last[name] = now if self._unit == "seconds" else now - (now % interval)
         return True
 
     def state_dict(self) -> StateDict:
@@ -154,15 +155,17 @@ class Clock:
             "step": self.step,
             "updates": self.updates,
             "rhythm": self.rhythm.state_dict(),
-            "last": dict(self._last) if self._by_step else None,
+            "last": None if self._unit == "seconds" else dict(self._last),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.step, self.updates = state["step"], state["updates"]
         self.rhythm.load_state_dict(state["rhythm"])
         fresh = dict.fromkeys(self._every, self._now())
-        by_step = self._by_step and state["last"]
-        self._last = {**fresh, **state["last"]} if by_step else fresh
+        counted = self._unit != "seconds" and state["last"]
+        self._last = {**fresh, **state["last"]} if counted else fresh
 
     def _now(self) -> float:
-        return self.step if self._by_step else time.monotonic()
+        if self._unit == "seconds":
+            return time.monotonic()
+        return self.step if self._unit == "steps" else self.rhythm.phase

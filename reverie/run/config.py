@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from reverie import config as configs
 from reverie.agents.dreamer import DreamerConfig
+from reverie.agents.iris_config import IrisConfig
 from reverie.agents.random import RandomConfig
 from reverie.api import UserError
 from reverie.config import ConfigError, Layer
@@ -23,7 +24,7 @@ from reverie.run.clock import RunConfig
 class Config:
     task: str = "catch"
     """What to learn: `suite_name`, `gym_<id>`, or `package.module:factory`."""
-    agent: Literal["dreamer", "random"] = "dreamer"
+    agent: Literal["dreamer", "iris", "random"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"
     """The run's folder. The same folder resumes."""
@@ -42,12 +43,13 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)
+    iris: IrisConfig = field(default_factory=IrisConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UserError(f"The seed {self.seed} is negative.\n  Fix: --seed 0")
-        if self.deterministic and self.run.clock != "steps":
+        if self.deterministic and self.run.clock == "seconds":
             raise UserError(
                 "A deterministic run cannot log, report and save by the wall clock.\n"
                 "  Fix: add `--run.clock steps` and give the `run.*_every` settings "

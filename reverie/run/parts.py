@@ -99,6 +99,11 @@ class Run:
         self.prefill = make_agent(
             replace(config, agent="random"), self.envs, self.device, self.precision
         )
+        if config.run.clock == "phases" and self.agent.rhythm is None:
+            raise UserError(
+                f"The agent {config.agent!r} has no phases, so that nothing would ever "
+                "be logged or saved.\n  Fix: --run.clock seconds"
+            )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self.open_replay(config.run.envs, self.path / "replay")
         self.feed = self.open_feed(self.replay)

@@ -24,7 +24,7 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
         obs, memory = run.start()
         run.introduce()
         while clock.running and not run.stopper.asked:
-            if clock.collects:
+            if clock.collects or not run.ready:
                 memory, action, notes = run.act(memory, obs)
                 replay.add({**obs, **action, **notes})
                 logger.add(episodes.add(obs), step=clock.frames)

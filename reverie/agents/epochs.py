@@ -1,0 +1,146 @@
+"""The rhythm of Δ-IRIS: collect for a while, then train one part after the other.
+
+An epoch is a number of environment steps (more in the first), then a number of updates
+of each part, in order; a part begins after some epochs. Late epochs only train. What is
+collected beyond an epoch's share counts for the next.
+
+Environment steps are actions taken: unlike agent steps (see `run/clock.py`), the row
+that closes an episode is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reverie.api import StateDict, UserError
+
+TURN = 10
+"""Most updates between two looks of the loop at its clock and its signals."""
+
+
+@dataclass(frozen=True)
+class EpochsConfig:
+    """How long each epoch collects; the defaults are those for Crafter."""
+
+    epochs: int = 1000
+    """Epochs in all."""
+    collect_epochs: int = 991
+    """Epochs that collect; those after them only train."""
+    first_steps: int = 100_000
+    """Environment steps of the first epoch, all taken at random; 0 for as many as the
+    others, taken by the policy."""
+    steps: int = 10_000
+    """Environment steps of every other epoch."""
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.epochs, self.collect_epochs, self.steps) < 1
+            or self.first_steps < 0
+        ):
+            raise UserError(
+                "iris.schedule needs at least one epoch, one that collects, and one "
+                "step in each.\n  Fix: --iris.schedule.epochs 1000"
+            )
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much one part trains in an epoch."""
+
+    steps: int
+    """Updates per epoch."""
+    first_steps: int
+    """Updates of the first epoch, if it trains already; 0 for as many."""
+    start_after: int
+    """Epochs before it begins."""
+
+    def in_epoch(self, epoch: int) -> int:
+        if epoch <= self.start_after:
+            return 0
+        return self.first_steps if epoch == 1 and self.first_steps else self.steps
+
+
+class Epochs:
+    """Implements `api.Rhythm`. `part` is what to train now, None while collecting."""
+
+    def __init__(self, config: EpochsConfig, shares: Mapping[str, Share]):
+        self.config, self.shares = config, dict(shares)
+        self.epoch = 1
+        self.taken = 0  # environment steps
+        self.index = 0  # of the part in training
+        self.done = 0  # updates of that part in this epoch
+        self.phase = 0  # stretches of collecting completed
+        self._settle()
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch > self.config.epochs
+
+    @property
+    def collects(self) -> bool:
+        return not self.finished and self.taken < self._goal()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether what is collected now is to be random."""
+        return self.epoch == 1 and self.config.first_steps > 0
+
+    @property
+    def part(self) -> str | None:
+        if self.collects or self.finished:
+            return None
+        return list(self.shares)[self.index]
+
+    @property
+    def left(self) -> int:
+        """Updates left in this epoch, before more is collected."""
+        if self.collects or self.finished:
+            return 0
+        rest = [s.in_epoch(self.epoch) for s in self.shares.values()][self.index :]
+        return sum(rest) - self.done
+
+    def updates_due(self, step: int) -> int:
+        return min(TURN, self.left)
+
+    def took(self, steps: int) -> None:
+        """So many actions were taken."""
+        before = self.collects
+        self.taken += steps
+        if before and not self.collects:
+            self.phase += 1
+        self._settle()
+
+    def trained(self) -> None:
+        """The part that was due has been updated once."""
+        self.done += 1
+        self._settle()
+
+    def state_dict(self) -> StateDict:
+        names = ("epoch", "taken", "done", "phase")
+        part = list(self.shares)[self.index]
+        return {**{name: getattr(self, name) for name in names}, "part": part}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        for name in ("epoch", "taken", "done", "phase"):
+            setattr(self, name, int(state[name]))
+        self.index = list(self.shares).index(state["part"])
+        self._settle()
+
+    def _goal(self) -> int:
+        """Environment steps by the end of this epoch's collection."""
+        config = self.config
+        first = config.first_steps or config.steps
+        return first + (min(self.epoch, config.collect_epochs) - 1) * config.steps
+
+    def _settle(self) -> None:
+        """Move on from parts, and epochs, that have nothing left to train."""
+        shares = list(self.shares.values())
+        while not self.collects and not self.finished:
+            if self.done < shares[self.index].in_epoch(self.epoch):
+                return
+            self.index, self.done = self.index + 1, 0
+            if self.index == len(shares):
+                self.index = 0
+                self.epoch += 1
+                self.phase += int(not self.collects and not self.finished)

@@ -1,0 +1,444 @@
+"""Δ-IRIS: a tokenizer of changes, a transformer that foresees them, and an actor-critic
+that learns in its dreams.
+
+The three parts are trained apart, each with an optimizer, batches and a start of its
+own, in epochs: collect, then update each part a number of times (`epochs.py`). Every
+call of `train` is one update of the part that is due.
+
+Time is that of the original inside this agent and its world: reward and end belong to
+the action that earned them, and the last observation of an episode does not exist. Rows
+of the replay are shifted at the border, by `to_segment`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+
+from reverie.agents.epochs import Epochs
+from reverie.agents.iris_config import PARTS, IrisConfig
+from reverie.agents.iris_report import look
+from reverie.agents.pixel_actor_critic import PixelActorCritic, Recall
+from reverie.agents.sizes import check_fit
+from reverie.api import (
+    Action,
+    Batch,
+    Feed,
+    Memory,
+    Metrics,
+    Mode,
+    Notes,
+    Obs,
+    Report,
+    Spaces,
+    StateDict,
+    UserError,
+    Window,
+    sight,
+)
+from reverie.nets.adam import Adam, decaying
+from reverie.nets.dice import Dice
+from reverie.worlds.iris.world import IrisWorld, Segment
+
+__all__ = ["Iris", "IrisConfig", "to_segment"]
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+REPORTED = 8
+"""Sequences of a report."""
+
+
+class IrisMemory(NamedTuple):
+    """What goes on from one step of acting to the next."""
+
+    recall: Recall
+    frames: UInt8[Tensor, "N T h w c"]  # the newest of the episode; black before it
+    stretch: Int[Tensor, " N"]  # of collecting in which `recall` began; on the CPU
+
+
+class Iris:
+    """See the top of this file."""
+
+    def __init__(
+        self,
+        obs_space: Spaces,
+        act_space: Spaces,
+        config: IrisConfig,
+        *,
+        device: torch.device,
+        precision: str = "float32",
+        seed: int = 0,
+        compile: str = "none",
+    ):
+        if precision not in PRECISIONS:
+            known = " or ".join(PRECISIONS)
+            raise UserError(
+                f"Δ-IRIS does not train in {precision}.\n  Fix: --precision {known}."
+            )
+        self.config, self.device, self.act_space = config, device, act_space
+        self.image = choose_image(obs_space, config.image)
+        self.action, self.low, actions = choose_action(act_space)
+        space = obs_space[self.image]
+        self.world = IrisWorld(
+            space,
+            actions,
+            tokenizer=config.tokenizer,
+            dynamics=config.world_model,
+            dtype=PRECISIONS[precision],
+            key=self.image,
+        )
+        self.actor_critic = PixelActorCritic(space.shape, actions, config.actor_critic)
+        self._initialize(seed)
+        if config.save_memory and device.type == "cuda":
+            self.world.save_memory()
+        # What dreams are dreamt in: the world itself, or a copy in half precision.
+        self.dreamt = self.world
+        if self.world.dtype != torch.float32:
+            self.dreamt = self.world.frozen_copy(self.world.dtype)
+        self._dreamt_is_old = True
+
+        self.opts = {name: self._optimizer(name) for name in PARTS}
+        purposes = ("policy", "eval", "train", "report")
+        self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
+        self.rhythm = Epochs(
+            config.schedule, {name: getattr(config.learn, name).share for name in PARTS}
+        )
+        self.notes: Spaces = {}
+        self.diet = {name: self._window(name) for name in PARTS}
+        longest = max(config.learn.world_model.length, config.actor_critic.burn_in + 2)
+        self.diet["report"] = Window(
+            REPORTED, longest + 1, select="episodes", online=False
+        )
+        self._last = "", dict[str, Tensor]()
+
+    # Acting
+
+    def initial(self, batch: int) -> Memory:
+        shape = (batch, self.config.actor_critic.burn_in, *self.world.shape)
+        return IrisMemory(
+            self.actor_critic.online.initial(batch),
+            torch.zeros(shape, dtype=torch.uint8, device=self.device),
+            torch.full((batch,), -1, dtype=torch.int64),
+        )
+
+    @torch.inference_mode()
+    def policy(
+        self, memory: Memory, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Memory, Action, Notes]:
+        """Choose actions; when a stretch of acting begins, look back first.
+
+        At that time the LSTM forgets, and watches the newest frames of the running
+        episode again, black before its first. Episodes that begin within a stretch
+        begin with an empty memory.
+        """
+        training = mode == "train"
+        dice = self.dice["policy" if training else "eval"]
+        first = torch.as_tensor(np.asarray(obs["is_first"]))
+        last = torch.as_tensor(np.asarray(obs["is_last"]))
+        image = torch.as_tensor(obs[self.image]).to(self.device)
+        frames = torch.where(_like(first, memory.frames), 0, memory.frames)
+        stretch = self.rhythm.epoch if training else 0
+        if training and self.rhythm.is_random:
+            recall = memory.recall
+            index = self._random(len(image), dice)
+            began = memory.stretch
+        else:
+            late = (memory.stretch != stretch) & ~last
+            recall = self._begin(memory.recall, frames, first, late)
+            recall, index = self._choose(recall, image, dice, training)
+            began = torch.where(late, stretch, memory.stretch)
+        frames = torch.cat([frames, image[:, None]], 1)[:, 1:]
+        if training:
+            self.rhythm.took(int((~last).sum()))
+        dtype = self.act_space[self.action].dtype
+        action = (index.cpu().numpy() + self.low).astype(dtype)
+        return IrisMemory(recall, frames, began), {self.action: action}, {}
+
+    def _begin(
+        self,
+        recall: Recall,
+        frames: UInt8[Tensor, "N T h w c"],
+        first: Bool[Tensor, " N"],
+        late: Bool[Tensor, " N"],
+    ) -> Recall:
+        """Forget where an episode begins; burn in where a stretch of acting does."""
+        empty = self.actor_critic.online.initial(len(frames))
+        if first.any():
+            recall = _where(first, empty, recall)
+        if late.any():
+            recall = _where(late, self.actor_critic.burn_in(frames), recall)
+        return recall
+
+    def _choose(
+        self, recall: Recall, image: Tensor, dice: Dice, training: bool
+    ) -> tuple[Recall, Int[Tensor, " N"]]:
+        acting = self.config.acting
+        epsilon = acting.epsilon if training else acting.eval_epsilon
+        temperature = acting.temperature if training else acting.eval_temperature
+        sample = acting.sample if training else acting.eval_sample
+
+        def choose(logits: Tensor) -> Tensor:
+            if not sample:
+                return logits.argmax(-1)
+            return dice.categorical((logits / temperature).softmax(-1))
+
+        recall, index = self.actor_critic.act(recall, image, choose)
+        if epsilon > 0:
+            tosses = 1 if acting.coin == "vector" else len(image)
+            coin = dice.uniform(torch.zeros(tosses, device=self.device)) < epsilon
+            index = torch.where(coin, self._random(len(image), dice), index)
+        return recall, index
+
+    def _random(self, rows: int, dice: Dice) -> Int[Tensor, " N"]:
+        even = torch.ones(rows, self.world.actions, device=self.device)
+        return dice.categorical(even)
+
+    # Learning
+
+    def train(self, feed: Feed) -> Metrics:
+        """One update of the part that is due."""
+        name = self.rhythm.part
+        assert name is not None, "nothing is due while steps are collected"
+        # In the first epoch every episode counts the same, however often it is seen.
+        feed.tally(name, self.rhythm.epoch > 1)
+        metrics = self.update(name, feed)
+        metrics["epoch"] = self.rhythm.epoch
+        self.rhythm.trained()
+        return metrics
+
+    def update(self, name: str, feed: Feed) -> Metrics:
+        """One update of a part, from as many batches as it accumulates."""
+        opt, rounds = self.opts[name], getattr(self.config.learn, name).accumulate
+        total, found = torch.zeros((), device=self.device), dict[str, Any]()
+        grads: list[Tensor] = []
+        for _ in range(rounds):
+            losses, metrics = self.losses(name, self._segment(feed(name)))
+            loss = torch.stack([x.mean() for x in losses.values()]).sum() / rounds
+            new = opt.gradients(loss)
+            if grads:
+                torch._foreach_add_(grads, new)
+            else:
+                grads = new
+            total = total + loss.detach()
+            found = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
+            found |= {f"{name}/{k}": x for k, x in metrics.items()}
+        _, metrics = opt.apply(total, grads)
+        self._last = name, {k: x for k, x in found.items() if k[:5] == "loss/"}
+        if name != "actor_critic":
+            self._dreamt_is_old = True
+        in_row = {"opt/nonfinite_in_row": metrics.pop("opt/nonfinite_in_row")}
+        return {**found, **{f"{name}/{k}": x for k, x in metrics.items()}, **in_row}
+
+    def losses(
+        self, name: str, segment: Segment
+    ) -> tuple[dict[str, Float[Tensor, ...]], Metrics]:
+        """The losses of one part on a batch, scaled; their means add up to its total.
+
+        The codebook of the tokenizer, and the slow copy of the actor-critic, follow.
+        """
+        dice = self.dice["train"]
+        if name == "tokenizer":
+            found = self.world.tokenizer_loss(segment, dice)
+            return found.losses, found.metrics
+        if name == "world_model":
+            found = self.world.dynamics_loss(segment)
+            return found.losses, found.metrics
+        nets = self.actor_critic
+        world = self._dream_world()
+        dream = nets.dream(world, segment.image, segment.action, dice)
+        view = dream.states
+        learned = nets.loss(
+            segment.image[:, :-1],
+            view.image,
+            dream.actions["action"][:, :-1],
+            view.reward,
+            view.end,
+        )
+        nets.update_target()
+        return learned.losses, learned.metrics
+
+    def nonfinite(self) -> list[str]:
+        """The losses, then the gradients, that were not finite in the last update."""
+        name, losses = self._last
+        if not name:
+            return []
+        bad = [key for key, loss in losses.items() if not torch.isfinite(loss)]
+        return bad + [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
+
+    def _dream_world(self) -> IrisWorld:
+        """The world to dream in, with the weights of now."""
+        if self._dreamt_is_old and self.dreamt is not self.world:
+            self.world.refresh(self.dreamt)
+        self._dreamt_is_old = False
+        return self.dreamt
+
+    def _segment(self, batch: Batch) -> Segment:
+        ends = "is_last" if self.config.ends == "last" else "is_terminal"
+        return to_segment(batch, self.image, self.action, self.low, ends)
+
+    # Looking
+
+    @torch.no_grad()
+    def report(self, feed: Feed) -> Report:
+        """Losses without learning, and pictures of what the world and policy do."""
+        segment, dice = self._segment(feed("report")), self.dice["report"]
+        return look(
+            self.world,
+            self._dream_world(),
+            self.actor_critic,
+            segment,
+            dice,
+            self.config.learn.tokenizer.length,
+        )
+
+    # Keeping
+
+    def components(self) -> dict[str, nn.Module]:
+        """Everything with weights or statistics, by name."""
+        world = self.world
+        parts = (world.tokenizer, world.dynamics, self.actor_critic)
+        return dict(zip(PARTS, parts, strict=True))
+
+    def state_dict(self) -> StateDict:
+        parts = {k: dict(m.state_dict()) for k, m in self.components().items()}
+        return {
+            **parts,
+            "opt": {name: opt.state_dict() for name, opt in self.opts.items()},
+            "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.load_weights(state)
+        for name, opt in self.opts.items():
+            opt.load_state_dict(state["opt"][name])
+        for name, dice in self.dice.items():
+            dice.load_state_dict(state["rng"][name])
+
+    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+        """Take over the weights of the parts that match."""
+        mine = self.components()
+        try:
+            chosen = [name for name in mine if re.fullmatch(components, name)]
+        except re.error:
+            chosen = []
+        if not chosen:
+            raise UserError(
+                f"No component matches {components!r}.\n"
+                f"  Fix: use a pattern for some of {', '.join(mine)}."
+            )
+        for name in chosen:
+            check_fit(name, mine[name].state_dict(), state)
+        for name in chosen:
+            mine[name].load_state_dict(state[name])
+        self._dreamt_is_old = True
+        return chosen
+
+    # Private
+
+    def _initialize(self, seed: int) -> None:
+        seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(seeds[0] >> 1))
+        self.world.initialize(generator)
+        self.actor_critic.initialize(generator)
+        self.world.to(self.device)
+        self.actor_critic.to(self.device)
+
+    def _optimizer(self, name: str) -> Adam:
+        module = self.components()[name]
+        trained: dict[str, Tensor] = {
+            key: parameter
+            for key, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        decays = [key for key in decaying(module) if key in trained]
+        return Adam(trained, getattr(self.config.learn, name).opt, decays)
+
+    def _window(self, name: str) -> Window:
+        """Sequences of so many frames, and the row that tells the outcome of each."""
+        learn: Any = getattr(self.config.learn, name)
+        if name == "actor_critic":
+            length = self.config.actor_critic.burn_in + 1
+        else:
+            length = learn.length
+        return Window(
+            learn.batch,
+            length + 1,
+            select="episodes",
+            online=False,
+            pad="left" if name == "actor_critic" else "both",
+            alpha=learn.alpha,
+        )
+
+
+def to_segment(
+    batch: Batch, image: str, action: str, low: int, ends: str = "is_last"
+) -> Segment:
+    """Rows of the replay in the time of Δ-IRIS; one row fewer.
+
+    Row t keeps what was seen and done there, and takes the reward and the end of row
+    t + 1, to which that led. It is real if both rows belong to the episode, so the last
+    observation is not. What is not real is black, and zero.
+    """
+    mask = batch["mask"]
+    real = mask[:, :-1] & mask[:, 1:]
+    chosen = batch[action][:, :-1].long() - low
+    return Segment(
+        torch.where(_like(real, batch[image]), batch[image][:, :-1], 0),
+        torch.where(real, chosen, 0),
+        torch.where(real, batch["reward"][:, 1:], 0.0),
+        batch[ends][:, 1:] & real,
+        real,
+    )
+
+
+def choose_image(obs_space: Spaces, wanted: str) -> str:
+    """The one image to see."""
+    images = [key for key, space in sight(obs_space).items() if space.is_image]
+    if wanted and wanted not in images:
+        raise UserError(
+            f"iris.image names {wanted!r}, which is no image of this environment.\n"
+            f"  Fix: use one of {', '.join(images) or 'another environment'}."
+        )
+    if wanted or len(images) == 1:
+        return wanted or images[0]
+    if "image" in images:
+        return "image"
+    if images:
+        raise UserError(
+            f"Δ-IRIS sees one image, this environment shows {', '.join(images)}.\n"
+            f"  Fix: --iris.image {images[0]}"
+        )
+    raise UserError(
+        "Δ-IRIS learns from images, and this environment shows none.\n"
+        "  Fix: choose an environment with images (for Gymnasium tasks try "
+        "`--env.gym.render True`), or `--agent dreamer`."
+    )
+
+
+def choose_action(act_space: Spaces) -> tuple[str, int, int]:
+    """The one discrete action: its key, its lowest value, how many there are."""
+    for key, space in act_space.items():
+        if not space.is_discrete or space.shape or len(act_space) > 1:
+            kind = "continuous" if not space.is_discrete else "one of several"
+            raise UserError(
+                f"Δ-IRIS chooses one discrete action per step; {key!r} is {kind}, of "
+                f"shape {space.shape}.\n  Fix: use `--agent dreamer` here, or an "
+                "environment with one discrete action."
+            )
+        return key, int(space.low), space.classes
+    raise UserError("This environment takes no action.\n  Fix: choose another one.")
+
+
+def _like(mask: Tensor, x: Tensor) -> Tensor:
+    mask = mask.to(x.device)
+    return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+
+
+def _where(mask: Bool[Tensor, " N"], new: Recall, old: Recall) -> Recall:
+    return Recall(
+        *(torch.where(_like(mask, b), a, b) for a, b in zip(new, old, strict=True))
+    )

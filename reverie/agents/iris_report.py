@@ -1,0 +1,128 @@
+"""What there is to see of Δ-IRIS: how it draws, what it foresees, what it dreams of.
+
+- `reconstruction`: truth above, each frame as drawn from the true one before it and its
+  Δ-tokens, and below the difference.
+- `openloop`: the same, but after the first frames nothing true is shown: the world goes
+  on by itself, with the recorded actions.
+- `dream`: what the policy does in the world, one dream per column.
+- `tokens`: how often each code was used, one row per place of a token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from reverie.agents.pixel_actor_critic import PixelActorCritic
+from reverie.api import Metrics
+from reverie.nets.dice import Dice
+from reverie.view.openloop import openloop_video
+from reverie.worlds.iris.quantizer import entropy
+from reverie.worlds.iris.world import IrisWorld, Segment
+
+SHOWN = 6
+"""Sequences in a picture."""
+CELL = 4
+"""Pixels per code and side in the picture of their use."""
+
+
+@torch.no_grad()
+def look(
+    world: IrisWorld,
+    dreamt: IrisWorld,
+    nets: PixelActorCritic,
+    segment: Segment,
+    dice: Dice,
+    length: int,
+) -> Metrics:
+    """Losses of a batch and pictures; nothing learns from it.
+
+    `length` is that of the tokenizer's sequences; the dynamics see as much as they can.
+    """
+    short = Segment(*(x[:, :length] for x in segment))
+    token_loss = world.tokenizer_loss(short, dice, learn=False)
+    blocks = world.dynamics.config.transformer.blocks
+    fitting = Segment(*(x[:, :blocks] for x in segment))
+    model_loss = world.dynamics_loss(fitting)
+    metrics: Metrics = {}
+    parts = {"tokenizer": token_loss, "world_model": model_loss}
+    for name, loss in parts.items():
+        metrics |= {f"loss/{name}/{k}": x.mean() for k, x in loss.losses.items()}
+        metrics |= {f"{name}/{k}": x for k, x in loss.metrics.items()}
+
+    tokens = token_loss.states[short.real[:, :-1] & short.real[:, 1:]]
+    codes = world.tokenizer.quantizer.config.codes
+    used = torch.zeros(tokens.shape[-1], codes, device=tokens.device)
+    used.scatter_add_(1, tokens.T, torch.ones_like(tokens.T, dtype=used.dtype))
+    share = used.sum(0) / used.sum().clamp(min=1)
+    bits = entropy(world.tokenizer.quantizer.usage)
+    metrics |= {
+        "codebook/entropy": bits,
+        "codebook/perplexity": torch.exp2(bits),
+        "codebook/batch_entropy": entropy(share),
+        "codebook/batch_perplexity": torch.exp2(entropy(share)),
+        "codebook/used": (used.sum(0) > 0).float().sum(),
+        "tokens/usage": usage_picture(used.long().cpu().numpy()),
+    }
+
+    few = Segment(*(x[:SHOWN, :blocks] for x in segment))
+    true = few.image.cpu().numpy()
+    drawn = world.reconstruct(few.image, few.action).cpu().numpy()
+    metrics["reconstruction/image"] = openloop_video(true, drawn, true.shape[1])
+    context = min(nets.config.burn_in + 1, true.shape[1])
+    ahead = continue_with_actions(dreamt, few, context, dice).cpu().numpy()
+    model = np.concatenate([drawn[:, :context], ahead], 1)
+    metrics["openloop/image"] = openloop_video(true, model, context)
+    dream = nets.dream(dreamt, few.image[:, :context], few.action[:, :context], dice)
+    metrics["dream/image"] = side_by_side(dream.states.image.cpu().numpy())
+    metrics["dream/reward"] = dream.states.reward[:, 1:].mean()
+    metrics["dream/ends"] = dream.states.end.any(1).float().mean()
+    return metrics
+
+
+@torch.no_grad()
+def continue_with_actions(
+    world: IrisWorld, segment: Segment, context: int, dice: Dice
+) -> UInt8[Tensor, "N T h w c"]:
+    """The frames after the first `context`, dreamt with the recorded actions."""
+    image, action = segment.image, segment.action
+    state = world.begin(image[:, :context], action[:, : context - 1])
+    frames = []
+    for t in range(context - 1, image.shape[1] - 1):
+        step = world.step(state, action[:, t], dice)
+        state = step.state
+        frames.append(step.image)
+    return torch.stack(frames, 1) if frames else image[:, :0]
+
+
+def usage_picture(used: Int[np.ndarray, "K N"]) -> UInt8[np.ndarray, "height width 3"]:
+    """How often each code was used: one band per place, bright for often.
+
+    A code nobody uses is dark blue; the most used of a band is white.
+    """
+    places, codes = used.shape
+    columns = max(1, 2 ** ((codes.bit_length()) // 2))
+    rows = -(-codes // columns)
+    padded = np.zeros((places, rows * columns))
+    padded[:, :codes] = used
+    most = padded.max(1, keepdims=True).clip(1)
+    shade = np.sqrt(padded / most).reshape(places, rows, columns)
+    band = np.zeros((places, rows + 1, columns, 3))
+    band[:, :rows] = shade[..., None]
+    band[:, :rows, :, 2] = np.maximum(shade, 0.15)
+    picture = band.reshape(-1, columns, 3)[:-1]
+    small: np.ndarray = np.rint(picture * 255).astype(np.uint8)
+    return small.repeat(CELL, 0).repeat(CELL, 1)
+
+
+def side_by_side(
+    videos: UInt8[np.ndarray, "N T h w c"],
+) -> UInt8[np.ndarray, "T h2 w2 c"]:
+    """Several films as one, next to each other with a gap between."""
+    gap = [(0, 0), (0, 0), (0, 0), (0, 2), (0, 0)]
+    padded = np.pad(videos, gap)
+    steps, height, colours = padded.shape[1], padded.shape[2], padded.shape[-1]
+    grid = padded.transpose(1, 2, 0, 3, 4).reshape(steps, height, -1, colours)
+    return np.ascontiguousarray(grid[:, :, :-2])

@@ -1,0 +1,304 @@
+"""The agent's half of Δ-IRIS against numbers of the original.
+
+Sizes are read from the files: the actor-critic in both forms of its values, returns,
+and how sequences are chosen and padded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iris_world_recording import (
+    as_bytes,
+    frame_config,
+    has,
+    load,
+    shapes_of,
+    tensors,
+    under,
+)
+
+from reverie.agents.iris import to_segment
+from reverie.agents.pixel_actor_critic import PixelActorCritic, PixelActorCriticConfig
+from reverie.agents.returns import lambda_return
+from reverie.api import Space, Window
+from reverie.convert.delta_iris_names import places, take_over
+from reverie.convert.iris import ACTOR_CRITIC
+from reverie.data.episodes import Cutter, Episodes, chances, place
+from reverie.data.replay import Replay, ReplayConfig
+from reverie.nets.adam import Adam, AdamConfig
+
+FORMS = [form for form in ("two_hot", "mse") if has(f"actor_critic_{form}_io")]
+CONSTANTS = {"discount": 0.997, "lam": 0.95, "entropy_scale": 0.001}
+"""Not among the arrays; the folder's description says so."""
+
+
+def build(form: str) -> PixelActorCritic:
+    params, recorded = load(f"actor_critic_{form}_params"), recording(form)
+    online = under(params, "model.")
+    colours, height, width = recorded["in/observations"].shape[2:]
+    config = PixelActorCriticConfig(
+        frame=frame_config(shapes_of(online), "cnn.0.encoder"),
+        width=online["lstm.weight_hh"].shape[1],
+        burn_in=recorded["in/observations"].shape[1] - 1,
+        horizon=recorded["imagine/actions"].shape[1],
+        two_hot_values=len(online["critic_linear.bias"]) > 1,
+        **CONSTANTS,
+    )
+    actions = len(online["actor_linear.bias"])
+    nets = PixelActorCritic((height, width, colours), actions, config)
+    for net, prefix in ((nets.online, "model."), (nets.target, "target_model.")):
+        state = take_over(
+            tensors(under(params, prefix)), ACTOR_CRITIC, net.state_dict()
+        )
+        net.load_state_dict(state)
+    return nets
+
+
+def recording(form: str) -> dict[str, np.ndarray]:
+    return load(f"actor_critic_{form}_io")
+
+
+def learn(form: str, nets: PixelActorCritic):
+    r = recording(form)
+    context, frames = as_bytes(r["in/observations"]), as_bytes(r["frames"])
+    none = torch.zeros(len(context), 1)
+    return nets.loss(
+        context[:, :-1],
+        torch.cat([context[:, -1:], frames], 1),
+        torch.tensor(r["imagine/actions"]),
+        torch.cat([none, torch.tensor(r["imagine/rewards"])], 1),
+        torch.cat([none, torch.tensor(r["imagine/ends"])], 1).bool(),
+    )
+
+
+def close(ours, theirs, tolerance=2e-4, name=""):
+    ours = np.asarray(ours.detach() if isinstance(ours, torch.Tensor) else ours)
+    scale = max(np.abs(theirs).max(initial=0), 1e-3)
+    worst = np.abs(ours - theirs).max(initial=0)
+    assert worst <= tolerance * scale, f"{name}: off by {worst}, of {scale}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("which", ["online", "target"])
+def test_opinions_step_by_step(form, which):
+    nets, r = build(form), recording(form)
+    wanted = under(r, f"unroll/{which}/")
+    net = getattr(nets, which)
+    frames = torch.cat([as_bytes(r["in/observations"]), as_bytes(r["frames"])], 1)
+    with torch.no_grad():
+        features = net.features(frames)
+        close(features, wanted["features"], name="features")
+        recall, cells = net.initial(len(frames)), []
+        for t in range(frames.shape[1]):
+            recall, _ = net.watch(recall, features[:, t : t + 1])
+            cells.append(recall)
+        close(torch.stack([c.hidden for c in cells], 1), wanted["hx"], name="hx")
+        close(torch.stack([c.cell for c in cells], 1), wanted["cx"], name="cx")
+        _, opinion = net(net.initial(len(frames)), frames)
+    close(opinion.policy, wanted["logits_actions"], name="policy")
+    close(opinion.value, wanted["logits_values"], name="value")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_dream_teaches(form):
+    nets, r = build(form), recording(form)
+    learned = learn(form, nets)
+    close(learned.opinion.policy, r["imagine/logits_actions"], name="policy")
+    value = learned.opinion.value
+    value = value if nets.config.two_hot_values else value[..., 0]
+    close(value, r["imagine/logits_values"], name="value")
+    close(learned.values[:, :-1], r["imagine/target_values"], name="target")
+    close(learned.values[:, -1], r["imagine/value_bootstrap"], name="bootstrap")
+    close(learned.returns, r["lambda_returns"], 1e-4, "returns")
+    np.testing.assert_array_equal(learned.mask, r["mask"])
+    means = {name: loss.mean() for name, loss in learned.losses.items()}
+    for name, loss in means.items():
+        close(loss, r[f"loss/loss_{name}"], name=name)
+    close(sum(means.values()), r["loss_total"], name="total")
+    close(learned.metrics["policy_entropy"], r["metric/policy_entropy"], name="entropy")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_and_the_step_they_lead_to(form):
+    nets, r = build(form), recording(form)
+    learned = learn(form, nets)
+    total = torch.stack([loss.mean() for loss in learned.losses.values()]).sum()
+    opt = Adam(dict(nets.online.named_parameters()), AdamConfig(wd=0.0))
+    grads = opt.gradients(total)
+    ours = dict(zip(opt.names, grads, strict=True))
+    wanted = under(r, "grad/model.")
+    norm = float(r["opt/grad_norm_before_clip"])
+    for name, spot in places(wanted, ACTOR_CRITIC).items():
+        theirs, mine = wanted[name], np.asarray(spot.of(ours))
+        worst = np.abs(mine - theirs).max()
+        if worst > 2e-3 * np.abs(theirs).max():
+            # only a bias ahead of a normalisation, whose gradient is noise
+            ahead = name.endswith((".f.2.bias", "encoder.0.bias"))
+            assert ahead, f"{name}: off by {worst}, of {np.abs(theirs).max()}"
+            assert worst <= 3e-5 * norm, name
+    nets.update_target()
+    slow = dict(nets.target.named_parameters())
+    after = under(r, "target_after/")
+    for name, spot in places(after | wanted, ACTOR_CRITIC).items():
+        if name in after:
+            close(spot.of(slow), after[name], 1e-6, name)
+    _, metrics = opt.apply(total.detach(), grads)
+    close(metrics["opt/grad_norm"], norm, 1e-3, "norm")
+    after = under(r, "opt/after/model.")
+    for name, spot in places(after | wanted, ACTOR_CRITIC).items():
+        if name in after:
+            found = np.asarray(spot.of(opt.parameters).detach())
+            np.testing.assert_allclose(found, after[name], atol=2e-6, err_msg=name)
+
+
+def test_lambda_returns():
+    r = under(load("functions"), "lambda/")
+    none = torch.zeros(len(r["rewards"]), 1)
+    reward = torch.cat([none, torch.tensor(r["rewards"])], 1)
+    ends = torch.cat([none, torch.tensor(r["ends"]).float()], 1)
+    values = np.concatenate([r["values"], r["bootstrap"][:, None]], 1)
+    cases = [key for key in r if key.endswith("gamma_lambda")]
+    assert cases
+    for key in cases:
+        discount, lam = (float(x) for x in r[key])
+        found = lambda_return(
+            reward, torch.tensor(values), torch.zeros_like(ends), ends, discount, lam
+        )
+        wanted = r[key.replace("gamma_lambda", "returns")]
+        np.testing.assert_allclose(found, wanted, atol=1e-5, err_msg=key)
+
+
+def test_rows_count_up_to_the_first_end():
+    ends = torch.tensor(load("functions")["lambda/ends"])
+    arrivals = torch.cat([torch.zeros(len(ends), 1), ends], 1)
+    mask = arrivals[:, :-1].cumsum(1) == 0
+    np.testing.assert_array_equal(mask, load("functions")["mask_after_first_done"])
+
+
+def test_priorities():
+    r = under(load("functions"), "priority/")
+    for key in r:
+        if key.startswith("probabilities_alpha_"):
+            alpha = float(key.rsplit("_", 1)[1])
+            found = chances(r["counts"], alpha)
+            np.testing.assert_allclose(found, r[key], atol=1e-6, err_msg=key)
+
+
+PADS = {"beyond_end": "both", "within_end": "left"}
+
+
+@pytest.mark.parametrize("kind", PADS)
+def test_segments_drawn_with_the_same_numbers(kind):
+    """The original's draws, in its order, give the original's segments."""
+    functions = load("functions")
+    r = under(functions, f"sampler/{kind}/")
+    lengths, length = functions["sampler/lengths"], int(r["sequence_length"])
+    rng = np.random.RandomState(int(functions["sampler/numpy_seed"]))
+    wanted = r["segments"]
+    probabilities = functions["priority/probabilities_alpha_1"].astype(np.float64)
+    count = len(wanted)
+    ids = rng.choice(len(lengths), count, p=probabilities / probabilities.sum())
+    step = rng.randint(0, lengths[ids])
+    offset = rng.randint(0, length, count)
+    start = place(step, offset, lengths[ids], length, PADS[kind])
+    np.testing.assert_array_equal(np.stack([ids, start, start + length], 1), wanted)
+
+
+class FakeTimeline:
+    """Rows lie one after the other; an episode has one row more than transitions."""
+
+    first = 0
+
+    def locate(self, starts, offsets):
+        return starts[:, None] + offsets
+
+
+@pytest.mark.parametrize("kind", PADS)
+def test_segments_are_spread_like_the_original_s(kind):
+    functions = load("functions")
+    r = under(functions, f"sampler/{kind}/")
+    lengths, counts = functions["sampler/lengths"], functions["priority/counts"]
+    begin = np.cumsum(np.append(0, lengths + 1))[:-1]
+    episodes = Episodes.__new__(Episodes)
+    episodes.timeline = FakeTimeline()
+    episodes._size, episodes._seen, episodes.dropped = len(lengths), 0, 0
+    episodes._table = {"begin": begin, "rows": lengths + 1}
+    draws = int(r["episode_histogram"].sum())
+    length = int(r["sequence_length"])
+    window = Window(
+        draws, length + 1, select="episodes", pad=PADS[kind], alpha=1.0, online=False
+    )
+    cutter = Cutter(episodes, window)
+    cutter._counts = counts.copy()
+    ids, mask = cutter.cut(np.random.default_rng(0))
+    chosen = np.searchsorted(begin, ids[:, 0], "right") - 1
+    alike(np.bincount(chosen, minlength=len(lengths)), r["episode_histogram"])
+    mine = chosen == 7
+    first = np.argmax(mask[mine], 1)  # rows before it stick out
+    start = np.where(first > 0, -first, ids[mine, 0] - begin[7])
+    histogram = np.bincount(start + 10, minlength=len(r["start_histogram_episode7"]))
+    alike(histogram, r["start_histogram_episode7"])
+
+
+def alike(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Two histograms of one distribution: a chi-square test of homogeneity."""
+    used = (ours + theirs) > 0
+    a, b = ours[used].astype(float), theirs[used].astype(float)
+    ka, kb = np.sqrt(b.sum() / a.sum()), np.sqrt(a.sum() / b.sum())
+    chi = (np.square(ka * a - kb * b) / (a + b)).sum()
+    freedom = used.sum() - 1
+    assert chi < freedom + 5 * np.sqrt(2 * freedom), (chi, freedom)
+
+
+def test_time_is_shifted_at_the_border():
+    """Our rows of one episode become the original's padded segments, all of them."""
+    r = under(load("functions"), "segment/")
+    frames = as_bytes(r["episode_observations"]).numpy()
+    steps = len(frames)
+    rows = steps + 1  # the final observation is ours alone
+    image = np.concatenate([frames, np.full_like(frames[:1], 77)])
+    reward = np.append(0, r["episode_rewards"]).astype(np.float32)
+    last = np.append(0, r["episode_ends"]).astype(bool)
+    spaces = {
+        "image": Space(np.uint8, image.shape[1:]),
+        "action": Space(np.int32, (), 0, 18),
+        "reward": Space(np.float32),
+        **{k: Space(bool) for k in ("is_first", "is_last", "is_terminal")},
+    }
+    for low, high in r["ranges"].tolist():
+        window = Window(1, high - low + 1, select="episodes")
+        replay = Replay(
+            spaces,
+            {},
+            ReplayConfig(storage="ram"),
+            capacity=100,
+            streams=1,
+            windows={"w": window},
+            directory=None,
+            seed=0,
+        )
+        replay.add_episode(
+            {
+                "image": image,
+                "action": np.append(r["episode_actions"], 0).astype(np.int32),
+                "reward": reward,
+                "is_first": np.arange(rows) == 0,
+                "is_last": last,
+                "is_terminal": last,
+            }
+        )
+        wanted = {k.split("/")[1]: v for k, v in r.items() if f"{low}_{high}/" in k}
+        for _ in range(1000):
+            batch = {k: torch.tensor(v) for k, v in replay.sample("w").items()}
+            segment = to_segment(batch, "image", "action", 0)
+            same = np.array_equal(segment.real.numpy(), wanted["mask_padding"])
+            if same and int(batch["stepid"][batch["mask"]][0]) == max(low, 0):
+                break
+        else:
+            pytest.fail(f"the segment {low}:{high} never came")
+        np.testing.assert_array_equal(segment.image, as_bytes(wanted["observations"]))
+        np.testing.assert_array_equal(segment.action, wanted["actions"])
+        np.testing.assert_array_equal(segment.reward, wanted["rewards"])
+        np.testing.assert_array_equal(segment.end, wanted["ends"].astype(bool))
