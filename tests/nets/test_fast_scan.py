@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.dice import Dice
 from reverie.nets.fast import scan as fast
+from reverie.nets.fast import scan_loop
+from reverie.nets.fast.persistent import scan as persistent
 from reverie.worlds.rssm import Dynamics, RSSMConfig, State
 
 SMALL = {"deter": 24, "hidden": 6, "stoch": 5, "classes": 4, "blocks": 3}
@@ -172,3 +176,99 @@ def test_choices_are_one_hot_and_follow_the_clocks():
     _, stochs, _ = fast_observe(dynamics, *made[:-1], favourite)
     assert (stochs.argmax(-1) == 2).all()
     assert torch.equal(stochs.sum(-1), torch.ones_like(stochs[..., 0]))
+
+
+SIZE12M = {"deter": 2048, "hidden": 256, "stoch": 32, "classes": 16, "blocks": 8}
+
+
+def decisive(clocks: Tensor) -> Tensor:
+    """Clocks that choose by themselves, so that rounding cannot change a choice."""
+    first = torch.nn.functional.one_hot(clocks.argmin(-1), clocks.shape[-1])
+    return torch.where(first.bool(), 1e-4, 1e4).to(clocks.dtype)
+
+
+def results(
+    scan, dynamics: Dynamics, batch: int, length: int, dtype: torch.dtype
+) -> tuple[tuple[Tensor, ...], dict]:
+    """Outputs and all gradients of one scan on the GPU."""
+    made = make_inputs(dynamics, batch, length, 64, torch.float32)
+    *made, clocks = [
+        {key: y.cuda() for key, y in x.items()}
+        if isinstance(x, dict)
+        else State(*(y.cuda().to(dtype) for y in x))
+        if isinstance(x, State)
+        else x.cuda()
+        for x in made
+    ]
+    made[1] = made[1].to(dtype).requires_grad_()
+    outputs = fast_observe(dynamics, *made, decisive(clocks), scan)
+    loss = weigh(tuple(x.float().cpu() for x in outputs))
+    return outputs, gradients(dynamics, [made[1]], loss)
+
+
+def apart(left: Tensor, right: Tensor) -> float:
+    left, right = left.detach().double(), right.detach().double()
+    return float((left - right).norm() / right.norm())
+
+
+def by(loop: ModuleType):
+    """The scan by one form of its loop."""
+
+    def scan(weights, deter, stoch, actions, tokens, reset, noise, unimix, eps):
+        inputs = fast.Inputs(deter, stoch.flatten(1), actions, tokens, reset, noise)
+        settings = fast.Settings(noise.shape[-1], unimix, eps)
+        return fast.run(loop, weights, inputs, settings)
+
+    return scan
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "length"), [(16, 64), (8, 3), (19, 1), (64, 5)])
+def test_persistent_scan_is_as_close_to_float32_as_the_plain_loop(batch, length):
+    dynamics = make_dynamics(64, **SIZE12M).cuda()
+    exact, exact_grads = results(by(scan_loop), dynamics, batch, length, torch.float32)
+    plain, plain_grads = results(by(scan_loop), dynamics, batch, length, torch.bfloat16)
+    quick, quick_grads = results(
+        by(persistent), dynamics, batch, length, torch.bfloat16
+    )
+    assert persistent.kernels(torch.device("cuda", 0)) is not None
+    assert not persistent._refused
+    for left, right, goal in zip(quick, plain, exact, strict=True):
+        assert apart(left, goal) < 1.3 * apart(right, goal) + 1e-3
+    for name, goal in exact_grads.items():
+        if goal is not None:
+            error, usual = (apart(x[name], goal) for x in (quick_grads, plain_grads))
+            assert error < 1.5 * usual + 1e-3, (name, error, usual)
+
+
+@pytest.mark.gpu
+def test_persistent_scan_repeats_itself_also_from_a_graph():
+    dynamics = make_dynamics(64, **SIZE12M).cuda()
+    made = make_inputs(dynamics, 16, 16, 64, torch.float32)
+    state, seen, action, reset, clocks = made
+    state = State(*(x.cuda().bfloat16() for x in state))
+    seen, reset, clocks = seen.cuda().bfloat16(), reset.cuda(), clocks.cuda()
+    action = {key: value.cuda() for key, value in action.items()}
+    parameters = list(dynamics.parameters())
+
+    def update() -> list[Tensor]:
+        outputs = fast_observe(
+            dynamics, state, seen, action, reset, clocks, by(persistent)
+        )
+        loss = sum(x.float().square().mean() for x in outputs)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return [*outputs, *(x for x in found if x is not None)]
+
+    first = [x.clone() for x in update()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        update()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = update()
+    for _ in range(3):
+        graph.replay()
+        for left, right in zip(captured, first, strict=True):
+            assert torch.equal(left, right)

@@ -1,0 +1,161 @@
+"""Compile CUDA source at first use and launch it, with what PyTorch brings along.
+
+NVRTC, the run-time compiler, comes with every CUDA build of PyTorch; the driver comes
+with the GPU. Both are called through ctypes, so no compiler need be installed. Compiled
+code is kept in the user's cache folder, under a name made of everything it depends on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+OPTIONS = ("--std=c++17",)
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Unavailable(Exception):
+    """Something is missing or refused; the caller has another way."""
+
+
+class Kernel:
+    """One compiled function, ready for cooperative launches."""
+
+    def __init__(self, handle: ctypes.c_void_p, blocks: int, threads: int, shared: int):
+        self.handle, self.blocks, self.threads = handle, blocks, threads
+        self.shared = shared
+        _drive("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
+
+    def __call__(self, arguments: ctypes.Structure) -> None:
+        """Launch on PyTorch's current stream, all blocks at once or not at all."""
+        _enter_context()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        shape = (self.blocks, 1, 1, self.threads, 1, 1, self.shared)
+        _drive("cuLaunchCooperativeKernel", self.handle, *shape, stream, pointers)
+
+
+def load(
+    source: str, names: Sequence[str], device: torch.device
+) -> list[ctypes.c_void_p]:
+    """The named functions of `source`, compiled for `device`."""
+    code = _compiled(source, _architecture(device))
+    _enter_context()
+    module = ctypes.c_void_p()
+    _drive("cuModuleLoadData", ctypes.byref(module), code)
+    handles = []
+    for name in names:
+        handle = ctypes.c_void_p()
+        _drive("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        handles.append(handle)
+    return handles
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "reverie" / "kernels"
+
+
+def compile_source(source: str, architecture: str) -> bytes:
+    """Machine code for one architecture, such as `sm_90`."""
+    lib = _nvrtc()
+    program = ctypes.c_void_p()
+    _check(
+        lib.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"scan.cu", 0, None, None
+        )
+    )
+    options = [f"--gpu-architecture={architecture}", *OPTIONS]
+    flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = lib.nvrtcCompileProgram(program, len(options), flags)
+    size = ctypes.c_size_t()
+    if failed:
+        _check(lib.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _check(lib.nvrtcGetProgramLog(program, log))
+        raise Unavailable(f"NVRTC: {log.value.decode(errors='replace')[:2000]}")
+    _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    code = ctypes.create_string_buffer(size.value)
+    _check(lib.nvrtcGetCUBIN(program, code))
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+def _compiled(source: str, architecture: str) -> bytes:
+    lib = _nvrtc()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    parts = (source, architecture, f"{major.value}.{minor.value}", *OPTIONS)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    path = cache_folder() / f"scan-{architecture}-{digest}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = compile_source(source, architecture)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)  # never a half-written file under the final name
+    except OSError:
+        pass  # a folder that cannot be written costs a second at every start
+    return code
+
+
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """The library that PyTorch was built with, wherever it was put."""
+    major = (torch.version.cuda or "0").split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    site = Path(torch.__file__).parent.parent
+    found = [
+        *site.glob(f"nvidia/*/lib/{name}*"),
+        *site.glob(f"torch/lib/libnvrtc*.so.{major}*"),
+    ]
+    for candidate in (name, *map(str, sorted(found)), "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise Unavailable(f"{name} was not found")
+
+
+def _check(code: int) -> None:
+    if code:
+        raise Unavailable(f"NVRTC answered with error {code}")
+
+
+def _drive(name: str, *arguments: object) -> None:
+    """Call the driver, and turn its errors into ours."""
+    driver = _driver()
+    code = getattr(driver, name)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise Unavailable(f"{name}: {(text.value or b'unknown error').decode()}")
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+
+
+def _enter_context() -> None:
+    """Give this thread PyTorch's context; autograd's threads may not have it yet."""
+    current = ctypes.c_void_p()
+    _drive("cuCtxGetCurrent", ctypes.byref(current))
+    if not current.value:
+        index = torch.cuda.current_device()
+        _drive("cuDevicePrimaryCtxRetain", ctypes.byref(current), index)
+        _drive("cuCtxSetCurrent", current)

@@ -1,0 +1,333 @@
+"""The host's side of the persistent scan: room for its exchanges, and the launches.
+
+The kernels scan 16 rows; a larger batch is scanned 16 by 16, and the caller pads an odd
+one. `common.cu` says how they work. The order in which `_arguments` are named here is
+that of the structures there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Mapping
+from importlib import resources
+from math import prod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from reverie.nets.fast import scan_loop
+from reverie.nets.fast.persistent import nvrtc
+from reverie.nets.fast.scan_loop import (
+    Inputs,
+    ScanWeights,
+    Settings,
+    Slopes,
+    Sums,
+    Tape,
+    pack,
+)
+
+ROWS = 16
+"""A batch may have any multiple of these."""
+BLOCKS, THREADS = 128, 256
+DETER, UNITS, GROUPS, CHOICES, CLASSES = 2048, 256, 8, 32, 16  # size12m
+LOGITS = CHOICES * CLASSES
+SHARED_FORWARD = 8 * ROWS * 40 * 4 + LOGITS * 34 * 2
+SHARED_BACKWARD = 8 * ROWS * (24 + 24 + 56) * 4
+SUMS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
+"""Widths of `Sums`, side by side."""
+EMPTY = -1
+"""All bits set, in every word that one block of threads waits for."""
+
+
+_refused: list[str] = []
+"""Why a launch failed; from then on, the scan runs step by step."""
+
+
+class Kernels(NamedTuple):
+    forward: nvrtc.Kernel
+    backward: nvrtc.Kernel
+
+
+def fits(weights: ScanWeights, inputs: Inputs) -> bool:
+    """Whether there are kernels for these sizes, this dtype and this GPU.
+
+    They give no gradient for the state before the first step.
+    """
+    like = inputs.actions
+    wanted = inputs.deter.requires_grad or inputs.stoch.requires_grad
+    return (
+        like.is_cuda
+        and like.dtype == torch.bfloat16
+        and inputs.clocks.dtype == torch.float32
+        and not (wanted and torch.is_grad_enabled())
+        and weights.dyngru.weight.shape == (GROUPS, UNITS, 3 * UNITS)
+        and weights.obs0.weight.shape == (UNITS, DETER)
+        and inputs.clocks.shape[2:] == (CHOICES, CLASSES)
+        and not _refused
+        and kernels(like.device) is not None
+    )
+
+
+@functools.cache
+def kernels(device: torch.device) -> Kernels | None:
+    """Both kernels, compiled for `device`; None where they cannot run."""
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 9 or properties.multi_processor_count < BLOCKS:
+        return None
+    try:
+        forward, backward = nvrtc.load(
+            source(), ("scan_forward", "scan_backward"), device
+        )
+        return Kernels(
+            nvrtc.Kernel(forward, BLOCKS, THREADS, SHARED_FORWARD),
+            nvrtc.Kernel(backward, BLOCKS, THREADS, SHARED_BACKWARD),
+        )
+    except nvrtc.Unavailable as error:
+        _refuse(error)
+        return None
+
+
+def source() -> str:
+    folder = resources.files(__package__)
+    names = ("common.cu", "forward.cu", "backward.cu")
+    return "\n".join(folder.joinpath(name).read_text() for name in names)
+
+
+def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tape:
+    in0, in1, hid, gru, obs, logit = _solid(weights)
+    batch, length = inputs.reset.shape
+    groups, like = batch // ROWS, inputs.actions
+    deters, prehid, pre1, shared = _emptied(
+        like.device,
+        torch.bfloat16,
+        *((batch, length, width) for width in (DETER, DETER, UNITS, 3 * UNITS)),
+    )
+    shares, squares, choices = _emptied(
+        like.device,
+        torch.float32,
+        (groups, length, GROUPS, ROWS, 2 * UNITS),
+        (groups, length, ROWS, BLOCKS),
+        (groups, length, ROWS, CHOICES),
+    )
+    widths = (LOGITS, LOGITS, DETER, LOGITS, UNITS, 3 * DETER, UNITS, DETER, UNITS)
+    stochs, logits, deter, stoch, pre0, gates, preobs, hidden, seen = (
+        like.new_empty(batch, length, width) for width in widths
+    )
+    inverse = torch.empty(batch, length, 4, device=like.device)
+    shared[..., 2 * UNITS :] = inputs.actions
+    start = inputs.reset[:, :1]
+    deter[:, 0] = inputs.deter.masked_fill(start, 0)
+    stoch[:, 0] = inputs.stoch.masked_fill(start, 0)
+    pre0[:, 0] = torch.addmm(in0.bias, deter[:, 0], in0.weight.T)
+    pre1[:, 0] = torch.addmm(in1.bias, stoch[:, 0], in1.weight.T)
+
+    fixed = {
+        "in0": in0.weight,
+        "in1": in1.weight,
+        "hid": hid.weight,
+        "gru": gru.weight,
+        "obs": obs.weight,
+        "logit": logit.weight,
+        "in0_bias": in0.bias,
+        "in1_bias": in1.bias,
+        "gru_bias": gru.bias,
+        "logit_bias": logit.bias,
+        "in0_scale": in0.scale,
+        "in1_scale": in1.scale,
+        "hid_scale": hid.scale,
+        "obs_scale": obs.scale,
+    }
+    rows = {
+        "hoisted": scan_loop.hoist(weights, inputs),
+        "tokens": inputs.tokens.contiguous(),
+        "clocks": inputs.clocks.contiguous(),
+        "reset": inputs.reset.contiguous(),
+        "pre0": pre0,
+        "pre1": pre1,
+        "shared": shared,
+        "prehid": prehid,
+        "deters": deters,
+        "deter": deter,
+        "stoch": stoch,
+        "stochs": stochs,
+        "hidden": hidden,
+        "gates": gates,
+        "preobs": preobs,
+        "seen": seen,
+        "logits": logits,
+        "inverse": inverse,
+    }
+    exchanged = {"shares": shares, "squares": squares, "choices": choices}
+    numbers = {
+        "length": length,
+        "obs_stride": obs.weight.stride(0),
+        "eps": settings.eps,
+        "unimix": settings.unimix,
+    }
+    found = kernels(like.device)
+    assert found is not None
+    try:
+        for group in range(groups):
+            found.forward(_arguments(fixed, rows, exchanged, numbers, group))
+    except nvrtc.Unavailable as error:
+        _refuse(error)
+        return scan_loop.run_forward(weights, inputs, settings)
+    return Tape(
+        deters,
+        stochs,
+        logits,
+        deter,
+        stoch,
+        pre0,
+        pre1,
+        prehid,
+        gates,
+        preobs,
+        inverse,
+        shared,
+        hidden,
+        seen,
+    )
+
+
+def run_backward(
+    weights: ScanWeights,
+    tape: Tape,
+    reset: Bool[Tensor, "B T"],
+    grads: tuple[Tensor, Tensor, Tensor],
+    settings: Settings,
+) -> Slopes:
+    in0, in1, hid, gru, obs, logit = _solid(weights)
+    batch, length = reset.shape
+    groups, like = batch // ROWS, tape.deters
+    widths = (UNITS, UNITS, 3 * DETER, DETER)
+    to_obs, to_in0, to_gates, before_norm = _emptied(
+        like.device, torch.bfloat16, *((batch, length, width) for width in widths)
+    )
+    obs_shares, in_shares, products = _emptied(
+        like.device,
+        torch.float32,
+        (groups, length, ROWS, BLOCKS // ROWS, UNITS),
+        (groups, length, GROUPS, ROWS, 2 * UNITS),
+        (groups, length, ROWS, BLOCKS),
+    )
+    to_in1, to_hid, to_logits = (
+        like.new_empty(batch, length, width) for width in (UNITS, DETER, LOGITS)
+    )
+    sums = torch.empty(batch, sum(SUMS), device=like.device)
+
+    fixed = {
+        "in0": in0.weight,
+        "in1": in1.weight,
+        "hid": hid.weight,
+        "gru": gru.weight,
+        "obs": obs.weight,
+        "logit": logit.weight,
+        "in0_scale": in0.scale,
+        "in1_scale": in1.scale,
+        "hid_scale": hid.scale,
+        "obs_scale": obs.scale,
+    }
+    rows = {
+        "pre0": tape.in0,
+        "pre1": tape.in1,
+        "prehid": tape.hid,
+        "gates": tape.gates,
+        "preobs": tape.obs,
+        "logits": tape.logits,
+        "deter": tape.deter,
+        "inverse": tape.inverse,
+        "reset": reset.contiguous(),
+        "from_deters": grads[0].contiguous(),
+        "from_stochs": grads[1].contiguous(),
+        "from_logits": grads[2].contiguous(),
+        "to_obs": to_obs,
+        "to_in0": to_in0,
+        "to_gates": to_gates,
+        "before_norm": before_norm,
+    }
+    exchanged = {
+        "obs_shares": obs_shares,
+        "in_shares": in_shares,
+        "products": products,
+    }
+    kept = {"to_in1": to_in1, "to_hid": to_hid, "to_logits": to_logits, "sums": sums}
+    numbers = {
+        "length": length,
+        "obs_stride": obs.weight.stride(0),
+        "unimix": settings.unimix,
+    }
+    found = kernels(like.device)
+    assert found is not None
+    try:
+        for group in range(groups):
+            found.backward(_arguments(fixed, rows, exchanged, numbers, group, kept))
+    except nvrtc.Unavailable as error:
+        _refuse(error)
+        return scan_loop.run_backward(weights, tape, reset, grads, settings)
+    total = Sums(*torch.split(sums.sum(0), SUMS))
+    return Slopes(
+        to_in0, to_in1, to_hid, to_gates, to_obs, to_logits, total, None, None
+    )
+
+
+def _refuse(error: nvrtc.Unavailable) -> None:
+    _refused.append(str(error))
+    warnings.warn(
+        f"The posterior scan runs step by step; its one kernel cannot: {error}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _solid(weights: ScanWeights) -> ScanWeights:
+    """Contiguous weights; the posterior's rows may be part of longer ones."""
+    obs = weights.obs0.weight
+    solid = pack([x.contiguous() for layer in weights for x in layer])
+    if obs.stride(1) == 1 and obs.stride(0) % 2 == 0:
+        solid = solid._replace(obs0=solid.obs0._replace(weight=obs))
+    return solid
+
+
+def _emptied(
+    device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]
+) -> list[Tensor]:
+    """Tensors whose every word is EMPTY, filled at one go."""
+    per_word = 4 // dtype.itemsize
+    counts = [prod(shape) // per_word for shape in shapes]
+    words = torch.full((sum(counts),), EMPTY, dtype=torch.int32, device=device)
+    pieces = torch.split(words, counts)
+    return [
+        piece.view(dtype).view(shape)
+        for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+
+
+def _arguments(
+    fixed: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor],
+    exchanged: Mapping[str, Tensor],
+    numbers: Mapping[str, int | float],
+    group: int,
+    kept: Mapping[str, Tensor] | None = None,
+) -> ctypes.Structure:
+    """The kernels' one argument, for one group of rows."""
+    pointers = {
+        **fixed,
+        **{key: value[group * ROWS :] for key, value in rows.items()},
+        **{key: value[group] for key, value in exchanged.items()},
+        **{key: value[group * ROWS :] for key, value in (kept or {}).items()},
+    }
+    kinds = {int: ctypes.c_int, float: ctypes.c_float}
+    fields = [
+        *((key, ctypes.c_void_p) for key in pointers),
+        *((key, kinds[type(value)]) for key, value in numbers.items()),
+    ]
+    values = (*(value.data_ptr() for value in pointers.values()), *numbers.values())
+    made = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    return made(*values)  # type: ignore[no-any-return]
