@@ -31,6 +31,8 @@ from reverie.envs.minecraft import TASKS as MINECRAFT_TASKS
 from reverie.envs.minecraft import MinecraftConfig
 from reverie.envs.minigrid import TASKS as MINIGRID_TASKS
 from reverie.envs.minigrid import MiniGridConfig, is_task
+from reverie.envs.mujoco import TASKS as MUJOCO_TASKS
+from reverie.envs.mujoco import MuJoCoConfig
 from reverie.envs.own import (
     FROM_PYTHON,
     as_env,
@@ -89,6 +91,7 @@ class EnvConfig:
     atari: AtariConfig = field(default_factory=AtariConfig)
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
     dmc: DMCConfig = field(default_factory=DMCConfig)
+    mujoco: MuJoCoConfig = field(default_factory=MuJoCoConfig)
     dmlab: DMLabConfig = field(default_factory=DMLabConfig)
     minecraft: MinecraftConfig = field(default_factory=MinecraftConfig)
     procgen: ProcgenConfig = field(default_factory=ProcgenConfig)
@@ -142,6 +145,12 @@ def _memorymaze(name: str, config: EnvConfig) -> Env:
     from reverie.envs.memorymaze import MemoryMaze
 
     return MemoryMaze(name)
+
+
+def _mujoco(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.mujoco import MuJoCo
+
+    return MuJoCo(name, config.mujoco)
 
 
 def _catch(name: str, config: EnvConfig) -> Env:
@@ -321,7 +330,9 @@ SUITES: dict[str, Suite] = {
             "mujoco",
             "Gymnasium's MuJoCo locomotion tasks",
             "MIT",
+            tasks=MUJOCO_TASKS,
             naming="mujoco_ID, such as mujoco_HalfCheetah-v5",
+            build=_mujoco,
             package="mujoco",
         ),
         Suite(

@@ -1,0 +1,78 @@
+"""Gymnasium's MuJoCo tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.api import UserError, sight
+from reverie.envs import headless, mujoco
+
+pytest.importorskip("mujoco")
+pytest.importorskip("imageio")
+
+
+@pytest.mark.parametrize(
+    ("task", "seen", "done"),
+    [
+        ("HalfCheetah-v5", 17, 6),
+        ("Ant-v5", 105, 8),
+        ("Humanoid-v5", 348, 17),
+    ],
+)
+def test_sizes_are_those_of_gymnasium(task: str, seen: int, done: int) -> None:
+    env = envs.make(f"mujoco_{task}")
+    spaces = sight(env.obs_space)
+    assert {key: space.shape for key, space in spaces.items()} == {"vector": (seen,)}
+    assert env.act_space["action"].shape == (done,)
+    assert (env.act_space["action"].high == 1).all()
+    env.close()
+
+
+def test_every_task_is_an_id_that_gymnasium_knows() -> None:
+    import gymnasium
+
+    assert set(mujoco.TASKS) <= set(gymnasium.registry)
+
+
+@pytest.mark.parametrize("repeat", [1, 4])
+def test_the_time_limit_ends_an_episode_without_being_terminal(repeat: int) -> None:
+    config = envs.EnvConfig(mujoco=mujoco.MuJoCoConfig(repeat=repeat))
+    env = envs.make("mujoco_Swimmer-v5", config)
+    obs, steps = env.reset(), 0
+    while not obs["is_last"]:
+        obs, steps = env.step({"action": np.zeros(2, np.float32)}), steps + 1
+    assert steps == 1000 // repeat
+    assert not obs["is_terminal"]
+    env.close()
+
+
+def test_a_fall_is_terminal() -> None:
+    env = envs.make("mujoco_Hopper-v5")
+    obs = env.reset()
+    while not obs["is_last"]:
+        obs = env.step({"action": np.ones(3, np.float32)})
+    assert obs["is_terminal"]
+    env.close()
+
+
+def test_the_camera_is_shown_when_asked_for() -> None:
+    try:
+        headless.prepare()
+    except UserError as error:
+        pytest.skip(str(error).splitlines()[0])
+    config = mujoco.MuJoCoConfig(image=True, proprio=False, size=(32, 48))
+    env = envs.make("mujoco_InvertedPendulum-v5", envs.EnvConfig(mujoco=config))
+    assert list(sight(env.obs_space)) == ["image"]
+    image = env.reset()["image"]
+    assert image.shape == (32, 48, 3)
+    assert image.std() > 5
+    env.close()
+
+
+def test_wrong_names_and_settings_say_what_is_right() -> None:
+    with pytest.raises(UserError, match="mujoco_HalfCheetah-v5"):
+        envs.make("mujoco_HalfCheeta-v5")
+    with pytest.raises(ValueError, match="image or proprio"):
+        mujoco.MuJoCoConfig(proprio=False)
