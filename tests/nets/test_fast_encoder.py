@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from reverie.nets.fast import encoder
 from reverie.nets.fast.encoder import FastEncoder, pool_norm_act, see
+from reverie.nets.fast.first_layer import first_layer
 from reverie.nets.fast.phases import phase_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,6 +128,38 @@ def test_pooling_is_the_same_in_every_layout(from_phases, to_phases):
         outs.append([y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)])
     for mine, theirs in zip(*reversed(outs), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("colors", "units"), [(3, 8), (1, 5), (3, 70)])
+@pytest.mark.parametrize("to_phases", [True, False])
+def test_the_first_layer_is_the_same_straight_from_pixels(colors, units, to_phases):
+    """In float16, the half precision that the interpreter multiplies correctly."""
+    half = torch.float16
+    pixels = torch.randint(0, 256, (2, 14, 15, colors), dtype=torch.uint8).to(DEVICE)
+    weight = torch.randn(units, colors, 5, 5, device=DEVICE).to(half) / 4
+    scale, bias = torch.randn(2, units, device=DEVICE)
+
+    def apart(weight, scale, bias):
+        x = see([pixels], 16, 20, half).float()
+        kernel = phase_kernel(weight.float(), 4 * units, x.shape[-1])
+        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
+        flags = {"from_phases": True, "to_phases": to_phases}
+        return pool_norm_act(y, scale, 1e-3, bias, **flags)
+
+    def fused(weight, scale, bias):
+        kernel = phase_kernel(weight, 4 * units, 4 * colors)
+        inputs = (pixels, 16, 20, kernel, scale, 1e-3, bias)
+        return first_layer(*inputs, to_phases=to_phases).float()
+
+    outs = []
+    for function in (apart, fused):
+        leaves = [x.clone().requires_grad_() for x in (weight, scale, bias)]
+        y = function(*leaves)
+        grad = torch.linspace(-1, 1, y.numel(), device=DEVICE).reshape(y.shape)
+        outs.append([y.detach(), *torch.autograd.grad((y * grad).sum(), leaves)])
+    for theirs, mine in zip(*outs, strict=True):
+        error = (theirs.float() - mine.float()).norm() / theirs.float().norm()
+        assert error < 3e-3
 
 
 def test_a_number_that_is_none_does_not_vanish_in_the_pool():

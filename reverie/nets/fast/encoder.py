@@ -19,6 +19,7 @@ from torch import Tensor
 
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Conv, Encoder
+from reverie.nets.fast.first_layer import first_layer, is_small
 from reverie.nets.fast.launch import differentiable, programs
 from reverie.nets.fast.norm_act import is_fusable, layer_norm_act
 from reverie.nets.fast.phases import SIDE, phase_kernel
@@ -42,22 +43,44 @@ class FastEncoder(Encoder):
     def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
         if not self._is_simple(images, dtype):
             return super()._images(images, dtype)
-        x = see(images, *self.canvas, dtype)
         last = len(self.config.mults) - 1
-        coarse = [i == 0 or self._inputs(i) < MANY for i in range(last + 1)]
-        for i in range(last + 1):
-            norm = getattr(self, f"cnn{i}norm")
+        coarse = [i == 0 or self._inputs(i) < MANY for i in range(last + 1)] + [False]
+        x = self._first(images, dtype, to_phases=coarse[1])
+        for i in range(1, last + 1):
             weight, bias = getattr(self, f"cnn{i}").cast(dtype)
             if coarse[i]:
                 weight = phase_kernel(weight, 4 * len(weight), x.shape[-1])
-            pad = weight.shape[-1] // 2
-            x = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=pad)
-            x = pool_norm_act(
-                *(x.permute(0, 2, 3, 1), norm.scale, norm.eps, bias),
-                from_phases=coarse[i],
-                to_phases=i < last and coarse[i + 1],
-            )
+            x = self._layer(i, x, weight, bias, coarse[i], coarse[i + 1])
         return x.reshape(*images[0].shape[:-3], -1)
+
+    def _first(
+        self, images: list[Tensor], dtype: torch.dtype, to_phases: bool
+    ) -> Tensor:
+        conv: Conv = getattr(self, "cnn0")  # noqa: B009
+        norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
+        weight, bias = conv.cast(dtype)
+        image, units = images[0].flatten(0, -4), 4 * len(bias)
+        if len(images) == 1 and is_small(image, len(bias), dtype):
+            kernel = phase_kernel(weight, units, 4 * image.shape[-1])
+            return first_layer(
+                *(image, *self.canvas, kernel, norm.scale, norm.eps, bias),
+                to_phases=to_phases,
+            )
+        x = see(images, *self.canvas, dtype)
+        kernel = phase_kernel(weight, units, x.shape[-1])
+        return self._layer(0, x, kernel, bias, True, to_phases)
+
+    def _layer(
+        self, i: int, x: Tensor, kernel: Tensor, bias: Tensor, coarse: bool, fold: bool
+    ) -> Tensor:
+        """A convolution on the coarse or the fine grid, and all that follows it."""
+        norm: Norm = getattr(self, f"cnn{i}norm")
+        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=kernel.shape[-1] // 2)
+        return pool_norm_act(
+            *(y.permute(0, 2, 3, 1), norm.scale, norm.eps, bias),
+            from_phases=coarse,
+            to_phases=fold,
+        )
 
     def _inputs(self, i: int) -> int:
         layer: Conv = getattr(self, f"cnn{i}")
