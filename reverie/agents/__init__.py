@@ -14,6 +14,7 @@ AGENTS = {
     "dreamer": "reverie.agents.dreamer:Dreamer",
     "iris": "reverie.agents.iris:Iris",
     "random": "reverie.agents.random:RandomAgent",
+    "watcher": "reverie.agents.watcher:Watcher",
 }
 
 

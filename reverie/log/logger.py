@@ -36,6 +36,9 @@ class LoggerConfig:
     filter: str = "score|length|fps|ratio|train/loss/|train/rand/"
     """Regular expression for the metrics the terminal shows; files get them all."""
 
+    line: tuple[str, ...] = ()
+    """Metrics that the progress line shows besides loss and score."""
+
     timer: bool = True
     """Log how long the parts of the loop take."""
 
@@ -291,7 +294,7 @@ def _make_sink(
     if name == "terminal":
         from reverie.log.terminal import Terminal
 
-        return Terminal(config.filter, total)
+        return Terminal(config.filter, total, line=config.line)
     if name == "jsonl":
         from reverie.log.jsonl import Jsonl
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TextIO
 
 from reverie.api import UserError
@@ -33,7 +34,11 @@ class Terminal:
     name = "terminal"
 
     def __init__(
-        self, filter: str, total: int | None = None, stream: TextIO | None = None
+        self,
+        filter: str,
+        total: int | None = None,
+        stream: TextIO | None = None,
+        line: Sequence[str] = (),
     ):
         try:
             self.filter = re.compile(filter)
@@ -45,6 +50,7 @@ class Terminal:
         self.total = total
         self._stream = stream
         self._last = "", ""  # loss and score, as shown
+        self._line = dict.fromkeys(line, "")  # what else the progress line shows
         self._marks: deque[tuple[float, int]] = deque()
         self._shown = -math.inf
         self._open_line = False
@@ -59,6 +65,8 @@ class Terminal:
         loss = loss if found is None else format_number(found)
         score = format_number(record.scores[-1].value) if record.scores else score
         self._last = loss, score
+        for name in self._line.keys() & record.scalars.keys():
+            self._line[name] = format_number(record.scalars[name])
         self._mark(record.step)
         self._clear_line()
         shown = {
@@ -117,6 +125,8 @@ class Terminal:
         loss, score = self._last
         parts += [f"loss {loss}"] if loss else []
         parts += [f"score {score}"] if score else []
+        named = [(k.rsplit("/", 1)[-1], v) for k, v in self._line.items() if v]
+        parts += [f"{name} {value}" for name, value in named]
         return " · ".join(parts)
 
 

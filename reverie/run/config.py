@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,13 @@ from reverie import config as configs
 from reverie.agents.dreamer import DreamerConfig
 from reverie.agents.iris_config import IrisConfig
 from reverie.agents.random import RandomConfig
+from reverie.agents.watcher import WatcherConfig
 from reverie.api import UserError
 from reverie.config import ConfigError, Layer
+from reverie.convert.vta_config import from_vta_file, is_vta_file
+from reverie.data import sources
 from reverie.data.replay import ReplayConfig
+from reverie.data.sources import SourceConfig
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.run.clock import RunConfig
@@ -23,8 +28,9 @@ from reverie.run.clock import RunConfig
 @dataclass(frozen=True)
 class Config:
     task: str = "catch"
-    """What to learn: `suite_name`, `gym_<id>`, or `package.module:factory`."""
-    agent: Literal["dreamer", "iris", "random"] = "dreamer"
+    """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, or sequences
+    to watch, `watch_<name>`."""
+    agent: Literal["dreamer", "iris", "random", "watcher"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"
     """The run's folder. The same folder resumes."""
@@ -41,10 +47,12 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)
     iris: IrisConfig = field(default_factory=IrisConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
+    watcher: WatcherConfig = field(default_factory=WatcherConfig)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -82,11 +90,13 @@ def resolve(
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
-    read = [(f"the file {path}", configs.read(Path(path))) for path in files]
+    read = [layer for path in files for layer in _file_layers(Path(path))]
     layers = [*named, *read]
-    if not any("task" in block for _, block in named):
-        given = [layer["task"] for _, layer in read if "task" in layer]
-        task = dict(pairs).get("task", given[-1] if given else Config().task)
+    given = [layer["task"] for _, layer in layers if "task" in layer]
+    task = str(dict(pairs).get("task", given[-1] if given else Config().task))
+    if sources.is_source(task):
+        layers = [(f"the task {task!r}", _source_layer(task)), *layers]
+    elif not any("task" in block for _, block in named):
         layers = [*_suite_layers(task), *layers]
     below = configs.resolve(Config, layers)
     flag_layer = configs.flag_layer(Config, pairs, below)
@@ -98,6 +108,25 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
     layer = configs.flag_layer(Config, flags, config)
     saved = ("the saved config", dataclasses.asdict(config))
     return configs.resolve(Config, [saved, ("the flags", layer)])
+
+
+def _file_layers(path: Path) -> list[tuple[str, Layer]]:
+    """The settings of a file; one of another program brings a block of ours along."""
+    origin, data = f"the file {path}", configs.read(path)
+    if not is_vta_file(data):
+        return [(origin, data)]
+    block, layer, unknown = from_vta_file(data)
+    if unknown:
+        warnings.warn(
+            f"{path} has settings that mean nothing here: {', '.join(unknown)}",
+            stacklevel=2,
+        )
+    return [*_expand([block]), (origin, layer)]
+
+
+def _source_layer(task: str) -> Layer:
+    """How images of the sequences are to be compared, unless somebody says otherwise."""
+    return {"watcher.vta.loss": sources.find(task).loss}  # type: ignore[attr-defined]
 
 
 def _suite_layers(task: Any) -> list[tuple[str, Layer]]:

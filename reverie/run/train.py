@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reverie.data.sources import is_source
 from reverie.run.config import Config
 from reverie.run.parts import MakeEnv, Run
+from reverie.run.watch import watch
 
 
 def train(config: Config, make_env: MakeEnv | None = None) -> Path:
     """Train until `run.steps`, resuming if the folder has a checkpoint.
 
+    Sequences that are only there to be watched have a loop of their own (`watch.py`).
     Returns the run folder.
     """
+    if is_source(config.task):
+        return watch(config)
     with Run(config, make_env) as run:
         envs, replay, feed = run.envs, run.replay, run.feed
         clock, logger, episodes = run.clock, run.logger, run.episodes

@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
@@ -183,6 +183,16 @@ class Explained(NamedTuple):
     post_read: Float[Tensor, "B S"]
 
 
+class Watched(NamedTuple):
+    """What a watcher wants to know about the modelled frames of some windows."""
+
+    losses: dict[str, Tensor]  # each (B, S), as they are weighed in training
+    image: Float[Tensor, "B S h w c"]  # drawn again, in [0, 1]
+    read: Bool[Tensor, "B S"]  # whether a segment begins with this very frame
+    chance: Float[Tensor, "B S"]  # of that, by the detector
+    foreseen: Float[Tensor, "B S"]  # of that, by the prior one frame earlier
+
+
 class Head(nn.Module):
     """A Gaussian whose deviation is between 0 and 1."""
 
@@ -278,14 +288,7 @@ class VTA(nn.Module):
         if self.training:
             self.grow()
         explained = self.explain(batch, dice)
-        story, config = explained.story, self.config
-        scales = {
-            "image": 1.0,
-            "abs": config.abs_scale,
-            "obs": config.obs_scale,
-            "mask": config.mask_scale,
-        }
-        losses = {key: scales[key] * x for key, x in explained.losses.items()}
+        story, losses = explained.story, self._weigh(explained.losses)
         read = story.mask[..., READ].detach()
         metrics = {
             "temperature": self.temperature,
@@ -299,6 +302,18 @@ class VTA(nn.Module):
         metrics |= {f"cost/{key}": x.mean() for key, x in explained.losses.items()}
         metrics = {key: value.detach().clone() for key, value in metrics.items()}
         return WorldLoss(losses, story.chapters, metrics)
+
+    @torch.no_grad()
+    def watch(self, batch: Batch, dice: Dice) -> Watched:
+        """Explain windows without learning; everything is about its own frame."""
+        explained = self.explain(batch, dice)
+        story = explained.story
+        sure = torch.ones_like(explained.post_read[:, :1])  # the first one always reads
+        chance = torch.cat([sure, explained.post_read[:, :-1]], 1)
+        foreseen = torch.cat([sure, explained.prior_read[:, :-1]], 1)
+        image = self._shown(explained.image).movedim(-3, -1)
+        read = story.mask[..., READ] > 0.5
+        return Watched(self._weigh(explained.losses), image, read, chance, foreseen)
 
     def observe(self, state: Any, batch: Batch, dice: Dice) -> Chapter:
         """The modelled steps of a window."""
@@ -328,14 +343,8 @@ class VTA(nn.Module):
 
     def decode(self, states: Chapter) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
-        image = self._decode(feat)
-        if self.config.loss == "bernoulli":
-            image = torch.sigmoid(image)
-        elif self.config.levels == "spread":
-            image = unspread_levels(torch.tanh(image), self.config.bits)
-        else:
-            image = torch.tanh(image).clamp(0, 1)
-        return {self.key: image.movedim(-3, -1)}
+        image = self._squash(self._decode(feat))
+        return {self.key: self._shown(image).movedim(-3, -1)}
 
     def features(self, states: Chapter) -> Float[Tensor, "*b D"]:
         return self.abs_feat(torch.cat([states.abs_belief, states.abs_state], -1))
@@ -374,7 +383,6 @@ class VTA(nn.Module):
         context, length = self.config.context, self.config.length
         target = target[:, context : context + length]
         image = self._decode(story.obs_feat)
-        out, costs = self._compare(image, target)
 
         ahead = slice(context + 1, context + length + 1)
         foreseen, found = story.foreseen, story.found[:, ahead]
@@ -385,7 +393,7 @@ class VTA(nn.Module):
             )
         sample, heat = story.log_sample[:, ahead], self.temperature
         losses = {
-            "image": costs,
+            "image": self._compare(image, target),
             "abs": story.post_abs.kl(story.prior_abs) * story.mask[..., READ].detach(),
             "obs": story.post_obs.kl(story.prior_obs),
             "mask": log_density(found, sample, heat)
@@ -393,7 +401,7 @@ class VTA(nn.Module):
         }
         prior_read = torch.softmax(foreseen / heat, -1)[..., READ]
         post_read = torch.softmax(found / heat, -1)[..., READ]
-        return Explained(story, out, losses, prior_read, post_read)
+        return Explained(story, self._squash(image), losses, prior_read, post_read)
 
     def follow(
         self, target: Float[Tensor, "B T c h w"], batch: Batch, dice: Dice
@@ -560,15 +568,33 @@ class VTA(nn.Module):
             image = self.dec(feat.flatten(0, -2))
         return image.float().unflatten(0, feat.shape[:-1])
 
-    def _compare(self, raw: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The drawn image, and its negative log-likelihood per frame."""
+    def _compare(self, raw: Tensor, target: Tensor) -> Tensor:
+        """The negative log-likelihood of each frame."""
         if self.config.loss == "bernoulli":
             each = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
-            return torch.sigmoid(raw), each.flatten(2).sum(-1)
-        std, image = self.config.obs_std, torch.tanh(raw)
+            return each.flatten(2).sum(-1)
+        std = self.config.obs_std
         constant = math.log(std) + 0.5 * math.log(2 * math.pi)
-        each = 0.5 * ((target - image) / std).square() + constant
-        return image, each.flatten(2).sum(-1)
+        apart = (target - self._squash(raw)) / std
+        return (0.5 * apart.square() + constant).flatten(2).sum(-1)
+
+    def _squash(self, raw: Tensor) -> Tensor:
+        return raw.sigmoid() if self.config.loss == "bernoulli" else raw.tanh()
+
+    def _shown(self, image: Tensor) -> Tensor:
+        """An image as people see it, in [0, 1]."""
+        if self.config.levels == "spread":
+            return unspread_levels(image, self.config.bits)
+        return image.clamp(0, 1)
+
+    def _weigh(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        config = self.config
+        scales = {
+            "abs": config.abs_scale,
+            "obs": config.obs_scale,
+            "mask": config.mask_scale,
+        }
+        return {key: scales.get(key, 1.0) * loss for key, loss in losses.items()}
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
         """Convolutions may be computed in half precision; nothing else is."""

@@ -1,0 +1,240 @@
+"""Learn a world from sequences: `train` without the lines that act and store.
+
+A step is an update here. Besides the usual checkpoints the folder `best` holds the one
+with the lowest loss on the evaluation set so far; true events play no part in that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from reverie.api import Agent, Metrics, StateDict, UserError
+from reverie.data import sources
+from reverie.data.sources import Source
+from reverie.data.sources.feed import SourceFeed
+from reverie.log.logger import make_logger
+from reverie.log.timer import Rates, Timer
+from reverie.log.usage import Usage
+from reverie.run import checkpoint, device
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.clock import Clock, Steady
+from reverie.run.config import Config
+from reverie.run.folder import RunFolder, place, write_spaces
+from reverie.run.health import Health
+from reverie.run.parts import make_agent
+from reverie.run.signals import Stopper
+
+
+def watch(config: Config) -> Path:
+    """Train until `run.steps` updates, resuming if the folder has a checkpoint.
+
+    Returns the run folder.
+    """
+    with Watch(config) as run:
+        clock, logger = run.clock, run.logger
+        run.start()
+        while clock.step < config.run.steps and not run.stopper.asked:
+            logger.add(run.update(), prefix="train")
+            clock.advance(1)
+            logger.progress(clock.step)
+
+            if clock.every("report"):
+                run.report()
+            if clock.every("log"):
+                run.write_log()
+            if clock.every("save"):
+                run.save(run.checkpoints)
+        run.finish()
+    return run.path
+
+
+class Watch:
+    """The parts of such a run, built from its config, saved and restored together."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.path = place(config.logdir)
+        self.stopper = Stopper()
+        self.health = Health(config.run.max_nonfinite)
+        keep = config.run.keep_last, config.run.keep_every
+        self.checkpoints = Checkpoints(self.path / "ckpt", *keep)
+        self.best = Checkpoints(self.path / "best", 1)
+        self.lowest = math.inf  # loss on the evaluation set
+        self._closing: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Watch:
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        config = self.config
+        folder = RunFolder(self.path)
+        folder.open(config)
+        self._closing.append(folder.close)
+        self.stopper.__enter__()
+        self._closing.append(lambda: self.stopper.__exit__(None, None, None))
+        device.seed_everything(config.seed)
+        if config.deterministic:
+            device.be_deterministic()
+        self.device = device.pick_device(config.device)
+        self.precision = device.pick_precision(config.precision, self.device)
+        self.source = make_source(config)
+        ahead = self.device.type == "cuda"
+        self.feed = SourceFeed(self.source, self.device, prefetch=ahead)
+        self._closing.append(self.feed.close)
+        self.agent = make_agent(config, self.source, self.device, self.precision)
+        write_spaces(self.path, self.source.obs_space, self.source.act_space)
+        self.clock = Clock(config.run, Steady(0))
+        self.timer, self.rates = Timer(config.logger.timer), Rates()
+        self.usage = Usage()
+        steps, settings = config.run.steps, dataclasses.asdict(config)
+        self.logger = make_logger(config.logger, self.path, steps, settings)
+        self._closing.append(self.logger.close)
+
+    def close(self) -> None:
+        while self._closing:
+            self._closing.pop()()
+
+    # The verbs of the loop.
+
+    def start(self) -> None:
+        """Begin at the newest checkpoint, or anew."""
+        found = self.checkpoints.newest()
+        self.checkpoints.prune()
+        if found:
+            self._restore(found)
+            self._say(f"Resumed {found.name} at update {self.clock.step}.")
+        elif self.checkpoints.shelf.is_dir():
+            raise UserError(
+                f"Every checkpoint of {self.path} is damaged; nothing else was touched."
+                "\n  Fix: give another --logdir, or remove "
+                f"{self.checkpoints.shelf} to begin anew in this one."
+            )
+        else:
+            self.logger.truncate_after(-1)
+            if self.config.run.from_checkpoint:
+                path = checkpoint.locate(Path(self.config.run.from_checkpoint))
+                state = checkpoint.read_part(path, "agent")
+                self.agent.load_weights(state, self.config.run.from_components)
+                self._say(f"Weights from {path}.")
+        meal = self.agent.diet["train"]
+        self._say(
+            f"{self.config.agent} on {self.config.task}, {self.device} in "
+            f"{self.precision}\n  run folder {self.path}\n"
+            f"  {self.config.run.steps:,} updates on {meal.batch} windows of "
+            f"{meal.context + meal.length} frames"
+        )
+
+    def update(self) -> Metrics:
+        served = self.feed.served
+        with self.timer("train"):
+            metrics = self.agent.train(self.feed)
+        self.rates.add("train", self.feed.served - served)
+        self.clock.updates += 1
+        self.health.check(self.agent, metrics)
+        return metrics
+
+    def report(self) -> Metrics:
+        """Look at the evaluation set; keep what explains it best so far."""
+        with self.timer("report"):
+            metrics = self.agent.report(self.feed)
+        self.logger.add(metrics, prefix="report")
+        loss = float(metrics["loss"])
+        if loss < self.lowest:
+            self.lowest = loss
+            self.save(self.best)
+        return metrics
+
+    def write_log(self) -> None:
+        logger = self.logger
+        logger.add({"updates": self.clock.updates}, prefix="train/opt")
+        for source in (self.rates, self.timer, self.usage):
+            logger.add(source.metrics())
+        logger.write(self.clock.step)
+
+    def save(self, where: Checkpoints) -> None:
+        state = self.agent.state_dict()
+        bad = checkpoint.nonfinite(state)
+        if bad:
+            raise UserError(
+                f"The agent's {bad} is not finite, so it was not saved; the last "
+                "checkpoint is good.\n  Fix: resume from it with a lower learning rate "
+                "or --precision float32."
+            )
+        loop: StateDict = {
+            "clock": self.clock.state_dict(),
+            "logger": self.logger.state_dict(),
+            "feed": {"step": self.feed.step},
+            "lowest": self.lowest,
+        }
+        where.save(self.clock.step, {"agent": state, "loop": loop})
+        where.prune()
+
+    def finish(self) -> None:
+        """Save, take a last look, and say so if the run was asked to stop."""
+        self.save(self.checkpoints)
+        if self.stopper.asked is None:
+            self.report()
+        self.write_log()
+        self.stopper.check()
+
+    def _restore(self, path: Path) -> None:
+        self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
+        loop = checkpoint.read_part(path, "loop")
+        self.clock.load_state_dict(loop["clock"])
+        self.logger.load_state_dict(loop["logger"])
+        self.feed.step = int(loop["feed"]["step"])
+        self.lowest = float(loop["lowest"])
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def make_source(config: Config) -> Source:
+    """The sequences of a config's task, in windows as its agent wants them."""
+    window = getattr(config.of_agent, "window", None)
+    if window is None:
+        raise UserError(
+            f"{config.task} is there to be watched, and {config.agent!r} would act.\n"
+            "  Fix: --agent watcher"
+        )
+    return sources.make(config.task, config.source, window, config.seed)
+
+
+def load_watcher(logdir: Path, **changes: Any) -> tuple[Config, Agent, SourceFeed]:
+    """The newest checkpoint of a run (or `best` of it), ready to look with."""
+    from reverie.run.folder import home_of, read_config
+
+    path = checkpoint.locate(logdir)
+    config = read_config(home_of(path))
+    if not sources.is_source(config.task):
+        raise UserError(
+            f"{logdir} learnt {config.task} by acting, so it has no sequences to show."
+            "\n  Fix: give the --logdir of a run of a task like watch_balls."
+        )
+    source_config = dataclasses.replace(config.source, **changes)
+    config = dataclasses.replace(config, source=source_config)
+    where = device.pick_device(config.device)
+    precision = device.pick_precision(config.precision, where)
+    source = make_source(config)
+    agent = make_agent(config, source, where, precision)
+    agent.load_weights(checkpoint.read_part(path, "agent"))
+    return config, agent, SourceFeed(source, where)
