@@ -125,7 +125,7 @@ def _file_layers(path: Path) -> list[tuple[str, Layer]]:
 
 
 def _source_layer(task: str) -> Layer:
-    """How images of the sequences are to be compared, unless somebody says otherwise."""
+    """How images of its sequences are compared, unless somebody says otherwise."""
     return {"watcher.vta.loss": sources.find(task).loss}  # type: ignore[attr-defined]
 
 

@@ -31,7 +31,15 @@ class SourceFeed:
         self._next: tuple[int, Future[Batch]] | None = None
         self._held: dict[str, Batch] = {}
 
-    def __call__(self, name: str) -> Batch:
+    def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        batch = self._serve(name)
+        if out is None:
+            return batch
+        for key, value in out.items():
+            value.copy_(batch[key], non_blocking=True)
+        return out
+
+    def _serve(self, name: str) -> Batch:
         if name == "train":
             batch = self._ahead() if self._thread else self._train(self.step)
             self.step += 1
