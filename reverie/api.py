@@ -264,7 +264,13 @@ class Feed(Protocol):
     `consec` (int64).
     """
 
-    def __call__(self, name: str) -> Batch: ...
+    def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        """The next batch of this kind.
+
+        With `out`, an earlier batch of this kind, it is put into those tensors, for
+        whoever needs it in the same place every time (a CUDA graph).
+        """
+        ...
 
     def ready(self, name: str) -> bool:
         """Whether enough steps are stored to cut a batch of that kind."""

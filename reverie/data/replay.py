@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -48,6 +48,10 @@ class ReplayConfig:
     storage: Literal["auto", "ram", "disk"] = "auto"
     """Where they are kept: in memory if they fit, else on disk (auto)."""
 
+    device_memory: float = 0.5
+    """Part of the free GPU memory that may hold the steps as well, so that batches are
+    cut there; 0 keeps them off the GPU."""
+
     save: bool = True
     """Keep the steps across restarts, in files beside the checkpoints."""
 
@@ -73,6 +77,27 @@ class ReplayConfig:
                     f"replay.{name} is {getattr(self, name)}, but must be at least 1.\n"
                     f"  Fix: --replay.{name} 1024"
                 )
+        if not 0 <= self.device_memory <= 1:
+            raise UserError(
+                f"replay.device_memory is {self.device_memory}, but must be a part of "
+                "one.\n  Fix: --replay.device_memory 0.5"
+            )
+
+
+class Follower(Protocol):
+    """Whoever holds a part of a replay elsewhere, and is told what it must know."""
+
+    def settle(self) -> None:
+        """The replay will be saved: give back what it does not know yet."""
+        ...
+
+    def reload(self) -> None:
+        """The replay holds other steps now."""
+        ...
+
+    def take_count(self) -> int:
+        """Rows whose notes were written elsewhere since the last call."""
+        ...
 
 
 @dataclass
@@ -87,6 +112,8 @@ class Cursor:
     queue: deque[int] = field(default_factory=deque)  # online windows not yet served
     pending: dict[int, int] = field(default_factory=dict)  # stream -> online start
     cutter: Cutter | None = None  # chooses, where the window is cut by episode
+    served: tuple[np.ndarray, np.ndarray] | None = None  # its last ids and mask ...
+    waiting: tuple[np.ndarray, np.ndarray] | None = None  # ... and those put back
 
 
 class Replay:
@@ -159,6 +186,7 @@ class Replay:
         ]
         self._inserts = self._samples = self._updates = self._replayed = 0
         self._lock = threading.RLock()
+        self.followers: list[Follower] = []
 
     def __len__(self) -> int:
         """Steps stored now."""
@@ -256,7 +284,8 @@ class Replay:
     ) -> dict[str, np.ndarray]:
         """Cut the next batch of this kind: every key as (B, context + length, ...).
 
-        Fills and returns `out` where given (arrays as `buffers` makes them).
+        Fills and returns `out` where given: arrays as `buffers` makes them, of which
+        keys but for the flags may be left out.
         """
         batch = self.buffers(name) if out is None else out
         with self._lock:
@@ -280,12 +309,37 @@ class Replay:
             batch["mask"] = np.empty(shape, bool)
         return batch
 
+    def read(self, ids: np.ndarray, out: dict[str, np.ndarray]) -> bool:
+        """Copy live steps; False if some were lost just now, and are live no more."""
+        with self._lock:
+            try:
+                self.columns.gather(ids, out)
+            except SegmentLost as error:
+                self._lose(error)
+                return False
+        return True
+
+    def put_back(self, name: str) -> None:
+        """The last batch of this kind was never used: let it be the next again."""
+        with self._lock:
+            cursor = self._cursors[name]
+            if cursor.cutter is not None:
+                cursor.waiting = cursor.served
+            else:
+                cursor.piece -= 1
+            self._samples -= cursor.window.batch
+            self._replayed -= cursor.window.batch * cursor.window.length
+
     def update(self, stepid: np.ndarray, notes: dict[str, np.ndarray]) -> None:
         """Write fresher notes for these steps; evicted ones are passed over."""
         with self._lock:
+            self._updates += self.rewrite(stepid, notes)
+
+    def rewrite(self, stepid: np.ndarray, notes: dict[str, np.ndarray]) -> int:
+        """`update`, for notes that have been counted elsewhere; how many there were."""
+        with self._lock:
             ids = stepid.reshape(-1)
             live = self.timeline.live(ids)
-            self._updates += int(live.sum())
             ids = ids[live]
             values = {}
             for key, value in notes.items():
@@ -302,6 +356,7 @@ class Replay:
                 self._lose(error)
             if self.exact_notes and self.archive is not None:
                 self._changed |= self.archive.holding(ids)
+            return len(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
         """Say how much these steps deserve to be replayed."""
@@ -322,7 +377,10 @@ class Replay:
 
         The files of earlier saves stay until `collect` is told they may go.
         """
+        for follower in self.followers:  # which may wait for a thread that samples
+            follower.settle()
         with self._lock:
+            self._count_elsewhere()
             state: StateDict = {
                 "spaces": _signature(self.spaces),
                 "timeline": self.timeline.state_dict(),
@@ -356,6 +414,8 @@ class Replay:
 
         Files that are missing or damaged are named, put aside and done without.
         """
+        for follower in self.followers:
+            follower.reload()
         with self._lock:
             _check_signature(state["spaces"], self.spaces)
             timeline = state["timeline"]
@@ -407,6 +467,7 @@ class Replay:
     def metrics(self) -> Metrics:
         """Counts since the last call, and how much is stored."""
         with self._lock:
+            self._count_elsewhere()
             inserts, replayed = self._inserts, self._replayed
             found: Metrics = {
                 "items": max((self.items(name) for name in self.windows), default=0),
@@ -426,15 +487,17 @@ class Replay:
     def _sample(self, cursor: Cursor, batch: dict[str, np.ndarray]) -> None:
         window = cursor.window
         if cursor.cutter is not None:
-            ids, batch["mask"][:] = cursor.cutter.cut(cursor.rng)
+            waiting, cursor.waiting = cursor.waiting, None
+            if waiting is None or not self.timeline.live(waiting[0]).all():
+                waiting = cursor.cutter.cut(cursor.rng)
+            ids, batch["mask"][:] = cursor.served = waiting
             self._gather(ids, batch)
             batch["consec"][:] = 0
             self._samples += window.batch
             self._replayed += window.batch * window.length
             return
         fresh = cursor.piece >= window.consec
-        if window.consec > 1:
-            fresh |= ~self.timeline.live(cursor.starts)
+        fresh |= ~self.timeline.live(cursor.starts)
         if fresh.any():
             cursor.starts[fresh] = self._choose(cursor, int(fresh.sum()))
             cursor.piece[fresh] = 0
@@ -443,6 +506,9 @@ class Replay:
         cursor.piece += 1
         self._samples += window.batch
         self._replayed += window.batch * window.length
+
+    def _count_elsewhere(self) -> None:
+        self._updates += sum(follower.take_count() for follower in self.followers)
 
     def _lose(self, error: SegmentLost) -> None:
         """Go on without the steps of a file that cannot be read any more."""
@@ -517,6 +583,7 @@ class Replay:
             "pending": np.array(list(cursor.pending.values()), np.int64),
             "pending_streams": streams,
             "selector": cursor.selector.state_dict(),
+            "waiting": list(cursor.waiting or ()),
             **({"cutter": cursor.cutter.state_dict()} if cursor.cutter else {}),
         }
 
@@ -537,6 +604,9 @@ class Replay:
         cursor.pending = dict(
             zip(streams[same].tolist(), starts[same].tolist(), strict=True)
         )
+        cursor.served = cursor.waiting = None
+        if len(state.get("waiting", ())):
+            cursor.waiting = (state["waiting"][0], state["waiting"][1])
         try:
             cursor.selector.load_state_dict(state["selector"])
         except KeyError:  # saved under other fractions: begin as if all were new
@@ -572,7 +642,8 @@ class Replay:
         return drawn
 
     def _gather(self, ids: np.ndarray, batch: dict[str, np.ndarray]) -> None:
-        targets = {k: batch[k].reshape(-1, *s.shape) for k, s in self.spaces.items()}
+        wanted = {k: s.shape for k, s in self.spaces.items() if k in batch}
+        targets = {k: batch[k].reshape(-1, *shape) for k, shape in wanted.items()}
         self.columns.gather(ids.reshape(-1), targets)
         batch["stepid"][:] = ids
 

@@ -38,6 +38,7 @@ HARMLESS = (
     "logger.",
     "env.pool.",
     "replay.storage",
+    "replay.device_memory",
     "run.steps",
     "run.log_every",
     "run.report_every",

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from reverie import agents
 from reverie import envs as suites
 from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
+from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.readers import npz
 from reverie.data.replay import Replay
@@ -160,7 +161,13 @@ class Run:
     def open_feed(self, replay: Replay) -> ReplayFeed:
         """Batches of the agent's diet, cut from a replay."""
         ahead = self.device.type == "cuda" and not self.config.deterministic
-        feed = ReplayFeed(replay, self.agent.diet, self.device, prefetch=ahead)
+        feed = ReplayFeed(
+            replay,
+            self.agent.diet,
+            self.device,
+            prefetch=ahead,
+            resident=ring.fits(replay, self.device),
+        )
         self._closing.append(feed.close)
         return feed
 
@@ -361,7 +368,7 @@ class Run:
             f"  run folder {self.path}\n"
             f"  {config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"{len(self.envs)} at a time\n{due}"
-            f"  {self.replay.plan.sentence}"
+            f"  {self.replay.plan.sentence}{self.feed.sentence}"
         )
 
     def say(self, text: str) -> None:

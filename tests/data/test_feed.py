@@ -70,6 +70,44 @@ def test_priorities_reach_the_selector():
     assert (batch["stepid"][0] == everything[40]).any()
 
 
+def test_a_batch_cut_ahead_is_not_lost_by_a_save(tmp_path):
+    windows = {
+        "train": Window(4, 6, context=1, consec=2),
+        "episodes": Window(3, 4, select="episodes"),
+    }
+    config = ReplayConfig(storage="ram", segment=16)
+    plain, saved, again = (
+        make_replay(100, 2, config, tmp_path / name, **windows)
+        for name in ("plain", "saved", "saved")
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        rows = make_rows(rng, 2)
+        plain.add(rows)
+        saved.add(rows)
+    expected = ReplayFeed(plain, windows)
+    feed = ReplayFeed(saved, windows, prefetch=True)
+    for _ in range(3):
+        for name in windows:
+            equal(expected(name), feed(name))
+    again.load(saved.save())
+    assert saved.metrics()["samples"] == plain.metrics()["samples"]
+    resumed = ReplayFeed(again, windows, prefetch=True)
+    for _ in range(5):
+        for name in windows:
+            want = expected(name)
+            equal(want, feed(name))
+            equal(want, resumed(name))
+    feed.close()
+    resumed.close()
+
+
+def equal(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+
+
 @pytest.mark.gpu
 def test_batches_reach_the_gpu_whole():
     replay, twin = filled(), filled()

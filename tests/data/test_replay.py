@@ -316,7 +316,7 @@ def test_the_feed_never_writes_into_a_batch_that_is_still_held():
         feed("train")
     for tensor, copy in zip(held, copies, strict=True):
         assert torch.equal(tensor, copy)
-    assert len(feed._pools["train"]) <= 6
+    assert len(feed._cutter._pools["train"]) <= 6
 
 
 @pytest.mark.parametrize("name", ["capacity", "segment"])
