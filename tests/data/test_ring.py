@@ -222,3 +222,103 @@ def test_a_lost_file_does_not_stop_the_ring(tmp_path):
         batch = feed("train")
         tag = batch["image"][:, :, 0, 0, 0].float()
         assert torch.equal(tag, batch["reward"])
+
+
+CUDA = torch.device("cuda")
+
+
+def cuda_pair(config, resident, **more):
+    """The same replay twice: one feed on the CPU, one on the GPU."""
+    host, other = (make_replay(90, 3, config, **WINDOWS, **more) for _ in range(2))
+    return [
+        ReplayFeed(host, WINDOWS),
+        ReplayFeed(other, WINDOWS, CUDA, resident=resident),
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resident", [False, True], ids=["staged", "ring"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_batches_on_the_gpu_agree_with_the_host(kind, resident):
+    feeds = cuda_pair(CONFIGS[kind], resident)
+    to_gpu = feeds[1]
+
+    class Here:
+        """The GPU's feed, seen from the CPU."""
+
+        replay = to_gpu.replay
+
+        def __call__(self, name, out=None):
+            batch = to_gpu(name)
+            return {key: value.cpu() for key, value in batch.items()}
+
+        def update(self, stepid, notes):
+            moved = {key: value.to(CUDA) for key, value in notes.items()}
+            to_gpu.update(stepid.to(CUDA), moved)
+
+        def prioritize(self, stepid, priority):
+            to_gpu.prioritize(stepid.to(CUDA), priority.to(CUDA))
+
+    live([feeds[0], Here()])
+    assert feeds[0].replay.metrics() == to_gpu.replay.metrics()
+
+
+@pytest.mark.gpu
+def test_neither_cutting_nor_writing_waits_for_the_gpu():
+    config = ReplayConfig(storage="ram", fracs=Fractions(0.5, 0.5, 0.0))
+    replay = make_replay(90, 3, config, **WINDOWS)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        replay.add(make_rows(rng, 3))
+    feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, resident=True)
+    batch = feed("plain")
+    notes = {key: torch.ones_like(batch[key]) for key in NOTES}
+    priority = torch.ones(batch["stepid"].shape, device=CUDA)
+    feed.prioritize(batch["stepid"], priority)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        replay.add(make_rows(rng, 3))
+        torch.cuda._sleep(200_000_000)
+        batch = feed("plain", batch)
+        feed.update(batch["stepid"], notes)
+        feed.prioritize(batch["stepid"], priority)
+        assert not torch.cuda.current_stream().query(), "the GPU was waited for"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    everything = torch.arange(0, 200, device=CUDA)
+    one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in NOTES.items()}
+    one["stoch"] = one["stoch"].byte()
+    feed.update(everything, one)
+    assert (feed("plain")["deter"] == 1).all()
+    feed.settle()
+
+
+@pytest.mark.gpu
+def test_writing_back_can_be_part_of_a_graph():
+    feeds = cuda_pair(CONFIGS["uniform"], resident=True)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        rows = make_rows(rng, 3)
+        for feed in feeds:
+            feed.replay.add(rows)
+    host, gpu = feeds
+    batch = gpu("plain")
+    notes = {key: torch.zeros_like(batch[key]) for key in NOTES}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        gpu.update(batch["stepid"] - 1000, notes)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        gpu.update(batch["stepid"], notes)
+    host("plain")
+    for turn in range(8):
+        want, batch = host("plain"), gpu("plain", batch)
+        for key in want:
+            assert torch.equal(want[key], batch[key].cpu()), key
+        for key in NOTES:
+            notes[key].fill_(turn)
+        graph.replay()
+        host.update(want["stepid"], {k: v.cpu() for k, v in notes.items()})
