@@ -252,16 +252,111 @@ def _check_env(arguments: list[str]) -> int:
 
 
 def _data(arguments: list[str]) -> int:
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if verb not in DATA:
+        raise UserError(
+            f"`reverie data` takes one of {', '.join(DATA)}, not {verb!r}."
+            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data balls --out FOLDER"
+        )
+    return DATA[verb](rest)
+
+
+def _data_balls(arguments: list[str]) -> int:
+    from reverie.data.sources.balls import write_balls
+
+    known = {"train": 2000, "test": 500, "length": 30, "seed": 0, "dt": 2.0}
+    return _write_sequences(write_balls, "balls", known, arguments)
+
+
+def _data_maze(arguments: list[str]) -> int:
+    from reverie.data.sources.maze import write_maze
+
+    known = {"train": 1000, "test": 100, "length": 300, "seed": 0}
+    return _write_sequences(write_maze, "maze", known, arguments)
+
+
+def _write_sequences(
+    write: Callable[..., int], name: str, known: dict[str, Any], arguments: list[str]
+) -> int:
+    options = _options(arguments, {"out": "", **known}, f"reverie data {name}")
+    folder = options.pop("out")
+    if not folder:
+        raise UserError(f"Where to?\n  Fix: reverie data {name} --out FOLDER")
+    count = write(Path(folder).expanduser(), **options)
+    print(
+        f"{count} sequences in {folder}; --task watch_{name} --source.folder {folder} "
+        "reads them."
+    )
+    return 0
+
+
+def _options(
+    arguments: list[str], known: dict[str, Any], command: str
+) -> dict[str, Any]:
+    """Flags of a command's own, by the names and types of their defaults."""
+    found = dict(known)
+    for flag, value in configs.parse_flags(arguments):
+        name = flag.replace("-", "_")
+        if name not in known:
+            raise UserError(
+                f"`{command}` has no option --{flag}.{configs.suggest(name, known)}\n"
+                f"  Fix: choose from {', '.join('--' + k for k in known)}."
+            )
+        try:
+            found[name] = type(known[name])(value)
+            wrong = not isinstance(known[name], str) and found[name] < 0
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong or value is None:
+            raise UserError(
+                f"--{flag} cannot be {value!r}.\n  Fix: --{flag} {known[name]}"
+            )
+    return found
+
+
+def _view(arguments: list[str]) -> int:
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if verb not in VIEWS:
+        raise UserError(
+            f"`reverie view` takes one of {', '.join(VIEWS)}, not {verb!r}."
+            f"{configs.suggest(verb, VIEWS)}\n  Fix: reverie view boundaries LOGDIR"
+        )
+    return VIEWS[verb](rest)
+
+
+def _view_boundaries(arguments: list[str]) -> int:
+    from reverie.run.view import view_boundaries
+
+    if not arguments or arguments[0].startswith("--"):
+        raise UserError("Which run?\n  Fix: reverie view boundaries LOGDIR")
+    known = {"idx": 0, "num_samples": 10, "out": ""}
+    options = _options(arguments[1:], known, "reverie view boundaries")
+    folder = Path(options["out"]).expanduser() if options["out"] else None
+    logdir, samples = Path(arguments[0]), options["num_samples"]
+    for path in view_boundaries(logdir, options["idx"], samples, folder):
+        print(path)
+    return 0
+
+
+def _data_export(arguments: list[str]) -> int:
     from reverie.run.export import export_episodes
 
-    if len(arguments) != 3 or arguments[0] != "export":
+    if len(arguments) != 2:
         raise UserError(
-            "`reverie data` takes a verb and two folders.\n"
+            "`reverie data export` takes two folders.\n"
             "  Fix: reverie data export LOGDIR FOLDER"
         )
-    count = export_episodes(Path(arguments[1]), Path(arguments[2]).expanduser())
-    print(f"{count} episodes in {arguments[2]}; --run.episodes reads them back.")
+    count = export_episodes(Path(arguments[0]), Path(arguments[1]).expanduser())
+    print(f"{count} episodes in {arguments[1]}; --run.episodes reads them back.")
     return 0
+
+
+DATA: dict[str, Callable[[list[str]], int]] = {
+    "export": _data_export,
+    "balls": _data_balls,
+    "maze": _data_maze,
+}
+VIEWS: dict[str, Callable[[list[str]], int]] = {"boundaries": _view_boundaries}
 
 
 COMMANDS: dict[str, Command] = {
@@ -292,8 +387,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "data": Command(
         _data,
-        "export LOGDIR FOLDER",
-        "write the episodes of a run as NPZ files",
+        "export LOGDIR FOLDER, or: balls|maze --out FOLDER",
+        "write the episodes of a run, or made-up sequences, as NPZ files",
+        settings=False,
+    ),
+    "view": Command(
+        _view,
+        "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
+        "draw what a run has learnt",
         settings=False,
     ),
     "envs": Command(_envs, "", "list suites, tasks and how to install them", False),

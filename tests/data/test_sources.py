@@ -95,6 +95,40 @@ def test_a_chunk_smaller_than_a_batch_is_refused():
         make_balls(chunk=3)
 
 
+def test_written_balls_are_read_back(tmp_path):
+    assert balls.write_balls(tmp_path, train=6, test=3, length=14) == 9
+    source = make_balls(folder=str(tmp_path))
+    with np.load(tmp_path / "train.npz") as data:
+        known = {row[:12].tobytes() for row in data["image"]}
+    assert {row.tobytes() for row in source.batch(7)["image"]} <= known
+    held = source.evaluation()
+    assert held["image"].shape == (3, 12, 32, 32, 3)
+    assert held[EVENT].shape == (3, 12)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        (None, "reverie data balls --out"),
+        ({"image": np.zeros((3, 14, 32, 32, 3), np.uint8)}, "event"),
+        ({"image": np.zeros((3, 14)), "event": np.zeros((3, 14))}, "wanted uint8"),
+        (
+            {
+                "image": np.zeros((3, 9, 32, 32, 3), np.uint8),
+                "event": np.zeros((3, 9)),
+            },
+            "sequences of 9 frames",
+        ),
+    ],
+)
+def test_files_of_balls_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
+    if arrays:
+        np.savez(tmp_path / "train.npz", **arrays)
+    with pytest.raises(UserError, match=complaint):
+        make_balls(folder=str(tmp_path))
+
+
 def test_maze_files_are_read_with_actions_and_junctions(maze_folder):
     config = SourceConfig(folder=str(maze_folder), evaluation=5)
     source = maze.Maze(config, WINDOW, 0)

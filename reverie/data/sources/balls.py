@@ -12,14 +12,16 @@ physics also replays recorded streams (`LegacyDraws`).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from reverie.api import Space, Spaces, Window
+from reverie.api import Space, Spaces, UserError, Window
+from reverie.data.readers import npz
 from reverie.data.sources import EVENT, Arrays, SourceConfig
-from reverie.data.sources.chunks import Chunks
+from reverie.data.sources.chunks import Chunks, generator
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1
@@ -163,8 +165,50 @@ def make_sequences(
     return {"image": image, EVENT: event}
 
 
+def write_balls(
+    folder: Path,
+    train: int = 2000,
+    test: int = 500,
+    length: int = 30,
+    seed: int = 0,
+    dt: float = 2.0,
+) -> int:
+    """Write `train.npz` and `test.npz` for `--source.folder`; returns how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, count) in enumerate((("train", train), ("test", test))):
+        made = make_sequences(generator(seed, number), count, length, dt)
+        arrays = {"image": made["image"], "event": made[EVENT]}
+        np.savez_compressed(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    return train + test
+
+
+def read_balls(path: Path, length: int) -> Arrays:
+    """The first `length` frames of all sequences of such a file."""
+    fix = f"write it with `reverie data balls --out {path.parent}`"
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.\n  Fix: {fix}")
+    try:
+        data = npz.load(path)
+        image, event = data["image"], data["event"].astype(bool)
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be used: {error}.\n  Fix: {fix}") from None
+    shape = (SIDE, SIDE, 3)
+    if image.dtype != np.uint8 or image.shape[2:] != shape:
+        raise UserError(
+            f"{path}: 'image' is {image.dtype} {image.shape}, wanted uint8 "
+            f"(N, T, 32, 32, 3).\n  Fix: {fix}"
+        )
+    if event.shape != image.shape[:2] or image.shape[1] < length:
+        raise UserError(
+            f"{path} has sequences of {image.shape[1]} frames and events "
+            f"{event.shape}, a window has {length} frames.\n  Fix: {fix} "
+            f"--length {length}"
+        )
+    return {"image": image[:, :length], EVENT: event[:, :length]}
+
+
 class Balls:
-    """Sequences without actions, made up as they are needed."""
+    """Sequences without actions, made up as they are needed, or read from a folder."""
 
     loss: Literal["bernoulli", "gaussian"] = "bernoulli"
 
@@ -172,18 +216,27 @@ class Balls:
         self.obs_space: Spaces = {"image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256)}
         self.act_space: Spaces = {}
         self.config, length = config, window.context + window.length
-        self._chunks = Chunks(
-            lambda rng, count: make_sequences(rng, count, length, config.dt),
-            config.chunk,
-            config.refresh,
-            window.batch,
-            seed,
-        )
+        self._held: Arrays | None = None
+        size, refresh = config.chunk, config.refresh
+
+        def make(rng: np.random.Generator, count: int) -> Arrays:
+            return make_sequences(rng, count, length, config.dt)
+
+        if config.folder:
+            folder = Path(config.folder).expanduser()
+            known = read_balls(folder / "train.npz", length)
+            self._held = read_balls(folder / "test.npz", length)
+            size, refresh = len(known["image"]), 0
+            self._chunks = Chunks(lambda *_: known, size, 0, window.batch, seed)
+        else:
+            self._chunks = Chunks(make, size, refresh, window.batch, seed)
 
     def batch(self, step: int) -> Arrays:
         return self._chunks.batch(step)
 
     def evaluation(self) -> Arrays:
+        if self._held is not None:
+            return {k: v[: self.config.evaluation] for k, v in self._held.items()}
         return self._chunks.evaluation(self.config.evaluation)
 
     def close(self) -> None:
