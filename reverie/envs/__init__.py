@@ -27,6 +27,8 @@ from reverie.envs.dmc import DMCConfig
 from reverie.envs.dmlab import LEVELS, DMLabConfig, is_level
 from reverie.envs.dummy import DummyConfig
 from reverie.envs.memory import MemoryConfig
+from reverie.envs.metaworld import TASKS as METAWORLD_TASKS
+from reverie.envs.metaworld import MetaWorldConfig
 from reverie.envs.minecraft import TASKS as MINECRAFT_TASKS
 from reverie.envs.minecraft import MinecraftConfig
 from reverie.envs.minigrid import TASKS as MINIGRID_TASKS
@@ -92,6 +94,7 @@ class EnvConfig:
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
     dmc: DMCConfig = field(default_factory=DMCConfig)
     mujoco: MuJoCoConfig = field(default_factory=MuJoCoConfig)
+    metaworld: MetaWorldConfig = field(default_factory=MetaWorldConfig)
     dmlab: DMLabConfig = field(default_factory=DMLabConfig)
     minecraft: MinecraftConfig = field(default_factory=MinecraftConfig)
     procgen: ProcgenConfig = field(default_factory=ProcgenConfig)
@@ -151,6 +154,12 @@ def _mujoco(name: str, config: EnvConfig) -> Env:
     from reverie.envs.mujoco import MuJoCo
 
     return MuJoCo(name, config.mujoco)
+
+
+def _metaworld(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.metaworld import MetaWorld
+
+    return MetaWorld(name, config.metaworld)
 
 
 def _catch(name: str, config: EnvConfig) -> Env:
@@ -339,8 +348,11 @@ SUITES: dict[str, Suite] = {
             "metaworld",
             "Meta-World: 50 manipulation tasks",
             "MIT",
+            tasks=METAWORLD_TASKS,
             naming="metaworld_TASK, such as metaworld_reach-v3",
+            build=_metaworld,
             package="metaworld",
+            newest_python=(3, 13),
         ),
         Suite(
             "robosuite",

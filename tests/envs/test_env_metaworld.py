@@ -1,0 +1,140 @@
+"""Meta-World on a stand-in for the simulator; `make test-envs` runs the real one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.api import UserError, sight
+from reverie.envs import headless, metaworld
+from reverie.run.config import resolve
+
+CAMERAS = {*metaworld.UPSIDE_DOWN, "topview", "behindGripper", "gripperPOV"}
+
+
+class Sawyer:
+    """What the adapter uses of Meta-World's environments, with their refusals."""
+
+    def __init__(self, **options: Any):
+        assert options.keys() <= {"render_mode", "camera_name", "width", "height"}
+        assert options.get("camera_name", "topview") in CAMERAS
+        self.options = options
+        self._partially_observable = self._freeze_rand_vec = True
+        self._set_task_called = self.seeded_rand_vec = False
+        self.seeds: list[int] = []
+        self.count = 0
+        self.is_closed = False
+
+    def seed(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict]:
+        assert self._set_task_called
+        assert not self._freeze_rand_vec
+        assert self.seeded_rand_vec
+        self.count = 0
+        return self._state(), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        assert action.shape == (4,)
+        assert (np.abs(action) <= 1).all()
+        assert self.count < 500, "You must reset the env manually once truncate==True"
+        self.count += 1
+        success = float(self.count == 3)
+        return self._state(), 2.0, False, self.count == 500, {"success": success}
+
+    def render(self) -> np.ndarray:
+        assert self.options["render_mode"] == "rgb_array"
+        image = np.zeros((self.options["height"], self.options["width"], 3), np.uint8)
+        image[0, 0] = 255
+        return image
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _state(self) -> np.ndarray:
+        return np.full(39, 0.0 if self._partially_observable else 1.0)
+
+
+@pytest.fixture(autouse=True)
+def simulators(monkeypatch: pytest.MonkeyPatch) -> list[Sawyer]:
+    """A pretended `metaworld` package; the list holds what it has made."""
+    made: list[Sawyer] = []
+
+    def make(**options: Any) -> Sawyer:
+        made.append(Sawyer(**options))
+        return made[-1]
+
+    tables = ModuleType("metaworld.env_dict")
+    tables.ALL_V3_ENVIRONMENTS = dict.fromkeys(metaworld.TASKS, make)
+    package = ModuleType("metaworld")
+    package.__spec__ = SimpleNamespace(name="metaworld")  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "metaworld", package)
+    monkeypatch.setitem(sys.modules, "metaworld.env_dict", tables)
+    monkeypatch.setattr(headless, "try_backend", lambda name: "")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    return made
+
+
+def zero() -> dict[str, np.ndarray]:
+    return {"action": np.zeros(4, np.float32)}
+
+
+def test_there_are_fifty_tasks_and_wrong_names_lead_to_them() -> None:
+    assert len(metaworld.TASKS) == 50
+    with pytest.raises(UserError, match="metaworld_reach-v3"):
+        envs.make("metaworld_reach")
+
+
+def test_the_agent_sees_camera_and_state_with_the_goal_in_it() -> None:
+    env = envs.make("metaworld_reach-v3")
+    shapes = {key: space.shape for key, space in sight(env.obs_space).items()}
+    assert shapes == {"image": (64, 64, 3), "vector": (39,)}
+    assert env.reset()["vector"].all()
+
+
+def test_images_of_cameras_that_hang_head_down_are_turned() -> None:
+    def bright_corner(camera: str) -> list[int]:
+        config = metaworld.MetaWorldConfig(camera=camera, size=(32, 48))
+        image = envs.make("metaworld_push-v3", envs.EnvConfig(metaworld=config)).reset()
+        assert image["image"].shape == (32, 48, 3)
+        return np.argwhere(image["image"][..., 0])[0].tolist()
+
+    assert bright_corner("corner2") == [31, 47]
+    assert bright_corner("topview") == [0, 0]
+
+
+def test_the_block_repeats_twice_sums_rewards_and_tells_of_success() -> None:
+    config = resolve(["metaworld"])
+    env = envs.make("metaworld_door-open-v3", config.env)
+    assert list(sight(env.obs_space)) == ["image"]
+    rows = [env.reset()] + [env.step(zero()) for _ in range(250)]
+    assert [float(row["log/success"]) for row in rows[:4]] == [0, 0, 1, 0]
+    assert {float(row["reward"]) for row in rows[1:]} == {4.0}
+    assert rows[-1]["is_last"]
+    assert not any(row["is_last"] for row in rows[:-1])
+    assert not rows[-1]["is_terminal"]
+
+
+def test_seeds_and_close_reach_the_simulator(simulators: list[Sawyer]) -> None:
+    env = envs.make("metaworld_reach-v3")
+    env.reset(5)
+    env.reset()
+    assert simulators[0].seeds[1:] == [5]
+    env.close()
+    assert simulators[0].is_closed
+
+
+def test_states_alone_draw_nothing(simulators: list[Sawyer]) -> None:
+    config = envs.EnvConfig(metaworld=metaworld.MetaWorldConfig(image=False))
+    env = envs.make("metaworld_reach-v3", config)
+    assert list(sight(env.obs_space)) == ["vector"]
+    env.reset()
+    assert simulators[0].options == {}
+    with pytest.raises(ValueError, match="image or proprio"):
+        metaworld.MetaWorldConfig(image=False, proprio=False)
