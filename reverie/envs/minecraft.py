@@ -331,7 +331,7 @@ def make_simulator(config: MinecraftConfig) -> Any:
             return []
 
         create_agent_handlers = create_monitors = create_rewardables
-        create_server_decorators = create_mission_handlers = create_rewardables
+        create_server_decorators = create_rewardables
 
         def is_from_folder(self, folder: str) -> bool:
             return False
