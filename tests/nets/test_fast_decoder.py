@@ -37,14 +37,14 @@ def image(*shape: int) -> Space:
 def twins(
     spaces: dict[str, Space], config: DecoderConfig, deter: int = DETER
 ) -> tuple[Decoder, Decoder]:
-    plain, fast = (Decoder(spaces, deter, STOCH, config).to(DEVICE) for _ in range(2))
+    plain, fast = (Decoder(spaces, deter, STOCH, config) for _ in range(2))
     initialize(plain, torch.Generator().manual_seed(1))
     for name, parameter in plain.named_parameters():
         if name.endswith(("bias", "scale", "shift")):
             torch.nn.init.normal_(parameter, 0.5, 0.3)
     fast.load_state_dict(plain.state_dict())
     fast.__class__ = FastDecoder
-    return plain, fast
+    return plain.to(DEVICE), fast.to(DEVICE)
 
 
 def recorded(spaces: dict[str, Space], *batch: int) -> dict[str, Tensor]:

@@ -35,14 +35,14 @@ def image(*shape: int) -> Space:
 
 
 def twins(spaces: dict[str, Space], config: EncoderConfig) -> tuple[Encoder, Encoder]:
-    plain, fast = (Encoder(spaces, config).to(DEVICE) for _ in range(2))
+    plain, fast = (Encoder(spaces, config) for _ in range(2))
     initialize(plain, torch.Generator().manual_seed(1))
     for name, parameter in plain.named_parameters():
         if name.endswith(("bias", "scale", "shift")):
             torch.nn.init.normal_(parameter, 1, 0.3)
     fast.load_state_dict(plain.state_dict())
     fast.__class__ = FastEncoder
-    return plain, fast
+    return plain.to(DEVICE), fast.to(DEVICE)
 
 
 def look(spaces: dict[str, Space], *batch: int) -> dict[str, Tensor]:

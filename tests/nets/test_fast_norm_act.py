@@ -55,11 +55,11 @@ def test_the_output_has_the_dtype_of_the_input():
 def twins(act: str, norm: str) -> tuple[MLP, MLP]:
     nets = []
     for _ in range(2):
-        net = MLP(6, 2, 20, act, norm).to(DEVICE)
+        net = MLP(6, 2, 20, act, norm)
         initialize(net, torch.Generator().manual_seed(1))
         for i in range(2):
             torch.nn.init.normal_(net.get_submodule(f"linear{i}").bias, std=0.1)
-        nets.append(net)
+        nets.append(net.to(DEVICE))
     nets[1].load_state_dict(nets[0].state_dict())
     nets[1].__class__ = FastMLP
     return nets[0], nets[1]
@@ -82,9 +82,10 @@ def test_a_fast_mlp_is_the_plain_one(act, norm):
 
 @pytest.mark.parametrize("kind", [lambda: Linear(8, 12), lambda: BlockLinear(8, 12, 4)])
 def test_dense_and_block_layers_come_before_the_norm(kind):
-    layer, norm = kind().to(DEVICE), Norm("rms", 12).to(DEVICE)
+    layer, norm = kind(), Norm("rms", 12)
     for module in (layer, norm):
         initialize(module, torch.Generator().manual_seed(1))
+        module.to(DEVICE)
     torch.nn.init.normal_(layer.bias)
     x, act = torch.randn(5, 8, device=DEVICE), activation("silu")
     torch.testing.assert_close(

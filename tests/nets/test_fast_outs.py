@@ -70,8 +70,9 @@ def test_a_target_that_is_no_number_gives_a_loss_that_is_none():
 @pytest.mark.parametrize("output", ["symexp_twohot", "binary", "mse", "symlog_mse"])
 def test_a_fast_head_is_the_plain_one(output):
     config = HeadConfig(layers=1, units=16, output=output, outscale=1.0, bins=9)
-    head = Head(6, config).to(DEVICE)
+    head = Head(6, config)
     initialize(head, torch.Generator().manual_seed(1))
+    head.to(DEVICE)
     feat, target = torch.randn(4, 6, device=DEVICE), torch.rand(4, device=DEVICE)
     theirs = head(feat).loss(target)
     head.__class__ = FastHead

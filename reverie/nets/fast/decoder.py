@@ -20,7 +20,7 @@ from torch import Tensor
 
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Decoder
-from reverie.nets.fast.launch import differentiable
+from reverie.nets.fast.launch import differentiable, programs
 from reverie.nets.fast.norm_act import (
     is_fusable,
     layer_norm_act,
@@ -62,16 +62,15 @@ class FastDecoder(Decoder):
             feat = torch.cat([stoch, deter], -1)
             norm = self.spacenorm
             return norm_act(self.space(feat), norm.scale, norm.eps)
-        h, w, _ = self.smallest
-        x0 = rearrange(
-            self.sp0(deter),
-            "b (g h w c) -> b h w (g c)",
-            h=h,
-            w=w,
-            g=self.config.bspace,
+        x = layer_norm_act(self.sp1, self.sp1norm, self.act, stoch)
+        weight0, bias0 = self.sp0.cast(deter.dtype)
+        weight1, bias1 = self.sp2.cast(deter.dtype)
+        rows = deter.reshape(len(deter), len(weight0), -1).transpose(0, 1)
+        norm = self.spnorm
+        return differentiable(
+            *(_Space, torch.bmm(rows, weight0), F.linear(x, weight1), bias0, bias1),
+            *(norm.scale, norm.eps, self.smallest),
         )
-        x1 = self.sp2(layer_norm_act(self.sp1, self.sp1norm, self.act, stoch))
-        return norm_act(x0 + x1, self.spnorm.scale, self.spnorm.eps)
 
     def _is_simple(self, dtype: torch.dtype) -> bool:
         config = self.config
@@ -128,6 +127,62 @@ class Picture:
         return loss.reshape(self.batch)
 
 
+class _Space(torch.autograd.Function):
+    """The smallest map from its two halves, each before its bias.
+
+    The first is (blocks, rows, pixels, channels of a block), the second is
+    (rows, pixels, channels); their biases likewise, without rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x0: Tensor,
+        x1: Tensor,
+        bias0: Tensor,
+        bias1: Tensor,
+        scale: Tensor,
+        eps: float,
+        shape: tuple[int, int, int],
+    ) -> Tensor:
+        x0, x1 = x0.contiguous(), x1.contiguous()
+        h, w, channels = shape
+        y = torch.empty_like(x1)
+        ctx.settings = len(x1), h * w, channels, channels // len(x0), eps
+        if len(x1):
+            tall, wide = _square(channels)
+            grid = (triton.cdiv(len(x1) * h * w, tall),)
+            inputs = (x0, x1, bias0, bias1, scale, y)
+            _space[grid](*inputs, *ctx.settings, tall, wide)
+        ctx.save_for_backward(x0, x1, bias0, bias1, scale)
+        return y.view(-1, h, w, channels)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x0, x1, bias0, bias1, scale = ctx.saved_tensors
+        rows, pixels, channels, _, _ = ctx.settings
+        dx0, dx1 = torch.empty_like(x0), torch.empty_like(x1)
+        tall, wide = _square(channels)
+        tiles = triton.cdiv(rows * pixels, tall)
+        count = programs(x0.device, tiles)
+        partial = torch.empty(count, channels, device=x0.device)
+        _space_backward[(count,)](
+            *(x0, x1, bias0, bias1, scale, grad.contiguous(), dx0, dx1, partial),
+            *(*ctx.settings, triton.cdiv(tiles, count), tall, wide),
+        )
+        dbias = dx1.sum(0, dtype=torch.float32)
+        blocked = dbias.view(pixels, len(x0), -1).transpose(0, 1).reshape(-1)
+        return (
+            *(dx0, dx1, blocked.to(bias0.dtype), dbias.to(bias1.dtype)),
+            *(partial.sum(0).to(scale.dtype), None, None),
+        )
+
+
+def _square(channels: int) -> tuple[int, int]:
+    wide = max(16, triton.next_power_of_2(channels))
+    return max(1, 1024 // wide), wide
+
+
 class _Compare(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -165,6 +220,97 @@ def _sizes(
     steps = triton.cdiv(h * w, rows)
     image = target.shape[1:]
     return (h * w, w, channels, len(bias), *image, offset, steps, rows, columns)
+
+
+@triton.jit
+@no_type_check
+def _halves(x0, x1, bias0, bias1, row, col, inside, rows, pixels, channels, each):
+    """The sum of both halves with their biases, and where they lie."""
+    b, pixel = row // pixels, row % pixels
+    block, unit = col // each, col % each
+    place0 = ((block * rows + b) * pixels + pixel) * each + unit
+    place1 = row * channels + col
+    v = tl.load(x0 + place0, inside, 0.0).to(tl.float32)
+    v += tl.load(x1 + place1, inside, 0.0).to(tl.float32)
+    shift = (block * pixels + pixel) * each + unit
+    v += tl.load(bias0 + shift, inside, 0.0).to(tl.float32)
+    v += tl.load(bias1 + pixel * channels + col, inside, 0.0).to(tl.float32)
+    return v, place0, place1
+
+
+@triton.jit
+@no_type_check
+def _space(
+    x0,
+    x1,
+    bias0,
+    bias1,
+    scale,
+    y,
+    rows,
+    pixels,
+    channels,
+    each,
+    eps,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, C)[None, :]
+    inside = (row < rows * pixels) & (col < channels)
+    v, _, place = _halves(
+        x0, x1, bias0, bias1, row, col, inside, rows, pixels, channels, each
+    )
+    root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
+    z = v * root * tl.load(scale + col, col < channels, 0.0).to(tl.float32)
+    tl.store(y + place, z * tl.sigmoid(z), inside)
+
+
+@triton.jit
+@no_type_check
+def _space_backward(
+    x0,
+    x1,
+    bias0,
+    bias1,
+    scale,
+    dy,
+    dx0,
+    dx1,
+    partial,
+    rows,
+    pixels,
+    channels,
+    each,
+    eps,
+    STEPS: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    col = tl.arange(0, C)[None, :]
+    gain = tl.load(scale + col, col < channels, 0.0).to(tl.float32)
+    dgain = tl.zeros((R, C), tl.float32)
+    for step in range(STEPS):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
+        inside = (row < rows * pixels) & (col < channels)
+        v, place0, place1 = _halves(
+            x0, x1, bias0, bias1, row, col, inside, rows, pixels, channels, each
+        )
+        dv = tl.load(dy + place1, inside, 0.0).to(tl.float32)
+        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
+        v *= root
+        z = v * gain
+        open = tl.sigmoid(z)
+        dv *= open * (1 + z * (1 - open))
+        dgain += dv * v
+        dv *= gain
+        dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / channels)) * root
+        tl.store(dx0 + place0, dv, inside)
+        tl.store(dx1 + place1, dv, inside)
+    col = tl.arange(0, C)
+    here = partial + tl.program_id(0) * channels + col
+    tl.store(here, tl.sum(dgain, 0), col < channels)
 
 
 @triton.jit
