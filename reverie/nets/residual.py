@@ -90,7 +90,7 @@ class Conv(Kernel):
         self.bound = 1 / math.sqrt(fan_in)
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        weight, bias = self.cast(x.dtype)
         x = x.permute(0, 3, 1, 2)
         y = F.conv2d(x, weight, bias, stride=self.stride, padding=self.padding)
         return y.permute(0, 2, 3, 1)
@@ -110,7 +110,7 @@ class NormSilu(nn.Module):
         self.shift = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c"]:
-        # Contiguous, since PyTorch's kernel for channels-last loses the variance of maps
+        # Contiguous: PyTorch's kernel for channels-last loses the variance of maps
         # that are almost constant, and black frames are.
         y = x.permute(0, 3, 1, 2).float().contiguous()
         y = F.group_norm(y, GROUPS, self.scale, self.shift, EPS)

@@ -40,12 +40,23 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     from reverie.nets.fast.decoder import FastDecoder
     from reverie.nets.fast.encoder import FastEncoder
     from reverie.nets.fast.norm_act import FastMLP
+    from reverie.nets.fast.residual import (
+        FastDouble,
+        FastFrameDecoder,
+        FastFrameEncoder,
+        FastResidual,
+    )
     from reverie.nets.fast.twohot import FastHead
     from reverie.nets.heads import Head
+    from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
 
     return {
         MLP: FastMLP,
         Encoder: FastEncoder,
         Decoder: FastDecoder,
         Head: FastHead,
+        Residual: FastResidual,
+        FrameEncoder: FastFrameEncoder,
+        FrameDecoder: FastFrameDecoder,
+        Double: FastDouble,
     }

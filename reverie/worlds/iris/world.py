@@ -37,10 +37,11 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.api import Dream, Obs, Space, UserError, WorldLoss
+from reverie.nets.blocks import Kernel
 from reverie.nets.dice import Dice
 from reverie.nets.outs import Categorical
 from reverie.nets.residual import recompute
-from reverie.nets.transformer import Cache
+from reverie.nets.transformer import Cache, Embedding
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
 from reverie.worlds.iris.segment import Segment, pixels
 from reverie.worlds.iris.tokenizer import Tokenizer, TokenizerConfig
@@ -292,8 +293,9 @@ class IrisWorld(nn.Module):
         """
         twin = copy.deepcopy(self).requires_grad_(False).eval()
         twin.dtype = dtype
-        for parameter in twin.parameters():
-            parameter.data = parameter.data.to(dtype)
+        for layer in twin.modules():  # norms compute in float32 and keep it
+            if isinstance(layer, Kernel | Embedding):
+                layer.to(dtype)
         return twin
 
     @torch.no_grad()

@@ -1,0 +1,99 @@
+"""The fused residual blocks against the plain ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from reverie.nets.blocks import initialize
+from reverie.nets.residual import (
+    Double,
+    FrameConfig,
+    FrameDecoder,
+    FrameEncoder,
+    Residual,
+)
+
+pytest.importorskip("triton")
+
+from reverie.nets.fast import accelerate
+from reverie.nets.fast import residual as fast
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """So that small maps take several programs, and some are cut in the middle."""
+    monkeypatch.setattr(fast, "TILE", 256)
+    monkeypatch.setattr(fast, "programs", lambda device, tiles, per: min(tiles, 7))
+
+
+def twins(net):
+    initialize(net, torch.Generator().manual_seed(0))
+    for name, parameter in net.named_parameters():
+        if name.endswith(("scale", "shift", "bias")):
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    net.to(DEVICE)
+    quick = copy.deepcopy(net)
+    accelerate(quick)
+    assert type(quick) is not type(net)
+    return net, quick
+
+
+def compare(net, quick, x):
+    plain, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = net(plain), quick(other)
+    torch.testing.assert_close(z, y, rtol=1e-4, atol=1e-4)
+    slope = torch.randn_like(y)
+    names = ["input", *dict(net.named_parameters())]
+    wanted = torch.autograd.grad((y * slope).sum(), [plain, *net.parameters()])
+    got = torch.autograd.grad((z * slope).sum(), [other, *quick.parameters()])
+    for name, mine, theirs in zip(names, got, wanted, strict=True):
+        # a bias before a norm of single channels has no influence, but for rounding
+        atol = 1e-3 * max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(
+            mine, theirs, rtol=1e-3, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize(("inputs", "units"), [(32, 32), (64, 64), (32, 64), (128, 64)])
+def test_a_block_and_its_gradients(inputs, units):
+    compare(
+        *twins(Residual(inputs, units)), torch.randn(3, 6, 5, inputs, device=DEVICE)
+    )
+
+
+def test_almost_constant_maps():
+    net, quick = twins(Residual(64, 64))
+    x = 3 + 1e-3 * torch.randn(2, 8, 8, 64, device=DEVICE)
+    torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-3)
+    level = torch.full((2, 8, 8, 64), 0.7, device=DEVICE)
+    torch.testing.assert_close(quick(level), net(level), rtol=1e-4, atol=1e-4)
+
+
+def test_doubling_and_its_gradients():
+    compare(*twins(Double(32)), torch.randn(2, 3, 5, 32, device=DEVICE))
+
+
+@pytest.mark.parametrize("net", [FrameEncoder, FrameDecoder])
+def test_whole_networks(net):
+    config = FrameConfig(32, 6, (1, 2), (1, 1))
+    if net is FrameEncoder:
+        compare(*twins(net(5, config)), torch.rand(2, 8, 8, 5, device=DEVICE))
+    else:
+        compare(*twins(net(9, 3, config)), torch.rand(2, 2, 2, 9, device=DEVICE))
+
+
+def test_widths_without_kernels_take_the_plain_way():
+    net, quick = twins(Residual(96, 96))
+    x = torch.randn(2, 4, 4, 96, device=DEVICE)
+    torch.testing.assert_close(quick(x), net(x))
+
+
+def test_half_precision_stays_half():
+    _, quick = twins(Residual(32, 64))
+    x = torch.randn(2, 4, 4, 32, device=DEVICE).bfloat16()
+    assert quick(x).dtype == torch.bfloat16
