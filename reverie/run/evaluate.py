@@ -15,7 +15,14 @@ from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
 from reverie.run.folder import home_of, read_config
-from reverie.run.parts import EVAL_SEEDS, MakeEnv, make_agent, make_envs, rest_at_end
+from reverie.run.parts import (
+    EVAL_SEEDS,
+    MakeEnv,
+    for_agents,
+    make_agent,
+    make_envs,
+    rest_at_end,
+)
 
 
 class Played(NamedTuple):
@@ -80,7 +87,7 @@ def play_episodes(
     played: list[list[Played]] = [[] for _ in quota]
     obs, memory = envs.reset(), agent.initial(len(envs))
     while True:
-        memory, action, notes = agent.policy(memory, obs, mode="eval")
+        memory, action, notes = agent.policy(memory, for_agents(obs), mode="eval")
         action = rest_at_end(action, obs)
         if replay is not None:
             replay.add({**obs, **action, **notes})

@@ -221,14 +221,15 @@ class Run:
     def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
         """The policy's choice, or a random one during prefill; none after the end."""
         self._unsaved = None
+        seen = for_agents(obs)
         with self.timer("policy"):
             if self.clock.step < self.config.run.prefill:
-                _, action, _ = self.prefill.policy((), obs, mode="train")
+                _, action, _ = self.prefill.policy((), seen, mode="train")
                 notes = {
                     k: s.zeros(len(self.envs)) for k, s in self.agent.notes.items()
                 }
             else:
-                memory, action, notes = self.agent.policy(memory, obs, mode="train")
+                memory, action, notes = self.agent.policy(memory, seen, mode="train")
         self.rates.add("policy", len(self.envs))
         return memory, rest_at_end(action, obs), notes
 
@@ -408,6 +409,11 @@ def make_agent(
         seed=config.seed,
         compile=device.pick_compile(config.compile, where),
     )
+
+
+def for_agents(obs: Obs) -> Obs:
+    """Observations without what is only for people."""
+    return {key: value for key, value in obs.items() if key[:4] != "log/"}
 
 
 def rest_at_end(action: Action, obs: Obs) -> Action:
