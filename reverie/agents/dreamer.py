@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from reverie.agents.actor_critic import ActorCritic
 from reverie.agents.dreamer_config import DreamerConfig
+from reverie.agents.dreams import WorldDreams
 from reverie.agents.openloop import openloop
 from reverie.agents.sizes import check_fit
 from reverie.api import (
@@ -31,6 +32,7 @@ from reverie.api import (
     Action,
     Batch,
     Dream,
+    Dreams,
     Feed,
     Memory,
     Metrics,
@@ -199,7 +201,7 @@ class Dreamer:
         }
         self.shadows: Shadows | None = None
         if compile != "none" and fast.available(device):
-            self._speed_up(compile == "graph", overlap)
+            self.speed_up(compile == "graph", overlap)
 
     # Acting
 
@@ -411,6 +413,11 @@ class Dreamer:
             metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
         return metrics
 
+    def dreams(self, seed: int = 0) -> Dreams:
+        """Walks through the world it has learned."""
+        spaces = (self.obs_space, self.act_space)
+        return WorldDreams(self.world, *spaces, self.device, seed)
+
     # Keeping
 
     def components(self) -> dict[str, nn.Module]:
@@ -466,7 +473,7 @@ class Dreamer:
 
     # Private
 
-    def _speed_up(self, graph: bool, overlap: bool) -> None:
+    def speed_up(self, graph: bool, overlap: bool) -> None:
         """Put the GPU twins in place; with `graph`, record updates and acting."""
         from reverie.nets.fast.acting import Acting
         from reverie.nets.fast.graph import Replayed

@@ -33,11 +33,13 @@ def load_number(address, kind, at, mask):
     if kind == 0:
         x = tl.load(address.to(tl.pointer_type(tl.float32)) + at, mask, 0.0)
     elif kind == 1:
-        half = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, mask, 0.0)
-        x = half.to(tl.float32)
+        x = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, mask, 0.0).to(
+            tl.float32
+        )
     else:
-        half = tl.load(address.to(tl.pointer_type(tl.float16)) + at, mask, 0.0)
-        x = half.to(tl.float32)
+        x = tl.load(address.to(tl.pointer_type(tl.float16)) + at, mask, 0.0).to(
+            tl.float32
+        )
     return x
 
 
