@@ -22,10 +22,10 @@ from dreamerv3_recording import (
     under,
 )
 
-triton = pytest.importorskip("triton")
-
 from reverie.agents.dreamer import Dreamer
 from reverie.convert.dreamerv3 import from_original, original_name
+
+triton = pytest.importorskip("triton")
 
 TOLERANCE = 1e-4
 """Relative L2 error allowed per tensor."""
@@ -46,7 +46,7 @@ class RacingDice(RecordedDice):
         return super().normal(mean, std).to(mean.device)
 
     def clocks(self, like):
-        *batch, groups, classes = like.shape
+        *batch, _, classes = like.shape
         steps = batch[1] if len(batch) == 2 else 1
         draws = torch.stack([self.draws.pop(0) for _ in range(steps)], 1)
         chosen = torch.nn.functional.one_hot(draws.long(), classes).reshape(like.shape)
