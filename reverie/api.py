@@ -514,3 +514,41 @@ class World(Protocol):
     def recall(self, notes: Notes) -> Any:
         """The states that notes were made of."""
         ...
+
+
+@runtime_checkable
+class Dreams(Protocol):
+    """A world to walk through one step at a time, in arrays.
+
+    `envs/dream.py` makes an environment of it, so that whoever can play, be evaluated
+    or be looked at in an environment can be in a dream. All randomness is its own.
+    """
+
+    obs_space: Spaces
+    act_space: Spaces
+
+    def seed(self, seed: int) -> None:
+        """From here on, draw what this seed says."""
+        ...
+
+    def begin(self, context: Batch) -> Any:
+        """A state from which dreams go on where real rows end.
+
+        `context` are rows `(N, T, ...)` of observations and actions, as in the replay,
+        each of one episode; the action of the last row does not count.
+        """
+        ...
+
+    def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
+        """What an action leads to: the next state, and its rows `(N, ...)`.
+
+        `is_first` and `is_last` are those of the environment, which is not this.
+        """
+        ...
+
+
+@runtime_checkable
+class Dreaming(Protocol):
+    """An agent in whose world others may walk."""
+
+    def dreams(self, seed: int = 0) -> Dreams: ...

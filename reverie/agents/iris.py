@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
+from reverie.agents.dreams import IrisDreams
 from reverie.agents.epochs import Epochs
 from reverie.agents.iris_config import PARTS, IrisConfig
 from reverie.agents.iris_report import look
@@ -28,6 +29,7 @@ from reverie.agents.sizes import check_fit
 from reverie.api import (
     Action,
     Batch,
+    Dreams,
     Feed,
     Memory,
     Metrics,
@@ -73,13 +75,15 @@ class Iris:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
+        overlap: bool = False,
     ):
         if precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)
             raise UserError(
                 f"Δ-IRIS does not train in {precision}.\n  Fix: --precision {known}."
             )
-        self.config, self.device, self.act_space = config, device, act_space
+        self.config, self.device = config, device
+        self.obs_space, self.act_space = obs_space, act_space
         self.image = choose_image(obs_space, config.image)
         self.action, self.low, actions = choose_action(act_space)
         space = obs_space[self.image]
@@ -293,6 +297,17 @@ class Iris:
             segment,
             dice,
             self.config.learn.tokenizer.length,
+        )
+
+    def dreams(self, seed: int = 0) -> Dreams:
+        """Walks through the world it has learned."""
+        return IrisDreams(
+            self._dream_world(),
+            self.obs_space,
+            self.act_space,
+            self.action,
+            self.device,
+            seed,
         )
 
     # Keeping

@@ -1,0 +1,123 @@
+"""A learned world is an environment, whichever world it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie import agents
+from reverie.api import Dreaming, UserError
+from reverie.envs.catch import Catch, CatchConfig
+from reverie.envs.check import check_env
+from reverie.envs.dream import Dream, FromEnv, FromEpisodes
+from reverie.envs.pool import LocalPool, PoolConfig
+from reverie.run.config import resolve
+from reverie.run.evaluate import play_episodes
+
+BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
+SIZES = {"iris": 8, "dreamer": 12}
+
+
+@pytest.fixture(scope="module", params=BLOCKS)
+def agent(request):
+    config = resolve([BLOCKS[request.param]], flags={"task": "catch"})
+    env = catch(SIZES[request.param])
+    return agents.make(
+        request.param,
+        env.obs_space,
+        env.act_space,
+        config.of_agent,
+        device=torch.device("cpu"),
+        precision="float32",
+        seed=0,
+    )
+
+
+def catch(size=8, seed=0):
+    return Catch(CatchConfig(size=(size, size)), seed)
+
+
+def of(agent):
+    return catch(agent.obs_space["image"].shape[0])
+
+
+def make_dream(agent, steps=2, length=7, seed=0):
+    return Dream(agent.dreams(seed), FromEnv(of(agent), steps), length, seed)
+
+
+def test_a_dream_keeps_the_rules_of_environments(agent):
+    assert isinstance(agent, Dreaming)
+    findings = check_env(make_dream(agent), steps=40)
+    assert not [str(finding) for finding in findings if finding.severity == "error"]
+
+
+def test_it_begins_with_the_last_real_row(agent):
+    real = FromEnv(of(agent), 3)
+    rows = real(np.random.default_rng(5))
+    assert len(rows["image"]) == 4
+    assert rows["is_first"].tolist() == [True, False, False, False]
+    dream = Dream(agent.dreams(), lambda rng: rows)
+    obs = dream.reset()
+    np.testing.assert_array_equal(obs["image"], rows["image"][-1])
+    assert obs["is_first"]
+    assert obs["reward"] == 0
+
+
+def test_what_is_done_decides_what_is_dreamt(agent):
+    """The same dice, the same start: only the actions differ."""
+
+    def film(action):
+        dream = make_dream(agent, length=0)
+        dream.reset(seed=1)
+        steps = [dream.step({"action": np.int32(action)}) for _ in range(6)]
+        return np.stack([obs["image"] for obs in steps]), [o["reward"] for o in steps]
+
+    same, left, right = film(0), film(0), film(2)
+    np.testing.assert_array_equal(same[0], left[0])
+    assert same[1] == left[1]
+    assert (left[0] != right[0]).any()
+
+
+def test_it_is_cut_at_its_length_without_an_end(agent):
+    dream = make_dream(agent, length=3)
+    for _ in range(5):
+        dream.reset()
+        for t in range(3):
+            obs = dream.step({"action": np.int32(1)})
+            assert obs["is_last"] == (obs["is_terminal"] or t == 2)
+            if obs["is_last"]:
+                break
+
+
+def test_an_agent_plays_in_its_own_dream(agent):
+    pool = LocalPool(lambda index: make_dream(agent, seed=index), 2, PoolConfig())
+    played = play_episodes(agent, pool, 4)
+    assert len(played) == 4
+    assert all(1 <= episode.length <= 7 for episode in played)
+
+
+def test_a_dream_outlasts_what_the_world_looks_at(agent):
+    dream = make_dream(agent, length=0)
+    dream.reset()
+    for _ in range(30):  # far beyond the transformer's 10 time steps
+        obs = dream.step({"action": np.int32(0)})
+    assert obs["image"].shape == agent.obs_space["image"].shape
+
+
+def test_recorded_episodes_are_a_start_too(agent):
+    rng = np.random.default_rng(0)
+    episode = FromEnv(of(agent), 4)(rng)
+    start = FromEpisodes([episode], steps=2)
+    for _ in range(20):
+        rows = start(rng)
+        assert 1 <= len(rows["image"]) <= 3
+        assert not rows["is_last"].any()
+    Dream(agent.dreams(), start).reset()
+
+
+def test_mistakes_are_said(agent):
+    with pytest.raises(UserError, match="no recorded episode"):
+        FromEpisodes([])
+    with pytest.raises(UserError, match="-1 steps"):
+        Dream(agent.dreams(), FromEnv(of(agent)), length=-1)
