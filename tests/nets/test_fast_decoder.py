@@ -14,7 +14,8 @@ from reverie.nets.conv import Decoder, DecoderConfig
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast.decoder import FastDecoder, Picture
+from reverie.nets.fast.decoder import Canvas, FastDecoder, Picture
+from reverie.nets.fast.last_layer import last_layer_loss
 from reverie.nets.fast.norm_act import unfold_norm_act
 from reverie.nets.fast.phases import upsampled_kernel
 
@@ -141,11 +142,39 @@ def test_other_decoders_take_the_plain_way(change):
 
 
 def test_a_picture_compares_with_floats_too():
-    phases = torch.randn(2, 3, 3, 12, device=DEVICE)
-    bias = torch.randn(3, device=DEVICE)
-    picture = Picture(phases, bias, torch.Size([2]), (5, 6, 3), 0)
+    x, bias = torch.randn(2, 3, 3, 4, device=DEVICE), torch.randn(3, device=DEVICE)
+    canvas = Canvas(x, torch.randn(16, 4, 3, 3, device=DEVICE), bias)
+    picture = Picture(canvas, torch.Size([2]), (5, 6, 3), 0)
     target = torch.randint(0, 256, (2, 5, 6, 3), dtype=torch.uint8, device=DEVICE)
     torch.testing.assert_close(picture.loss(target), picture.loss(target.float()))
+
+
+@pytest.mark.parametrize(("channels", "colors"), [(8, 3), (20, 1), (3, 4)])
+def test_the_last_layer_is_the_same_together_with_its_loss(channels, colors):
+    """In float16, the half precision that the interpreter multiplies correctly."""
+    x = torch.randn(3, 12, 13, channels, device=DEVICE).half()
+    weight = torch.randn(colors, channels, 5, 5, device=DEVICE).half() / 5
+    bias = torch.randn(colors, device=DEVICE)
+    target = torch.randint(0, 256, (3, 23, 26, colors)).to(torch.uint8).to(DEVICE)
+
+    def apart(x, weight, bias):
+        fine = F.interpolate(x.float().permute(0, 3, 1, 2), scale_factor=2.0)
+        y = F.conv2d(fine, weight.float(), bias, padding=2).permute(0, 2, 3, 1)
+        error = torch.sigmoid(y)[:, :23] - target / 255
+        return error.square().flatten(1).sum(1)
+
+    def together(x, weight, bias):
+        return last_layer_loss(x, upsampled_kernel(weight, 16), bias, target)
+
+    outs = []
+    for function in (apart, together):
+        leaves = [leaf.clone().requires_grad_() for leaf in (x, weight, bias)]
+        loss = function(*leaves)
+        total = (loss * torch.tensor([1.0, -0.5, 2.0], device=DEVICE)).sum()
+        outs.append([loss.detach(), *torch.autograd.grad(total, leaves)])
+    for theirs, mine in zip(*outs, strict=True):
+        error = (theirs.float() - mine.float()).norm() / theirs.float().norm()
+        assert error < 1e-2
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ error of every image.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, no_type_check
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Decoder
+from reverie.nets.fast.last_layer import is_small, last_layer_loss
 from reverie.nets.fast.launch import differentiable, programs
 from reverie.nets.fast.norm_act import (
     is_fusable,
@@ -30,8 +32,8 @@ from reverie.nets.fast.norm_act import (
 from reverie.nets.fast.phases import SIDE, upsampled_kernel
 from reverie.nets.outs import Output
 
-ALIGNED = 8
-"""Channels come in multiples of this for the tensor cores."""
+ALIGNED = 16
+"""The last layer's channels come in multiples of this, for the tensor cores."""
 TILE = 2048
 
 
@@ -48,11 +50,11 @@ class FastDecoder(Decoder):
             x = unfold_norm_act(x, norm.scale, norm.eps, bias)
         weight, bias = self.imgout.cast(dtype)
         units = triton.cdiv(4 * len(bias), ALIGNED) * ALIGNED
-        x = _convolve(x, upsampled_kernel(weight, units))
+        canvas = Canvas(x, upsampled_kernel(weight, units), bias)
         outs: dict[str, Output] = {}
         offset = 0
         for key, space in self.images.items():
-            outs[key] = Picture(x, bias, batch, space.shape, offset)
+            outs[key] = Picture(canvas, batch, space.shape, offset)
             offset += space.shape[2]
         return outs
 
@@ -87,34 +89,44 @@ def _convolve(x: Tensor, weight: Tensor) -> Tensor:
     return F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
 
 
-class Picture:
-    """Some channels of a drawn image, compared with true pixels by squared error.
-
-    The drawing is kept as the phases of a coarse map, before bias and sigmoid; it may
-    be larger than the image, at the bottom and right.
-    """
+class Canvas:
+    """What all images are drawn on: the last layer, before it is computed."""
 
     def __init__(
         self,
-        phases: Float[Tensor, "n h w c"],
+        x: Float[Tensor, "n h w c"],
+        kernel: Float[Tensor, "o c 3 3"],
         bias: Float[Tensor, " C"],
-        batch: torch.Size,
-        shape: tuple[int, ...],
-        offset: int,
     ):
-        self.phases, self.bias, self.batch = phases, bias, batch
-        self.shape, self.offset = shape, offset
+        self.x, self.kernel, self.bias = x, kernel, bias
+
+    @cached_property
+    def phases(self) -> Float[Tensor, "n h w o"]:
+        """The drawing as phases of a coarse map, before bias and sigmoid."""
+        return _convolve(self.x, self.kernel)
+
+
+class Picture:
+    """Some channels of a canvas, compared with true pixels by squared error.
+
+    The canvas may be larger than the image, at the bottom and right.
+    """
+
+    def __init__(
+        self, canvas: Canvas, batch: torch.Size, shape: tuple[int, ...], offset: int
+    ):
+        self.canvas, self.batch, self.shape, self.offset = canvas, batch, shape, offset
 
     def pred(self) -> Float[Tensor, "*b h w c"]:
         height, width, channels = self.shape
-        total = len(self.bias)
+        total = len(self.canvas.bias)
         x = rearrange(
-            self.phases[..., : 4 * total].float(),
+            self.canvas.phases[..., : 4 * total].float(),
             "n h w (y x c) -> n (h y) (w x) c",
             y=2,
             x=2,
         )
-        x = torch.sigmoid(x + self.bias.float())
+        x = torch.sigmoid(x + self.canvas.bias.float())
         x = x[:, :height, :width, self.offset : self.offset + channels]
         return x.reshape(*self.batch, *self.shape)
 
@@ -123,7 +135,13 @@ class Picture:
             error = self.pred() - target.float() / 255
             return error.square().flatten(-3).sum(-1)
         target = target.reshape(-1, *self.shape)
-        loss = differentiable(_Compare, self.phases, self.bias, target, self.offset)
+        x, kernel, bias = self.canvas.x, self.canvas.kernel, self.canvas.bias
+        alone = self.shape[-1] == len(bias)
+        if alone and is_small(x.shape[-1], len(bias), x.dtype):
+            loss = last_layer_loss(x, kernel, bias, target)
+        else:
+            phases = self.canvas.phases
+            loss = differentiable(_Compare, phases, bias, target, self.offset)
         return loss.reshape(self.batch)
 
 
