@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from reverie.nets.fast import scan_loop
+from reverie.nets.fast.persistent import scan as persistent
 from reverie.nets.fast.scan_loop import (
     Dense,
     Inputs,
@@ -59,7 +60,8 @@ def scan(
     """
     inputs = Inputs(deter, stoch.flatten(1), actions, tokens, reset, noise)
     settings = Settings(noise.shape[-1], unimix, eps)
-    return run(scan_loop, weights, inputs, settings)
+    loop = persistent if persistent.fits(weights, inputs) else scan_loop
+    return run(loop, weights, inputs, settings)
 
 
 def run(

@@ -24,7 +24,8 @@ struct Backward {
   u16 *to_obs, *to_in0, *to_gates;
   // exchanged only
   u16* before_norm;                            // (row, time, DETER)
-  float *obs_shares, *in_shares, *products;    // (time, ...)
+  float *obs_shares, *in_shares;               // (time, ...)
+  u64* products;
   // kept
   u16 *to_in1, *to_hid, *to_logits;
   float* sums;  // (row, SUMS)
@@ -97,12 +98,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
   auto look_ahead = [&](int t) {  // the row's probabilities, off the critical path
     if (warp >= OWN / 32 || t < 0) return;
     int i = (mine * length + t) * LOGITS + part * OWN + tid;
-    float logit = wide(p.logits[i]), top = logit;
+    float logit = wide(p.logits[i]);
     from_stoch = wide(p.from_stochs[i]);
     from_logit = wide(p.from_logits[i]);
-    UNROLL for (int m = 1; m < CLASSES; m <<= 1)
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
-    prob = __expf(logit - top);
+    prob = __expf(logit - half_max(logit));
     prob = __fdividef(prob, lane_sum<CLASSES>(prob));
   };
   look_ahead(length - 1);
@@ -239,21 +238,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
       to_hid = rounded(x * hid_scale);
       publish(p.before_norm + here * DETER + at, column, to_hid);
       float product = lane_sum<16>(to_hid * hid);
-      if (column == 0)
-        store1(p.products + (t * ROWS + row) * CTAS + cta, __float_as_uint(product));
+      if (column == 0) add_share<40>(p.products + (t * ROWS + row) * LINE, product);
     }
     look_ahead(t - 1);
 
     // ---- inputs
     {
-      float mean = await_row(p.products + (t * ROWS + row) * CTAS + column * 8);
-      mean *= 1.f / DETER;
-      if (column == 0) row_mean[row] = mean;
-      to_hid = rounded(hid_inverse * (to_hid - hid * mean));
-      sum_hid_bias += to_hid;
+      if (tid < ROWS)
+        row_mean[tid] = await_total<40>(p.products + (t * ROWS + tid) * LINE) * (1.f / DETER);
       Fragment x = await(p.before_norm + above * DETER + group * WIDTH + window,
                          8 * length * DETER);
       __syncthreads();
+      to_hid = rounded(hid_inverse * (to_hid - hid * row_mean[row]));
+      sum_hid_bias += to_hid;
       float a = row_mean[upper] * upper_inverse, b = row_mean[lower] * lower_inverse;
       UNROLL for (int i = 0; i < 4; i++) {
         x.w[i] = pack(upper_inverse * (low(x.w[i]) - low(h.w[i]) * a),

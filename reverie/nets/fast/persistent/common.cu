@@ -104,6 +104,14 @@ DEVICE float lane_sum(float x) {
   UNROLL for (int m = 1; m < LANES; m <<= 1) x += __shfl_xor_sync(~0u, x, m);
   return x;
 }
+// The largest of 16 lanes' numbers, none of them NaN.
+DEVICE float half_max(float x) {
+  const u32 half = threadIdx.x & 16 ? 0xFFFF0000u : 0xFFFFu;
+  int i = __float_as_int(x);
+  i ^= i >> 31 & 0x7FFFFFFF;  // integers in the order of the numbers
+  i = __reduce_max_sync(half, i);
+  return __int_as_float(i ^ (i >> 31 & 0x7FFFFFFF));
+}
 DEVICE float sum8(const float* x) {
   float total = 0;
   UNROLL for (int m = 0; m < 8; m++) total += x[m];
@@ -179,20 +187,32 @@ DEVICE float total8(const u32* v) {
   UNROLL for (int m = 0; m < 8; m++) total += __uint_as_float(v[m]);
   return total;
 }
-// Spin until the 128 blocks' shares of one row's sum have arrived; 16 lanes a row.
-DEVICE float await_row(const float* p) {
-  uint4 a = load4(p), b = load4(p + 4);
+// A sum over the whole grid that does not depend on the order of arrival: fixed-point
+// shares, moved up to be positive, are added to one word per row with atomics; its top
+// byte counts them. Shares beyond the range of the fixed point are cut off; within it,
+// the error is far below that of a bfloat16. The word starts as EMPTY, which is -1.
+
+constexpr int LINE = 16;  // words from one row's to the next's, a cache line of their own
+constexpr u64 COUNTED = 1ull << 56, MOVED = 1ull << 48;
+
+template <int BITS>
+DEVICE void add_share(u64* total, float share) {
+  constexpr float scale = 1ull << BITS, limit = 1ull << (48 - BITS);
+  share = fminf(fmaxf(share, -.99f * limit), .99f * limit);  // and no NaN gets through
+  u64 add = COUNTED + MOVED + (u64)(long long)(share * scale);
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(add) : "memory");
+}
+template <int BITS>
+DEVICE float await_total(const u64* total) {
+  u64 v;
   Spin spin;
-  while (empty(a) || empty(b)) {
+  while (true) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(total) : "memory");
+    v += 1;
+    if (v >> 56 == CTAS) break;
     spin();
-    a = load4(p);
-    b = load4(p + 4);
   }
-  __syncwarp();
-  float total = __uint_as_float(a.x) + __uint_as_float(a.y) + __uint_as_float(a.z) +
-                __uint_as_float(a.w) + __uint_as_float(b.x) + __uint_as_float(b.y) +
-                __uint_as_float(b.z) + __uint_as_float(b.w);
-  return lane_sum<16>(total);
+  return (float)((long long)(v % COUNTED) - (long long)(CTAS * MOVED)) * (1.f / (1ull << BITS));
 }
 
 // The warps' sums, side by side in shared memory: [warp][row][column], padded rows.

@@ -21,7 +21,8 @@ struct Forward {
   u16 *deter, *stoch, *stochs, *hidden, *gates, *preobs, *seen, *logits;
   float* inverse;  // of the norms: (row, time, 4) for in0, in1, hid, obs
   // exchanged only, (time, ...)
-  float *shares, *squares;
+  float* shares;
+  u64* squares;
   u32* choices;
   int length, obs_stride;  // of a row of the posterior's weight
   float eps, unimix;
@@ -157,8 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       float h = rounded(collect<HID>(hid_sums, row, column) + hoisted);
       publish(p.prehid + here * DETER + at, column, h);
       float squares = lane_sum<16>(h * h);
-      if (column == 0)
-        store1(p.squares + (t * ROWS + row) * CTAS + cta, __float_as_uint(squares));
+      if (column == 0) add_share<20>(p.squares + (t * ROWS + row) * LINE, squares);
       if (cta == 0) {  // kept for the way back
         int above = upper * length + t, below = lower * length + t;
         if (warp == 0 && quad == 0) {
@@ -180,11 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
 
     // ---- gates
     {
-      float total = await_row(p.squares + (t * ROWS + row) * CTAS + column * 8);
-      float inverse = rsqrtf(total * (1.f / DETER) + p.eps);
-      if (column == 0) {
-        hid_inverse[row] = inverse;
-        if (cta == 0) p.inverse[here * 4 + 2] = inverse;
+      if (tid < ROWS) {
+        float total = await_total<20>(p.squares + (t * ROWS + tid) * LINE);
+        float inverse = rsqrtf(total * (1.f / DETER) + p.eps);
+        hid_inverse[tid] = inverse;
+        if (cta == 0) p.inverse[(tid * length + t) * 4 + 2] = inverse;
       }
       Fragment x = await(p.prehid + (upper * length + t) * DETER + group * WIDTH + window,
                          8 * length * DETER);
@@ -259,14 +259,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       __syncthreads();
       if (warp < OWN / 32) {
         u16 kept = narrow(logit_sums[tid] + logit_bias);
-        float logit = wide(kept), top = logit;
-        UNROLL for (int m = 1; m < CLASSES; m <<= 1)
-          top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
-        float e = __expf(logit - top);
+        float logit = wide(kept), e = __expf(logit - half_max(logit));
         float prob = (1.f - p.unimix) * __fdividef(e, lane_sum<CLASSES>(e)) + p.unimix / CLASSES;
-        float score = __fdividef(prob, clock), best = score;
-        UNROLL for (int m = 1; m < CLASSES; m <<= 1)
-          best = fmaxf(best, __shfl_xor_sync(~0u, best, m));
+        float score = __fdividef(prob, clock), best = half_max(score);
         u32 winners = __ballot_sync(~0u, !(score < best)) >> (lane & CLASSES) & 0xFFFFu;
         int choice = __ffs(winners) - 1;
         if (lane % CLASSES == 0)

@@ -40,6 +40,7 @@ SHARED_FORWARD = 8 * ROWS * 40 * 4 + LOGITS * 34 * 2
 SHARED_BACKWARD = 8 * ROWS * (24 + 24 + 56) * 4
 SUMS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
 """Widths of `Sums`, side by side."""
+LINE = 32  # words of 4 bytes between the rows of a sum over the grid
 EMPTY = -1
 """All bits set, in every word that one block of threads waits for."""
 
@@ -111,7 +112,7 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
         like.device,
         torch.float32,
         (groups, length, GROUPS, ROWS, 2 * UNITS),
-        (groups, length, ROWS, BLOCKS),
+        (groups, length, ROWS, LINE),
         (groups, length, ROWS, CHOICES),
     )
     widths = (LOGITS, LOGITS, DETER, LOGITS, UNITS, 3 * DETER, UNITS, DETER, UNITS)
@@ -214,7 +215,7 @@ def run_backward(
         torch.float32,
         (groups, length, ROWS, BLOCKS // ROWS, UNITS),
         (groups, length, GROUPS, ROWS, 2 * UNITS),
-        (groups, length, ROWS, BLOCKS),
+        (groups, length, ROWS, LINE),
     )
     to_in1, to_hid, to_logits = (
         like.new_empty(batch, length, width) for width in (UNITS, DETER, LOGITS)
