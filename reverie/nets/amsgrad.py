@@ -68,7 +68,7 @@ class AMSGrad:
         scaled = loss * scale if self.scaling else loss
         grads = list(torch.autograd.grad(scaled, self.tensors, materialize_grads=True))
         if self.scaling:
-            torch._foreach_div_(grads, scale)
+            grads = list(torch._foreach_div(grads, scale))
         return self.apply(loss.detach(), grads)
 
     @torch.no_grad()

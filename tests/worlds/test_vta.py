@@ -1,0 +1,258 @@
+"""What stays true of a world with segments, beyond its recorded numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import Space, UserError
+from reverie.nets.dice import Dice
+from reverie.nets.gru import GRU
+from reverie.worlds.boundaries import READ, draw_flags, entropy, segment_counts
+from reverie.worlds.vta import VTA, VTAConfig
+
+IMAGE = {"image": Space(np.uint8, (32, 32, 3), 0, 256)}
+ACTION = {"action": Space(np.int64, (), 0, 3)}
+SMALL = {"context": 2, "length": 5, "belief": 8, "state": 3, "layers": 1}
+
+
+def make_world(act_space=None, dtype=torch.float32, obs_space=None, **settings) -> VTA:
+    config = VTAConfig(**{**SMALL, **settings})
+    world = VTA(obs_space or IMAGE, act_space or {}, config, dtype)
+    world.initialize(torch.Generator().manual_seed(0))
+    return world
+
+
+def make_batch(rows=3, frames=9, side=32) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (rows, frames, side, side, 3), np.uint8)
+    action = rng.integers(0, 3, (rows, frames))
+    return {"image": torch.tensor(image), "action": torch.tensor(action)}
+
+
+def dice() -> Dice:
+    return Dice(0, "test", torch.device("cpu"))
+
+
+def test_units_side_by_side_are_those_of_torch():
+    stack = GRU(4, 6, 2)
+    stack.initialize(torch.Generator().manual_seed(0))
+    x, state = torch.randn(3, 4), torch.randn(2, 3, 6)
+    ours = stack.step(stack.gates(x), state)
+    for i in range(2):
+        cell = torch.nn.GRUCell(4, 6)
+        cell.load_state_dict({k: v[i] for k, v in stack.state_dict().items()})
+        torch.testing.assert_close(ours[i], cell(x, state[i]))
+
+
+@pytest.mark.gpu
+def test_the_unit_in_one_kernel_equals_the_plain_one():
+    from reverie.nets.gru import combine
+
+    stack = GRU(4, 6, 2)
+    stack.initialize(torch.Generator().manual_seed(0))
+    stack.cuda()
+    state = torch.randn(2, 3, 6, device="cuda", requires_grad=True)
+    gates = stack.gates(torch.randn(3, 4, device="cuda"))
+    hidden = torch.baddbmm(stack.bias_hh[:, None], state, stack.weight_hh.mT)
+    plain = combine(gates, hidden, state)
+    fused = stack.step(gates, state)
+    torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-3)
+    ours, theirs = (
+        torch.autograd.grad(y.square().sum(), state, retain_graph=True)[0]
+        for y in (fused, plain)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_flags_are_exactly_zero_or_one_and_yet_have_a_gradient():
+    logits = torch.randn(1000, 2, requires_grad=True)
+    mask, _ = draw_flags(logits, 0.7, torch.rand(1000, 2) * 0.99 + 0.005)
+    assert set(mask.detach().unique().tolist()) == {0.0, 1.0}
+    mask[:, READ].sum().backward()
+    assert (logits.grad != 0).all()
+
+
+def test_a_tie_begins_a_segment():
+    assert draw_flags(torch.zeros(1, 2), 1.0, None).mask.tolist() == [[1.0, 0.0]]
+
+
+def test_segments_are_counted():
+    read = torch.tensor([[0, 0, 1, 0, 1, 1]]).bool()
+    length, count = segment_counts(read)
+    assert length.tolist() == [[1, 2, 1, 2, 1, 1]]
+    assert count.tolist() == [[0, 0, 1, 1, 2, 3]]
+
+
+def test_a_fair_coin_has_the_entropy_of_a_bit():
+    found = entropy(torch.tensor([0.5, 0.0, 1.0]))
+    torch.testing.assert_close(found, torch.tensor([np.log(2), 0.0, 0.0]).float())
+
+
+def test_the_first_modelled_frame_always_begins_a_segment():
+    world = make_world().train()
+    story = world.follow(world.prepare(make_batch()["image"], dice()), {}, dice())
+    assert (story.mask[:, 0, READ] == 1).all()
+
+
+def test_the_upper_level_moves_only_where_segments_begin():
+    world = make_world(ACTION).train()
+    story = world.follow(
+        world.prepare(make_batch()["image"], dice()), make_batch(), dice()
+    )
+    held = story.mask[:, 1:, READ] == 0
+    assert held.any()
+    for name in ("abs_belief", "abs_state", "abs_feat"):
+        value = getattr(story, name)
+        same = (value[:, 1:] == value[:, :-1]).all(-1)
+        assert same[held].all()
+        assert not same[~held].any() or held.all()
+
+
+def test_actions_matter_only_at_the_segment_they_lead_to():
+    world = make_world(ACTION).eval()
+    batch = make_batch()
+    other = {**batch, "action": batch["action"].clone()}
+    context = world.config.context
+    other["action"][:, :context] = 2 - other["action"][:, :context]
+    before, after = (
+        world.follow(world.prepare(b["image"], dice()), b, dice())
+        for b in (batch, other)
+    )
+    assert torch.equal(before.abs_belief, after.abs_belief)  # those before do not count
+
+
+def test_every_training_loss_cools_the_flags_and_evaluation_does_not():
+    world = make_world(anneal=1.0).train()
+    world.loss(world.initial(3), make_batch(), dice())
+    first = float(world.temperature)
+    world.loss(world.initial(3), make_batch(), dice())
+    assert 1.0 > first > float(world.temperature)
+    world.eval()
+    world.loss(world.initial(3), make_batch(), dice())
+    assert float(world.age) == 2
+    again = make_world(anneal=1.0)
+    again.load_state_dict(world.state_dict())
+    assert float(again.temperature) == float(world.temperature) < first
+
+
+def test_scales_weigh_losses_and_leave_the_bound_alone():
+    batch, plain = make_batch(), make_world().eval()
+    scaled = make_world(obs_scale=3.0, abs_scale=0.5, mask_scale=2.0).eval()
+    one = plain.loss(plain.initial(3), batch, dice())
+    two = scaled.loss(scaled.initial(3), batch, dice())
+    for key, scale in {"image": 1, "obs": 3, "abs": 0.5, "mask": 2}.items():
+        torch.testing.assert_close(two.losses[key], scale * one.losses[key])
+    torch.testing.assert_close(one.metrics["elbo"], two.metrics["elbo"])
+
+
+def test_what_is_watched_is_about_its_own_frame():
+    world = make_world().eval()
+    watched = world.watch(make_batch(), dice())
+    assert watched.image.shape == (3, 5, 32, 32, 3)
+    assert watched.read[:, 0].all()
+    # Without noise a segment begins exactly where the chance is at least a half.
+    assert torch.equal(watched.read, watched.chance >= 0.5)
+
+
+@pytest.mark.parametrize("jumpy", [False, True])
+def test_a_dream_begins_with_a_segment_and_a_jumpy_one_only_has_first_frames(jumpy):
+    world = make_world(ACTION).eval()
+    batch = make_batch()
+    start = world.begin(batch["image"][:, :2], dice())
+    action = {"action": batch["action"][:, 0]}
+    dream = world.imagine(start, lambda _: action, 6, dice(), jumpy=jumpy).states
+    assert dream.read.shape == (3, 7)
+    assert (dream.read[:, 0] == 1).all()
+    assert not jumpy or (dream.read == 1).all()
+    image = world.decode(dream)["image"]
+    assert image.shape == (3, 7, 32, 32, 3)
+    assert 0 <= float(image.detach().min()) <= float(image.detach().max()) <= 1
+    assert world.features(dream).shape == (3, 7, world.width)
+    assert tuple(world.drawn) == ("image",)
+
+
+@pytest.mark.parametrize("levels", ["all", "floor", "spread"])
+def test_levels_of_pixels(levels):
+    world = make_world(levels=levels, loss="gaussian", bits=3)
+    x = world.prepare(make_batch()["image"], dice())
+    spread = levels == "spread"
+    assert float(x.min()) >= (-1 if spread else 0)
+    assert float(x.max()) <= 1
+    if levels == "floor":
+        assert len(x.unique()) <= 9
+    watched = world.eval().watch(make_batch(), dice())
+    assert 0 <= float(watched.image.min()) <= float(watched.image.max()) <= 1
+
+
+def test_every_level_of_a_byte_keeps_its_bin():
+    from reverie.nets.quantize import spread_levels, unspread_levels
+
+    x = torch.arange(256) / 255
+    spread = spread_levels(x, 5, torch.full((256,), 0.5))
+    level = torch.round(unspread_levels(spread, 5) * 31).long()
+    assert torch.equal(level, torch.arange(256) // 8)
+
+
+def test_half_precision_computes_images_and_stays_close():
+    batch = make_batch()
+    whole, half = make_world().eval(), make_world(dtype=torch.bfloat16).eval()
+    with torch.backends.mkldnn.flags(enabled=False):  # see run/device.py
+        one, two = (w.loss(w.initial(3), batch, dice()).losses for w in (whole, half))
+    assert all(loss.dtype == torch.float32 for loss in two.values())
+    torch.testing.assert_close(
+        one["image"].mean(), two["image"].mean(), rtol=0.02, atol=0
+    )
+
+
+def test_other_image_sizes_are_halved_as_often_as_they_need():
+    world = make_world(obs_space={"image": Space(np.uint8, (64, 64, 3), 0, 256)})
+    assert world.watch(make_batch(side=64), dice()).image.shape[2:] == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("space", "complaint"),
+    [
+        ({"image": Space(np.uint8, (48, 48, 3))}, "halved"),
+        ({"image": Space(np.uint8, (32, 64, 3))}, "square"),
+        ({"vector": Space(np.float32, (3,))}, "exactly one image"),
+        (
+            {"a": Space(np.uint8, (32, 32, 3)), "b": Space(np.uint8, (32, 32, 3))},
+            "a, b",
+        ),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(space, complaint):
+    with pytest.raises(UserError, match=complaint):
+        make_world(obs_space=space)
+
+
+def test_a_window_of_another_length_is_refused():
+    world = make_world()
+    with pytest.raises(UserError, match=r"2 \+ 5 \+ 2 are wanted"):
+        world.watch(make_batch(frames=8), dice())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"context": 0},
+        {"bits": 9},
+        {"min_temperature": 2.0},
+        {"max_segment": 0},
+        {"obs_std": 0.0},
+    ],
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        VTAConfig(**settings)
+
+
+def test_the_default_world_has_as_many_weights_as_the_port():
+    world = VTA(IMAGE, {}, VTAConfig())
+    assert sum(p.numel() for p in world.parameters()) == 2_236_871
+    plain = VTA(IMAGE, {}, VTAConfig(bias=False))
+    assert sum(p.numel() for p in plain.parameters()) == 2_235_975
+    acting = VTA(IMAGE, ACTION, VTAConfig())
+    assert sum(p.numel() for p in acting.parameters()) == 2_238_023
