@@ -88,9 +88,14 @@ def test_dense_and_block_layers_come_before_the_norm(kind):
         module.to(DEVICE)
     torch.nn.init.normal_(layer.bias)
     x, act = torch.randn(5, 8, device=DEVICE), activation("silu")
-    torch.testing.assert_close(
-        layer_norm_act(layer, norm, act, x), act(norm(layer(x))), rtol=1e-4, atol=1e-5
-    )
+    results, weight = [], torch.randn(5, 12, device=DEVICE)
+    for fast in (True, False):
+        leaves = [x.clone().requires_grad_(), *layer.parameters(), norm.scale]
+        y = layer_norm_act(layer, norm, act, leaves[0]) if fast else None
+        y = act(norm(layer(leaves[0]))) if y is None else y
+        results.append([y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -73,7 +73,7 @@ class _FirstLayer(torch.autograd.Function):
         wide, deep = _tile(image, channels)
         if n:
             count, steps = _share(image, n * h * w, 2)
-            _forward[(count,)](
+            _first_layer_forward[(count,)](
                 *(image, matrix, bias, scale, y, pooled, winner, *ctx.settings),
                 *(to_phases, steps, ROWS, wide, deep),
                 num_warps=8,
@@ -93,7 +93,7 @@ class _FirstLayer(torch.autograd.Function):
         partial = torch.empty(count, 2, channels, device=image.device)
         # the gradients of four phases are more than one program can hold
         passes = 1 if wide <= 64 else 2
-        _backward[(count, passes)](
+        _first_layer_backward[(count, passes)](
             *(image, pooled, winner, bias, scale, grad.contiguous(), dmatrix, partial),
             *(*ctx.settings, ctx.to_phases, passes, steps, ROWS, wide, deep),
             num_warps=8 if wide <= 32 else 16,
@@ -148,7 +148,7 @@ def _folded(row, w, channels, TO_PHASES: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _forward(
+def _first_layer_forward(
     image,
     matrix,
     bias,
@@ -212,7 +212,7 @@ def _forward(
 
 @triton.jit
 @no_type_check
-def _backward(
+def _first_layer_backward(
     image,
     pooled,
     winner,

@@ -56,7 +56,7 @@ class _LastLayer(torch.autograd.Function):
         keep = any(ctx.needs_input_grad)
         slope = x.new_empty(n, h, w, PHASED) if keep else None
         if n:
-            _forward[(n, tiles)](
+            _last_layer_forward[(n, tiles)](
                 *(
                     x,
                     matrix,
@@ -85,7 +85,7 @@ class _LastLayer(torch.autograd.Function):
         dx = torch.empty_like(x)
         dmatrix = torch.empty(count, 9, PHASED, channels, device=x.device)
         partial = torch.empty(count, PHASED, device=x.device)
-        _backward[(count,)](
+        _last_layer_backward[(count,)](
             *(x, matrix, slope, grad.contiguous(), dx, dmatrix, partial),
             *(tiles, h, w, channels, triton.cdiv(tiles, count)),
             *(ROWS, wide, PHASED),
@@ -103,7 +103,7 @@ def _wide(channels: int) -> int:
 
 @triton.jit
 @no_type_check
-def _forward(
+def _last_layer_forward(
     x,
     matrix,
     bias,
@@ -163,7 +163,7 @@ def _slopes(slope, scale, pixel, tap, j, h, w, J: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _backward(
+def _last_layer_backward(
     x,
     matrix,
     slope,

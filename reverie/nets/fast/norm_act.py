@@ -31,7 +31,7 @@ def norm_act(
 ) -> Float[Tensor, "*b F"]:
     """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
     rows = x.reshape(-1, x.shape[-1])
-    return differentiable(_NormAct, rows, scale, bias, eps, 0).reshape(x.shape)
+    return differentiable(_NormAct, rows, scale, bias, eps, 0, 1).reshape(x.shape)
 
 
 def unfold_norm_act(
@@ -43,7 +43,7 @@ def unfold_norm_act(
     """`norm_act` of the four phases of every pixel, laid out as a map twice as fine."""
     b, h, w, _ = x.shape
     rows = x.reshape(-1, len(scale))
-    y = differentiable(_NormAct, rows, scale, bias, eps, w)
+    y = differentiable(_NormAct, rows, scale, bias, eps, w, 1)
     return y.view(b, 2 * h, 2 * w, -1)
 
 
@@ -66,17 +66,14 @@ def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
         y: Tensor = act(norm(layer(x)))
         return y
     weight, bias = layer.cast(x.dtype)
-    return norm_act(product(layer, weight, x), norm.scale, norm.eps, bias)
-
-
-def product(layer: Kernel, weight: Tensor, x: Tensor) -> Tensor:
-    """What a layer computes before it adds its bias."""
-    if isinstance(layer, BlockLinear):
-        blocks, width, _ = weight.shape
-        rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
-        return torch.bmm(rows, weight).transpose(0, 1).reshape(*x.shape[:-1], -1)
-    assert isinstance(layer, Linear)
-    return F.linear(x, weight)
+    if isinstance(layer, Linear):
+        return norm_act(F.linear(x, weight), norm.scale, norm.eps, bias)
+    assert isinstance(layer, BlockLinear)
+    blocks, width, _ = weight.shape
+    rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
+    y = torch.bmm(rows, weight).view(-1, norm.width)  # the product stays as it is
+    y = differentiable(_NormAct, y, norm.scale, bias, norm.eps, 0, blocks)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 class FastMLP(MLP):
@@ -88,6 +85,13 @@ class FastMLP(MLP):
 
 
 class _NormAct(torch.autograd.Function):
+    """Over the rows of a matrix, which may be laid out in two other ways.
+
+    With `coarse`, the rows are phases of a map so many pixels wide, and the output is
+    the map twice as fine. With `blocks`, the input holds one block of the columns of
+    all rows after the other.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -96,17 +100,19 @@ class _NormAct(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
         coarse: int,
+        blocks: int,
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
         y, (tall, wide, warps) = torch.empty_like(x), _tile(width)
         if rows:
-            _forward[(triton.cdiv(rows, tall),)](
-                *(x, bias, scale, y, rows, width, eps, coarse, coarse > 0, tall, wide),
+            _norm_act_forward[(triton.cdiv(rows, tall),)](
+                *(x, bias, scale, y, rows, width, eps, coarse, width // blocks),
+                *(coarse > 0, blocks > 1, tall, wide),
                 num_warps=warps,
             )
         ctx.save_for_backward(x, scale, bias)
-        ctx.eps, ctx.coarse = eps, coarse
+        ctx.eps, ctx.coarse, ctx.blocks = eps, coarse, blocks
         return y
 
     @staticmethod
@@ -119,13 +125,13 @@ class _NormAct(torch.autograd.Function):
         count = programs(x.device, tiles)
         steps = triton.cdiv(tiles, count)
         partial = torch.empty(count, 2, width, device=x.device)
-        _backward[(count,)](
+        _norm_act_backward[(count,)](
             *(x, bias, scale, grad, dx, partial, rows, width, ctx.eps, ctx.coarse),
-            *(ctx.coarse > 0, steps, tall, wide),
+            *(width // ctx.blocks, ctx.coarse > 0, ctx.blocks > 1, steps, tall, wide),
             num_warps=warps,
         )
         dscale, dbias = partial.sum(0)
-        return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None
+        return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None, None
 
 
 def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
@@ -150,7 +156,14 @@ def _unfolded(row, coarse):
 
 @triton.jit
 @no_type_check
-def _forward(
+def _blocked(row, col, rows, each):
+    """Where an entry lies if blocks of so many columns follow each other."""
+    return (col // each * rows + row) * each + col % each
+
+
+@triton.jit
+@no_type_check
+def _norm_act_forward(
     x,
     bias,
     scale,
@@ -159,7 +172,9 @@ def _forward(
     width,
     eps,
     coarse,
+    each,
     UNFOLD: tl.constexpr,
+    BLOCKED: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -167,7 +182,8 @@ def _forward(
     col = tl.arange(0, C)[None, :]
     place = row * width + col
     inside = (row < rows) & (col < width)
-    v = tl.load(x + place, inside, 0.0).to(tl.float32)
+    source = _blocked(row, col, rows, each) if BLOCKED else place
+    v = tl.load(x + source, inside, 0.0).to(tl.float32)
     if bias is not None:
         v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
     root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
@@ -179,7 +195,7 @@ def _forward(
 
 @triton.jit
 @no_type_check
-def _backward(
+def _norm_act_backward(
     x,
     bias,
     scale,
@@ -190,7 +206,9 @@ def _backward(
     width,
     eps,
     coarse,
+    each,
     UNFOLD: tl.constexpr,
+    BLOCKED: tl.constexpr,
     STEPS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -204,7 +222,8 @@ def _backward(
         row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
         place = row * width + col
         inside = (row < rows) & (col < width)
-        v = tl.load(x + place, inside, 0.0).to(tl.float32)
+        target = _blocked(row, col, rows, each) if BLOCKED else place
+        v = tl.load(x + target, inside, 0.0).to(tl.float32)
         source = place
         if UNFOLD:
             source = _unfolded(row, coarse) * width + col
@@ -220,7 +239,7 @@ def _backward(
         dv *= gain
         dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / width)) * root
         dbias += dv
-        tl.store(dx + place, dv, inside)
+        tl.store(dx + target, dv, inside)
     here = partial + tl.program_id(0) * 2 * width + tl.arange(0, C)
     tl.store(here, tl.sum(dgain, 0), tl.arange(0, C) < width)
     tl.store(here + width, tl.sum(dbias, 0), tl.arange(0, C) < width)
