@@ -109,7 +109,8 @@ class Quantizer(nn.Module):
         config, rows = self.config, len(vectors)
         ok = torch.isfinite(vectors).all()
         vectors = torch.where(ok, vectors, 0.0)
-        chosen = F.one_hot(tokens, config.codes).float()  # (R, N)
+        codes = torch.arange(config.codes, device=tokens.device)
+        chosen = (tokens[:, None] == codes).float()  # (R, N)
         counts = chosen.sum(0)
         means = chosen.T @ vectors / counts.clamp(min=1)[:, None]
         codebook = self.codebook.lerp(F.normalize(means, dim=-1), CODE_RATE)
