@@ -66,6 +66,7 @@ class Watch:
         self.checkpoints = Checkpoints(self.path / "ckpt", *keep)
         self.best = Checkpoints(self.path / "best", 1)
         self.lowest = math.inf  # loss on the evaluation set
+        self._saved = -1  # the update after which the run was last saved
         self._closing: list[Callable[[], None]] = []
 
     def __enter__(self) -> Watch:
@@ -187,10 +188,13 @@ class Watch:
         }
         where.save(self.clock.step, {"agent": state, "loop": loop})
         where.prune()
+        if where is self.checkpoints:
+            self._saved = self.clock.step
 
     def finish(self) -> None:
         """Save, take a last look, and say so if the run was asked to stop."""
-        self.save(self.checkpoints)
+        if self._saved != self.clock.step:
+            self.save(self.checkpoints)
         if self.stopper.asked is None:
             self.report()
         self.write_log()

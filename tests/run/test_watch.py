@@ -1,0 +1,297 @@
+"""Runs that only watch: from the command to the pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from reverie import cli
+from reverie.api import UserError
+from reverie.data import sources
+from reverie.data.sources.maze import write_maze
+from reverie.run import checkpoint
+from reverie.run.config import resolve
+from reverie.run.train import train
+from reverie.run.view import view_boundaries
+from reverie.run.watch import Watch, load_watcher
+
+TINY = {
+    "device": "cpu",
+    "logger.outputs": "jsonl",
+    "run.steps": 4,
+    "run.clock": "steps",
+    "run.log_every": 2,
+    "run.report_every": 2,
+    "run.save_every": 2,
+    "watcher.batch_size": 3,
+    "watcher.vta.context": 2,
+    "watcher.vta.length": 4,
+    "watcher.vta.belief": 8,
+    "watcher.vta.state": 3,
+    "watcher.vta.layers": 1,
+    "source.chunk": 6,
+    "source.evaluation": 5,
+}
+
+
+def settings(logdir, *names, **flags):
+    flags = {**TINY, "logdir": str(logdir), **flags}
+    return resolve(names or ["vta_balls"], flags=flags)
+
+
+def lines(path, key):
+    rows = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+    return [row[key] for row in rows if key in row]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(settings(tmp_path_factory.mktemp("watch") / "run"))
+
+
+def test_a_run_logs_reports_and_saves(run):
+    assert len(lines(run, "train/temperature")) == 2
+    assert len(lines(run, "report/boundaries/exact/f1")) >= 2
+    assert [p.name[:12] for p in sorted((run / "ckpt").iterdir())] == [
+        "000000000002",
+        "000000000004",
+    ]
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(run):
+    (best,) = (run / "best").iterdir()
+    losses = lines(run, "report/loss")
+    kept = checkpoint.read_part(best, "loop")["lowest"]
+    assert kept == pytest.approx(min(losses), rel=1e-5)
+    _, agent, feed = load_watcher(run / "best")
+    assert float(agent.world.age) == int(best.name[:12])
+    feed.close()
+
+
+def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(tmp_path, run):
+    train(settings(tmp_path / "run", **{"run.steps": 2}))
+    path = train(settings(tmp_path / "run", **{"run.steps": 4}))
+    ours, theirs = (
+        checkpoint.read_part(checkpoint.locate(p), "agent") for p in (path, run)
+    )
+    for key, value in theirs["world"].items():
+        np.testing.assert_array_equal(ours["world"][key], value)
+
+
+def test_weights_may_come_from_another_run(tmp_path, run):
+    config = settings(tmp_path / "run", **{"run.from_checkpoint": str(run)})
+    with Watch(config) as other:
+        other.start()
+        assert float(other.agent.world.age) == 4
+        assert other.clock.step == 0
+
+
+def test_damaged_checkpoints_are_not_trained_over(tmp_path):
+    path = train(settings(tmp_path / "run", **{"run.keep_last": 1}))
+    for part in (path / "ckpt").glob("*/agent.safetensors"):
+        part.write_bytes(b"nothing")
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(UserError, match="damaged"),
+    ):
+        train(settings(tmp_path / "run"))
+
+
+def test_pictures_are_written_with_every_report(tmp_path):
+    flags = {"logger.outputs": ("jsonl", "media"), "run.steps": 1}
+    path = train(settings(tmp_path / "run", **flags))
+    names = {p.name.split("-")[1] for p in (path / "media").glob("report-*.png")}
+    assert names == {"boundaries", "dream", "jumps"}
+
+
+def test_the_maze_is_watched_with_its_actions(tmp_path):
+    write_maze(tmp_path / "maze", train=2, test=2, length=12)
+    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 2}
+    path = train(settings(tmp_path / "run", "vta_maze", **flags))
+    config, agent, feed = load_watcher(path)
+    assert config.watcher.vta.loss == "gaussian"
+    assert agent.world.actions.width == 3
+    assert np.isfinite(lines(path, "report/loss")).all()
+    feed.close()
+
+
+def test_a_task_brings_its_way_of_comparing_images_along():
+    assert resolve(["vta_maze"]).watcher.vta.loss == "gaussian"
+    assert resolve(["vta_balls"]).watcher.vta.loss == "bernoulli"
+    mixed = resolve(["vta_balls"], flags={"task": "watch_maze"})
+    assert mixed.watcher.vta.loss == "gaussian"
+    flags = {"watcher.vta.loss": "gaussian"}
+    assert resolve(["vta_balls"], flags=flags).watcher.vta.loss == "gaussian"
+
+
+def test_an_agent_that_acts_cannot_watch(tmp_path):
+    with pytest.raises(UserError, match="--agent watcher"):
+        train(settings(tmp_path / "run", agent="dreamer"))
+
+
+def test_the_temperature_is_in_the_progress_line(tmp_path, capsys):
+    flags = {"logger.outputs": "terminal", "run.steps": 2}
+    train(settings(tmp_path / "run", **flags))
+    out = capsys.readouterr().out
+    assert "temperature" in next(x for x in out.splitlines() if x.startswith("step"))
+
+
+# Looking
+
+
+def test_boundaries_are_drawn_on_their_own_frames(run, tmp_path):
+    paths = view_boundaries(run, 1, 3, tmp_path)
+    assert {p.suffix for p in paths} == {".png", ".gif"} or {".png", ".mp4"}
+    assert all(path.stat().st_size for path in paths)
+    assert cli.main(["view", "boundaries", str(run), "--num-samples", "2"]) == 0
+    assert (run / "boundaries" / "sequence_0_jumps.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "takes one of boundaries"),
+        (["bounds"], "Did you mean 'boundaries'"),
+        (["boundaries"], "Which run"),
+        (["boundaries", "RUN", "--idx", "3", "--num-samples", "3"], "no sequence 3"),
+        (["boundaries", "RUN", "--index", "3"], "no option --index"),
+        (["boundaries", "RUN", "--idx", "one"], "cannot be 'one'"),
+    ],
+)
+def test_mistakes_in_looking_get_one_sentence(run, capsys, arguments, complaint):
+    words = [str(run) if word == "RUN" else word for word in arguments]
+    assert cli.main(["view", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_runs_that_act_have_no_sequences_to_show(tmp_path):
+    flags = {"run.steps": 4, "run.envs": 2, "logger.outputs": "jsonl"}
+    config = resolve(["random"], flags={"logdir": str(tmp_path / "run"), **flags})
+    path = train(config)
+    with pytest.raises(UserError, match="by acting"):
+        load_watcher(path)
+
+
+# Making data
+
+
+def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
+    few = ["--train", "3", "--test", "3", "--length", "12"]
+    for name in ("balls", "maze"):
+        folder = str(tmp_path / name)
+        assert cli.main(["data", name, "--out", folder, *few]) == 0
+        assert (
+            f"--task watch_{name} --source.folder {folder}" in capsys.readouterr().out
+        )
+        flags = {"source.folder": folder, "run.steps": 1}
+        config = settings(tmp_path / f"run_{name}", f"vta_{name}", **flags)
+        assert (train(config) / "ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["data", "balls"], "Where to"),
+        (["data", "maze", "--out", "x", "--train", "-1"], "cannot be '-1'"),
+        (["data", "maze", "--uot", "x"], "no option --uot"),
+        (["data", "mazes"], "Did you mean 'maze'"),
+        (
+            ["train", "--configs", "vta_maze", "--source.folder", "x"],
+            "data maze --out x",
+        ),
+        (["train", "--task", "watch_bals"], "watch_balls"),
+    ],
+)
+def test_mistakes_in_making_data_get_one_sentence(
+    tmp_path, monkeypatch, capsys, arguments, complaint
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+# Files of another program
+
+
+def write_json(path, **keys):
+    path.write_text(json.dumps(keys))
+    return path
+
+
+def test_files_of_the_port_become_settings_of_ours(tmp_path):
+    path = write_json(
+        tmp_path / "bouncing_balls.json",
+        env_type="bouncing_balls",
+        exp_name="first",
+        work_dir=str(tmp_path),
+        max_iters=50000,
+        batch_size=128,
+        epoch_data_size=24000,
+        beta_anneal=75,
+        seg_len=9,
+        learn_rate=1e-3,
+        use_amp=False,
+        obs_bit=None,
+    )
+    config = resolve(files=[path])
+    assert (config.agent, config.task) == ("watcher", "watch_balls")
+    assert (config.run.steps, config.seed) == (50000, 111)
+    assert config.logdir == f"{tmp_path}/first"
+    assert config.precision == "float32"
+    assert (config.source.chunk, config.source.refresh) == (24000, 0)
+    watcher = config.watcher
+    assert (watcher.batch_size, watcher.opt.lr) == (128, 1e-3)
+    vta = watcher.vta
+    assert (vta.anneal, vta.max_segment, vta.max_segments) == (75, 9, 5)
+    assert (vta.loss, vta.levels) == ("bernoulli", "all")
+
+
+def test_what_those_files_leave_out_has_their_defaults(tmp_path):
+    config = resolve(files=[write_json(tmp_path / "a.json", env_type="3d_maze")])
+    assert (config.task, config.run.steps) == ("watch_maze", 10000)
+    assert (config.watcher.batch_size, config.source.chunk) == (64, 2000)
+    vta = config.watcher.vta
+    assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
+
+
+def test_unknown_keys_of_those_files_are_reported_and_flags_still_win(tmp_path):
+    path = write_json(
+        tmp_path / "a.json", env_type="bouncing_balls", colour="blue", horizon=15
+    )
+    with pytest.warns(UserWarning, match="colour, horizon"):
+        config = resolve(files=[path], flags={"watcher.batch_size": 7})
+    assert config.watcher.batch_size == 7
+
+
+def test_unknown_keys_of_other_files_stay_errors(tmp_path):
+    path = write_json(tmp_path / "a.json", agent="watcher", colour="blue")
+    with pytest.raises(UserError, match="no setting 'colour'"):
+        resolve(files=[path])
+
+
+def test_an_unknown_env_type_is_refused(tmp_path):
+    path = write_json(tmp_path / "a.json", env_type="pong")
+    with pytest.raises(UserError, match="bouncing_balls or 3d_maze"):
+        resolve(files=[path])
+
+
+def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):
+    from reverie.data.sources.balls import Balls
+
+    class Dim(Balls):
+        loss = "gaussian"
+
+        def batch(self, step):
+            rows = super().batch(step)
+            return {**rows, "image": rows["image"] // 2}
+
+    module = type(sys)("dim_source")
+    module.Dim = Dim
+    monkeypatch.setitem(sys.modules, "dim_source", module)
+    monkeypatch.setitem(sources.SOURCES, "dim", "dim_source:Dim")
+    config = settings(tmp_path / "run", task="watch_dim", **{"run.steps": 1})
+    assert config.watcher.vta.loss == "gaussian"
+    assert (train(config) / "ckpt").exists()
