@@ -46,9 +46,11 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         FastFrameEncoder,
         FastResidual,
     )
+    from reverie.nets.fast.transformer import FastTransformer
     from reverie.nets.fast.twohot import FastHead
     from reverie.nets.heads import Head
     from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
+    from reverie.nets.transformer import Transformer
 
     return {
         MLP: FastMLP,
@@ -59,4 +61,5 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         FrameEncoder: FastFrameEncoder,
         FrameDecoder: FastFrameDecoder,
         Double: FastDouble,
+        Transformer: FastTransformer,
     }
