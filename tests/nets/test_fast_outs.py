@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.dice import Dice
-from reverie.nets.heads import Head, HeadConfig
-from reverie.nets.outs import OneHot, TwoHot, symexp_bins
+from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
+from reverie.nets.outs import Categorical, OneHot, TwoHot, symexp_bins
 
 pytest.importorskip("triton")
 
+from reverie.nets.fast.categorical import FastCategorical, FastPolicyHead
 from reverie.nets.fast.choice import agree, sample_choice
 from reverie.nets.fast.gru import gru_gates
 from reverie.nets.fast.twohot import FastHead, FastTwoHot
@@ -120,6 +123,64 @@ def test_unimix_lets_impossible_classes_be_drawn():
     clocks.exponential_(generator=dice.generator)
     share = sample_choice(logits, clocks, 0.2)[..., 1].mean().item()
     assert share == pytest.approx(0.1, abs=0.02)
+
+
+# Actions
+
+
+@pytest.mark.parametrize("unimix", [0.0, 0.1])
+@pytest.mark.parametrize("dims", [0, 1])
+def test_a_fast_categorical_is_the_plain_one(unimix, dims):
+    logits = 3 * torch.randn(4, 5, 18, device=DEVICE)
+    logits[0, 0, 1] = 200  # whose rivals' probabilities underflow
+    event, results = torch.randint(0, 18, (4, 5), device=DEVICE), []
+    for kind in (Categorical, FastCategorical):
+        leaf = logits.clone().requires_grad_()
+        out = kind(leaf, dims, unimix)
+        logp, entropy = out.logp(event), out.entropy()
+        total = (logp * logp.detach().sin()).sum() + (entropy * 0.3).sum()
+        (grad,) = torch.autograd.grad(total, leaf)
+        results.append([logp.detach(), entropy.detach(), grad])
+        assert out.pred().shape == (4, 5)
+        torch.testing.assert_close(out.entropy(), entropy)
+    for mine, theirs in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(mine, theirs, **NEAR)
+
+
+def test_entropy_may_be_asked_first():
+    logits = torch.randn(4, 18, device=DEVICE)
+    mine, theirs = FastCategorical(logits).entropy(), Categorical(logits).entropy()
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("unimix", [0.0, 0.2])
+def test_draws_follow_the_probabilities(unimix):
+    logits = torch.tensor([1.0, 0.0, -1.0], device=DEVICE).expand(20000, 3)
+    out = FastCategorical(logits, 0, unimix)
+    index = out.sample(Dice(0, "train", logits.device))
+    share = torch.bincount(index, minlength=3) / len(index)
+    torch.testing.assert_close(share, out.probs[0], rtol=0, atol=0.02)
+
+
+def test_a_fast_policy_is_the_plain_one():
+    spaces = {
+        "choice": Space(np.int32, (), 0, 5),
+        "uneven": Space(np.int32, (2,), 0, np.array([3, 4])),
+        "many": Space(np.int32, (2,), 0, 4),
+        "force": Space(np.float32, (3,), -1, 1),
+    }
+    head = PolicyHead(6, spaces, PolicyConfig(layers=1, units=8, outscale=1.0))
+    initialize(head, torch.Generator().manual_seed(1))
+    head.to(DEVICE)
+    feat = torch.randn(7, 6, device=DEVICE)
+    plain = head(feat)
+    head.__class__ = FastPolicyHead
+    fast = head(feat)
+    for key, out in plain.items():
+        event = out.sample(Dice(0, "train", feat.device))
+        assert out.maxent == fast[key].maxent
+        torch.testing.assert_close(fast[key].logp(event), out.logp(event), **NEAR)
+        torch.testing.assert_close(fast[key].entropy(), out.entropy(), **NEAR)
 
 
 # Gates

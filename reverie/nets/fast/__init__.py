@@ -37,6 +37,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     """The twin of every plain part that has one."""
     from reverie.nets.blocks import MLP
     from reverie.nets.conv import Decoder, Encoder
+    from reverie.nets.fast.categorical import FastPolicyHead
     from reverie.nets.fast.decoder import FastDecoder
     from reverie.nets.fast.encoder import FastEncoder
     from reverie.nets.fast.norm_act import FastMLP
@@ -48,7 +49,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     )
     from reverie.nets.fast.transformer import FastTransformer
     from reverie.nets.fast.twohot import FastHead
-    from reverie.nets.heads import Head
+    from reverie.nets.heads import Head, PolicyHead
     from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
     from reverie.nets.transformer import Transformer
 
@@ -57,6 +58,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         Encoder: FastEncoder,
         Decoder: FastDecoder,
         Head: FastHead,
+        PolicyHead: FastPolicyHead,
         Residual: FastResidual,
         FrameEncoder: FastFrameEncoder,
         FrameDecoder: FastFrameDecoder,
