@@ -81,6 +81,8 @@ class Replayed(NamedTuple):
 class ActorCritic(nn.Module):
     """`pol`, `val`, `slowval` and the statistics that normalize their targets."""
 
+    returns = staticmethod(lambda_return)
+
     def __init__(
         self,
         inputs: int,
@@ -111,6 +113,12 @@ class ActorCritic(nn.Module):
             if space.is_discrete and space.low.any():
                 self.lows[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
+
+    @staticmethod
+    def twin() -> type[nn.Module]:
+        from reverie.agents.actor_critic_fast import FastActorCritic
+
+        return FastActorCritic
 
     def act(
         self, feat: Float[Tensor, "*b F"], dice: Dice, pol: PolicyHead | None = None
@@ -144,7 +152,7 @@ class ActorCritic(nn.Module):
             disc = 1.0 if self.contdisc else self.discount
             weight = torch.cumprod(disc * cont, 1) / disc
             never = torch.zeros_like(cont)
-            ret = lambda_return(reward, baseline, never, 1 - cont, disc, config.lam)
+            ret = self.returns(reward, baseline, never, 1 - cont, disc, config.lam)
             ret_offset, ret_scale = self.retnorm(ret, update)
             adv = (ret - baseline[:, :-1]) / ret_scale
             adv_offset, adv_scale = self.advnorm(adv, update)
@@ -196,7 +204,7 @@ class ActorCritic(nn.Module):
         value = self.val(feat)
         with torch.no_grad():
             slow = self.slowval(feat).pred()
-            ret = lambda_return(
+            ret = self.returns(
                 reward, boot, is_last, is_terminal, self.discount, config.lam
             )
             offset, scale = self.valnorm(ret, update)
