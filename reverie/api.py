@@ -331,6 +331,8 @@ class Envs(Protocol):
 
     `step` takes and returns arrays with a leading environment axis. The step after a
     row with `is_last` ignores the action and returns the first row of a new episode.
+    It comes in two halves as well, so that others can work while environments step:
+    `send` begins a step, `recv` waits for its rows.
     """
 
     obs_space: Spaces
@@ -341,6 +343,10 @@ class Envs(Protocol):
     def reset(self) -> Obs: ...
 
     def step(self, action: Action) -> Obs: ...
+
+    def send(self, action: Action) -> None: ...
+
+    def recv(self) -> Obs: ...
 
     def close(self) -> None: ...
 

@@ -28,10 +28,12 @@ def make(
     precision: str,
     seed: int,
     compile: str = "none",
+    overlap: bool = False,
 ) -> Agent:
     """Build an agent by name; `config` is that agent's own dataclass.
 
-    `compile` says how much faster machinery it may use: `none`, `step` or `graph`.
+    `compile` says how much faster machinery it may use: `none`, `step` or `graph`; with
+    `overlap` its policy may act with slightly older weights instead of waiting.
     """
     if name not in AGENTS:
         near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
@@ -48,5 +50,6 @@ def make(
         precision=precision,
         seed=seed,
         compile=compile,
+        overlap=overlap,
     )
     return agent

@@ -76,6 +76,7 @@ class Iris:
         seed: int = 0,
         compile: str = "none",
         overlap: bool = False,
+        overlap: bool = False,
     ):
         if precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)

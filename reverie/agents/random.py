@@ -57,6 +57,7 @@ class RandomAgent:
         precision: str,
         seed: int,
         compile: str = "none",
+        overlap: bool = False,
     ):
         self.act_space = act_space
         self.diet = {"train": Window(1, 1), "report": Window(1, 1, online=False)}

@@ -95,6 +95,7 @@ class Watcher:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
+        overlap: bool = False,
     ):
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)

@@ -47,7 +47,6 @@ from reverie.envs.pool import (
     EnvFailure,
     PoolConfig,
     Shifted,
-    SplitEnvs,
     make_pool,
     summary,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "EnvFailure",
     "PoolConfig",
     "Shifted",
-    "SplitEnvs",
     "Suite",
     "TaskFactory",
     "action_repeat",

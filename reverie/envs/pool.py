@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -81,20 +81,12 @@ class EnvFailure(UserError):
     """An environment failed so often that going on makes no sense."""
 
 
-class SplitEnvs(Envs, Protocol):
-    """Environments whose step can be split, so that a learner trains meanwhile."""
-
-    def send(self, action: Action) -> None: ...
-
-    def recv(self) -> Obs: ...
-
-
 def make_pool(
     make_env: MakeEnv,
     count: int,
     config: PoolConfig | None = None,
     seed: int | None = None,
-) -> SplitEnvs:
+) -> Envs:
     """Build `count` environments, `make_env(index)` each, and step them together.
 
     Without `seed` the environments keep the seeds `make_env` gave them.

@@ -29,6 +29,10 @@ class RunConfig:
     """Environments that step together."""
     train_ratio: float = 32.0
     """Replayed steps per agent step."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Act while the learner trains: environments step meanwhile, and the policy may use
+    weights that are an update old. By itself on a CUDA GPU, but not in a deterministic
+    run."""
     prefill: int = 0
     """Agent steps taken at random before the policy takes over."""
     clock: Literal["seconds", "steps", "phases"] = "seconds"

@@ -64,6 +64,12 @@ class Config:
                 "in agent steps, for example `--configs deterministic`."
             )
 
+        if self.deterministic and self.run.overlap == "on":
+            raise UserError(
+                "A deterministic run cannot act while it trains.\n"
+                "  Fix: --run.overlap auto"
+            )
+
         # Only an agent that can give priorities has this setting.
         silent = getattr(self.of_agent, "priosignal", None) == ""
         if self.replay.fracs.priority > 0 and silent:

@@ -73,6 +73,13 @@ def pick_compile(name: str, device: torch.device) -> str:
     return name
 
 
+def pick_overlap(name: str, device: torch.device, deterministic: bool) -> bool:
+    """Whether to act while training, which only a GPU does in parallel by itself."""
+    if name == "auto":
+        return device.type == "cuda" and not deterministic
+    return name == "on"
+
+
 def avoid_crashes(device: torch.device, precision: str) -> None:
     """Keep half precision on a CPU away from oneDNN.
 

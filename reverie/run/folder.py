@@ -40,6 +40,7 @@ HARMLESS = (
     "replay.storage",
     "replay.device_memory",
     "run.steps",
+    "run.overlap",
     "run.log_every",
     "run.report_every",
     "run.save_every",

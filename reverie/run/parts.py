@@ -61,6 +61,8 @@ class Run:
         self._folder = RunFolder(self.path)
         self._kept: dict[Path, Any] = {}
         self._phase = 0
+        self._sent = False  # whether the environments are stepping
+        self._seen: Obs | None = None  # what they showed and nobody has asked for
         self._unsaved: tuple[Obs, Memory] | None = None  # where all parts agree
         self._closing: list[Callable[[], None]] = []
 
@@ -95,6 +97,9 @@ class Run:
             device.be_deterministic()
         self.device = device.pick_device(config.device)
         self.precision = device.pick_precision(config.precision, self.device)
+        self.overlap = device.pick_overlap(
+            config.run.overlap, self.device, config.deterministic
+        )
         self.envs = self.open_envs(config.run.envs)
         self.agent = make_agent(config, self.envs, self.device, self.precision)
         self.prefill = make_agent(
@@ -233,18 +238,33 @@ class Run:
         self.rates.add("policy", len(self.envs))
         return memory, rest_at_end(action, obs), notes
 
-    def step(self, action: Action, obs: Obs, memory: Memory) -> Obs:
-        """One step of the environments, after which the run could be saved.
-
-        Also where they fail for good: a resumed run begins new episodes then.
-        """
+    def send(self, action: Action, obs: Obs, memory: Memory) -> None:
+        """Let the environments take a step; `receive` has what comes of it."""
         self._unsaved = (obs, memory)
-        obs = self.envs.step(action)
-        self._unsaved = (obs, memory)
+        self.envs.send(action)
+        self._sent = True
+        if not self.overlap:
+            self._await_step()
         if self.clock.rhythm.phase != self._phase:
             self._phase = self.clock.rhythm.phase
             self.logger.add(self.episodes.summary(), prefix="collect")
-        return obs
+
+    def receive(self, obs: Obs) -> Obs:
+        """What the environments showed since `obs`; now the run could be saved.
+
+        Also where they fail for good: a resumed run begins new episodes then.
+        """
+        self._await_step()
+        seen, self._seen = self._seen, None
+        return obs if seen is None else seen
+
+    def _await_step(self) -> None:
+        if self._sent:
+            self._sent = False
+            with self.timer("env"):
+                self._seen = self.envs.recv()
+            assert self._unsaved is not None
+            self._unsaved = (self._seen, self._unsaved[1])
 
     @property
     def ready(self) -> bool:
@@ -326,6 +346,7 @@ class Run:
         if self._unsaved is None or self.clock.step == 0:
             return
         try:
+            self._await_step()
             self.save(*self._unsaved)
             self.say(
                 f"Saved at agent step {self.clock.step}; the same command resumes."
@@ -408,6 +429,7 @@ def make_agent(
         precision=precision,
         seed=config.seed,
         compile=device.pick_compile(config.compile, where),
+        overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
     )
 
 

@@ -28,12 +28,13 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
                 memory, action, notes = run.act(memory, obs)
                 replay.add({**obs, **action, **notes})
                 logger.add(episodes.add(obs), step=clock.frames)
-                obs = run.step(action, obs, memory)
+                run.send(action, obs, memory)  # the environments step ...
                 clock.advance(len(envs))
                 logger.progress(clock.frames)
 
             for _ in range(clock.updates_due(run.ready)):
                 logger.add(run.update(), prefix="train")
+            obs = run.receive(obs)  # ... while the agent trained
 
             if clock.every("report"):
                 run.report(feed)

@@ -240,7 +240,8 @@ def test_only_the_kept_checkpoints_stay_in_memory_and_on_disk(tmp_path):
         for _ in range(5):
             memory, action, notes = run.act(memory, obs)
             run.replay.add({**obs, **action, **notes})
-            obs = run.step(action, obs, memory)
+            run.send(action, obs, memory)
+            obs = run.receive(obs)
             run.clock.advance(len(run.envs))
             run.save(obs, memory)
         assert list(run._kept) == run.checkpoints.paths()

@@ -1,0 +1,84 @@
+"""Environments that step while the agent trains change only the time it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_loops import lines, settings
+from test_resume import same, state_of, strip
+
+from reverie.api import UserError
+from reverie.run.device import pick_overlap
+from reverie.run.parts import Run
+from reverie.run.train import train
+from reverie.run.train_eval import train_eval
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, workers):
+    flags = {
+        "run.steps": 160,
+        "run.report_every": 0,
+        "env.pool.workers": workers,
+        "logger.clocked": False,
+    }
+    paths = [
+        train(settings(tmp_path / mode, "catch", **flags, **{"run.overlap": mode}))
+        for mode in ("off", "on")
+    ]
+    same(*(strip(state_of(path))["agent"] for path in paths))
+    same(*(lines(path / "scores.jsonl") for path in paths))
+
+
+def test_training_goes_on_between_sending_and_receiving(tmp_path):
+    config = settings(tmp_path, "catch", **{"run.overlap": "on"})
+    with Run(config) as run:
+        obs, memory = run.start()
+        memory, action, _ = run.act(memory, obs)
+        run.send(action, obs, memory)
+        with pytest.raises(AssertionError, match="recv before"):
+            run.envs.send(action)
+        seen = run.receive(obs)
+        assert not np.array_equal(seen["image"], obs["image"])
+        assert run.receive(seen) is seen  # nothing was sent in between
+
+
+def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
+    config = settings(tmp_path, "catch", **{"run.overlap": "on"})
+
+    def stumble():
+        with Run(config) as run:
+            obs, memory = run.start()
+            for _ in range(3):
+                memory, action, notes = run.act(memory, obs)
+                run.replay.add({**obs, **action, **notes})
+                run.send(action, obs, memory)
+                run.clock.advance(len(run.envs))
+                if run.clock.step == 6:
+                    raise ValueError("in the middle of a turn")
+                obs = run.receive(obs)
+
+    with pytest.raises(ValueError, match="middle of a turn"):
+        stumble()
+    assert "Saved at agent step 6" in capsys.readouterr().err
+    with Run(config) as run:
+        run.start()
+        assert run.clock.step == len(run.replay) == 6
+
+
+def test_overlap_is_for_gpus_and_never_for_exact_repetition(tmp_path):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert pick_overlap("auto", cuda, deterministic=False)
+    assert not pick_overlap("auto", cuda, deterministic=True)
+    assert not pick_overlap("auto", cpu, deterministic=False)
+    assert pick_overlap("on", cpu, deterministic=False)
+    flags = {"deterministic": True, "run.overlap": "on"}
+    with pytest.raises(UserError, match=r"--run\.overlap auto"):
+        settings(tmp_path, **flags)
+
+
+def test_evaluations_stand_between_the_turns(tmp_path):
+    flags = {"run.steps": 120, "run.eval_every": 50, "run.overlap": "on"}
+    path = train_eval(settings(tmp_path, "catch", **flags))
+    assert any("eval/episode/score" in line for line in lines(path / "metrics.jsonl"))
