@@ -2,10 +2,10 @@
 
 A norm is two kernels, one that sums and one that applies, each with several programs
 per map so that a few maps fill the GPU too. With the convolution behind it, it forms
-one step for autograd, which keeps nothing but the map that came in: the backward pass
-makes the activation again, in the kernel that reads the map anyway. Biases of the
-convolutions inside a block are never added by themselves: the next norm or the sum at
-the end of the block does it.
+one step, which keeps nothing but the map that came in: the backward pass makes the
+activation again, in the kernel that reads the map anyway. Biases of the convolutions
+inside a block are never added by themselves: the next norm or the sum at the end of the
+block does it, and the kernels that go back sum up their gradients on the way.
 
 Doubling the side of a map and convolving is a transposed convolution with 4x4 kernels
 at half the resolution, which has 2.25 times less arithmetic.
@@ -13,7 +13,7 @@ at half the resolution, which has 2.25 times less arithmetic.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -49,13 +49,13 @@ class FastResidual(Residual):
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c2"]:
         if not is_fusable(x, self.norm0, self.norm1):
             return super().forward(x)
-        middle, bias = norm_conv(x, None, self.norm0, self.conv0)
-        y, bias = norm_conv(middle, bias, self.norm1, self.conv1)
-        skip = x
-        if self.skip is not None:
-            weight, more = self.skip.cast(x.dtype)
-            skip, bias = _convolve(x, weight), bias + more
-        return differentiable(_Join, skip, y, bias)
+        norms = (self.norm0.scale, self.norm0.shift, self.norm1.scale, self.norm1.shift)
+        weight, last = self.conv1.cast(x.dtype)
+        convs = (*self.conv0.cast(x.dtype), weight)
+        if self.skip is None:
+            return differentiable(_Block, x, *norms, *convs, last, None)
+        weight, more = self.skip.cast(x.dtype)
+        return differentiable(_Block, x, *norms, *convs, last + more, weight)
 
 
 class FastFrameEncoder(FrameEncoder):
@@ -100,12 +100,11 @@ def is_fusable(x: Tensor, *norms: NormSilu) -> bool:
 
 
 def norm_conv(
-    x: Float[Tensor, "b h w c"], bias: Tensor | None, norm: NormSilu, conv: Conv
-) -> tuple[Float[Tensor, "b h w c2"], Tensor]:
-    """`conv(norm(x + bias))` but for the bias of the convolution, which is returned."""
-    weight, after = conv.cast(x.dtype)
-    y = differentiable(_NormConv, x, bias, norm.scale, norm.shift, weight)
-    return y, after
+    x: Float[Tensor, "b h w c"], norm: NormSilu, conv: Conv
+) -> Float[Tensor, "b h w c2"]:
+    """`conv(norm(x))`."""
+    weight, bias = conv.cast(x.dtype)
+    return differentiable(_NormConv, x, norm.scale, norm.shift, weight) + bias
 
 
 def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
@@ -118,8 +117,7 @@ def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
     if not is_fusable(x, norm):
         out: Tensor = conv(norm(x))
         return out
-    y, bias = norm_conv(x, None, norm, conv)
-    return y + bias
+    return norm_conv(x, norm, conv)
 
 
 def _convolve(x: Tensor, weight: Tensor) -> Tensor:
@@ -167,69 +165,135 @@ class _Sizes:
         return (self.pixels, self.share, self.split, self.channels, GROUPS, self.tall)
 
 
+def _normalize(
+    x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The activation of a map, and what the norm measured: mean and 1 / deviation."""
+    sizes, active = _Sizes(x), torch.empty_like(x)
+    sums = x.new_empty(*sizes.grid, 2, sizes.channels, dtype=torch.float32)
+    stats = x.new_empty(sizes.rows, 2, sizes.channels, dtype=torch.float32)
+    _sum[sizes.grid](x, sums, *sizes.numbers, num_warps=WARPS)
+    _apply[sizes.grid](
+        *(x, bias, scale, shift, sums, stats, active, EPS, *sizes.numbers),
+        num_warps=WARPS,
+    )
+    return active, stats
+
+
+class _Slopes(NamedTuple):
+    """Gradients of a norm and the convolution behind it."""
+
+    x: Tensor
+    scale: Tensor
+    shift: Tensor
+    weight: Tensor
+    bias: Tensor  # the one before the norm, or if there is none, the sum of `more`
+
+
+def _slopes(
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    stats: Tensor,
+    weight: Tensor,
+    more: Tensor | None = None,
+) -> _Slopes:
+    """Go back through `conv(norm(x + bias))`; `more` is added to the gradient of x."""
+    sizes = _Sizes(x)
+    slope = _convolve_back(grad, x, weight, of_input=True).contiguous()
+    sums = x.new_empty(*sizes.grid, 2, sizes.channels, dtype=torch.float32)
+    active = torch.empty_like(x)
+    _sum_back[sizes.grid](
+        *(x, bias, scale, shift, stats, slope, active, sums, *sizes.numbers),
+        num_warps=WARPS,
+    )
+    dweight = _convolve_back(grad, active, weight, of_input=False)
+    dx = active  # no longer needed; its memory is
+    dbias = x.new_empty(*sizes.grid, sizes.channels, dtype=torch.float32)
+    _apply_back[sizes.grid](
+        *(x, bias, scale, shift, stats, slope, sums, more, dx, dbias),
+        *sizes.numbers,
+        num_warps=WARPS,
+    )
+    dshift, dscale = sums.sum((0, 1))
+    return _Slopes(dx, dscale, dshift, dweight, dbias.sum((0, 1)))
+
+
 class _NormConv(torch.autograd.Function):
+    """`conv(norm(x))`, without the bias of the convolution."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor
+    ) -> Tensor:
+        x = x.contiguous()
+        active, stats = _normalize(x, None, scale, shift)
+        ctx.save_for_backward(x, scale, shift, stats, weight)
+        return _convolve(active, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, scale, shift, stats, weight = ctx.saved_tensors
+        back = _slopes(grad.contiguous(), x, None, scale, shift, stats, weight)
+        return back.x, back.scale, back.shift, back.weight
+
+
+class _Block(torch.autograd.Function):
+    """A residual block; `last` is the bias of all that is summed at its end."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        bias: Tensor | None,
-        scale: Tensor,
-        shift: Tensor,
-        weight: Tensor,
+        scale0: Tensor,
+        shift0: Tensor,
+        scale1: Tensor,
+        shift1: Tensor,
+        weight0: Tensor,
+        bias0: Tensor,
+        weight1: Tensor,
+        last: Tensor,
+        skip: Tensor | None,
     ) -> Tensor:
         x = x.contiguous()
-        sizes, active = _Sizes(x), torch.empty_like(x)
-        sums = x.new_empty(*sizes.grid, 2, sizes.channels, dtype=torch.float32)
-        stats = x.new_empty(sizes.rows, 2, sizes.channels, dtype=torch.float32)
-        _sum[sizes.grid](x, sums, *sizes.numbers, num_warps=WARPS)
-        _apply[sizes.grid](
-            *(x, bias, scale, shift, sums, stats, active, EPS, *sizes.numbers),
-            num_warps=WARPS,
+        active, stats0 = _normalize(x, None, scale0, shift0)
+        middle = _convolve(active, weight0).contiguous()
+        del active
+        active, stats1 = _normalize(middle, bias0, scale1, shift1)
+        ctx.save_for_backward(
+            *(x, scale0, shift0, stats0, weight0),
+            *(middle, bias0, scale1, shift1, stats1, weight1),
+            *(last, skip),
         )
-        ctx.save_for_backward(x, bias, scale, shift, weight, stats)
-        return _convolve(active, weight)
+        y = _convolve(active, weight1).contiguous()
+        beside = x if skip is None else _convolve(x, skip).contiguous()
+        _join[(triton.cdiv(y.numel(), TILE),)](
+            *(beside, y, last, y, y.numel(), len(last), TILE), num_warps=WARPS
+        )
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, scale, shift, weight, stats = ctx.saved_tensors
-        grad, sizes = grad.contiguous(), _Sizes(x)
-        slope = _convolve_back(grad, x, weight, of_input=True).contiguous()
-        shape = (*sizes.grid, 2, sizes.channels)
-        sums = x.new_empty(shape, dtype=torch.float32)
-        active = torch.empty_like(x)
-        _sum_back[sizes.grid](
-            *(x, bias, scale, shift, stats, slope, active, sums, *sizes.numbers),
-            num_warps=WARPS,
+        *saved, last, skip = ctx.saved_tensors
+        x, scale0, shift0, stats0, weight0 = saved[:5]
+        middle, bias0, scale1, shift1, stats1, weight1 = saved[5:]
+        grad = grad.contiguous()
+        back1 = _slopes(grad, middle, bias0, scale1, shift1, stats1, weight1)
+        dskip, beside = None, grad
+        if skip is not None:
+            dskip = _convolve_back(grad, x, skip, of_input=False)
+            beside = _convolve_back(grad, x, skip, of_input=True).contiguous()
+        back0 = _slopes(back1.x, x, None, scale0, shift0, stats0, weight0, more=beside)
+        dlast = back0.bias
+        if skip is not None:
+            dlast = grad.sum((0, 1, 2), dtype=torch.float32)
+        return (
+            *(back0.x, back0.scale, back0.shift, back1.scale, back1.shift),
+            *(back0.weight, back1.bias.to(bias0.dtype), back1.weight),
+            *(dlast.to(last.dtype), dskip),
         )
-        dweight = _convolve_back(grad, active, weight, of_input=False)
-        dx = active  # no longer needed; its memory is
-        dbias = x.new_empty(*sizes.grid, sizes.channels, dtype=torch.float32)
-        _apply_back[sizes.grid](
-            *(x, bias, scale, shift, stats, slope, sums, dx, dbias, *sizes.numbers),
-            num_warps=WARPS,
-        )
-        dshift, dscale = sums.sum((0, 1))
-        if bias is None:
-            return dx, None, dscale, dshift, dweight
-        return dx, dbias.sum((0, 1)).to(bias.dtype), dscale, dshift, dweight
-
-
-class _Join(torch.autograd.Function):
-    """The sum of two maps and a bias."""
-
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
-        left, right = left.contiguous(), right.contiguous()
-        out, size = torch.empty_like(left), left.numel()
-        grid = (triton.cdiv(size, TILE),)
-        _join[grid](left, right, bias, out, size, len(bias), TILE, num_warps=WARPS)
-        ctx.dtype = bias.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dbias = grad.sum((0, 1, 2), dtype=torch.float32)
-        return grad, grad, dbias.to(ctx.dtype)
 
 
 @triton.jit
@@ -398,6 +462,7 @@ def _apply_back(
     stats,
     slope,
     sums,
+    more,
     dx,
     dbias,
     pixels,
@@ -407,7 +472,7 @@ def _apply_back(
     GROUPS: tl.constexpr,
     TALL: tl.constexpr,
 ):
-    """The gradient of the map, and its sum over pixels, which is that of the bias."""
+    """The gradient of the map, and the sum over pixels of it, or of `more`."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, CHANNELS)
     start_of_row = row.to(tl.int64) * pixels * CHANNELS
@@ -439,7 +504,12 @@ def _apply_back(
         dz *= open * (1 + z * (1 - open)) * gain[None, :]
         dv = (dz - level[None, :] - v * tilt[None, :]) * root[None, :]
         dv = tl.where(inside, dv, 0.0)
-        tl.store(dx + place, dv, inside)
-        total += dv
-    if bias is not None:
+        if more is not None:
+            extra = tl.load(more + place, inside, 0.0).to(tl.float32)
+            tl.store(dx + place, dv + extra, inside)
+            total += extra
+        else:
+            tl.store(dx + place, dv, inside)
+            total += dv
+    if (bias is not None) or (more is not None):
         tl.store(dbias + (row * SPLIT + part) * CHANNELS + col, tl.sum(total, 0))
