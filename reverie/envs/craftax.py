@@ -8,6 +8,7 @@ lasts (`log/achievement_*`: 1 once it was unlocked).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +38,10 @@ class Craftax:
     def __init__(self, name: str, config: CraftaxConfig | None = None, seed: int = 0):
         self.config = config or CraftaxConfig()
         import jax
-        from craftax.craftax_env import make_craftax_env_from_name
 
         self._jax = jax
-        self._game: Any = make_craftax_env_from_name(NAMES[name], auto_reset=False)
+        self._game, self._reset, self._step = _compiled(NAMES[name])
         self._params = self._game.default_params
-        self._reset, self._step = jax.jit(self._game.reset), jax.jit(self._game.step)
         self._seen = self._game.observation_space(self._params).shape
         self._names = _achievements(classic=name.startswith("classic"))
         self._key = jax.random.PRNGKey(seed)
@@ -100,6 +99,17 @@ class Craftax:
         for name, place in self._names.items():
             obs[f"log/achievement_{name}"] = unlocked[place]
         return obs
+
+
+@functools.cache
+def _compiled(name: str) -> tuple[Any, Any, Any]:
+    """A game with its `reset` and `step`, which all environments of a process share,
+    so that they are compiled once."""
+    import jax
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    game = make_craftax_env_from_name(name, auto_reset=False)
+    return game, jax.jit(game.reset), jax.jit(game.step)
 
 
 def _achievements(classic: bool) -> dict[str, int]:

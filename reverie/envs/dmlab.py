@@ -133,7 +133,9 @@ class DMLab:
         hand = self._hands[int(action["action"])]
         reward = self._lab.step(hand, num_steps=self.config.repeat)
         ended = not self._lab.is_running()
-        if not ended:
+        if ended:
+            self._seen = {key: value.copy() for key, value in self._seen.items()}
+        else:
             self._look()
         terminal = ended and self.config.episodic
         return {**self._seen, **flags(reward, last=ended, terminal=terminal)}

@@ -74,7 +74,9 @@ class Procgen:
         self._game.act(np.array([int(action["action"])], np.int32))
         reward, _, begins = self._game.observe()
         ended = bool(begins[0])
-        if not ended:
+        if ended:
+            self._image = self._image.copy()
+        else:
             self._look()
         return {"image": self._image, **flags(reward[0], last=ended, terminal=ended)}
 
