@@ -54,6 +54,7 @@ from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim import Optimizer
 from reverie.nets.tree import map1, map2
 from reverie.worlds.rssm import RSSM
+from reverie.worlds.vta_recurrent import SegmentWorld
 
 if TYPE_CHECKING:
     from reverie.nets.fast.shadow import Shadows
@@ -104,7 +105,25 @@ def make_actor_critic(
     )
 
 
-WORLDS = {"rssm": make_rssm}
+def make_vta(
+    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
+) -> SegmentWorld:
+    return SegmentWorld(
+        obs_space,
+        act_space,
+        segments=config.segments,
+        enc=config.enc,
+        dec=config.dec,
+        rewhead=config.rewhead,
+        conhead=config.conhead,
+        discount=config.discount if config.contdisc else 1.0,
+        reward_grad=config.reward_grad,
+        dtype=dtype,
+    )
+
+
+MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
+WORLDS: dict[str, MakeWorld] = {"rssm": make_rssm, "vta": make_vta}
 
 
 class Carry(NamedTuple):
@@ -259,7 +278,8 @@ class Dreamer:
     def learn(self, data: Batch) -> Update:
         """Everything an update does on the device, in place: what a graph records."""
         carry, state, batch = self._restore("train", data)
-        norms = [norm.clone() for norm in self.actor_critic.norms()]
+        followers = [*self.actor_critic.norms(), *self.world.buffers()]
+        before = [follower.clone() for follower in followers]
         learned = self.loss(state, batch, self.dice["train"], training=True)
         ok, metrics = self.opt.update(self._weigh(learned.losses))
 
@@ -268,8 +288,8 @@ class Dreamer:
         if self.shadows:
             self.shadows.refresh(frozen=True)
         self.slow_updates.add_(ok)
-        for norm, before in zip(self.actor_critic.norms(), norms, strict=True):
-            norm.copy_(torch.where(ok, norm, before))
+        for follower, old in zip(followers, before, strict=True):
+            follower.copy_(torch.where(ok, follower, old))
         after = Carry(
             map1(lambda x: x[:, -1].detach(), learned.states),
             {key: data[key][:, -1] for key in self.act_space},
@@ -285,6 +305,8 @@ class Dreamer:
     def loss(self, state: Any, batch: Batch, dice: Dice, training: bool) -> Learned:
         """All losses of a batch; `training` lets the normalizers follow."""
         config = self.config
+        if self.world.training != training:
+            self.world.train(training)
         world = self.world.loss(state, batch, dice)
         losses, metrics = dict(world.losses), dict(world.metrics)
 

@@ -12,6 +12,7 @@ from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim import OptConfig
 from reverie.worlds.rssm import RSSMConfig
+from reverie.worlds.vta_recurrent import SegmentsConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class LossScales:
     """Prior towards posterior."""
     rep: float = 0.1
     """Posterior towards prior."""
+    boundary: float = 1.0
+    """Boundaries foreseen towards those found; for worlds with segments."""
+    boundary_rate: float = 1.0
+    """Boundaries towards a wished rate; for worlds that have one."""
     policy: float = 1.0
     """Actor."""
     value: float = 1.0
@@ -53,9 +58,11 @@ class DreamerConfig:
     replay_context: int = 1
     """Stored steps before each sequence from which its first state is restored."""
     world: str = "rssm"
-    """The world to learn."""
+    """The world to learn: rssm, or vta, which finds segments."""
     rssm: RSSMConfig = RSSMConfig()
     """Dynamics."""
+    segments: SegmentsConfig = SegmentsConfig()
+    """Dynamics of the world `vta`."""
     enc: EncoderConfig = EncoderConfig()
     """Encoder."""
     dec: DecoderConfig = DecoderConfig()

@@ -29,10 +29,14 @@ def openloop(world: Any, state: Any, batch: Batch, dice: Dice) -> Metrics:
     dream = world.imagine(start, lambda _: next(known), length - half, dice)
     before = world.decode(states)
     after = world.decode(map1(lambda x: x[:, 1:], dream.states))
-    videos = {}
+    videos, marks = {}, None
+    if hasattr(world, "boundaries"):  # a world that knows where segments begin
+        both = (states, map1(lambda x: x[:, 1:], dream.states))
+        begins = torch.cat([world.boundaries(each) for each in both], 1)
+        marks = begins.cpu().numpy()
     for key in world.drawn:
         model = torch.cat([before[key], after[key]], 1) * 255
         shades = model.clamp(0, 255).to(torch.uint8).cpu().numpy()
         true = batch[key][:count].cpu().numpy()
-        videos[f"openloop/{key}"] = openloop_video(true, shades, half)
+        videos[f"openloop/{key}"] = openloop_video(true, shades, half, marks=marks)
     return videos

@@ -203,8 +203,9 @@ class ByKey(nn.Module):
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
     """Fill every layer of `module` in the order they were made."""
     for layer in module.modules():
-        if isinstance(layer, Kernel | Norm):
-            layer.initialize(generator)
+        fill = getattr(layer, "initialize", None)
+        if fill is not None:
+            fill(generator)
 
 
 def count(module: nn.Module) -> int:

@@ -9,6 +9,7 @@ in training mode, and at running averages otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -65,21 +66,30 @@ class ImageDecoder(nn.Module):
 class TimeConvs(nn.Module):
     """Layers that see a step and its neighbours, then an output for every step."""
 
-    def __init__(self, inputs: int, width: int, layers: int, units: int):
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        layers: int,
+        units: int,
+        act: Callable[[Tensor], Tensor] = F.elu,
+    ):
         super().__init__()
-        self.layers = layers
+        self.layers, self.act = layers, act
         for i in range(layers):
             conv = nn.Conv1d(width if i else inputs, width, 3, padding=1, bias=False)
             self.add_module(f"conv{i}", conv)
             self.add_module(f"norm{i}", nn.BatchNorm1d(width))
         self.out = nn.Conv1d(width if layers else inputs, units, 3, padding=1)
-        self.act = F.elu
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T U"]:
         x = x.transpose(1, 2)
         for i in range(self.layers):
             x = self.act(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
         return self.out(x).transpose(1, 2)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        initialize_as_torch(self, generator)
 
 
 def halvings(side: int) -> int:

@@ -8,12 +8,14 @@ goes on by itself. Black frames at the end separate one round from the next.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 
 BORDER = 2
 PAUSE = 10
 OBSERVED = (0, 255, 0)
 IMAGINED = (255, 0, 0)
+STRIP = 4
+BEGINS, CONTINUES = (230, 40, 40), (40, 60, 160)
 
 
 def openloop_video(
@@ -21,14 +23,23 @@ def openloop_video(
     model: UInt8[np.ndarray, "B T h w c"],
     observed: int,
     count: int = 6,
+    marks: Bool[np.ndarray, "B T"] | None = None,
 ) -> UInt8[np.ndarray, "frames height width 3"]:
     """The film, `(T + min(10, T), 3 h + 4, n (w + 4), 3)` for the first `count`.
 
-    The first `observed` frames of `model` were made with the truth at hand.
+    The first `observed` frames of `model` were made with the truth at hand. `marks`
+    says where the model sees segments begin: a strip below the truth is red there and
+    blue elsewhere.
     """
     truth, model = _rgb(truth[:count]), _rgb(model[:count])
     error = ((model.astype(np.int16) - truth + 255) // 2).astype(np.uint8)
-    stack = np.concatenate([truth, model, error], 2)  # (n, T, 3 h, w, 3)
+    parts = [truth, model, error]
+    if marks is not None:
+        strip = np.empty((*truth.shape[:2], STRIP, *truth.shape[3:]), np.uint8)
+        strip[:] = CONTINUES
+        strip[marks[:count]] = BEGINS
+        parts.insert(1, strip)
+    stack = np.concatenate(parts, 2)  # (n, T, 3 h, w, 3), and the strip
     sequences, steps, height, width, _ = stack.shape
 
     shape = (sequences, steps, height + 2 * BORDER, width + 2 * BORDER, 3)

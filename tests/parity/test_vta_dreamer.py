@@ -1,0 +1,217 @@
+"""The recurrent form of VTA against a recording of the one under Dreamer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from vta_recording import NoiseDice, load, tensors, under
+
+from reverie.api import Space
+from reverie.worlds.boundaries import READ
+from reverie.worlds.vta_recurrent import (
+    Dynamics,
+    SegmentsConfig,
+    State,
+    belief_losses,
+    rate_loss,
+)
+
+DATA = load("dreamer_vta")
+SIZES = json.loads(str(DATA["cfg_json"]))
+MODEL = SIZES["model"]
+IN = tensors(DATA, "in/")
+CONFIG = {
+    "abs_belief": MODEL["abs_belief"],
+    "abs_stoch": MODEL["abs_stoch"],
+    "obs_belief": MODEL["obs_belief"],
+    "obs_stoch": MODEL["obs_stoch"],
+    "hidden": MODEL["hidden"],
+    "layers": MODEL["num_layers"],
+    "max_segment": MODEL["max_seg_len"],
+    "max_segments": MODEL["max_seg_num"],
+    "temperature": MODEL["boundary_temp"],
+    "force": MODEL["boundary_force_scale"],
+    "free_nats": SIZES["free"],
+    "sees_reward": MODEL["vta_posterior_input"] == "embed_reward",
+}
+LAYERS = {
+    "_abs_inp_layers": "abs_cell.into",
+    "_obs_inp_layers": "obs_cell.into",
+    "_init_obs_belief": "begin",
+}
+STATE = {
+    "abs_belief": "abs_belief",
+    "abs_stoch": "abs_stoch",
+    "obs_belief": "obs_belief",
+    "obs_stoch": "obs_stoch",
+    "seg_len": "length",
+    "seg_num": "count",
+    "boundary": "read",
+}
+
+
+def close(ours, theirs, atol=1e-4):
+    torch.testing.assert_close(ours.detach(), theirs, atol=atol, rtol=1e-3)
+
+
+def to_ours(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights, gradients or statistics of the recording under our names."""
+    ours = {}
+    heads: dict[str, dict] = {}
+    last = max(
+        (int(k.split(".")[2]) for k in theirs if k.startswith("post_boundary")),
+        default=0,
+    )
+    for key, value in theirs.items():
+        part, _, rest = key.partition(".")
+        leaf = key.rsplit(".", 1)[-1]
+        norm = {"weight": "scale", "bias": "shift"}.get(leaf, leaf)
+        if part in LAYERS:
+            index = int(rest.split(".")[0])
+            place = "linear.weight" if index == 0 else f"norm.{norm}"
+            ours[f"{LAYERS[part]}.{place}"] = value
+        elif part in ("_abs_cell", "_obs_cell"):
+            place = "linear.weight" if "linear" in rest else f"norm.{norm}"
+            ours[f"{part[1:]}.{place}"] = value
+        elif part == "prior_boundary":
+            index = int(rest.split(".")[1])
+            names = {0: "foresee_in.linear.weight", 1: f"foresee_in.norm.{norm}"}
+            ours[names.get(index, f"foresee_out.{leaf}")] = value
+        elif part == "post_boundary":
+            index, kind = divmod(int(rest.split(".")[1]), 3)
+            place = ("conv", "norm")[kind] + str(index)
+            out = kind == 0 and index * 3 == last
+            ours[f"detector.{'out' if out else place}.{leaf}"] = value
+        elif part == "init_abs_belief":
+            ours["start"] = value[0]
+        else:
+            name = part.removesuffix("_state")
+            words = rest.split(".")
+            if words[0] == "feat":
+                place = "linear.weight" if words[1] == "0" else f"norm.{norm}"
+                ours[f"{name}.feat.{place}"] = value
+            else:
+                heads.setdefault(f"{name}.out.{leaf}", {})[words[0]] = value
+    for key, parts in heads.items():
+        ours[key] = torch.cat([parts["mean_layer"], parts["std_layer"]])
+    return {k: v for k, v in ours.items() if "num_batches_tracked" not in k}
+
+
+def make_dynamics(**changes) -> Dynamics:
+    actions = {"action": Space(np.float32, (MODEL["num_actions"],))}
+    config = SegmentsConfig(**{**CONFIG, **changes})
+    dynamics = Dynamics(MODEL["embed_size"], actions, config)
+    state = dynamics.state_dict()
+    ours = to_ours(tensors(DATA, "param/")) | to_ours(tensors(DATA, "buffer/"))
+    trained = {k for k, p in dynamics.named_parameters() if p.requires_grad}
+    assert trained <= ours.keys() <= state.keys()
+    biases = {k: torch.zeros_like(v) for k, v in state.items() if k[-4:] == "bias"}
+    dynamics.load_state_dict({**state, **biases, **ours})
+    return dynamics
+
+
+def observe(dynamics, embed, prefix="noise/", uniforms=()):
+    noise = zip(
+        tensors(DATA, prefix)["post_abs"].unbind(1),
+        tensors(DATA, prefix)["post_obs"].unbind(1),
+        strict=True,
+    )
+    dice = NoiseDice([draw for pair in noise for draw in pair], uniforms)
+    seen = embed
+    if dynamics.config.sees_reward:
+        seen = torch.cat([embed, IN["reward"][..., None]], -1)
+    found = dynamics.detector(seen)
+    start = dynamics.initial(len(embed), torch.float32)
+    first = IN["is_first"].bool()
+    action = {"action": IN["action"]}
+    return dynamics.observe(start, embed, found, action, first, dice)
+
+
+def check_states(states, data):
+    for theirs, ours in STATE.items():
+        value = getattr(states, ours)
+        expected = data[theirs]
+        close(value if value.ndim == expected.ndim else value[..., None], expected)
+
+
+def test_following_a_sequence_and_all_gradients():
+    dynamics = make_dynamics().train()
+    embed = IN["embed"].clone().requires_grad_()
+    noise = torch.tensor(DATA["noise/u"])
+    states, beliefs = observe(dynamics, embed, uniforms=[noise])
+    post, prior = tensors(DATA, "post/"), tensors(DATA, "prior/")
+    check_states(states, post)
+    assert torch.equal(states.read.detach(), post["boundary"][..., 0])
+    for name, side in (("post", post), ("prior", prior)):
+        for level in ("abs", "obs"):
+            head = getattr(beliefs, f"{name}_{level}")
+            close(head.mean, side[f"{level}_mean"])
+            close(head.std, side[f"{level}_std"])
+        close(getattr(beliefs, f"{name}_flag"), side["boundary_logit"])
+
+    losses = belief_losses(states, beliefs, dynamics.config)
+    kl = tensors(DATA, "kl/")
+    close(losses["dyn"], kl["dyn"])
+    close(losses["rep"], kl["rep"])
+    total = 0.5 * losses["dyn"] + 0.1 * losses["rep"]
+    total = total + SIZES["mask_scale"] * losses["boundary"]
+    close(total, kl["loss"])
+    rates = under(kl, "rate_reg_")
+    for rate, expected in rates.items():
+        chance = torch.softmax(beliefs.post_flag, -1)[..., READ]
+        close(rate_loss(chance, float(rate)), expected)
+
+    feat = torch.cat(states[:4], -1)
+    close(feat, torch.tensor(DATA["out/feat"]))
+    total = total.mean() + (feat * IN["feat_weight"]).sum() / feat[..., 0].numel()
+    close(total, torch.tensor(DATA["out/total"]))
+    total.backward()
+    grads = tensors(DATA, "grad/")
+    close(embed.grad, grads.pop("in_embed"), 1e-3)
+    theirs = to_ours(grads)
+    ours = {k: p.grad for k, p in dynamics.named_parameters() if p.requires_grad}
+    assert ours.keys() == theirs.keys()
+    for key, grad in theirs.items():
+        mine = torch.zeros_like(grad) if ours[key] is None else ours[key]
+        close(mine.reshape(grad.shape), grad, 1e-3)
+
+
+def test_following_a_sequence_in_evaluation():
+    dynamics = make_dynamics().eval()
+    states, beliefs = observe(dynamics, IN["embed"], "eval/noise_")
+    data = tensors(DATA, "eval/post/")
+    check_states(states, data)
+    close(beliefs.post_obs.mean, data["obs_mean"])
+    close(beliefs.post_obs.std, data["obs_std"])
+    close(beliefs.post_flag, data["boundary_logit"])
+
+
+@pytest.mark.parametrize("mode", ["prior", "fixed", "none", "jumpy"])
+def test_dreams(mode):
+    changes = {"dream": "jumpy"} if mode == "jumpy" else {"dream_flags": mode}
+    dynamics = make_dynamics(**changes).train()
+    data = tensors(DATA, f"imag_{mode}/")
+    noise = zip(data["noise_abs"].unbind(1), data["noise_obs"].unbind(1), strict=True)
+    uniforms = data["u"].unbind(1) if "u" in data else ()
+    dice = NoiseDice([draw for pair in noise for draw in pair], uniforms)
+    start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
+    scalars = {k: start[k][..., 0] for k in ("length", "count", "read")}
+    state = State(**{**start, **scalars})
+    for t, action in enumerate(IN["action"][:, : data["noise_abs"].shape[1]].unbind(1)):
+        state = dynamics.imagine(state, {"action": action}, dice)
+        check_states(state, {key: data[key][:, t + 1] for key in STATE})
+
+
+def test_limits_on_segments():
+    data = tensors(DATA, "constraint/")
+    dynamics = make_dynamics()
+    batch = len(data["logits"])
+    state = dynamics.initial(batch, torch.float32)._replace(
+        length=data["seg_len"][:, 0], count=data["seg_num"][:, 0]
+    )
+    close(dynamics.limit(data["logits"], state), data["out"])
+    free = make_dynamics(force=0.0)
+    close(free.limit(data["logits"], state), data["logits"])
