@@ -52,6 +52,8 @@ from reverie.envs.pool import (
 )
 from reverie.envs.procgen import GAMES as PROCGEN_GAMES
 from reverie.envs.procgen import ProcgenConfig
+from reverie.envs.robosuite import TASKS as ROBOSUITE_TASKS
+from reverie.envs.robosuite import RobosuiteConfig
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, nearest
 from reverie.envs.wrappers import Resample
@@ -93,6 +95,7 @@ class EnvConfig:
     dmc: DMCConfig = field(default_factory=DMCConfig)
     mujoco: MuJoCoConfig = field(default_factory=MuJoCoConfig)
     metaworld: MetaWorldConfig = field(default_factory=MetaWorldConfig)
+    robosuite: RobosuiteConfig = field(default_factory=RobosuiteConfig)
     dmlab: DMLabConfig = field(default_factory=DMLabConfig)
     minecraft: MinecraftConfig = field(default_factory=MinecraftConfig)
     procgen: ProcgenConfig = field(default_factory=ProcgenConfig)
@@ -158,6 +161,12 @@ def _metaworld(name: str, config: EnvConfig) -> Env:
     from reverie.envs.metaworld import MetaWorld
 
     return MetaWorld(name, config.metaworld)
+
+
+def _robosuite(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.robosuite import Robosuite
+
+    return Robosuite(name, config.robosuite)
 
 
 def _catch(name: str, config: EnvConfig) -> Env:
@@ -356,8 +365,11 @@ SUITES: dict[str, Suite] = {
             "robosuite",
             "robosuite: robot arm manipulation",
             "MIT",
+            tasks=ROBOSUITE_TASKS,
             naming="robosuite_TASK, such as robosuite_Lift",
+            build=_robosuite,
             package="robosuite",
+            newest_python=(3, 13),
         ),
         Suite(
             "craftax",
