@@ -29,7 +29,10 @@ from reverie.data import segments as files
 from reverie.data.segments import Arrays, Source
 
 WIDE = 1024
-"""Bytes from which a row counts as wide: gathered by threads, kept on disk."""
+"""Bytes from which a row counts as wide, and is kept on disk."""
+
+MANY = 1 << 19
+"""Bytes that are worth the time it takes to ask threads for help."""
 
 OPEN_MAPS = 128
 """Files mapped at once; each holds a file descriptor."""
@@ -114,7 +117,6 @@ class RamColumns:
     def __init__(self, spaces: Spaces, capacity: int) -> None:
         self.capacity = capacity
         self.rings = {key: space.zeros(capacity) for key, space in spaces.items()}
-        self._wide = {key for key, space in spaces.items() if space.nbytes >= WIDE}
         self._crew = Crew()
 
     @property
@@ -136,8 +138,10 @@ class RamColumns:
         rows = ids % self.capacity
         work = []
         for key, value in out.items():
-            parts = self._crew.size if key in self._wide else 1
-            for part in np.array_split(np.arange(len(rows)), parts):
+            if value.nbytes < MANY:
+                self.rings[key].take(rows, 0, value, "clip")
+                continue
+            for part in np.array_split(np.arange(len(rows)), self._crew.size):
                 if len(part):
                     cut = slice(part[0], part[-1] + 1)
                     work.append((self.rings[key], rows[cut], value[cut]))

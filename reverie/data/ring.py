@@ -11,7 +11,6 @@ the device, and no result depends on the order of its threads.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -104,17 +103,16 @@ class Ring:
     def catch_up(self) -> None:
         """Bring over the steps that were added since the last time."""
         timeline = self.replay.timeline
-        first, total = max(self._seen, timeline.first), timeline.total
-        if total == first:
-            pass
-        elif total - first <= self._few:
-            self._bring(np.arange(first, total), self._uploads)
-        else:
+        at, total = max(self._seen, timeline.first), timeline.total
+        staging, most = self._uploads, self._few
+        if total - at > most:
             row = sum(space.nbytes for space in self.spaces.values())
-            count = min(max(self._few, BULK // max(row, 1)), total - first)
-            bulk = Staging(self._rows(count), self.device, depth=2)
-            for start in range(first, total, count):
-                self._bring(np.arange(start, min(start + count, total)), bulk)
+            most = min(max(most, BULK // row), total - at)
+            staging = Staging(self._rows(most), self.device, depth=2)
+        while at < total:
+            stop = min(total, at + most, at + self.capacity - at % self.capacity)
+            self._bring(at, stop, staging)
+            at = stop
         self._seen = total
 
     def reload(self) -> None:
@@ -160,35 +158,38 @@ class Ring:
                 dtype = torch_dtype(space.dtype)
                 size = (*shape, *space.shape)
                 out[key] = torch.empty(size, dtype=dtype, device=self.device)
-            out.rows = out.pop(ROWS).view(-1)
+            words = {k: as_words(out[k], c) for k, c in self.columns.items()}
+            out.ring = (out.pop(ROWS).view(-1), words)
         else:
             parcel.copy_to(out.memory)
         staging.done(parcel)
-        assert out.rows is not None
+        assert out.ring is not None
+        rows, words = out.ring
         for key, column in self.columns.items():
-            torch.index_select(column, 0, out.rows, out=as_words(out[key], column))
+            torch.index_select(column, 0, rows, out=words[key])
         return out
 
-    def _bring(self, ids: np.ndarray, staging: Staging) -> None:
+    def _bring(self, start: int, stop: int, staging: Staging) -> None:
+        """Bring over steps whose rows lie side by side, without those that are lost."""
+        ids = np.arange(start, stop)
+        live = self.replay.timeline.live(ids)
+        if not live.all():
+            edges = np.flatnonzero(np.diff(live, prepend=False, append=False))
+            for first, last in (edges + start).reshape(-1, 2).tolist():
+                self._bring(first, last, staging)
+            return
         parcel = staging.take()
-        while True:
-            ids = ids[self.replay.timeline.live(ids)]
-            out = {k: parcel.arrays[k][: len(ids)] for k in self.spaces}
-            if self.replay.read(ids, out):
-                break
-        rows = ids % self.capacity
-        cuts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
-        cuts = np.union1d(cuts, np.flatnonzero(rows == 0))
-        views = parcel.views(parcel.memory)
-        for start, stop in itertools.pairwise([*cuts.tolist(), len(ids)]):
-            row = int(rows[start])
-            here = slice(row, row + stop - start)
-            for key, column in self.columns.items():
-                part = as_words(views[key][start:stop], column)
-                column[here].copy_(part, non_blocking=parcel.memory.is_pinned())
-            begin, end = int(ids[start]), int(ids[stop - 1]) + 1
-            torch.arange(begin, end, out=self.ids[here])
-            self.changed[here] = False
+        count = stop - start
+        read = {key: parcel.arrays[key][:count] for key in self.spaces}
+        if not self.replay.read(ids, read):
+            self._bring(start, stop, staging)
+            return
+        row = start % self.capacity
+        here = slice(row, row + count)
+        for key, column in self.columns.items():
+            part = as_words(parcel.tensors[key][:count], column)
+            column[here].copy_(part, non_blocking=parcel.pinned)
+        torch.arange(start, stop, out=self.ids[here])
         staging.done(parcel)
 
     def _small(self, name: str) -> Arrays:

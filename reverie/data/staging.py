@@ -38,7 +38,8 @@ class Packed(dict[str, Any]):
     def __init__(self, memory: Tensor, views: Batch) -> None:
         super().__init__(views)
         self.memory = memory
-        self.rows: Tensor | None = None  # where the rest of it lies in a ring
+        self.ring: tuple[Tensor, Batch] | None = None
+        """Where the rest of it comes from: rows of a ring, and where they go."""
 
 
 class Parcel:
@@ -51,10 +52,10 @@ class Parcel:
             slot = (size, value.nbytes, torch_dtype(value.dtype), value.shape)
             self._slots[key] = slot
             size += -(-value.nbytes // ALIGN) * ALIGN
+        self.pinned = pinned
         self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self.arrays: Arrays = {
-            key: view.numpy() for key, view in self.views(self.memory).items()
-        }
+        self.tensors = self.views(self.memory)
+        self.arrays: Arrays = {k: view.numpy() for k, view in self.tensors.items()}
 
     def views(self, memory: Tensor) -> Batch:
         """The arrays of a copy of this parcel, as tensors."""
@@ -70,7 +71,7 @@ class Parcel:
         return Packed(memory, self.views(memory))
 
     def copy_to(self, memory: Tensor) -> None:
-        memory.copy_(self.memory, non_blocking=self.memory.is_pinned())
+        memory.copy_(self.memory, non_blocking=self.pinned)
 
 
 class Staging:
