@@ -224,6 +224,21 @@ class Dynamics(nn.Module):
         deter = self.core(state, self.embed(action, None, state.deter))
         return State(deter, self.draw(self.prior_logits(deter), dice))
 
+    def dream(
+        self, state: State, policy: Policy, horizon: int, dice: Dice
+    ) -> tuple[State, list[dict[str, Tensor]]]:
+        """Step on by the prior alone; the states, and what was done in each of them."""
+        states, actions = [state], [policy(state)]
+        for _ in range(horizon):
+            states.append(self.imagine(states[-1], actions[-1], dice))
+            actions.append(policy(states[-1]))
+        deter = torch.stack([state.deter for state in states], 1)
+        stoch = torch.stack([state.stoch for state in states], 1)
+        return State(deter, stoch), actions
+
+    def features(self, states: State) -> Float[Tensor, "*b F"]:
+        return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
+
     def _add(self, name: str, layer: nn.Module, width: int) -> None:
         self.add_module(name, layer)
         self.add_module(f"{name}norm", Norm(self.config.norm, width))
@@ -306,23 +321,18 @@ class RSSM(nn.Module):
 
     def features(self, states: State) -> Float[Tensor, "*b F"]:
         """What the heads see: the deterministic half first."""
-        return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
+        return self.dyn.features(states)
 
     def observe(self, state: State, batch: Batch, dice: Dice) -> State:
         return self._follow(state, batch, dice)[0]
 
     def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
-        states, actions = [state], [policy(state)]
-        for _ in range(horizon):
-            states.append(self.dyn.imagine(states[-1], actions[-1], dice))
-            actions.append(policy(states[-1]))
+        states, actions = self.dyn.dream(state, policy, horizon, dice)
         stacked = {
             key: torch.stack([action[key] for action in actions], 1)
             for key in actions[0]
         }
-        deter = torch.stack([state.deter for state in states], 1)
-        stoch = torch.stack([state.stoch for state in states], 1)
-        return Dream(State(deter, stoch), stacked)
+        return Dream(states, stacked)
 
     def outcome(
         self, feat: Float[Tensor, "*b F"]

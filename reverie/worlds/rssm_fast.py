@@ -6,6 +6,8 @@ the same steps as in `rssm.py` with one kernel after each product.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -16,32 +18,62 @@ from reverie.nets.dice import Dice
 from reverie.nets.fast.choice import agree, sample_choice
 from reverie.nets.fast.gru import gru_gates
 from reverie.nets.fast.launch import can_launch
-from reverie.nets.fast.norm_act import is_fusable, layer_norm_act
+from reverie.nets.fast.norm_act import (
+    block_norm_act,
+    is_fusable,
+    layer_norm_act,
+    norm_act,
+)
 from reverie.nets.fast.scan import Dense, Normed, ScanWeights, Unbiased, scan
-from reverie.worlds.rssm import Agreement, Dynamics, State
+from reverie.worlds.rssm import Agreement, Dynamics, Policy, State
 
 
 class FastDynamics(Dynamics):
     dynin0: Linear
     dynin1: Linear
     dynhid0: BlockLinear
+    dynin2: Linear
     obs0: Linear
     obslogit: Linear
     dynin0norm: Norm
     dynin1norm: Norm
     dynhid0norm: Norm
+    dynin2norm: Norm
     obs0norm: Norm
 
-    def core(self, state: State, action: Float[Tensor, "B H"]) -> Float[Tensor, "B D"]:
+    def dream(
+        self, state: State, policy: Policy, horizon: int, dice: Dice
+    ) -> tuple[State, list[dict[str, Tensor]]]:
+        """The plain one, with every state written to its place among the features."""
         deter = state.deter
-        if torch.is_grad_enabled() or not can_launch(deter.device, deter.dtype):
-            return super().core(state, action)
-        x = self.joined(state, action)
-        for i in range(self.config.dynlayers):
-            x = self._layer(f"dynhid{i}", x)
-        blocks, (weight, bias) = self.config.blocks, self.dyngru.cast(x.dtype)
-        rows = x.reshape(len(x), blocks, -1).transpose(0, 1)
-        return gru_gates(torch.bmm(rows, weight), bias, deter)
+        if torch.is_grad_enabled() or not self._is_usual(deter):
+            return super().dream(state, policy, horizon, dice)
+        config = self.config
+        width = config.deter + config.stoch * config.classes
+        room = deter.new_empty(len(deter), horizon + 1, width)
+        states = self._apart(room)
+        places = [self._apart(room[:, t]) for t in range(horizon + 1)]
+        for mine, given in zip(places[0], state, strict=True):
+            mine.copy_(given)
+        actions = [policy(places[0])]
+        for before, after in pairwise(places):
+            self._dream_on(before, actions[-1], after, dice)
+            actions.append(policy(after))
+        return states, actions
+
+    def features(self, states: State) -> Float[Tensor, "*b F"]:
+        """Both halves at once, without copying them if they lie side by side."""
+        deter, stoch = states.deter, states.stoch.flatten(-2)
+        adjacent = (
+            deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
+            and stoch.storage_offset() == deter.storage_offset() + deter.shape[-1]
+            and deter.stride() == stoch.stride()
+            and not deter.requires_grad
+        )
+        if not adjacent:
+            return super().features(states)
+        width = deter.shape[-1] + stoch.shape[-1]
+        return deter.as_strided((*deter.shape[:-1], width), deter.stride())
 
     def compare(
         self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
@@ -93,6 +125,49 @@ class FastDynamics(Dynamics):
             self.dynin0norm.eps,
         )
         return State(deters, stochs), logits
+
+    def _dream_on(
+        self, before: State, action: dict[str, Tensor], after: State, dice: Dice
+    ) -> None:
+        config, deter = self.config, before.deter
+        blocks, dtype, rows = config.blocks, deter.dtype, len(deter)
+        shared = torch.cat(
+            [
+                self._layer("dynin0", deter),
+                self._layer("dynin1", before.stoch.flatten(-2)),
+                self._embed_drawn(action, deter),
+            ],
+            -1,
+        )
+        weight, bias = self.dynhid0.cast(dtype)
+        own, others = weight[:, : config.deter // blocks], weight[:, -shared.shape[1] :]
+        x = torch.bmm(shared.expand(blocks, -1, -1), others)
+        x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), own)
+        norm = self.dynhid0norm
+        x = block_norm_act(x, norm.scale, norm.eps, bias)
+        weight, bias = self.dyngru.cast(dtype)
+        gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
+        gru_gates(gates, bias, deter, out=after.deter)
+        logits = self.prior_logits(after.deter)
+        sample_choice(logits, dice.clocks(logits), config.unimix, out=after.stoch)
+
+    def _embed_drawn(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
+        """Encode actions of the policy; a lone choice picks a column of the weights."""
+        spaces = list(self.actions.spaces.values())
+        simple = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
+        if not simple or spaces[0].low.any():
+            return self.embed(action, None, like)
+        weight, bias = self.dynin2.cast(like.dtype)
+        (chosen,) = action.values()
+        norm = self.dynin2norm
+        return norm_act(weight.T[chosen], norm.scale, norm.eps, bias)
+
+    def _apart(self, room: Float[Tensor, "*b F"]) -> State:
+        """Features as the two halves they consist of."""
+        config = self.config
+        deter, stoch = room[..., : config.deter], room[..., config.deter :]
+        shape = (*stoch.shape[:-1], config.stoch, config.classes)
+        return State(deter, stoch.view(shape))
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         layer, norm = getattr(self, name), getattr(self, f"{name}norm")

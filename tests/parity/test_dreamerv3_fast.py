@@ -46,8 +46,8 @@ class RacingDice(RecordedDice):
         return super().normal(mean, std).to(mean.device)
 
     def clocks(self, like):
-        *batch, _, classes = like.shape
-        steps = batch[1] if len(batch) == 2 else 1
+        # all steps of a scan, one step of a dream, or an action
+        classes, steps = like.shape[-1], like.shape[1] if like.dim() == 4 else 1
         draws = torch.stack([self.draws.pop(0) for _ in range(steps)], 1)
         chosen = torch.nn.functional.one_hot(draws.long(), classes).reshape(like.shape)
         return torch.where(chosen.bool(), 1e-30, 1.0).to(like.device)

@@ -36,22 +36,28 @@ def agree(
 
 
 def sample_choice(
-    logits: Float[Tensor, "*b S K"], clocks: Float[Tensor, "*b S K"], unimix: float
+    logits: Float[Tensor, "*b S K"],
+    clocks: Float[Tensor, "*b S K"],
+    unimix: float,
+    out: Float[Tensor, "*b S K"] | None = None,
 ) -> Float[Tensor, "*b S K"]:
     """One-hots in the dtype of the logits, without a gradient.
 
     The class whose exponential clock, sped up by its probability, rings first; given
-    the same clocks, the one that `Dice.categorical` would draw.
+    the same clocks, the one that `Dice.categorical` would draw. `out` may have its
+    first axis apart.
     """
-    classes = logits.shape[-1]
+    groups, classes = logits.shape[-2:]
     logits, clocks = logits.detach().contiguous(), clocks.contiguous()
-    onehot = torch.empty_like(logits)
+    onehot = torch.empty_like(logits) if out is None else out
+    apart = groups * classes if out is None else out.stride(0)
+    assert onehot.stride()[-2:] == (classes, 1)
     rows = logits.numel() // classes
     wide = max(16, triton.next_power_of_2(classes))
     tall = max(1, 1024 // wide)
     if rows:
         _sample[(triton.cdiv(rows, tall),)](
-            logits, clocks, onehot, unimix, rows, classes, tall, wide
+            *(logits, clocks, onehot, unimix, rows, groups, classes, apart, tall, wide)
         )
     return onehot
 
@@ -170,7 +176,9 @@ def _sample(
     onehot,
     unimix,
     rows,
+    groups,
     classes,
+    apart,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -181,4 +189,5 @@ def _sample(
     _, p = _softmax(logits, place, inside, unimix, classes)
     pace = tl.where(inside, p / tl.load(clocks + place, inside, 1.0), -1.0)
     first = tl.argmax(pace, 1)[:, None]
+    place = row // groups * apart + row % groups * classes + kind
     tl.store(onehot + place, (kind == first).to(tl.float32), inside)

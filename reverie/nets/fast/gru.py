@@ -17,27 +17,43 @@ def gru_gates(
     gates: Float[Tensor, "G N W3"],
     bias: Float[Tensor, " D3"],
     deter: Float[Tensor, "N D"],
+    out: Float[Tensor, "N D"] | None = None,
 ) -> Float[Tensor, "N D"]:
     """The next `deter` from what the last block layer computes before its bias.
 
-    Every block holds its reset, candidate and update, one after the other.
+    Every block holds its reset, candidate and update, one after the other. Rows of
+    `deter`, and of `out` if it is given, may lie apart.
     """
     blocks, rows, _ = gates.shape
-    gates, deter = gates.contiguous(), deter.contiguous()
-    new = torch.empty_like(deter)
+    gates, width = gates.contiguous(), deter.shape[1]
+    new = torch.empty_like(deter) if out is None else out
+    assert deter.stride(1) == new.stride(1) == 1
     if rows:
-        grid = (rows, triton.cdiv(deter.shape[1], BLOCK))
-        _gates[grid](gates, bias, deter, new, rows, deter.shape[1], blocks, BLOCK)
+        grid = (rows, triton.cdiv(width, BLOCK))
+        apart = deter.stride(0), new.stride(0)
+        _gates[grid](
+            gates, bias, deter, new, *apart, rows, width, width // blocks, BLOCK
+        )
     return new
 
 
 @triton.jit
 @no_type_check
-def _gates(gates, bias, deter, new, rows, width, blocks, BLOCK: tl.constexpr):
+def _gates(
+    gates,
+    bias,
+    deter,
+    new,
+    deter_apart,
+    new_apart,
+    rows,
+    width,
+    each: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < width
-    each = width // blocks
     block, unit = col // each, col % each
     place = (block * rows + row) * (3 * each) + unit
     shift = block * (3 * each) + unit
@@ -47,9 +63,9 @@ def _gates(gates, bias, deter, new, rows, width, blocks, BLOCK: tl.constexpr):
     candidate += tl.load(bias + shift + each, inside, 0.0).to(tl.float32)
     update = tl.load(gates + place + 2 * each, inside, 0.0).to(tl.float32)
     update += tl.load(bias + shift + 2 * each, inside, 0.0).to(tl.float32)
-    old = tl.load(deter + row * width + col, inside, 0.0).to(tl.float32)
+    old = tl.load(deter + row * deter_apart + col, inside, 0.0).to(tl.float32)
     # tanh by its definition: the sigmoid is the one that every backend has
     candidate = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * candidate) - 1
     update = tl.sigmoid(update - 1)
     value = update * candidate + (1 - update) * old
-    tl.store(new + row * width + col, value, inside)
+    tl.store(new + row * new_apart + col, value, inside)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
 from reverie.nets.fast.launch import can_launch, differentiable, programs
+from reverie.nets.fast.sums import add_up
 
 WIDEST = 8192
 """The most channels that one program holds."""
@@ -47,6 +48,17 @@ def unfold_norm_act(
     return y.view(b, 2 * h, 2 * w, -1)
 
 
+def block_norm_act(
+    x: Float[Tensor, "G N W"],
+    scale: Float[Tensor, " F"],
+    eps: float,
+    bias: Float[Tensor, " F"],
+) -> Float[Tensor, "N F"]:
+    """`norm_act` of rows whose blocks lie apart, as they do in a block product."""
+    rows = x.view(-1, len(scale))
+    return differentiable(_NormAct, rows, scale, bias, eps, 0, len(x))
+
+
 def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     """Whether norm and activation are those of `norm_act`, and fit."""
     return (
@@ -71,8 +83,7 @@ def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
     assert isinstance(layer, BlockLinear)
     blocks, width, _ = weight.shape
     rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
-    y = torch.bmm(rows, weight).view(-1, norm.width)  # the product stays as it is
-    y = differentiable(_NormAct, y, norm.scale, bias, norm.eps, 0, blocks)
+    y = block_norm_act(torch.bmm(rows, weight), norm.scale, norm.eps, bias)
     return y.reshape(*x.shape[:-1], -1)
 
 
@@ -130,7 +141,7 @@ class _NormAct(torch.autograd.Function):
             *(width // ctx.blocks, ctx.coarse > 0, ctx.blocks > 1, steps, tall, wide),
             num_warps=warps,
         )
-        dscale, dbias = partial.sum(0)
+        dscale, dbias = add_up(partial)
         return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None, None
 
 
@@ -149,16 +160,16 @@ def _tile(width: int) -> tuple[int, int, int]:
 @no_type_check
 def _unfolded(row, coarse):
     """Where phase `row` of a coarse map, so many pixels wide, lies in the fine map."""
-    pixel, phase = row // 4, row % 4
+    pixel, phase = row // 4, row % 4  # divisions are slow, and slower in 64 bits
     y = pixel // coarse * 2 + phase // 2
-    return y * (2 * coarse) + pixel % coarse * 2 + phase % 2
+    return (y * (2 * coarse) + pixel % coarse * 2 + phase % 2).to(tl.int64)
 
 
 @triton.jit
 @no_type_check
 def _blocked(row, col, rows, each):
     """Where an entry lies if blocks of so many columns follow each other."""
-    return (col // each * rows + row) * each + col % each
+    return (col // each * rows + row).to(tl.int64) * each + col % each
 
 
 @triton.jit
@@ -172,15 +183,15 @@ def _norm_act_forward(
     width,
     eps,
     coarse,
-    each,
+    each: tl.constexpr,
     UNFOLD: tl.constexpr,
     BLOCKED: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    place = row * width + col
+    place = row.to(tl.int64) * width + col
     inside = (row < rows) & (col < width)
     source = _blocked(row, col, rows, each) if BLOCKED else place
     v = tl.load(x + source, inside, 0.0).to(tl.float32)
@@ -206,7 +217,7 @@ def _norm_act_backward(
     width,
     eps,
     coarse,
-    each,
+    each: tl.constexpr,
     UNFOLD: tl.constexpr,
     BLOCKED: tl.constexpr,
     STEPS: tl.constexpr,
@@ -219,8 +230,8 @@ def _norm_act_backward(
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
-        place = row * width + col
+        row = tile * R + tl.arange(0, R)[:, None]
+        place = row.to(tl.int64) * width + col
         inside = (row < rows) & (col < width)
         target = _blocked(row, col, rows, each) if BLOCKED else place
         v = tl.load(x + target, inside, 0.0).to(tl.float32)
