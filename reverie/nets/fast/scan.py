@@ -60,8 +60,19 @@ def scan(
     """
     inputs = Inputs(deter, stoch.flatten(1), actions, tokens, reset, noise)
     settings = Settings(noise.shape[-1], unimix, eps)
-    loop = persistent if persistent.fits(weights, inputs) else scan_loop
-    return run(loop, weights, inputs, settings)
+    return run(choose(weights, inputs), weights, inputs, settings)
+
+
+def choose(weights: ScanWeights, inputs: Inputs) -> ModuleType:
+    """The fastest form of the loop that takes these weights and inputs."""
+    if persistent.fits(weights, inputs):
+        return persistent
+    if inputs.actions.is_cuda:
+        from reverie.nets.fast import scan_steps  # Triton comes with CUDA alone
+
+        if scan_steps.fits(weights, inputs):
+            return scan_steps
+    return scan_loop
 
 
 def run(
