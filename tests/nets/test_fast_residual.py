@@ -18,8 +18,7 @@ from reverie.nets.residual import (
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast import accelerate
-from reverie.nets.fast import residual as fast
+from reverie.nets.fast import accelerate, group_norm, narrow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -27,8 +26,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """So that small maps take several programs, and some are cut in the middle."""
-    monkeypatch.setattr(fast, "TILE", 256)
-    monkeypatch.setattr(fast, "programs", lambda device, tiles, per: min(tiles, 7))
+
+    def programs(device, tiles, per_processor):
+        return min(tiles, 7)
+
+    monkeypatch.setattr(group_norm, "TILE", 256)
+    monkeypatch.setattr(narrow, "TALL", 16)
+    for module in (group_norm, narrow):
+        monkeypatch.setattr(module, "programs", programs)
 
 
 def twins(net):

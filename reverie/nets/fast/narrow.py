@@ -1,0 +1,423 @@
+"""3x3 convolutions that have few channels on one side: the first and last of a network.
+
+Libraries are slow at them (a fifth of what the memory allows). With k = 9 * few taps,
+the neighbourhood of a pixel is a row of a matrix that a kernel gathers from the narrow
+map as it goes, and the convolution is a matrix product on the tensor cores:
+
+- from few to many channels, the product of those rows with the weights is the result;
+- from many to few, each pixel is first multiplied with all weights, giving what it
+  contributes to each of its neighbours, and a second kernel adds up contributions. The
+  norm and activation before such a layer happen in the same kernels, so that the active
+  map never exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.nets.fast.group_norm import (
+    Sizes,
+    convolve_back,
+    grouped,
+    measure,
+    sum_up,
+)
+from reverie.nets.fast.launch import can_launch, differentiable, programs
+from reverie.nets.residual import EPS, Conv, NormSilu
+
+MOST_TAPS = 64
+"""Taps up to which a convolution counts as narrow."""
+MOST_CHANNELS = 128
+"""Channels of the wide side that a program's tile has room for."""
+WARPS = 4
+TALL = 64
+"""Pixels that a program works on at a time."""
+
+
+def from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
+    """`conv(x)`, for few channels in `x`."""
+    weight, bias = conv.cast(x.dtype)
+    return differentiable(_FromFew, x, weight, bias)
+
+
+def norm_to_few(
+    x: Float[Tensor, "b h w c"], norm: NormSilu, conv: Conv
+) -> Float[Tensor, "b h w c2"]:
+    """`conv(norm(x))`, for few channels in the result."""
+    weight, bias = conv.cast(x.dtype)
+    return differentiable(_NormToFew, x, norm.scale, norm.shift, weight, bias)
+
+
+def is_narrow(conv: Conv, few: int, many: int, x: Tensor) -> bool:
+    """Whether these kernels take a convolution between so many channels."""
+    return (
+        conv.kernel == 3
+        and conv.stride == 1
+        and 9 * few <= MOST_TAPS
+        and 16 <= many <= MOST_CHANNELS
+        and triton.next_power_of_2(many) == many
+        and x.numel() > 0
+        and can_launch(x.device, x.dtype)
+    )
+
+
+def _taps(few: int) -> int:
+    """Columns of a neighbourhood, padded to what tensor cores take."""
+    return 16 if 9 * few <= 16 else 32 if 9 * few <= 32 else MOST_TAPS
+
+
+class _FromFew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, height, width, few = x.shape
+        many, total = len(weight), rows * height * width
+        out = x.new_empty(rows, height, width, many)
+        matrix = rearrange(weight, "o i y x -> (y x i) o")
+        matrix = F.pad(matrix, (0, 0, 0, _taps(few) - len(matrix))).contiguous()
+        _from_few[(triton.cdiv(total, TALL),)](
+            *(x, matrix, bias, out, total, height, width, few, len(matrix), many, TALL),
+            num_warps=WARPS,
+        )
+        ctx.save_for_backward(x, weight, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        grad = grad.contiguous()
+        rows, height, width, few = x.shape
+        many, total, taps = len(weight), rows * height * width, _taps(few)
+        tiles = triton.cdiv(total, TALL)
+        count = programs(x.device, tiles, per_processor=8)
+        partial = grad.new_empty(count, taps + 1, many, dtype=torch.float32)
+        _from_few_back[(count,)](
+            *(x, grad, partial, total, height, width, few, taps, many),
+            *(triton.cdiv(tiles, count), TALL),
+            num_warps=WARPS,
+        )
+        sums = partial.sum(0)
+        dweight = rearrange(
+            sums[: 9 * few], "(y x i) o -> o i y x", y=3, x=3, i=few
+        ).to(weight.dtype)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = convolve_back(grad, x, weight, of_input=True)
+        return dx, dweight, sums[taps].to(bias.dtype)
+
+
+class _NormToFew(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        x = x.contiguous()
+        sizes, few = Sizes(x, TALL), len(weight)
+        rows, height, width, _ = x.shape
+        sums, stats = sum_up(x, sizes)
+        # what pixels contribute is kept in float32, since nine of them are added up
+        parts = x.new_empty(rows, height, width, _taps(few), dtype=torch.float32)
+        matrix = _matrix(weight)
+        _to_few[sizes.grid](
+            *(x, scale, shift, sums, stats, matrix, parts, EPS, *sizes.numbers),
+            *(parts.shape[-1],),
+            num_warps=WARPS,
+        )
+        out = x.new_empty(rows, height, width, few)
+        _gather[(triton.cdiv(out.numel(), 1024),)](
+            *(parts, bias, out, out.numel(), height, width, few, parts.shape[-1], 1024)
+        )
+        ctx.save_for_backward(x, scale, shift, stats, weight, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, scale, shift, stats, weight, bias = ctx.saved_tensors
+        grad, sizes = grad.contiguous(), Sizes(x, TALL)
+        few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
+        matrix = _matrix(weight).T.contiguous()
+        taps = len(matrix)
+        sums = x.new_empty(*sizes.grid, 2, many, dtype=torch.float32)
+        dmatrix = x.new_empty(*sizes.grid, many, taps, dtype=torch.float32)
+        _to_few_sum_back[sizes.grid](
+            *(x, scale, shift, stats, grad, matrix, sums, dmatrix, *sizes.numbers),
+            *(height, width, few, taps),
+            num_warps=WARPS,
+        )
+        dx = torch.empty_like(x)
+        _to_few_apply_back[sizes.grid](
+            *(x, scale, shift, stats, grad, matrix, sums, dx, *sizes.numbers),
+            *(height, width, few, taps),
+            num_warps=WARPS,
+        )
+        dshift, dscale = sums.sum((0, 1))
+        dweight = rearrange(
+            dmatrix.sum((0, 1))[:, : 9 * few], "i (y x o) -> o i y x", y=3, x=3, o=few
+        )
+        dbias = grad.sum((0, 1, 2), dtype=torch.float32)
+        return dx, dscale, dshift, dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """From a pixel to what it contributes by each tap, to each of few channels."""
+    matrix = rearrange(weight, "o i y x -> i (y x o)")
+    return F.pad(matrix, (0, _taps(len(weight)) - matrix.shape[1])).contiguous()
+
+
+@triton.jit
+@no_type_check
+def _columns(x, at, inside, height, width, SIDE: tl.constexpr, FEW, TAPS: tl.constexpr):
+    """The neighbourhoods of pixels; with a side of -1 they are mirrored."""
+    k = tl.arange(0, TAPS)
+    tap, channel = k // FEW, k % FEW
+    down, right = (tap // 3 - 1) * SIDE, (tap % 3 - 1) * SIDE
+    y = (at // width % height)[:, None] + down[None, :]
+    z = (at % width)[:, None] + right[None, :]
+    real = inside[:, None] & (tap < 9)[None, :]
+    real = real & (y >= 0) & (y < height) & (z >= 0) & (z < width)
+    place = (at[:, None] + down[None, :] * width + right[None, :]) * FEW
+    return tl.load(x + place + channel[None, :], real, 0.0)
+
+
+@triton.jit
+@no_type_check
+def _from_few(
+    x,
+    matrix,
+    bias,
+    out,
+    total,
+    height,
+    width,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+    MANY: tl.constexpr,
+    TALL: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)
+    col = tl.arange(0, MANY)
+    inside = at < total
+    columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
+    kernel = tl.load(matrix + tl.arange(0, TAPS)[:, None] * MANY + col[None, :])
+    y = tl.dot(columns, kernel, input_precision="ieee")
+    y += tl.load(bias + col).to(tl.float32)[None, :]
+    tl.store(out + at[:, None] * MANY + col[None, :], y, inside[:, None])
+
+
+@triton.jit
+@no_type_check
+def _from_few_back(
+    x,
+    grad,
+    partial,
+    total,
+    height,
+    width,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+    MANY: tl.constexpr,
+    STEPS: tl.constexpr,
+    TALL: tl.constexpr,
+):
+    col, k = tl.arange(0, MANY), tl.arange(0, TAPS)
+    dmatrix = tl.zeros((TAPS, MANY), tl.float32)
+    dbias = tl.zeros((TALL, MANY), tl.float32)
+    for step in range(STEPS):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        at = tile.to(tl.int64) * TALL + tl.arange(0, TALL)
+        inside = at < total
+        columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
+        slope = tl.load(grad + at[:, None] * MANY + col[None, :], inside[:, None], 0.0)
+        dmatrix = tl.dot(tl.trans(columns), slope, dmatrix, input_precision="ieee")
+        dbias += slope.to(tl.float32)
+    here = partial + tl.program_id(0).to(tl.int64) * (TAPS + 1) * MANY
+    tl.store(here + k[:, None] * MANY + col[None, :], dmatrix)
+    tl.store(here + TAPS * MANY + col, tl.sum(dbias, 0))
+
+
+@triton.jit
+@no_type_check
+def _to_few(
+    x,
+    scale,
+    shift,
+    sums,
+    stats,
+    matrix,
+    parts,
+    eps,
+    pixels,
+    SHARE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TALL: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """What each active pixel contributes by each tap."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
+    here = x + row.to(tl.int64) * pixels * CHANNELS
+    middle, root = measure(
+        here, None, sums, stats, row, part, eps, pixels, SPLIT, CHANNELS, GROUPS
+    )
+    gain = root * tl.load(scale + col).to(tl.float32)
+    lift = tl.load(shift + col).to(tl.float32) - middle * gain
+    kernel = tl.load(matrix + col[:, None] * TAPS + k[None, :])
+    for i in range(SHARE):
+        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
+        inside = (pixel < pixels)[:, None]
+        v = tl.load(here + pixel[:, None] * CHANNELS + col[None, :], inside, 0.0)
+        z = v.to(tl.float32) * gain[None, :] + lift[None, :]
+        active = (z * tl.sigmoid(z)).to(v.dtype)
+        y = tl.dot(active, kernel, input_precision="ieee")
+        place = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
+        tl.store(parts + place, y, inside)
+
+
+@triton.jit
+@no_type_check
+def _gather(
+    parts,
+    bias,
+    out,
+    size,
+    height,
+    width,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add up what reaches each pixel."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    at, channel = place // FEW, place % FEW
+    y, z = at // width % height, at % width
+    total = tl.load(bias + channel, inside, 0.0).to(tl.float32)
+    for tap in tl.static_range(9):
+        down, right = tap // 3 - 1, tap % 3 - 1
+        real = inside & (y + down >= 0) & (y + down < height)
+        real = real & (z + right >= 0) & (z + right < width)
+        source = (at + down * width + right) * TAPS + tap * FEW + channel
+        total += tl.load(parts + source, real, 0.0)
+    tl.store(out + place, total, inside)
+
+
+@triton.jit
+@no_type_check
+def _to_few_sum_back(
+    x,
+    scale,
+    shift,
+    stats,
+    grad,
+    matrix,
+    sums,
+    dmatrix,
+    pixels,
+    SHARE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TALL: tl.constexpr,
+    height,
+    width,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """Gradients of shift and scale of each map, and of the weights."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
+    middle = tl.load(stats + row * 2 * CHANNELS + col)
+    root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
+    gain = tl.load(scale + col).to(tl.float32)
+    lift = tl.load(shift + col).to(tl.float32)
+    kernel = tl.load(matrix + k[:, None] * CHANNELS + col[None, :])
+    dlift = tl.zeros((TALL, CHANNELS), tl.float32)
+    dgain = tl.zeros((TALL, CHANNELS), tl.float32)
+    dkernel = tl.zeros((CHANNELS, TAPS), tl.float32)
+    for i in range(SHARE):
+        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
+        inside = pixel < pixels
+        at = row * pixels + pixel
+        columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
+        dz = tl.dot(columns, kernel, input_precision="ieee")
+        place = at[:, None] * CHANNELS + col[None, :]
+        v = tl.load(x + place, inside[:, None], 0.0)
+        kind = v.dtype
+        v = (v.to(tl.float32) - middle[None, :]) * root[None, :]
+        z = v * gain[None, :] + lift[None, :]
+        open = tl.sigmoid(z)
+        active = (z * open).to(kind)
+        dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")
+        dz *= open * (1 + z * (1 - open))
+        dlift += dz
+        dgain += dz * v
+    here = sums + (row * SPLIT + part) * 2 * CHANNELS + col
+    tl.store(here, tl.sum(dlift, 0))
+    tl.store(here + CHANNELS, tl.sum(dgain, 0))
+    here = dmatrix + (row * SPLIT + part) * CHANNELS * TAPS
+    tl.store(here + col[:, None] * TAPS + k[None, :], dkernel)
+
+
+@triton.jit
+@no_type_check
+def _to_few_apply_back(
+    x,
+    scale,
+    shift,
+    stats,
+    grad,
+    matrix,
+    sums,
+    dx,
+    pixels,
+    SHARE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TALL: tl.constexpr,
+    height,
+    width,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """The gradient of the map."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
+    dlift = tl.zeros((CHANNELS,), tl.float32)
+    dgain = tl.zeros((CHANNELS,), tl.float32)
+    for i in range(SPLIT):
+        here = sums + (row * SPLIT + i) * 2 * CHANNELS + col
+        dlift += tl.load(here)
+        dgain += tl.load(here + CHANNELS)
+    middle = tl.load(stats + row * 2 * CHANNELS + col)
+    root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
+    gain = tl.load(scale + col).to(tl.float32)
+    lift = tl.load(shift + col).to(tl.float32)
+    count = pixels * (CHANNELS // GROUPS)
+    level = grouped(dlift * gain, CHANNELS, GROUPS) / count
+    tilt = grouped(dgain * gain, CHANNELS, GROUPS) / count
+    kernel = tl.load(matrix + k[:, None] * CHANNELS + col[None, :])
+    for i in range(SHARE):
+        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
+        inside = pixel < pixels
+        at = row * pixels + pixel
+        columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
+        dz = tl.dot(columns, kernel, input_precision="ieee")
+        place = at[:, None] * CHANNELS + col[None, :]
+        v = tl.load(x + place, inside[:, None], 0.0).to(tl.float32)
+        v = (v - middle[None, :]) * root[None, :]
+        z = v * gain[None, :] + lift[None, :]
+        open = tl.sigmoid(z)
+        dz *= open * (1 + z * (1 - open)) * gain[None, :]
+        dv = (dz - level[None, :] - v * tilt[None, :]) * root[None, :]
+        tl.store(dx + place, dv, inside[:, None])
