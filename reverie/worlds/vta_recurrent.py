@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -77,8 +77,8 @@ class SegmentsConfig:
     sees_reward: bool = False
     """Let the boundary detector see rewards besides images."""
     rate: float = 0.0
-    """Share of steps at which segments should begin, for `loss_scales.boundary_rate`; 0 for no
-    such wish."""
+    """Share of steps at which segments should begin (`loss_scales.boundary_rate`), 0
+    for no such wish."""
 
     def __post_init__(self) -> None:
         sizes = (self.abs_belief, self.abs_stoch, self.obs_belief, self.obs_stoch)
@@ -97,7 +97,7 @@ class State(NamedTuple):
     obs_belief: Float[Tensor, "*b D"]
     obs_stoch: Float[Tensor, "*b Z"]
     length: Float[Tensor, "*b"]  # steps in the current segment
-    count: Float[Tensor, "*b"]  # segments begun so far
+    number: Float[Tensor, "*b"]  # segments begun so far
     read: Float[Tensor, "*b"]  # whether this step began one
 
 
@@ -198,11 +198,15 @@ class Dynamics(nn.Module):
         config, device = self.config, self.start.device
         zeros = torch.zeros(batch, device=device)
         widths = (config.abs_stoch, config.obs_belief, config.obs_stoch)
-        rest = (torch.zeros(batch, n, dtype=dtype, device=device) for n in widths)
-        return State(self.start.to(dtype).expand(batch, -1), *rest, zeros, zeros, zeros)
+        stoch, belief, lower = (
+            torch.zeros(batch, n, dtype=dtype, device=device) for n in widths
+        )
+        start = self.start.to(dtype).expand(batch, -1)
+        return State(start, stoch, belief, lower, zeros, zeros, zeros)
 
     def embed(self, action: dict[str, Tensor], like: Tensor) -> Float[Tensor, "*b A"]:
-        return self.actions(action, like.dtype)
+        acted: Tensor = self.actions(action, like.dtype)
+        return acted
 
     def foresee(self, state: State) -> Float[Tensor, "*b 2"]:
         """The prior's logits of the next flag, within the limits."""
@@ -218,7 +222,7 @@ class Dynamics(nn.Module):
             return logits
         certain = logits.new_tensor([config.force, -config.force])
         long = (state.length >= config.max_segment)[..., None]
-        many = (state.count >= config.max_segments)[..., None]
+        many = (state.number >= config.max_segments)[..., None]
         return torch.where(many, -certain, torch.where(long, certain, logits))
 
     def turn(
@@ -232,7 +236,7 @@ class Dynamics(nn.Module):
         return state._replace(
             abs_belief=new * moved + old * state.abs_belief,
             length=read + copy * (state.length + 1),
-            count=read * (state.count + 1) + copy * state.count,
+            number=read * (state.number + 1) + copy * state.number,
             read=read,
         )
 
@@ -362,7 +366,7 @@ class SegmentWorld(nn.Module):
             "obs_belief": (config.obs_belief,),
             "obs_stoch": (config.obs_stoch,),
             "length": (),
-            "count": (),
+            "number": (),
             "read": (),
         }
         return {f"dyn/{key}": Space(number, shape) for key, shape in sizes.items()}
@@ -491,17 +495,19 @@ def belief_losses(
 def rate_loss(chance: Float[Tensor, "*b"], rate: float) -> Float[Tensor, "*b"]:
     """How far the chance of a boundary is from the wished rate, in nats."""
     chance = chance.clamp(1e-6, 1 - 1e-6)
-    read = chance * (torch.log(chance) - np.log(rate))
-    copy = (1 - chance) * (torch.log(1 - chance) - np.log(1 - rate))
-    return read + copy
+    read = chance * torch.log(chance / rate)
+    return read + (1 - chance) * torch.log((1 - chance) / (1 - rate))
 
 
-def _stack(rows: list) -> tuple:  # type: ignore[type-arg]
+Steps = TypeVar("Steps", bound=tuple[Any, ...])
+
+
+def _stack(rows: list[Steps]) -> Steps:
     """NamedTuples of single steps as one of sequences."""
     kind, parts = type(rows[0]), zip(*rows, strict=True)
     return kind(
         *(
-            _stack(list(p)) if isinstance(p[0], tuple) else torch.stack(p, 1)
-            for p in parts
+            _stack(list(part)) if isinstance(part[0], tuple) else torch.stack(part, 1)
+            for part in parts
         )
     )

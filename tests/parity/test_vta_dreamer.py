@@ -48,7 +48,7 @@ STATE = {
     "obs_belief": "obs_belief",
     "obs_stoch": "obs_stoch",
     "seg_len": "length",
-    "seg_num": "count",
+    "seg_num": "number",
     "boundary": "read",
 }
 
@@ -198,7 +198,7 @@ def test_dreams(mode):
     uniforms = data["u"].unbind(1) if "u" in data else ()
     dice = NoiseDice([draw for pair in noise for draw in pair], uniforms)
     start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
-    scalars = {k: start[k][..., 0] for k in ("length", "count", "read")}
+    scalars = {k: start[k][..., 0] for k in ("length", "number", "read")}
     state = State(**{**start, **scalars})
     for t, action in enumerate(IN["action"][:, : data["noise_abs"].shape[1]].unbind(1)):
         state = dynamics.imagine(state, {"action": action}, dice)
@@ -210,7 +210,7 @@ def test_limits_on_segments():
     dynamics = make_dynamics()
     batch = len(data["logits"])
     state = dynamics.initial(batch, torch.float32)._replace(
-        length=data["seg_len"][:, 0], count=data["seg_num"][:, 0]
+        length=data["seg_len"][:, 0], number=data["seg_num"][:, 0]
     )
     close(dynamics.limit(data["logits"], state), data["out"])
     free = make_dynamics(force=0.0)

@@ -1,0 +1,219 @@
+"""The world with segments that acts: what its verbs promise to an agent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.agents.openloop import openloop
+from reverie.api import Space, World
+from reverie.nets.blocks import initialize
+from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.dice import Dice
+from reverie.nets.heads import HeadConfig
+from reverie.view.openloop import BEGINS, CONTINUES, STRIP, openloop_video
+from reverie.worlds.vta_recurrent import SegmentsConfig, SegmentWorld, State
+
+OBS = {
+    "image": Space(np.uint8, (8, 8, 3), 0, 256),
+    "reward": Space(np.float32),
+    **{key: Space(bool) for key in ("is_first", "is_last", "is_terminal")},
+}
+ACT = {"action": Space(np.int32, (), 0, 3)}
+SIZES = {
+    "abs_belief": 8,
+    "abs_stoch": 3,
+    "obs_belief": 8,
+    "obs_stoch": 4,
+    "hidden": 6,
+}
+B, T = 2, 6
+
+
+def make_world(**settings) -> SegmentWorld:
+    head = HeadConfig(1, units=6, bins=5)
+    world = SegmentWorld(
+        OBS,
+        ACT,
+        segments=SegmentsConfig(**{**SIZES, **settings}),
+        enc=EncoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3),
+        dec=DecoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3, bspace=0),
+        rewhead=head,
+        conhead=HeadConfig(1, units=6, output="binary"),
+        discount=0.99,
+        reward_grad=True,
+        dtype=torch.float32,
+    )
+    initialize(world, torch.Generator().manual_seed(0))
+    return world
+
+
+def make_batch(length=T):
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": torch.tensor(rng.integers(0, 256, (B, length, 8, 8, 3), np.uint8)),
+        "reward": torch.tensor(rng.standard_normal((B, length)).astype(np.float32)),
+        "prevact": {
+            "action": torch.tensor(rng.integers(0, 3, (B, length)), dtype=torch.int32)
+        },
+    }
+    for key in ("is_first", "is_last", "is_terminal"):
+        batch[key] = torch.zeros(B, length, dtype=torch.bool)
+    return batch
+
+
+def dice() -> Dice:
+    return Dice(0, "test", torch.device("cpu"))
+
+
+def act(state):
+    return {"action": torch.zeros(len(state.length), dtype=torch.int32)}
+
+
+def test_it_has_all_verbs_of_a_world():
+    assert isinstance(make_world(), World)
+
+
+def test_the_same_generator_gives_the_same_weights():
+    one, two = make_world().state_dict(), make_world().state_dict()
+    for key, value in one.items():
+        assert torch.equal(value, two[key]), key
+
+
+def test_notes_bring_a_state_back():
+    world = make_world().eval()
+    states = world.observe(world.initial(B), make_batch(), dice())
+    notes = world.note(states)
+    assert notes.keys() == world.notes.keys()
+    for key, space in world.notes.items():
+        assert tuple(notes[key].shape[2:]) == space.shape
+    for old, new in zip(states, world.recall(notes), strict=True):
+        torch.testing.assert_close(old.detach(), new)
+
+
+def test_acting_uses_the_foreseen_flag_and_no_noise_even_while_training():
+    world = make_world().train()
+    batch = make_batch(1)
+    start = world.initial(B)._replace(obs_belief=torch.randn(B, 8))
+    logits = world.dyn.foresee(start)
+    for _ in range(3):
+        state = world.observe(start, batch, dice())
+        expected = (logits[:, 0] >= logits[:, 1]).float()
+        assert torch.equal(state.read[:, 0], expected)
+    assert world.training
+
+
+def test_observing_leaves_statistics_alone_and_a_training_loss_moves_them():
+    world = make_world().train()
+    before = [b.clone() for b in world.buffers()]
+    world.observe(world.initial(B), make_batch(), dice())
+    assert all(map(torch.equal, before, world.buffers()))
+    world.loss(world.initial(B), make_batch(), dice())
+    assert not all(map(torch.equal, before, world.buffers()))
+
+
+def test_a_reset_forgets_everything_before_it():
+    world = make_world().eval()
+    batch = make_batch()
+    batch["is_first"][:, 3] = True
+    found = world.dyn.detector(world.enc(batch, torch.float32))
+
+    def follow(start, rows):
+        tokens = world.enc(batch, torch.float32)[:, rows]
+        acts = {"action": batch["prevact"]["action"][:, rows]}
+        first = batch["is_first"][:, rows]
+        return world.dyn.observe(start, tokens, found[:, rows], acts, first, dice())
+
+    whole = follow(world.initial(B), slice(0, 6))[1]
+    alone = follow(world.initial(B), slice(3, 6))[1]
+    torch.testing.assert_close(whole.prior_obs.mean[:, 3], alone.prior_obs.mean[:, 0])
+    torch.testing.assert_close(whole.prior_flag[:, 3], alone.prior_flag[:, 0])
+
+
+def test_the_upper_level_is_held_where_no_segment_begins():
+    world = make_world().train()
+    states = world.loss(world.initial(B), make_batch(40), dice()).states
+    copied = states.read[:, 1:] == 0
+    assert copied.any()
+    assert not copied.all()
+    for value in (states.abs_belief, states.abs_stoch):
+        same = (value[:, 1:] == value[:, :-1]).all(-1)
+        assert torch.equal(same, copied)
+    assert (states.length[states.read == 1] == 1).all()
+
+
+def test_segments_are_neither_too_long_nor_too_many():
+    world = make_world(max_segment=3, max_segments=4).train()
+    dream = world.imagine(world.initial(B), act, 40, dice()).states
+    assert dream.number.max() == 4
+    until = dream.number < 4
+    assert dream.length[until].max() <= 3
+    assert dream.length.max() > 3  # in the end no further segment may begin
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dream": "jumpy"}, [0, 1, 1, 1, 1, 1]),
+        ({"dream_flags": "none"}, [0, 0, 0, 0, 0, 0]),
+        ({"dream_flags": "fixed", "max_segment": 3}, [0, 0, 0, 1, 0, 1]),
+    ],
+)
+def test_dreams_whose_segments_are_known(settings, expected):
+    world = make_world(**settings)
+    dream = world.imagine(world.initial(B), act, 5, dice()).states
+    assert dream.read[0].tolist() == expected
+    assert world.boundaries(dream)[0].tolist() == [bool(x) for x in expected]
+
+
+def test_losses_are_named_finite_and_per_row():
+    world = make_world(rate=0.1, sees_reward=True).train()
+    found = world.loss(world.initial(B), make_batch(), dice())
+    assert found.losses.keys() == {
+        "image",
+        "rew",
+        "con",
+        "dyn",
+        "rep",
+        "boundary",
+        "boundary_rate",
+    }
+    for key, loss in found.losses.items():
+        assert loss.shape == (B, T), key
+        assert torch.isfinite(loss).all(), key
+    total = sum(loss.mean() for loss in found.losses.values())
+    total.backward()
+    assert float(world.dyn.detector.out.weight.grad.abs().sum()) > 0
+    for name, parameter in world.named_parameters():
+        assert parameter.grad is not None or not parameter.requires_grad, name
+
+
+def test_reports_show_where_segments_begin():
+    world = make_world().eval()
+    video = openloop(world, world.initial(B), make_batch(), dice())["openloop/image"]
+    plain = 3 * 8 + 4
+    assert video.shape[1] == plain + STRIP
+    marks = np.zeros((1, 2), bool)
+    marks[0, 1] = True
+    grey = np.full((1, 2, 8, 8, 3), 7, np.uint8)
+    film = openloop_video(grey, grey, 1, marks=marks)
+    row = 2 + 8  # below the border and the truth
+    assert tuple(film[0, row, 4]) == CONTINUES
+    assert tuple(film[1, row, 4]) == BEGINS
+
+
+@pytest.mark.parametrize(
+    "settings", [{"hidden": 0}, {"temperature": 0.0}, {"rate": 1.0}, {"layers": -1}]
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        SegmentsConfig(**settings)
+
+
+def test_features_are_both_levels_together():
+    world = make_world()
+    state = State(*(torch.full_like(x, i) for i, x in enumerate(world.initial(1))))
+    values = [0.0] * 8 + [1.0] * 3 + [2.0] * 8 + [3.0] * 4
+    assert world.features(state)[0].tolist() == values
+    assert world.width == len(values)
