@@ -74,12 +74,12 @@ class Atari:
 
     def __init__(self, name: str, config: AtariConfig | None = None, seed: int = 0):
         self.config = config = config or AtariConfig()
-        from ale_py import ALEInterface, LoggerMode
+        from ale_py import ALEInterface, LoggerMode, roms
 
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", config.sticky)
-        self._rom = _rom_path(name)
+        self._rom: Any = roms.get_rom_path(find_game(name))
         self._load(seed)
         if config.actions == "all":
             known = self._ale.getLegalActionSet()
@@ -226,13 +226,12 @@ def installed_games() -> dict[str, str]:
     return {**{game.replace("_", ""): game for game in games}, **games}
 
 
-def _rom_path(name: str) -> Any:
-    from ale_py import roms
-
+def find_game(name: str) -> str:
+    """What `ale-py` calls a game."""
     games = installed_games()
     game = games.get(name) or games.get(name.replace("_", ""))
     if game is None:
         raise UserError(
             f"ale-py has no game {name!r}.\n  Fix: pick one of {', '.join(GAMES)}."
         )
-    return roms.get_rom_path(game)
+    return game

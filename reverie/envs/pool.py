@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class PoolConfig:
     """Seconds a worker may take to start and build its environments."""
     failures: int = 5
     """Failures of one environment in a row after which the run stops."""
+    native: Literal["", "ale", "envpool"] = ""
+    """Step Atari in the C++ of a package instead, see `native.py`; empty does not."""
 
     def __post_init__(self) -> None:
         if self.workers < -1 or self.failures < 1 or self.timeout <= 0:
@@ -97,11 +99,33 @@ def make_pool(
             f"A pool needs at least one environment, got {count}.\n"
             "  Fix: --run.envs 1 or more."
         )
+    if config.native:
+        return _make_native(make_env, count, config, seed)
     if config.workers == 0:
         return LocalPool(make_env, count, config, seed)
     from reverie.envs.workers import WorkerPool
 
     return WorkerPool(make_env, count, config, seed)
+
+
+def _make_native(
+    make_env: MakeEnv, count: int, config: PoolConfig, seed: int | None
+) -> Envs:
+    """Hand the name and the settings of a task to a vector environment."""
+    from reverie.envs.native import make_native
+
+    made: Any = make_env
+    first = 0
+    while isinstance(made, Shifted):
+        made, first = made.make_env, first + made.first
+    task = getattr(made, "task", None)
+    if not isinstance(task, str):
+        raise UserError(
+            "A native vector environment needs a task by its name.\n"
+            "  Fix: --task atari_pong, or leave out --env.pool.native."
+        )
+    seed = made.seed if seed is None else seed
+    return make_native(task, made.config, count, config, derive_seed(seed, first))
 
 
 class LocalPool:
