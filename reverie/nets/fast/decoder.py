@@ -30,6 +30,7 @@ from reverie.nets.fast.norm_act import (
     unfold_norm_act,
 )
 from reverie.nets.fast.phases import SIDE, upsampled_kernel
+from reverie.nets.fast.sums import add_up
 from reverie.nets.outs import Output
 
 ALIGNED = 16
@@ -192,7 +193,7 @@ class _Space(torch.autograd.Function):
         blocked = dbias.view(pixels, len(x0), -1).transpose(0, 1).reshape(-1)
         return (
             *(dx0, dx1, blocked.to(bias0.dtype), dbias.to(bias1.dtype)),
-            *(partial.sum(0).to(scale.dtype), None, None),
+            *(add_up(partial).to(scale.dtype), None, None),
         )
 
 
@@ -225,7 +226,7 @@ class _Compare(torch.autograd.Function):
             sizes = _sizes(phases, bias, target, ctx.offset)
             inputs = (phases, bias, target, grad.contiguous(), dphases, partial)
             _compare_backward[(n,)](*inputs, *sizes)
-        dbias = partial.sum(0)[: 4 * len(bias)].view(4, -1).sum(0)
+        dbias = add_up(partial)[: 4 * len(bias)].view(4, -1).sum(0)
         return dphases, dbias.to(bias.dtype), None, None
 
 

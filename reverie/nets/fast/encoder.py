@@ -23,15 +23,15 @@ from reverie.nets.fast.first_layer import first_layer, is_small
 from reverie.nets.fast.launch import differentiable, programs
 from reverie.nets.fast.norm_act import is_fusable, layer_norm_act
 from reverie.nets.fast.phases import SIDE, phase_kernel
+from reverie.nets.fast.sums import add_up
 
 MANY = 96
 """Input channels from which a layer's convolution stays on the fine grid: there the
 coarse one, with its 1.44 times more arithmetic, no longer pays. Measured on an H200:
 64 to 96 channels take 1.83 ms on the coarse grid and 1.90 on the fine one, 96 to 128
 take 0.91 and 0.82."""
-ALIGNED = 8
-"""Channels come in multiples of this for the tensor cores."""
-BLOCK = 1024
+ALIGNED = 16
+"""The first layer's channels come in multiples of this, for the tensor cores."""
 
 
 class FastEncoder(Encoder):
@@ -61,15 +61,11 @@ class FastEncoder(Encoder):
         conv: Conv = getattr(self, "cnn0")  # noqa: B009
         norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
         weight, bias = conv.cast(dtype)
-        image, units = images[0].flatten(0, -4), 4 * len(bias)
-        if len(images) == 1 and is_small(image, len(bias), dtype):
-            kernel = phase_kernel(weight, units, 4 * image.shape[-1])
-            return first_layer(
-                *(image, *self.canvas, kernel, norm.scale, norm.eps, bias),
-                to_phases=to_phases,
-            )
         x = see(images, *self.canvas, dtype)
-        kernel = phase_kernel(weight, units, x.shape[-1])
+        kernel = phase_kernel(weight, 4 * len(bias), x.shape[-1])
+        if is_small(weight.shape[1], len(bias), dtype):
+            norms = norm.scale, norm.eps
+            return first_layer(x, kernel, *norms, bias, to_phases=to_phases)
         return self._layer(0, x, kernel, bias, True, to_phases)
 
     def _layer(
@@ -112,11 +108,12 @@ def see(
     channels = triton.cdiv(4 * total, ALIGNED) * ALIGNED
     shape = (rows, height // 2, width // 2, channels)
     out = torch.empty(shape, dtype=dtype, device=images[0].device)
-    offset = 0
-    for image in images:
-        _see[(triton.cdiv(out.numel(), BLOCK),)](
-            *(image.contiguous(), out, out.numel(), height // 2, width // 2, channels),
-            *(*image.shape[-3:], total, offset, offset == 0, BLOCK),
+    offset, size = 0, width // 2 * channels
+    for image in images if rows else ():
+        _see[(rows, height // 2)](
+            *(image.contiguous(), out, size, *image.shape[-3:-1]),
+            *(channels, image.shape[-1], total, offset, offset == 0),
+            triton.next_power_of_2(size),
         )
         offset += image.shape[-1]
     return out
@@ -183,7 +180,7 @@ class _PoolNormAct(torch.autograd.Function):
             *(triton.cdiv(tiles, count), from_phases, to_phases, tall, wide),
             num_warps=warps,
         )
-        dscale, dbias = partial.sum(0)
+        dscale, dbias = add_up(partial)
         return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None
 
 
@@ -201,28 +198,26 @@ def _see(
     size,
     height,
     width,
-    channels,
-    image_height,
-    image_width,
-    image_channels,
-    total,
-    offset,
+    CHANNELS: tl.constexpr,
+    COLORS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    OFFSET: tl.constexpr,
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One image into its channels; the first one also blanks what is no image."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    channel = (place % channels).to(tl.int32)
-    pixel = place // channels
-    phase, color = channel // total, channel % total - offset
-    y = (pixel // width % height).to(tl.int32) * 2 + phase // 2
-    x = (pixel % width).to(tl.int32) * 2 + phase % 2
-    row = pixel // width // height
-    mine = (phase < 4) & (color >= 0) & (color < image_channels) & (place < size)
-    seen = mine & (y < image_height) & (x < image_width)
-    source = ((row * image_height + y) * image_width + x) * image_channels + color
-    value = tl.load(image + source, seen, 0).to(tl.float32) / 255 - 0.5
-    value = tl.where(seen, value, 0.0)
+    """A coarse row of an image into its channels; the first image blanks the others."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    channel = place % CHANNELS
+    phase, color = channel // TOTAL, channel % TOTAL - OFFSET
+    y = tl.program_id(1) * 2 + phase // 2
+    x = place // CHANNELS * 2 + phase % 2
+    mine = (phase < 4) & (color >= 0) & (color < COLORS) & (place < size)
+    seen = mine & (y < height) & (x < width)
+    image += row * height * width * COLORS
+    value = tl.load(image + (y * width + x) * COLORS + color, seen, 0)
+    value = tl.where(seen, value.to(tl.float32) / 255 - 0.5, 0.0)
+    out += (row * tl.num_programs(1) + tl.program_id(1)) * size
     if FIRST:
         tl.store(out + place, value, place < size)
     else:
@@ -233,7 +228,7 @@ def _see(
 @no_type_check
 def _fine(row, width, channels):
     """Where the first of a coarse pixel's four fine ones lies in a fine map."""
-    return (row // width * (4 * width) + row % width * 2) * channels
+    return (row // width * (4 * width) + row % width * 2).to(tl.int64) * channels
 
 
 @triton.jit
@@ -241,7 +236,8 @@ def _fine(row, width, channels):
 def _folded(row, width, channels):
     """Where a pixel lies in the map that is twice as coarse, among its phases."""
     y, x = row // width, row % width
-    return ((y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2) * channels
+    place = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+    return place.to(tl.int64) * channels
 
 
 @triton.jit
@@ -262,11 +258,12 @@ def _pool_forward(
     R: tl.constexpr,
     C: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < channels)
+    place = row.to(tl.int64) * channels + col
     if FROM_PHASES:
-        source, below = row * (4 * channels) + col, 2 * channels
+        source, below = row.to(tl.int64) * (4 * channels) + col, 2 * channels
     else:
         source, below = _fine(row, width, channels) + col, 2 * width * channels
     first = tl.load(x + source, inside, 0.0)
@@ -276,7 +273,6 @@ def _pool_forward(
     upper = tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
     lower = tl.maximum(third, fourth, propagate_nan=tl.PropagateNan.ALL)
     best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
-    place = row * channels + col
     if pooled is not None:
         tl.store(pooled + place, best, inside)
         phase = tl.where(best == third, 2, 3)
@@ -318,9 +314,9 @@ def _pool_backward(
     dshift = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
+        row = tile * R + tl.arange(0, R)[:, None]
         inside = (row < rows) & (col < channels)
-        place = row * channels + col
+        place = row.to(tl.int64) * channels + col
         v = tl.load(pooled + place, inside, 0.0).to(tl.float32) + shift
         phase = tl.load(winner + place, inside, 0)
         if TO_PHASES:
@@ -337,7 +333,7 @@ def _pool_backward(
         dv = tl.where(row < rows, dv, 0.0)
         dshift += dv
         if FROM_PHASES:
-            target, below = row * (4 * channels) + col, 2 * channels
+            target, below = row.to(tl.int64) * (4 * channels) + col, 2 * channels
         else:
             target, below = _fine(row, width, channels) + col, 2 * width * channels
         tl.store(dx + target, tl.where(phase == 0, dv, 0.0), inside)

@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.nets.fast.launch import differentiable, programs
+from reverie.nets.fast.sums import add_up
 
 PHASED = 16
 """Output channels: room for four phases of up to four colors."""
@@ -92,8 +93,8 @@ class _LastLayer(torch.autograd.Function):
             num_warps=8,
             num_stages=1,
         )
-        dkernel = dmatrix.sum(0).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
-        dbias = partial.sum(0)[: 4 * len(bias)].view(4, -1).sum(0)
+        dkernel = add_up(dmatrix).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
+        dbias = add_up(partial)[: 4 * len(bias)].view(4, -1).sum(0)
         return dx, dkernel.to(x.dtype), dbias.to(bias.dtype), None
 
 
