@@ -128,17 +128,14 @@ class NativePool:
     def state_dict(self) -> StateDict:
         assert self._obs is not None, "call reset first"
         seat = {"attempt": self._attempt, "failures": 0, "env": None}
-        return pool_state([dict(seat) for _ in range(len(self))], self._obs, self._seen)
+        seats: list[StateDict] = [dict(seat) for _ in range(len(self))]
+        return pool_state(seats, self._obs, self.obs_space)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Begin new episodes, other ones than those before."""
-        saved_rows(state, self._seen, len(self))
+        saved_rows(state, self.obs_space, len(self))
         self._attempt = int(state["envs"][0]["attempt"]) + 1
         return self.reset()
-
-    @property
-    def _seen(self) -> Spaces:
-        return self.obs_space
 
     def _keep(self, came: Outcome, first: np.ndarray) -> Obs:
         last = (came.terminated | came.truncated) & ~first
@@ -228,13 +225,13 @@ class EnvPool:
             "reward_clip": config.clip_reward,
             "use_fire_reset": config.autostart,
         }
-        self._games: Any = None
-        self._start([0] * count)
+        self._games: Any = self._make([0] * count)
         space: Any = self._games.action_space
         self.actions = int(space.n)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        self._start(seeds)
+        self._games.close()
+        self._games = self._make(seeds)
         image, _ = self._games.reset()
         return _channels_last(image)
 
@@ -252,14 +249,12 @@ class EnvPool:
         )
 
     def close(self) -> None:
-        if self._games is not None:
-            self._games.close()
+        self._games.close()
 
-    def _start(self, seeds: Sequence[int]) -> None:
+    def _make(self, seeds: Sequence[int]) -> Any:
         import envpool
 
-        self.close()
-        self._games = envpool.make(
+        return envpool.make(
             self._task, env_type="gymnasium", env_seed=list(seeds), **self._options
         )
 
