@@ -34,8 +34,8 @@ from reverie.nets.fast.scan_loop import (
     Slopes,
     Tape,
     Unbiased,
+    acted_rows,
     pack,
-    split_hidden,
 )
 
 __all__ = ["Dense", "Normed", "ScanWeights", "Unbiased", "scan"]
@@ -126,7 +126,7 @@ class _Scan(torch.autograd.Function):
         ]
         dtype = tape.deters.dtype
         states = [x if x is None else x.to(dtype) for x in (slopes.deter, slopes.stoch)]
-        actions = slopes.hid @ split_hidden(weights)[2].T
+        actions = slopes.hid @ acted_rows(weights).T
         return (None, None, *states, actions, slopes.obs, None, None, *flat)
 
 

@@ -19,7 +19,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-# mypy sees nothing of what a jit function does to its arguments
+# long lists of arguments read better filled
+# fmt: off
 
 
 @no_type_check
@@ -80,43 +81,33 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
+@no_type_check
+@triton.jit
+def _follow(EARLY: tl.constexpr):
+    """Wait for the kernel before, if this one was started early, and let the next come.
+
+    That hides the time between two kernels, a third of what a small one takes.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 # ---- forth
 
 
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def hidden_kernel(
-    deter,
-    pre0,
-    pre1,
-    scale0,
-    scale1,
-    shares0,
-    shares1,
-    hoisted,
-    weight,
-    hid,
-    shares,
-    shared,
-    inverse,
-    t,
-    length,
-    batch,
-    eps,
-    D: tl.constexpr,
-    U: tl.constexpr,
-    W: tl.constexpr,
-    TILES0: tl.constexpr,
-    PADDED0: tl.constexpr,
-    TILES1: tl.constexpr,
-    PADDED1: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BW: tl.constexpr,
-    BU: tl.constexpr,
-    PRECISION: tl.constexpr,
+    deter, pre0, pre1, scale0, scale1, shares0, shares1, hoisted, weight, hid, shares,
+    shared, inverse, t, length, batch, eps,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES0: tl.constexpr,
+    PADDED0: tl.constexpr, TILES1: tl.constexpr, PADDED1: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """The hidden layer of the core: own block, both inputs, the action's share."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -162,31 +153,14 @@ def hidden_kernel(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def gates_kernel(
-    hid,
-    scale,
-    shares,
-    weight,
-    bias,
-    deter,
-    reset,
-    gates,
-    deters,
-    hidden,
-    inverse,
-    t,
-    length,
-    batch,
-    eps,
-    D: tl.constexpr,
-    W: tl.constexpr,
-    TILES: tl.constexpr,
-    PADDED: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    hid, scale, shares, weight, bias, deter, reset, gates, deters, hidden, inverse, t,
+    length, batch, eps,
+    D: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The three gates of some units, and their new state."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -235,26 +209,12 @@ def gates_kernel(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def inputs_kernel(
-    deters,
-    weight,
-    bias,
-    tokens,
-    reset,
-    pre0,
-    obs,
-    shares0,
-    shares3,
-    t,
-    length,
-    batch,
-    D: tl.constexpr,
-    U: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    deters, weight, bias, tokens, reset, pre0, obs, shares0, shares3, t, length, batch,
+    D: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """What reads the new state: dynin0 of the next step, and the posterior's layer."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -289,36 +249,15 @@ def inputs_kernel(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def posterior_kernel(
-    obs,
-    scale,
-    shares,
-    weight,
-    bias,
-    clocks,
-    reset,
-    logits,
-    stochs,
-    stoch,
-    choices,
-    seen,
-    inverse,
-    t,
-    length,
-    batch,
-    eps,
-    unimix,
-    U: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
-    TILES: tl.constexpr,
-    PADDED: tl.constexpr,
-    BM: tl.constexpr,
-    CHOICES: tl.constexpr,
-    CLASSES: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    obs, scale, shares, weight, bias, clocks, reset, logits, stochs, stoch, choices,
+    seen, inverse, t, length, batch, eps, unimix,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, CHOICES: tl.constexpr,
+    CLASSES: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Some choices: their logits, and which clock rings first."""
+    _follow(EARLY)
     BN: tl.constexpr = CHOICES * CLASSES
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
@@ -374,22 +313,12 @@ def posterior_kernel(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def choices_kernel(
-    choices,
-    weight,
-    bias,
-    reset,
-    pre1,
-    shares,
-    t,
-    length,
-    batch,
-    U: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
-    PADDED: tl.constexpr,
-    BN: tl.constexpr,
+    choices, weight, bias, reset, pre1, shares, t, length, batch,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr,
+    BN: tl.constexpr, EARLY: tl.constexpr,
 ):
     """dynin1 of the next step: one weight row per choice, added up."""
+    _follow(EARLY)
     row, tile = tl.program_id(0), tl.program_id(1)
     which = tl.arange(0, PADDED)
     units = tile * BN + tl.arange(0, BN)
@@ -411,33 +340,15 @@ def choices_kernel(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def choices_backward(
-    grad_in,
-    pre1,
-    scale1,
-    shares,
-    inverse,
-    reset,
-    weight,
-    logits,
-    from_stochs,
-    from_logits,
-    to_logits,
-    t,
-    length,
-    batch,
-    unimix,
-    U: tl.constexpr,
-    S: tl.constexpr,
-    K: tl.constexpr,
-    TILES: tl.constexpr,
-    PADDED: tl.constexpr,
-    BM: tl.constexpr,
-    CHOICES: tl.constexpr,
-    CLASSES: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    grad_in, pre1, scale1, shares, inverse, reset, weight, logits, from_stochs,
+    from_logits, to_logits, t, length, batch, unimix,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, CHOICES: tl.constexpr,
+    CLASSES: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Some choices, from dynin1 of the step after and from outside."""
+    _follow(EARLY)
     BN: tl.constexpr = CHOICES * CLASSES
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
@@ -494,24 +405,12 @@ def choices_backward(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def posterior_backward(
-    to_logits,
-    weight,
-    obs,
-    scale,
-    inverse,
-    grad_obs,
-    shares,
-    t,
-    length,
-    batch,
-    U: tl.constexpr,
-    L: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    to_logits, weight, obs, scale, inverse, grad_obs, shares, t, length, batch,
+    U: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Some units of the posterior's layer, behind its norm."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -537,38 +436,14 @@ def posterior_backward(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def gates_backward(
-    grad_obs,
-    obs,
-    scale3,
-    shares3,
-    grad_in,
-    pre0,
-    scale0,
-    shares0,
-    inverse,
-    reset,
-    weight,
-    from_deters,
-    gates,
-    deter,
-    carry,
-    to_gates,
-    t,
-    length,
-    batch,
-    D: tl.constexpr,
-    U: tl.constexpr,
-    W: tl.constexpr,
-    TILES: tl.constexpr,
-    PADDED: tl.constexpr,
-    TILES0: tl.constexpr,
-    PADDED0: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    grad_obs, obs, scale3, shares3, grad_in, pre0, scale0, shares0, inverse, reset,
+    weight, from_deters, gates, deter, carry, to_gates, t, length, batch,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, TILES0: tl.constexpr, PADDED0: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Some units' state, from all who read it, and their gates."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -631,24 +506,12 @@ def gates_backward(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def hidden_backward(
-    to_gates,
-    weight,
-    hid,
-    scale,
-    inverse,
-    grad_hid,
-    shares,
-    t,
-    length,
-    batch,
-    D: tl.constexpr,
-    W: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    to_gates, weight, hid, scale, inverse, grad_hid, shares, t, length, batch,
+    D: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Some units of the hidden layer, behind its norm."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -677,35 +540,14 @@ def hidden_backward(
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
 def inputs_backward(
-    grad_hid,
-    hid,
-    scale2,
-    shares2,
-    inverse,
-    reset,
-    weight,
-    pre0,
-    pre1,
-    scale0,
-    scale1,
-    grad_in,
-    shares0,
-    shares1,
-    carry,
-    t,
-    length,
-    batch,
-    D: tl.constexpr,
-    U: tl.constexpr,
-    W: tl.constexpr,
-    TILES: tl.constexpr,
-    PADDED: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    grad_hid, hid, scale2, shares2, inverse, reset, weight, pre0, pre1, scale0, scale1,
+    grad_in, shares0, shares1, carry, t, length, batch,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Who fed the hidden layer: both inputs behind their norms, and deter itself."""
+    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -766,15 +608,8 @@ def inputs_backward(
 @no_type_check
 @triton.jit
 def norm_rows(
-    grad,
-    pre,
-    scale,
-    inverse,
-    out,
-    which,
-    F: tl.constexpr,
-    GRADS: tl.constexpr,
-    BK: tl.constexpr,
+    grad, pre, scale, inverse, out, which,
+    F: tl.constexpr, GRADS: tl.constexpr, BK: tl.constexpr,
 ):
     """The gradient before a norm, of one row (of all steps)."""
     row = tl.program_id(0).to(tl.int64)
@@ -799,17 +634,8 @@ def norm_rows(
 @no_type_check
 @triton.jit
 def norm_columns(
-    grad,
-    pre,
-    inverse,
-    out,
-    scales,
-    biases,
-    which,
-    ROWS: tl.constexpr,
-    F: tl.constexpr,
-    GRADS: tl.constexpr,
-    BM: tl.constexpr,
+    grad, pre, inverse, out, scales, biases, which,
+    ROWS: tl.constexpr, F: tl.constexpr, GRADS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Gradients of scale and bias: sums over the rows of all steps."""

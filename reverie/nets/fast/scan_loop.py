@@ -139,7 +139,7 @@ class Slopes(NamedTuple):
 
 
 def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tape:
-    own, read, _ = split_hidden(weights)
+    own, read = own_rows(weights), read_rows(weights)
     hoisted, tape = hoist(weights, inputs), new_tape(weights, inputs)
     deter, stoch, _, tokens, reset, clocks = inputs
     units, eps = tokens.shape[-1], settings.eps
@@ -178,7 +178,7 @@ def run_backward(
     settings: Settings,
 ) -> Slopes:
     """Data gradients, last step first; weights have to wait for all of them."""
-    own, read, _ = split_hidden(weights)
+    own, read = own_rows(weights), read_rows(weights)
     wide, blocks = weights.obs0.scale.dtype, own.shape[0]
     ddeters, dstochs, dlogits = grads
     like = (tape.in0, tape.in1, tape.hid, tape.gates, tape.obs, tape.logits)
@@ -240,7 +240,7 @@ def run_backward(
 def hoist(weights: ScanWeights, inputs: Inputs) -> Float[Tensor, "B T D"]:
     """The share of the hidden layer that reads the actions, with its bias."""
     rows = inputs.actions.flatten(0, 1)
-    acted = split_hidden(weights)[2]
+    acted = acted_rows(weights)
     batch, length = inputs.reset.shape
     return torch.addmm(weights.dynhid0.bias, rows, acted).view(batch, length, -1)
 
@@ -274,16 +274,26 @@ def new_tape(weights: ScanWeights, inputs: Inputs) -> Tape:
     return tape
 
 
-def split_hidden(weights: ScanWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of the hidden layer that read deter, both inputs, and the action.
-
-    The first stays in blocks; the others, which every block reads, become (2 U, D) and
-    (U, D).
-    """
+def own_rows(weights: ScanWeights) -> Float[Tensor, "G W W"]:
+    """The rows of the hidden layer that read deter, block by block."""
     hidden = weights.dynhid0.weight
-    units, own = weights.obs0.weight.shape[0], hidden.shape[2]
-    shared = rearrange(hidden[:, own:], "g i o -> i (g o)")
-    return hidden[:, :own], shared[: 2 * units], shared[2 * units :]
+    return hidden[:, : hidden.shape[2]]
+
+
+def read_rows(weights: ScanWeights) -> Float[Tensor, "X D"]:
+    """The rows of the hidden layer that read dynin0 and dynin1, in all blocks."""
+    return _rows(weights, 0, 2)
+
+
+def acted_rows(weights: ScanWeights) -> Float[Tensor, "U D"]:
+    """The rows of the hidden layer that read the action, in all blocks."""
+    return _rows(weights, 2, 3)
+
+
+def _rows(weights: ScanWeights, start: int, stop: int) -> Tensor:
+    hidden, units = weights.dynhid0.weight, weights.obs0.weight.shape[0]
+    shared = hidden[:, hidden.shape[2] :]
+    return rearrange(shared[:, start * units : stop * units], "g i o -> i (g o)")
 
 
 def pack(flat: Sequence[Tensor]) -> ScanWeights:

@@ -1,0 +1,187 @@
+"""The host's side of the persistent scan: what can be checked without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from reverie.nets.fast import scan as fast
+from reverie.nets.fast import scan_loop
+from reverie.nets.fast.persistent import nvrtc
+from reverie.nets.fast.persistent import scan as persistent
+
+
+class Recorder:
+    """In the place of a kernel: keeps its arguments, or refuses."""
+
+    def __init__(self, problem: str = ""):
+        self.problem, self.seen = problem, []
+
+    def __call__(self, arguments: ctypes.Structure) -> None:
+        if self.problem:
+            raise nvrtc.Unavailable(self.problem)
+        self.seen.append(arguments)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Weights, inputs and settings of size12m for 32 rows and two steps."""
+    monkeypatch.setattr(persistent, "_refused", [])
+    deter, units, flat = persistent.DETER, persistent.UNITS, persistent.LOGITS
+
+    def normal(*shape: int) -> Tensor:
+        return (0.05 * torch.randn(*shape)).bfloat16()
+
+    rows = torch.ones(units)
+    weights = fast.ScanWeights(
+        fast.Normed(normal(units, deter), normal(units), rows),
+        fast.Normed(normal(units, flat), normal(units), rows),
+        fast.Normed(normal(8, 4 * units, units), normal(deter), torch.ones(deter)),
+        fast.Dense(normal(8, units, 3 * units), normal(3 * deter)),
+        fast.Unbiased(normal(units, deter + 6)[:, :deter], rows),
+        fast.Dense(normal(flat, units), normal(flat)),
+    )
+    inputs = fast.Inputs(
+        normal(32, deter),
+        normal(32, flat),
+        normal(32, 2, units),
+        normal(32, 2, units),
+        torch.zeros(32, 2, dtype=torch.bool),
+        torch.ones(32, 2, persistent.CHOICES, persistent.CLASSES),
+    )
+    with torch.backends.mkldnn.flags(enabled=False):  # crashes on some processors
+        yield weights, inputs, fast.Settings(persistent.CLASSES, 0.01, 1e-4)
+
+
+def use(monkeypatch, problem: str = "") -> persistent.Kernels:
+    found = persistent.Kernels(Recorder(problem), Recorder(problem))
+    monkeypatch.setattr(persistent, "kernels", lambda device: found)
+    return found
+
+
+def structure(name: str) -> list[tuple[str, type]]:
+    """The members of a structure of the CUDA source."""
+    body = re.search(rf"struct {name} {{(.*?)}};", persistent.source(), re.S)[1]
+    members: list[tuple[str, type]] = []
+    for line in re.sub(r"//.*", "", body).split(";"):
+        if "*" in line:
+            names = re.sub(r"^\s*(const )?\w+\s*", "", line.strip())
+            members += [(x.strip(" *"), ctypes.c_void_p) for x in names.split(",")]
+        elif line.strip():
+            kind, _, names = line.strip().partition(" ")
+            number = {"int": ctypes.c_int, "float": ctypes.c_float}[kind]
+            members += [(x.strip(), number) for x in names.split(",")]
+    return members
+
+
+def test_arguments_lie_in_the_order_of_the_source(monkeypatch, made):
+    found = use(monkeypatch)
+    weights, inputs, settings = made
+    tape = persistent.run_forward(*made)
+    grads = (tape.deters, tape.stochs, tape.logits)
+    persistent.run_backward(weights, tape, inputs.reset, grads, settings)
+    assert found.forward.seen[0]._fields_ == structure("Forward")
+    assert found.backward.seen[0]._fields_ == structure("Backward")
+
+
+def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, made):
+    found = use(monkeypatch)
+    tape = persistent.run_forward(*made)
+    first, second = found.forward.seen
+    assert second.gates - first.gates == 16 * tape.gates.stride(0) * 2
+    assert second.shares > first.shares
+    assert first.obs_stride == persistent.DETER + 6
+    assert first.hid == second.hid
+
+
+def test_what_is_waited_for_starts_empty(monkeypatch, made):
+    use(monkeypatch)
+    tape = persistent.run_forward(*made)
+    for waited in (tape.deters, tape.hid, tape.in1[:, 1:], tape.shared[..., :256]):
+        assert (waited.contiguous().view(torch.int32) == persistent.EMPTY).all()
+    expected = torch.addmm(made[0].dynin0.bias, made[1].deter, made[0].dynin0.weight.T)
+    assert torch.equal(tape.in0[:, 0], expected)
+
+
+def test_a_refused_launch_falls_back_and_says_so_once(monkeypatch, made):
+    use(monkeypatch, "too many blocks")
+    with pytest.warns(RuntimeWarning, match="too many blocks"):
+        tape = persistent.run_forward(*made)
+    plain = scan_loop.run_forward(*made)
+    assert torch.equal(tape.deters, plain.deters)
+    assert persistent._refused
+    weights, inputs, settings = made
+    grads = (tape.deters, tape.stochs, tape.logits)
+    with pytest.warns(RuntimeWarning):
+        slopes = persistent.run_backward(weights, tape, inputs.reset, grads, settings)
+    assert slopes.deter is not None
+    assert fast.choose(weights, inputs) is scan_loop
+
+
+def test_a_cpu_is_left_to_the_plain_loop(made):
+    assert not persistent.fits(made[0], made[1])
+    assert fast.choose(made[0], made[1]) is scan_loop
+
+
+def test_compiled_code_is_kept_by_what_it_depends_on(monkeypatch, tmp_path):
+    class Library:
+        def nvrtcVersion(self, major, minor):
+            return 0
+
+    compiled = []
+
+    def compile_source(source: str, architecture: str) -> bytes:
+        compiled.append((source, architecture))
+        return b"code of " + source.encode()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_nvrtc", Library)
+    monkeypatch.setattr(nvrtc, "compile_source", compile_source)
+    for _ in range(2):
+        assert nvrtc._compiled("a", "sm_90") == b"code of a"
+    assert nvrtc._compiled("b", "sm_90") == b"code of b"
+    assert compiled == [("a", "sm_90"), ("b", "sm_90")]
+    assert len(list(nvrtc.cache_folder().iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *args: b"code")
+
+    class Library:
+        def nvrtcVersion(self, major, minor):
+            return 0
+
+    monkeypatch.setattr(nvrtc, "_nvrtc", Library)
+    assert nvrtc._compiled("a", "sm_90") == b"code"
+
+
+def test_errors_of_the_driver_carry_its_words(monkeypatch):
+    class Driver:
+        def cuSomething(self, *arguments):
+            return 3
+
+        def cuGetErrorString(self, code, text):
+            text._obj.value = b"not today"
+            return 0
+
+    monkeypatch.setattr(nvrtc, "_driver", Driver)
+    with pytest.raises(nvrtc.Unavailable, match="cuSomething: not today"):
+        nvrtc._drive("cuSomething", 1)
+
+
+def test_a_missing_compiler_is_unavailable(monkeypatch):
+    def refuse(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", refuse)
+    with pytest.raises(nvrtc.Unavailable, match="libnvrtc"):
+        nvrtc._nvrtc()
+    with pytest.raises(nvrtc.Unavailable):
+        nvrtc._driver()
