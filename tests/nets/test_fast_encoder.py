@@ -233,9 +233,10 @@ def test_a_fast_encoder_at_real_sizes(depth):
 
 
 @pytest.mark.gpu
-def test_the_gradients_of_a_fast_encoder_repeat_to_the_bit():
+@pytest.mark.parametrize("depth", [16, 64])
+def test_the_gradients_of_a_fast_encoder_repeat_to_the_bit(depth):
     spaces = {"image": image(64, 64, 3)}
-    _, fast = twins(spaces, EncoderConfig(depth=16))
+    _, fast = twins(spaces, EncoderConfig(depth=depth))
     obs = look(spaces, 256)
     torch.backends.cudnn.deterministic = True
     first, second = (results(fast, obs, torch.bfloat16) for _ in range(2))

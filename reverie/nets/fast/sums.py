@@ -17,7 +17,7 @@ from torch import Tensor
 ROWS, COLUMNS = 512, 16
 
 
-def add_up(partial: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def add_up(partial: Float[Tensor, "*any"]) -> Float[Tensor, "*rest"]:
     """The sum over the first axis."""
     count, width = len(partial), partial[0].numel()
     total = torch.empty(partial.shape[1:], device=partial.device)
