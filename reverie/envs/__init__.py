@@ -26,6 +26,9 @@ from reverie.envs.dmc import TASKS as DMC_TASKS
 from reverie.envs.dmc import DMCConfig
 from reverie.envs.dmlab import LEVELS, DMLabConfig, is_level
 from reverie.envs.dummy import DummyConfig
+from reverie.envs.loconav import TASKS as LOCONAV_TASKS
+from reverie.envs.loconav import LocoNavConfig
+from reverie.envs.loconav import is_task as is_loconav
 from reverie.envs.memory import MemoryConfig
 from reverie.envs.metaworld import TASKS as METAWORLD_TASKS
 from reverie.envs.metaworld import MetaWorldConfig
@@ -93,6 +96,7 @@ class EnvConfig:
     atari: AtariConfig = field(default_factory=AtariConfig)
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
     dmc: DMCConfig = field(default_factory=DMCConfig)
+    loconav: LocoNavConfig = field(default_factory=LocoNavConfig)
     mujoco: MuJoCoConfig = field(default_factory=MuJoCoConfig)
     metaworld: MetaWorldConfig = field(default_factory=MetaWorldConfig)
     robosuite: RobosuiteConfig = field(default_factory=RobosuiteConfig)
@@ -167,6 +171,12 @@ def _robosuite(name: str, config: EnvConfig) -> Env:
     from reverie.envs.robosuite import Robosuite
 
     return Robosuite(name, config.robosuite)
+
+
+def _loconav(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.loconav import LocoNav
+
+    return LocoNav(name, config.loconav)
 
 
 def _catch(name: str, config: EnvConfig) -> Env:
@@ -320,8 +330,12 @@ SUITES: dict[str, Suite] = {
             "loconav",
             "long-horizon locomotion mazes",
             "Apache-2.0",
+            tasks=LOCONAV_TASKS,
+            more=is_loconav,
             naming="loconav_BODY_MAZE, such as loconav_ant_maze_m",
+            build=_loconav,
             package="dm_control",
+            newest_python=(3, 12),
         ),
         Suite(
             "memorymaze",
