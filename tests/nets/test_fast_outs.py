@@ -77,9 +77,15 @@ def test_a_fast_head_is_the_plain_one(output):
     initialize(head, torch.Generator().manual_seed(1))
     head.to(DEVICE)
     feat, target = torch.randn(4, 6, device=DEVICE), torch.rand(4, device=DEVICE)
-    theirs = head(feat).loss(target)
-    head.__class__ = FastHead
-    torch.testing.assert_close(head(feat).loss(target), theirs, **NEAR)
+    results = []
+    for kind in (Head, FastHead):
+        head.__class__ = kind
+        out = head(feat)
+        loss = out.loss(target)
+        grads = torch.autograd.grad((loss * target).sum(), list(head.parameters()))
+        results.append([out.pred().detach().float(), loss.detach(), *grads])
+    for mine, theirs in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(mine, theirs, **NEAR)
 
 
 # Choices
@@ -173,14 +179,22 @@ def test_a_fast_policy_is_the_plain_one():
     initialize(head, torch.Generator().manual_seed(1))
     head.to(DEVICE)
     feat = torch.randn(7, 6, device=DEVICE)
-    plain = head(feat)
-    head.__class__ = FastPolicyHead
-    fast = head(feat)
-    for key, out in plain.items():
-        event = out.sample(Dice(0, "train", feat.device))
-        assert out.maxent == fast[key].maxent
-        torch.testing.assert_close(fast[key].logp(event), out.logp(event), **NEAR)
-        torch.testing.assert_close(fast[key].entropy(), out.entropy(), **NEAR)
+    events = {k: v.sample(Dice(0, "train", feat.device)) for k, v in head(feat).items()}
+    results = []
+    for kind in (PolicyHead, FastPolicyHead):
+        head.__class__ = kind
+        outs = head(feat)
+        parts = [outs[key].logp(event) for key, event in events.items()]
+        parts += [out.entropy() for out in outs.values()]
+        total = torch.stack(parts).cumsum(0).sum()
+        grads = torch.autograd.grad(total, list(head.parameters()))
+        results.append([*(part.detach() for part in parts), *grads])
+        assert outs["choice"].maxent == pytest.approx(np.log(5))
+        draws = outs["choice"].sample(Dice(0, "train", feat.device))
+        assert draws.min() >= 0
+        assert draws.max() < 5
+    for mine, theirs in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(mine, theirs, **NEAR)
 
 
 # Gates

@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from reverie.api import Space
+from reverie.nets.blocks import Linear
 from reverie.nets.dice import Dice
-from reverie.nets.fast.launch import can_launch
+from reverie.nets.fast.launch import can_launch, padded_linear
 from reverie.nets.heads import PolicyHead
 from reverie.nets.outs import Action, Categorical
 
@@ -29,38 +30,51 @@ class FastPolicyHead(PolicyHead):
         usual = space.is_discrete and not uneven and space.classes <= MOST
         if not usual or not can_launch(x.device, x.dtype):
             return super()._out(key, space, x)
-        logits = out.get_submodule("logits")(x)
-        return FastCategorical(logits, len(space.shape), self.config.unimix)
+        layer: Linear = out.get_submodule("logits")  # type: ignore[assignment]
+        classes, unimix = space.classes, self.config.unimix
+        logits = padded_linear(layer, x) if not space.shape else layer(x)
+        return FastCategorical(logits, len(space.shape), unimix, classes)
 
 
 class FastCategorical(Categorical):
     """A log-probability comes with the entropy, which is then there for the asking."""
 
     def __init__(
-        self, logits: Float[Tensor, "... K"], dims: int = 0, unimix: float = 0.0
+        self,
+        logits: Float[Tensor, "... _"],
+        dims: int = 0,
+        unimix: float = 0.0,
+        classes: int | None = None,
     ):
         self.raw, self.dims, self.unimix = logits, dims, unimix
-        classes = logits.shape[-1]
+        self.classes = classes = classes or logits.shape[-1]
         self.maxent = None if dims else math.log(classes) if classes > 1 else None
         self._entropy: Tensor | None = None
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]
-        return Categorical(self.raw, self.dims, self.unimix).logits
+        raw = self.raw[..., : self.classes]
+        return Categorical(raw, self.dims, self.unimix).logits
 
     def sample(self, dice: Dice) -> Int[Tensor, "*any"]:
         rows, tile = _rows(self.raw.detach())
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
-            clocks = dice.clocks(rows)
-            grid = (triton.cdiv(len(rows), tile[0]),)
-            _draw[grid](rows, clocks, index, self.unimix, *rows.shape, *tile)
+            clocks = dice.clocks(rows[:, : self.classes])
+            grid, sizes = (
+                (triton.cdiv(len(rows), tile[0]),),
+                (*rows.shape, self.classes),
+            )
+            _draw[grid](rows, clocks, index, self.unimix, *sizes, *tile)
         return index.reshape(self.raw.shape[:-1])
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
         both: Any = _Both
         logp, entropy = both.apply(
-            self.raw.reshape(-1, self.raw.shape[-1]), event.reshape(-1), self.unimix
+            self.raw.reshape(-1, self.raw.shape[-1]),
+            event.reshape(-1),
+            self.unimix,
+            self.classes,
         )
         self._entropy = self._sum(entropy)
         return self._sum(logp)
@@ -76,17 +90,17 @@ class FastCategorical(Categorical):
 class _Both(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, event: Tensor, unimix: float
+        ctx: Any, logits: Tensor, event: Tensor, unimix: float, classes: int
     ) -> tuple[Tensor, Tensor]:
         (logits, tile), event = _rows(logits), event.long().contiguous()
         logp, entropy = torch.empty(2, len(logits), device=logits.device)
         if len(logits):
             _both[(triton.cdiv(len(logits), tile[0]),)](
-                *(logits, event, logp, entropy, unimix, *logits.shape),
+                *(logits, event, logp, entropy, unimix, *logits.shape, classes),
                 *(unimix > 0, *tile),
             )
         ctx.save_for_backward(logits, event)
-        ctx.unimix = unimix
+        ctx.unimix, ctx.classes = unimix, classes
         return logp, entropy
 
     @staticmethod
@@ -98,24 +112,24 @@ class _Both(torch.autograd.Function):
         if len(logits):
             _both_backward[(triton.cdiv(len(logits), tile[0]),)](
                 *(logits, event, dlogp.contiguous(), dentropy.contiguous(), dlogits),
-                *(ctx.unimix, *logits.shape, ctx.unimix > 0, *tile),
+                *(ctx.unimix, *logits.shape, ctx.classes, ctx.unimix > 0, *tile),
             )
-        return dlogits, None, None
+        return dlogits, None, None, None
 
 
 def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """Logits as a matrix, and rows and columns of one program's tile."""
-    classes = logits.shape[-1]
-    wide = max(16, int(triton.next_power_of_2(classes)))
-    return logits.reshape(-1, classes).contiguous(), (max(1, 1024 // wide), wide)
+    columns = logits.shape[-1]
+    wide = max(16, int(triton.next_power_of_2(columns)))
+    return logits.reshape(-1, columns).contiguous(), (max(1, 1024 // wide), wide)
 
 
 @triton.jit
 @no_type_check
-def _softmax(logits, row, col, rows, classes, unimix, MIXED: tl.constexpr):
+def _softmax(logits, row, col, rows, apart, classes, unimix, MIXED: tl.constexpr):
     """The softmax, the probabilities after mixing, and their logarithms."""
     inside = (row < rows) & (col < classes)
-    v = tl.load(logits + row * classes + col, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
     v = tl.where(row < rows, v, 0.0)
     v -= tl.max(v, 1)[:, None]
     total = tl.sum(tl.exp(v), 1)[:, None]
@@ -137,13 +151,14 @@ def _draw(
     index,
     unimix,
     rows,
+    apart,
     classes,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    _, p, _ = _softmax(logits, row, col, rows, classes, unimix, True)
+    _, p, _ = _softmax(logits, row, col, rows, apart, classes, unimix, True)
     inside = (row < rows) & (col < classes)
     clock = tl.load(clocks + row * classes + col, inside, 1.0)
     first = tl.argmax(tl.where(inside, p / clock, -1.0), 1)
@@ -160,6 +175,7 @@ def _both(
     entropy,
     unimix,
     rows,
+    apart,
     classes,
     MIXED: tl.constexpr,
     R: tl.constexpr,
@@ -167,7 +183,7 @@ def _both(
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    _, p, log = _softmax(logits, row, col, rows, classes, unimix, MIXED)
+    _, p, log = _softmax(logits, row, col, rows, apart, classes, unimix, MIXED)
     chosen = tl.load(event + row, row < rows, 0)
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(logp + row, tl.sum(tl.where(col == chosen, log, 0.0), 1), row < rows)
@@ -184,6 +200,7 @@ def _both_backward(
     dlogits,
     unimix,
     rows,
+    apart,
     classes,
     MIXED: tl.constexpr,
     R: tl.constexpr,
@@ -191,7 +208,7 @@ def _both_backward(
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    s, p, log = _softmax(logits, row, col, rows, classes, unimix, MIXED)
+    s, p, log = _softmax(logits, row, col, rows, apart, classes, unimix, MIXED)
     chosen = col == tl.load(event + row, row < rows, 0)
     # d log p / d s, times s, is not computed where p may be zero
     if MIXED:
@@ -204,5 +221,5 @@ def _both_backward(
     slope -= s * tl.sum(slope, 1)[:, None]
     value = tl.load(dlogp + row, row < rows, 0.0) * picked
     value += tl.load(dentropy + row, row < rows, 0.0) * slope
-    place = row * classes + col
-    tl.store(dlogits + place, value, (row < rows) & (col < classes))
+    value = tl.where(col < classes, value, 0.0)
+    tl.store(dlogits + row * apart + col, value, (row < rows) & (col < apart))

@@ -10,8 +10,11 @@ import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
+
+from reverie.nets.blocks import Linear
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -20,6 +23,19 @@ def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels take such tensors; if not, the plain part does the work."""
     here = device.type == "cuda" or bool(triton.knobs.runtime.interpret)
     return here and dtype in DTYPES
+
+
+def padded_linear(layer: Linear, x: Tensor) -> Tensor:
+    """A dense layer, with zeros after its outputs up to a multiple of eight.
+
+    A product with an odd number of columns, and its gradients, are several times slower
+    than one whose rows begin at aligned addresses.
+    """
+    weight, bias = layer.cast(x.dtype)
+    more = -len(bias) % 8
+    if more:
+        weight, bias = F.pad(weight, (0, 0, 0, more)), F.pad(bias, (0, more))
+    return F.linear(x, weight, bias)
 
 
 def differentiable(function: Any, *inputs: Any) -> Tensor:

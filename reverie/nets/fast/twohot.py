@@ -11,7 +11,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.fast.launch import can_launch, differentiable
+from reverie.nets.blocks import Linear
+from reverie.nets.fast.launch import can_launch, differentiable, padded_linear
 from reverie.nets.heads import Head
 from reverie.nets.outs import Output, TwoHot
 
@@ -24,30 +25,33 @@ class FastHead(Head):
         bins = dict(self.named_buffers(recurse=False)).get("bins")
         if bins is None or len(bins) > MOST or not can_launch(feat.device, feat.dtype):
             return super().forward(feat)
-        return FastTwoHot(self.head["logits"](self.mlp(feat)), bins)
+        layer: Linear = self.head["logits"]  # type: ignore[assignment]
+        return FastTwoHot(padded_linear(layer, self.mlp(feat)), bins)
 
 
 class FastTwoHot(TwoHot):
-    def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
+    """Whose logits may be followed by columns of padding."""
+
+    def __init__(self, logits: Float[Tensor, "*b _"], bins: Float[Tensor, " N"]):
         self.raw, self.bins = logits, bins
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]
-        return self.raw.float()
+        return self.raw[..., : len(self.bins)].float()
 
     def pred(self) -> Float[Tensor, "*b"]:
         if self.raw.requires_grad and torch.is_grad_enabled():
             return super().pred()
-        rows = self.raw.detach().reshape(-1, len(self.bins)).contiguous()
+        rows = self.raw.detach().reshape(-1, self.raw.shape[-1]).contiguous()
         mean = torch.empty(len(rows), device=rows.device)
         if len(rows):
             tall, wide = _tile(rows)
-            grid = (triton.cdiv(len(rows), tall),)
-            _mean[grid](rows, self.bins, mean, *rows.shape, tall, wide)
+            grid, sizes = (triton.cdiv(len(rows), tall),), _sizes(rows, self.bins)
+            _mean[grid](rows, self.bins, mean, *sizes, tall, wide)
         return mean.reshape(self.raw.shape[:-1])
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        rows = self.raw.reshape(-1, len(self.bins))
+        rows = self.raw.reshape(-1, self.raw.shape[-1])
         flat = target.detach().float().expand(self.raw.shape[:-1]).reshape(-1)
         return differentiable(_Loss, rows, self.bins, flat).reshape(target.shape)
 
@@ -59,8 +63,8 @@ class _Loss(torch.autograd.Function):
         loss = torch.empty_like(target)
         if len(target):
             tall, wide = _tile(logits)
-            grid = (triton.cdiv(len(logits), tall),)
-            _loss[grid](logits, bins, target, loss, *logits.shape, tall, wide)
+            grid, sizes = (triton.cdiv(len(logits), tall),), _sizes(logits, bins)
+            _loss[grid](logits, bins, target, loss, *sizes, tall, wide)
         ctx.save_for_backward(logits, bins, target)
         return loss
 
@@ -72,9 +76,14 @@ class _Loss(torch.autograd.Function):
             tall, wide = _tile(logits)
             _loss_backward[(triton.cdiv(len(logits), tall),)](
                 *(logits, bins, target, grad.contiguous(), dlogits),
-                *(*logits.shape, tall, wide),
+                *(*_sizes(logits, bins), tall, wide),
             )
         return dlogits, None, None
+
+
+def _sizes(logits: Tensor, bins: Tensor) -> tuple[int, int, int]:
+    """How many rows there are, how far they are apart, and how many bins they have."""
+    return *logits.shape, len(bins)
 
 
 def _tile(logits: Tensor) -> tuple[int, int]:
@@ -85,17 +94,17 @@ def _tile(logits: Tensor) -> tuple[int, int]:
 
 @triton.jit
 @no_type_check
-def _mean(logits, bins, mean, rows, count, R: tl.constexpr, C: tl.constexpr):
+def _mean(logits, bins, mean, rows, apart, count, R: tl.constexpr, C: tl.constexpr):
     """Mirror bins cancel in pairs, so that equal probabilities give exactly 0."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
     low = float("-inf")
-    right = tl.load(logits + row * count + col, inside, low).to(tl.float32)
+    right = tl.load(logits + row * apart + col, inside, low).to(tl.float32)
     top = tl.max(right, 1)[:, None]
     right = tl.exp(right - top)
     upper = inside & (col >= count - count // 2)
-    left = tl.load(logits + row * count + count - 1 - col, upper, low).to(tl.float32)
+    left = tl.load(logits + row * apart + count - 1 - col, upper, low).to(tl.float32)
     left = tl.exp(left - top)
     gain = (right - left) / tl.sum(right, 1)[:, None]
     value = tl.load(bins + col, upper, 0.0) * tl.where(upper, gain, 0.0)
@@ -122,12 +131,14 @@ def _around(bins, target, row, rows, col, count):
 
 @triton.jit
 @no_type_check
-def _loss(logits, bins, target, loss, rows, count, R: tl.constexpr, C: tl.constexpr):
+def _loss(
+    logits, bins, target, loss, rows, apart, count, R: tl.constexpr, C: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
     below, above, share = _around(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * count + col, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
     v -= tl.max(v, 1)[:, None]
     total = tl.log(tl.sum(tl.exp(v), 1))
     weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
@@ -145,6 +156,7 @@ def _loss_backward(
     grad,
     dlogits,
     rows,
+    apart,
     count,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -153,9 +165,10 @@ def _loss_backward(
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
     below, above, share = _around(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * count + col, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
     v = tl.exp(v - tl.max(v, 1)[:, None])
     v /= tl.sum(v, 1)[:, None]
     weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
     scale = tl.load(grad + row, row < rows, 0.0)
-    tl.store(dlogits + row * count + col, scale * (v - weight), inside)
+    value = tl.where(inside, scale * (v - weight), 0.0)
+    tl.store(dlogits + row * apart + col, value, (row < rows) & (col < apart))
