@@ -90,6 +90,12 @@ def avoid_crashes(device: torch.device, precision: str) -> None:
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
+def be_quick(device: torch.device) -> None:
+    """Let cuDNN try which of its algorithms is the fastest for each convolution."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+
+
 def seed_everything(seed: int) -> None:
     """Seed the global generators; agents and replay have their own besides."""
     random.seed(seed)

@@ -95,6 +95,8 @@ class Run:
         device.seed_everything(config.seed)
         if config.deterministic:
             device.be_deterministic()
+        else:
+            device.be_quick(self.device)
         self.device = device.pick_device(config.device)
         self.precision = device.pick_precision(config.precision, self.device)
         self.overlap = device.pick_overlap(
