@@ -93,11 +93,11 @@ class Run:
         self.stopper.__enter__()
         self._closing.append(lambda: self.stopper.__exit__(None, None, None))
         device.seed_everything(config.seed)
+        self.device = device.pick_device(config.device)
         if config.deterministic:
             device.be_deterministic()
         else:
             device.be_quick(self.device)
-        self.device = device.pick_device(config.device)
         self.precision = device.pick_precision(config.precision, self.device)
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
