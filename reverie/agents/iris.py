@@ -76,7 +76,6 @@ class Iris:
         seed: int = 0,
         compile: str = "none",
         overlap: bool = False,
-        overlap: bool = False,
     ):
         if precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)
@@ -210,18 +209,19 @@ class Iris:
         assert name is not None, "nothing is due while steps are collected"
         # In the first epoch every episode counts the same, however often it is seen.
         feed.tally(name, self.rhythm.epoch > 1)
-        metrics = self.update(name, feed)
+        rounds = getattr(self.config.learn, name).accumulate
+        metrics = self.update(name, [feed(name) for _ in range(rounds)])
         metrics["epoch"] = self.rhythm.epoch
         self.rhythm.trained()
         return metrics
 
-    def update(self, name: str, feed: Feed) -> Metrics:
-        """One update of a part, from as many batches as it accumulates."""
-        opt, rounds = self.opts[name], getattr(self.config.learn, name).accumulate
+    def update(self, name: str, batches: list[Batch]) -> Metrics:
+        """One update of a part, from the gradients of all batches together."""
+        opt, rounds = self.opts[name], len(batches)
         total, found = torch.zeros((), device=self.device), dict[str, Any]()
         grads: list[Tensor] = []
-        for _ in range(rounds):
-            losses, metrics = self.losses(name, self._segment(feed(name)))
+        for batch in batches:
+            losses, metrics = self.losses(name, self._segment(batch))
             loss = torch.stack([x.mean() for x in losses.values()]).sum() / rounds
             new = opt.gradients(loss)
             if grads:

@@ -258,7 +258,7 @@ class PixelActorCritic(nn.Module):
             returns = lambda_return(
                 reward, values, never, done, config.discount, config.lam
             )
-            mask = done[:, :-1].cumsum(1) == 0  # up to and including the first end
+            mask = end[:, :-1].long().cumsum(1) == 0  # up to and including the first
         policy = Categorical(opinion.policy)
         advantage = returns - values[:, :-1]
         entropy = policy.entropy()

@@ -1,0 +1,134 @@
+"""When Δ-IRIS collects, and which part it trains when."""
+
+from __future__ import annotations
+
+import pytest
+
+from reverie.agents.epochs import TURN, Epochs, EpochsConfig, Share
+from reverie.api import Rhythm, UserError
+from reverie.run.config import resolve
+
+
+def make(shares=None, **settings) -> Epochs:
+    usual = {"epochs": 4, "collect_epochs": 3, "first_steps": 20, "steps": 5}
+    return Epochs(
+        EpochsConfig(**{**usual, **settings}),
+        shares or {"a": Share(2, 6, 0), "b": Share(3, 0, 1)},
+    )
+
+
+def run(rhythm: Epochs, envs: int = 1) -> list:
+    """What happens, turn by turn: numbers of steps taken, names of parts trained."""
+    history, taken = [], 0
+    while not rhythm.finished:
+        if rhythm.collects:
+            rhythm.took(envs)
+            taken += envs
+        for _ in range(rhythm.updates_due(taken)):
+            if taken:
+                history.append(taken)
+                taken = 0
+            history.append(rhythm.part)
+            rhythm.trained()
+    return history
+
+
+def test_it_is_a_rhythm():
+    assert isinstance(make(), Rhythm)
+
+
+def test_an_epoch_collects_and_then_trains_each_part_in_turn():
+    assert run(make()) == [
+        *(20, *"aaaaaa"),  # b begins after the first epoch
+        *(5, *"aabbb"),
+        *(5, *"aabbb"),
+        *"aabbb",  # the last epoch only trains
+    ]
+
+
+def test_what_is_collected_too_much_counts_for_the_next_epoch():
+    history = run(make(first_steps=20), envs=8)
+    taken = [n for n in history if isinstance(n, int)]
+    assert taken == [24, 8]  # 20, 25 and 30 are reached after 24, 32 and 32 steps
+    assert history.count("a") == 6 + 2 + 2 + 2
+
+
+def test_the_first_epoch_is_random_only_if_it_has_steps_of_its_own():
+    rhythm = make()
+    assert rhythm.is_random
+    rhythm.took(20)
+    while not rhythm.collects:
+        rhythm.trained()
+    assert rhythm.epoch == 2
+    assert not rhythm.is_random
+    assert not make(first_steps=0).is_random
+
+
+def test_epochs_without_training_pass_by():
+    """As in Atari: five epochs of collecting before anything is trained."""
+    rhythm = make({"a": Share(2, 9, 5)}, epochs=7, collect_epochs=7)
+    assert run(rhythm) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
+    assert rhythm.phase == 7
+
+
+def test_a_turn_is_short():
+    rhythm = make({"a": Share(1000, 0, 0)})
+    rhythm.took(20)
+    assert rhythm.updates_due(20) == TURN
+    assert not rhythm.collects
+
+
+def test_nothing_is_due_while_collecting():
+    rhythm = make()
+    assert rhythm.updates_due(0) == 0
+    assert rhythm.part is None
+    rhythm.took(19)
+    assert rhythm.collects
+    rhythm.took(1)
+    assert not rhythm.collects
+    assert rhythm.phase == 1
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 20, 26, 33])
+def test_it_resumes_where_it_was_even_within_a_part(at):
+    def turn(rhythm):
+        if rhythm.collects:
+            rhythm.took(1)
+            return None
+        name = rhythm.part
+        rhythm.trained()
+        return name
+
+    whole, split = make(), make()
+    expected = [turn(whole) for _ in range(45)]
+    found = [turn(split) for _ in range(at)]
+    resumed = make()
+    resumed.load_state_dict(split.state_dict())
+    assert (resumed.phase, resumed.left) == (split.phase, split.left)
+    found += [turn(resumed) for _ in range(at, 45)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("block", "steps", "updates"),
+    [
+        ("iris_crafter", 100_000 + 990 * 10_000, [5000 + 999 * 500, 2500 + 999 * 500]),
+        ("iris_atari", 2000 + 490 * 200, [595 * 200, 550 * 120]),
+    ],
+)
+def test_the_presets_add_up_to_the_original_s_totals(block, steps, updates):
+    config = resolve([block]).iris
+    parts = ("tokenizer", "world_model", "actor_critic")
+    shares = {name: getattr(config.learn, name).share for name in parts}
+    rhythm = Epochs(config.schedule, shares)
+    assert rhythm.config.first_steps == steps - rhythm.config.steps * (
+        config.schedule.collect_epochs - 1
+    )
+    every = range(1, config.schedule.epochs + 1)
+    for name, total in zip(parts, updates, strict=False):
+        assert sum(shares[name].in_epoch(epoch) for epoch in every) == total
+
+
+def test_an_empty_schedule_is_refused():
+    with pytest.raises(UserError, match="at least one epoch"):
+        EpochsConfig(steps=0)

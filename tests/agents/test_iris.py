@@ -1,0 +1,509 @@
+"""Δ-IRIS as an agent: acting, learning part by part, keeping, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.agents.iris import Iris, to_segment
+from reverie.agents.iris_config import PARTS, IrisConfig
+from reverie.api import Agent, Space, UserError, Window
+from reverie.data.feed import ReplayFeed
+from reverie.data.replay import Replay, ReplayConfig
+from reverie.envs.catch import Catch, CatchConfig
+from reverie.envs.pool import LocalPool, PoolConfig
+from reverie.run.config import resolve
+from reverie.run.parts import rest_at_end
+
+FLAG = Space(np.dtype(bool))
+FLAGS = {
+    "reward": Space(np.dtype(np.float32)),
+    "is_first": FLAG,
+    "is_last": FLAG,
+    "is_terminal": FLAG,
+}
+
+
+def settings(**flags) -> IrisConfig:
+    return resolve(["iris_tiny"], flags={"task": "catch", **flags}).iris
+
+
+def make_env(index=0):
+    return Catch(CatchConfig(size=(8, 8)), index)
+
+
+def make_agent(config=None, seed=0, env=None, **spaces) -> Iris:
+    env = env or make_env()
+    return Iris(
+        spaces.get("obs_space", env.obs_space),
+        spaces.get("act_space", env.act_space),
+        config or settings(),
+        device=torch.device("cpu"),
+        seed=seed,
+    )
+
+
+def lived(agent, steps=60, envs=3, seed=0):
+    """A feed from a replay in which the agent has lived for a while."""
+    pool = LocalPool(make_env, envs, PoolConfig())
+    replay = Replay(
+        {**pool.obs_space, **pool.act_space},
+        {},
+        ReplayConfig(storage="ram"),
+        capacity=1000,
+        streams=envs,
+        windows=agent.diet,
+        directory=None,
+        seed=seed,
+    )
+    obs, memory = pool.reset(), agent.initial(envs)
+    for _ in range(steps):
+        memory, action, _ = agent.policy(memory, obs)
+        action = rest_at_end(action, obs)
+        replay.add({**obs, **action})
+        obs = pool.step(action)
+    return ReplayFeed(replay, agent.diet)
+
+
+def weights(agent, name):
+    return {k: v.clone() for k, v in agent.components()[name].state_dict().items()}
+
+
+def changed(before, after):
+    return any(not torch.equal(before[key], after[key]) for key in before)
+
+
+def rows(images, first=False, last=False):
+    count = len(images)
+    return {
+        "image": images,
+        "reward": np.zeros(count, np.float32),
+        "is_first": np.full(count, first),
+        "is_last": np.full(count, last),
+        "is_terminal": np.full(count, False),
+    }
+
+
+def frames(seed, count=2):
+    return np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), np.uint8)
+
+
+# The contract
+
+
+def test_it_is_an_agent_with_a_diet_for_each_part():
+    agent = make_agent()
+    assert isinstance(agent, Agent)
+    assert set(agent.diet) == {*PARTS, "report"}
+    learn = agent.config.learn
+    tokenizer, actor = agent.diet["tokenizer"], agent.diet["actor_critic"]
+    # one row more than frames: the last one tells what became of the action before it
+    assert tokenizer.length == learn.tokenizer.length + 1
+    assert actor.length == agent.config.actor_critic.burn_in + 2
+    assert (tokenizer.pad, actor.pad) == ("both", "left")
+    assert (tokenizer.batch, actor.batch) == (
+        learn.tokenizer.batch,
+        learn.actor_critic.batch,
+    )
+
+
+def test_seeds_decide_weights():
+    a, b, c = make_agent(), make_agent(), make_agent(seed=1)
+    for name in PARTS:
+        assert not changed(weights(a, name), weights(b, name))
+        assert changed(weights(a, name), weights(c, name))
+    critic = a.actor_critic.online.critic
+    assert not critic.weight.any()
+    assert not critic.bias.any()
+    assert not changed(
+        a.actor_critic.online.state_dict(), a.actor_critic.target.state_dict()
+    )
+
+
+def test_only_dense_weights_of_tokenizer_and_world_model_decay():
+    agent = make_agent()
+    for name in PARTS:
+        opt = agent.opts[name]
+        found = {
+            n for n, t in opt.parameters.items() if any(t is d for d in opt.decays)
+        }
+        assert all(n.endswith(".weight") for n in found)
+        assert not [n for n in found if ".layers." in n and "frame" in n]
+    assert agent.opts["actor_critic"].config.wd == 0
+    assert agent.opts["tokenizer"].decays
+
+
+# Acting
+
+
+def test_the_first_epoch_acts_at_random_and_counts_its_actions():
+    agent = make_agent(settings(**{"iris.schedule.first_steps": 40}))
+    agent.actor_critic.online.actor.bias.data[:] = torch.tensor([99.0, 0.0, 0.0])
+    obs, memory = rows(frames(0, 10)), agent.initial(10)
+    chosen = []
+    while agent.rhythm.epoch == 1 and agent.rhythm.collects:
+        memory, action, _ = agent.policy(memory, obs)
+        chosen += action["action"].tolist()
+    assert len(chosen) == 40
+    assert len(set(chosen)) == 3
+    assert not agent.rhythm.collects
+    # rows that close an episode are no steps, nor are those of evaluation
+    taken = agent.rhythm.taken
+    agent.policy(memory, rows(frames(0, 10), last=True))
+    agent.policy(memory, obs, mode="eval")
+    assert agent.rhythm.taken == taken
+
+
+def past_the_first(agent):
+    agent.rhythm.load_state_dict({**agent.rhythm.state_dict(), "epoch": 2})
+    return agent
+
+
+@pytest.mark.parametrize("coin", ["vector", "each"])
+def test_one_coin_for_all_or_one_for_each(coin):
+    flags = {"iris.acting.epsilon": 0.5, "iris.acting.coin": coin}
+    agent = past_the_first(make_agent(settings(**flags)))
+    agent.actor_critic.online.actor.bias.data[:] = torch.tensor([99.0, 0.0, 0.0])
+    obs, memory = rows(frames(0, 16)), agent.initial(16)
+    mixed = 0
+    for _ in range(40):
+        memory, action, _ = agent.policy(memory, obs)
+        explored = (action["action"] != 0).sum()
+        mixed += 0 < explored < 5  # of 16, about 11 are not 0 when all explore
+    assert (mixed > 5) == (coin == "each")
+
+
+def test_the_likeliest_action_on_request():
+    agent = make_agent(settings(**{"iris.acting.eval_sample": False}))
+    obs, memory = rows(frames(3, 5)), agent.initial(5)
+    first = agent.policy(memory, obs, mode="eval")[1]["action"]
+    for _ in range(5):
+        again = agent.policy(memory, obs, mode="eval")[1]["action"]
+        np.testing.assert_array_equal(first, again)
+
+
+def test_a_stretch_of_acting_begins_with_a_look_back():
+    agent = past_the_first(make_agent())
+    net, burn_in = agent.actor_critic, agent.config.actor_critic.burn_in
+    a, b, c = frames(0), frames(1), frames(2)
+    memory, *_ = agent.policy(agent.initial(2), rows(a, first=True))
+    with torch.no_grad():
+        black = net.burn_in(torch.zeros(2, burn_in, 8, 8, 3, dtype=torch.uint8))
+        wanted, _ = net.online(black, torch.tensor(a)[:, None])
+    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    memory, *_ = agent.policy(memory, rows(b))
+    with torch.no_grad():
+        wanted, _ = net.online(wanted, torch.tensor(b)[:, None])
+    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    # the next epoch: forget, and watch the newest frames again
+    agent.rhythm.epoch += 1
+    memory, *_ = agent.policy(memory, rows(c))
+    newest = torch.stack([torch.tensor(x) for x in (a, b)], 1)[:, -burn_in:]
+    with torch.no_grad():
+        wanted, _ = net.online(net.burn_in(newest), torch.tensor(c)[:, None])
+    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+
+
+def test_an_episode_that_begins_on_the_way_begins_empty():
+    agent = past_the_first(make_agent())
+    memory, *_ = agent.policy(agent.initial(2), rows(frames(0), first=True))
+    memory, *_ = agent.policy(memory, rows(frames(1), last=True))
+    memory, *_ = agent.policy(memory, rows(frames(2), first=True))
+    with torch.no_grad():
+        net = agent.actor_critic.online
+        wanted, _ = net(net.initial(2), torch.tensor(frames(2))[:, None])
+    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    assert torch.equal(memory.frames[:, -1], torch.tensor(frames(2)))
+    assert not memory.frames[:, :-1].any()
+
+
+def test_environments_do_not_see_each_other():
+    agent = past_the_first(make_agent())
+    both, _, _ = agent.policy(agent.initial(2), rows(frames(0), first=True))
+    alone, _, _ = agent.policy(agent.initial(1), rows(frames(0)[1:], first=True))
+    torch.testing.assert_close(both.recall.hidden[1:], alone.recall.hidden)
+
+
+# Learning
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_update_changes_its_part_and_no_other(name):
+    agent = make_agent()
+    feed = lived(agent)
+    before = {part: weights(agent, part) for part in PARTS}
+    metrics = agent.update(name, [feed(name)])
+    assert all(torch.isfinite(torch.as_tensor(x)).all() for x in metrics.values())
+    assert metrics["opt/nonfinite_in_row"] == 0
+    for part in PARTS:
+        assert changed(before[part], weights(agent, part)) == (part == name)
+
+
+def test_the_parts_are_trained_in_turn():
+    flags = {f"iris.learn.{name}.first_steps": 2 for name in PARTS}
+    flags["iris.schedule.first_steps"] = 30
+    agent = make_agent(settings(**flags))
+    feed = lived(agent, steps=16)
+    seen = []
+    while not agent.rhythm.collects:
+        metrics = agent.train(feed)
+        seen += {key.split("/")[1] for key in metrics if key.startswith("loss/")}
+    assert seen == [name for name in PARTS for _ in range(2)]
+    assert agent.rhythm.epoch == 2
+
+
+def test_uses_count_from_the_second_epoch_on():
+    agent = make_agent()
+    feed = lived(agent)
+    cutter = feed.replay._cursors["tokenizer"].cutter
+    agent.rhythm.taken = 10**6
+    agent.train(feed)
+    assert not cutter.counts.any()
+    agent.rhythm.epoch = 2
+    agent.train(feed)
+    assert cutter.counts.sum() == agent.config.learn.tokenizer.batch
+
+
+def test_accumulated_batches_are_one_larger_batch():
+    config = settings(**{"iris.learn.world_model.batch": 4})
+    once, twice = make_agent(config), make_agent(config)
+    feed = lived(once)
+    batch = feed("world_model")
+    batch["mask"][:] = True  # so that all batches count the same
+    halves = [
+        {k: v[:2] for k, v in batch.items()},
+        {k: v[2:] for k, v in batch.items()},
+    ]
+    once.update("world_model", [batch])
+    twice.update("world_model", halves)
+    for key, value in weights(once, "world_model").items():
+        torch.testing.assert_close(
+            value, weights(twice, "world_model")[key], atol=2e-4, rtol=0
+        )
+
+
+def test_the_target_follows_slowly():
+    agent = make_agent()
+    feed = lived(agent)
+    agent.actor_critic.online.actor.bias.data += 1
+    before = agent.actor_critic.target.actor.bias.clone()
+    agent.update("actor_critic", [feed("actor_critic")])
+    moved = agent.actor_critic.target.actor.bias - before
+    torch.testing.assert_close(moved, torch.full((3,), 0.005), atol=1e-6, rtol=0)
+
+
+def test_a_broken_batch_changes_no_weights():
+    agent = make_agent()
+    feed = lived(agent)
+    batch = feed("world_model")
+    batch["reward"][:] = float("nan")
+    before = weights(agent, "world_model")
+    metrics = agent.update("world_model", [batch])
+    assert metrics["opt/nonfinite_in_row"] == 1
+    assert not changed(before, weights(agent, "world_model"))
+    assert agent.nonfinite()[0] == "loss/world_model/rewards"
+
+
+@pytest.fixture
+def _without_onednn():
+    """Whose half precision ends the process on some machines."""
+    before = torch.backends.mkldnn.set_flags(False)
+    yield
+    torch.backends.mkldnn.set_flags(*before)
+
+
+@pytest.mark.usefixtures("_without_onednn")
+def test_dreams_follow_the_world_in_half_precision():
+    env = make_env()
+    agent = Iris(
+        env.obs_space,
+        env.act_space,
+        settings(),
+        device=torch.device("cpu"),
+        precision="bfloat16",
+    )
+    feed = lived(agent)
+    agent.update("tokenizer", [feed("tokenizer")])
+    agent.update("actor_critic", [feed("actor_critic")])
+    assert agent.dreamt is not agent.world
+    assert next(agent.dreamt.parameters()).dtype == torch.bfloat16
+    mine = agent.world.tokenizer.quantizer.codebook
+    torch.testing.assert_close(agent.dreamt.tokenizer.quantizer.codebook, mine)
+
+
+# Time
+
+
+def test_rewards_and_ends_belong_to_the_action_that_earned_them():
+    """And back: nothing but the last observation is lost."""
+    length = 5
+    image = torch.arange(1, length + 1, dtype=torch.uint8)
+    image = image[:, None, None, None].expand(length, 8, 8, 3)[None]
+    batch = {
+        "image": image,
+        "action": torch.tensor([[3, 1, 2, 4, 0]]),
+        "reward": torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]),
+        "is_last": torch.tensor([[False] * 4 + [True]]),
+        "is_terminal": torch.tensor([[False] * 5]),
+        "mask": torch.ones(1, length, dtype=torch.bool),
+    }
+    segment = to_segment(batch, "image", "action", 0)
+    assert segment.image[0, :, 0, 0, 0].tolist() == [1, 2, 3, 4]
+    assert segment.action.tolist() == [[3, 1, 2, 4]]
+    assert segment.reward.tolist() == [[1, 2, 3, 4]]
+    assert segment.end.tolist() == [[False, False, False, True]]
+    assert segment.real.all()
+    back = torch.cat([torch.zeros(1, 1), segment.reward], 1)
+    assert torch.equal(back, batch["reward"])
+    # a time limit is an end, unless told otherwise
+    assert not to_segment(batch, "image", "action", 0, "is_terminal").end.any()
+    # actions may count from another number
+    assert to_segment(batch, "image", "action", 1).action.tolist() == [[2, 0, 1, 3]]
+
+
+# Looking and keeping
+
+
+def test_a_report_draws_what_the_world_sees_and_dreams():
+    agent = make_agent()
+    feed = lived(agent)
+    before = {part: weights(agent, part) for part in PARTS}
+    report = agent.report(feed)
+    for key in ("reconstruction/image", "openloop/image", "dream/image"):
+        assert report[key].ndim == 4
+        assert report[key].dtype == np.uint8
+    assert report["tokens/usage"].ndim == 3
+    assert 0 <= report["codebook/entropy"] <= 5.01  # of 32 codes
+    assert report["codebook/perplexity"] <= 32.1
+    assert {f"loss/tokenizer/{k}" for k in ("l1", "l2", "worst", "commit")} <= set(
+        report
+    )
+    for part in PARTS:
+        assert not changed(before[part], weights(agent, part))
+
+
+def test_a_saved_agent_goes_on_as_it_would_have():
+    agent = make_agent()
+    feed = lived(agent)
+    for name in PARTS:
+        agent.update(name, [feed(name)])
+    state = agent.state_dict()
+    state = torch.utils._pytree.tree_map(
+        lambda x: x.clone() if isinstance(x, torch.Tensor) else x, state
+    )
+    twin = make_agent(seed=5)
+    twin.load_state_dict(state)
+    batches = {name: feed(name) for name in PARTS}
+    for name in PARTS:
+        agent.update(name, [batches[name]])
+        twin.update(name, [batches[name]])
+        assert not changed(weights(agent, name), weights(twin, name))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_each_part_can_be_loaded_alone(name):
+    source, target = make_agent(seed=1), make_agent(seed=2)
+    before = {part: weights(target, part) for part in PARTS}
+    assert target.load_weights(source.state_dict(), name) == [name]
+    for part in PARTS:
+        assert changed(before[part], weights(target, part)) == (part == name)
+    assert not changed(weights(source, name), weights(target, name))
+
+
+def test_parts_of_another_configuration_are_refused():
+    other = make_agent(settings(**{"iris.actor_critic.width": 32}), seed=1)
+    agent = make_agent()
+    with pytest.raises(UserError, match=r"(?s)actor_critic\..*Fix:"):
+        agent.load_weights(other.state_dict())
+    assert agent.load_weights(other.state_dict(), "tokenizer|world_model") == [
+        "tokenizer",
+        "world_model",
+    ]
+    with pytest.raises(UserError, match="No component"):
+        agent.load_weights(other.state_dict(), "encoder")
+
+
+# What it refuses
+
+
+def test_continuous_actions_are_refused():
+    act = {"action": Space(np.dtype(np.float32), (2,), -1, 1)}
+    with pytest.raises(UserError, match=r"(?s)continuous.*Fix:"):
+        make_agent(act_space=act)
+
+
+def test_several_actions_are_refused():
+    choice = Space(np.dtype(np.int32), (), 0, 3)
+    with pytest.raises(UserError, match="one discrete action"):
+        make_agent(act_space={"action": choice, "switch": choice})
+    with pytest.raises(UserError, match="one discrete action"):
+        make_agent(act_space={"action": Space(np.dtype(np.int32), (2,), 0, 3)})
+
+
+def test_images_are_needed_and_chosen():
+    image = make_env().obs_space["image"]
+    vector = {"vector": Space(np.dtype(np.float32), (3,)), **FLAGS}
+    with pytest.raises(UserError, match="shows none"):
+        make_agent(obs_space=vector)
+    two = {"left": image, "right": image, **FLAGS}
+    with pytest.raises(UserError, match="left, right"):
+        make_agent(obs_space=two)
+    assert (
+        make_agent(settings(**{"iris.image": "right"}), obs_space=two).image == "right"
+    )
+    with pytest.raises(UserError, match="'up'"):
+        make_agent(settings(**{"iris.image": "up"}), obs_space=two)
+    assert make_agent(obs_space={**two, "image": image}).image == "image"
+
+
+@pytest.mark.parametrize("side", [7, 10])
+def test_sizes_that_do_not_work_are_named_with_those_that_do(side):
+    image = Space(np.dtype(np.uint8), (side, side, 3))
+    with pytest.raises(UserError, match=r"(?s)Images of.*Fix:"):
+        make_agent(obs_space={"image": image, **FLAGS})
+
+
+def test_settings_that_cannot_work_are_refused():
+    for flags, why in (
+        ({"iris.actor_critic.horizon": 20}, "longer than the 10"),
+        ({"iris.learn.world_model.length": 11}, "longer than the 10"),
+        ({"iris.learn.tokenizer.length": 1}, "two frames"),
+        ({"iris.acting.temperature": 0.0}, "above zero"),
+        ({"iris.acting.epsilon": 1.5}, "probability"),
+        ({"iris.learn.tokenizer.accumulate": 0}, "at least one"),
+        ({"iris.actor_critic.width": 0}, "at least 1"),
+    ):
+        with pytest.raises(UserError, match=why):
+            settings(**flags)
+    env = make_env()
+    with pytest.raises(UserError, match="float16"):
+        Iris(
+            env.obs_space,
+            env.act_space,
+            settings(),
+            device=torch.device("cpu"),
+            precision="float16",
+        )
+
+
+def test_episodes_shorter_than_a_sequence_are_padded():
+    """Catch lasts five steps; sequences of nine frames see it whole."""
+    flags = {f"iris.learn.{name}.length": 9 for name in ("tokenizer", "world_model")}
+    agent = make_agent(settings(**flags))
+    feed = lived(agent)
+    segment = agent._segment(feed("world_model"))
+    assert segment.image.shape[1] == 9
+    assert segment.real.sum(1).max() <= 5
+    assert not segment.image[~segment.real].any()
+    for name in PARTS:
+        metrics = agent.update(name, [feed(name)])
+        assert torch.isfinite(metrics[f"{name}/opt/loss"])
+
+
+def test_the_window_of_the_actor_critic_ends_with_a_real_frame():
+    agent = make_agent()
+    feed = lived(agent)
+    assert isinstance(agent.diet["actor_critic"], Window)
+    segment = agent._segment(feed("actor_critic"))
+    assert segment.real[:, -1].all()

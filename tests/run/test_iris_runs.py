@@ -1,0 +1,265 @@
+"""Whole runs of Δ-IRIS: through the same loop as every agent, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import UserError
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import resolve
+from reverie.run.evaluate import evaluate
+from reverie.run.parts import Run
+from reverie.run.train import train
+from reverie.run.train_eval import train_eval
+
+SMALL = {
+    "task": "catch",
+    "device": "cpu",
+    "run.envs": 2,
+    "run.clock": "phases",
+    "run.log_every": 1,
+    "run.save_every": 1,
+    "run.report_every": 2,
+    "replay.capacity": 300,
+    "logger.outputs": ["jsonl"],
+    "iris.schedule.epochs": 4,
+    "iris.schedule.collect_epochs": 3,
+    "iris.schedule.first_steps": 40,
+    "iris.schedule.steps": 20,
+    "iris.learn.tokenizer.batch": 2,
+    "iris.learn.tokenizer.steps": 2,
+    "iris.learn.tokenizer.first_steps": 3,
+    "iris.learn.world_model.batch": 2,
+    "iris.learn.world_model.steps": 3,
+    "iris.learn.world_model.first_steps": 0,
+    "iris.learn.world_model.start_after": 1,
+    "iris.learn.actor_critic.batch": 3,
+    "iris.learn.actor_critic.steps": 2,
+    "iris.learn.actor_critic.first_steps": 2,
+    "iris.actor_critic.horizon": 2,
+    "iris.world_model.transformer.layers": 1,
+}
+
+
+def settings(logdir: Path, **more):
+    flags = {"logdir": str(logdir), **SMALL, "deterministic": True, **more}
+    return resolve(["iris_tiny"], flags={**flags, "logger.clocked": False})
+
+
+def state_of(path: Path) -> dict:
+    newest = Checkpoints(path / "ckpt").newest()
+    state = {p: checkpoint.read_part(newest, p) for p in ("agent", "envs", "loop")}
+    state["loop"]["logger"].pop("sinks", None)  # byte offsets of this folder's files
+    replay = checkpoint.read_part(newest, "replay")
+    state["replay"] = {key: replay[key] for key in ("cursors", "episodes", "timeline")}
+    return state
+
+
+def same(a, b, where="") -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            same(x, y, f"{where}/{i}")
+    elif isinstance(a, (torch.Tensor, np.ndarray)):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), where)
+    else:
+        assert a == b or (a != a and b != b), where
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return train(settings(tmp_path_factory.mktemp("iris") / "whole"))
+
+
+def test_epochs_end_the_run_and_each_is_logged(whole):
+    rhythm = state_of(whole)["loop"]["clock"]["rhythm"]
+    assert rhythm["epoch"] == 5  # four are done
+    assert rhythm["taken"] >= 40 + 2 * 20
+    logged = lines(whole)
+    updates = {"tokenizer": 3 + 3 * 2, "world_model": 3 * 3, "actor_critic": 4 * 2}
+    opt = state_of(whole)["agent"]["opt"]
+    for name, count in updates.items():
+        assert float(opt[name]["step"]) == count
+    means = [
+        line["collect/return_mean"] for line in logged if "collect/episodes" in line
+    ]
+    assert len(means) == 3
+    for line in logged:
+        if "collect/return_mean" in line:
+            spread = [
+                line[f"collect/return_{k}"] for k in ("min", "mean", "max", "std")
+            ]
+            assert spread[0] <= spread[1] <= spread[2]
+            assert spread[3] >= 0
+    assert any("train/loss/actor_critic/values" in line for line in logged)
+    assert any("report/codebook/perplexity" in line for line in logged)
+
+
+def until(run: Run, part: str, done: int):
+    """Turn the loop as `train` does, to the middle of a part of the second epoch."""
+    obs, memory = run.start()
+    rhythm = run.agent.rhythm
+    while True:
+        if run.clock.collects:
+            memory, action, notes = run.act(memory, obs)
+            run.replay.add({**obs, **action, **notes})
+            run.logger.add(run.episodes.add(obs), step=run.clock.frames)
+            run.send(action, obs, memory)
+            run.clock.advance(len(run.envs))
+            run.logger.progress(run.clock.frames)
+        for _ in range(run.clock.updates_due(run.ready)):
+            if (rhythm.epoch, rhythm.part, rhythm.done) == (2, part, done):
+                return run.receive(obs), memory
+            run.logger.add(run.update(), prefix="train")
+        obs = run.receive(obs)
+        if run.clock.every("report"):
+            run.report(run.feed)
+        if run.clock.every("log"):
+            run.write_log()
+        if run.clock.every("save"):
+            run.save(obs, memory)
+
+
+@pytest.mark.parametrize(
+    ("part", "done"), [("tokenizer", 1), ("world_model", 2), ("actor_critic", 1)]
+)
+def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, done):
+    path = tmp_path / "run"
+    config = settings(path)
+    with Run(config) as run:
+        run.save(*until(run, part, done))
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    with Run(settings(copy)) as run:
+        run.start()
+        assert (run.agent.rhythm.epoch, run.agent.rhythm.part) == (2, part)
+        assert run.agent.rhythm.done == done
+        assert not run.clock.collects
+    train(settings(copy))
+    resumed, straight = state_of(copy), state_of(whole)
+    for key in ("agent", "envs", "replay"):
+        same(resumed[key], straight[key], key)
+    same(resumed["loop"]["memory"], straight["loop"]["memory"])
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, whole):
+    path = tmp_path / "run"
+    train(settings(path, **{"run.steps": 60}))  # while the second epoch collects
+    train(settings(path))
+    same(state_of(path), state_of(whole))
+    same(lines(path), lines(whole))
+
+
+def test_a_real_kill_resumes(tmp_path):
+    """kill -9 while a part trains, whenever it hits; then the same settings go on."""
+    path = tmp_path / "run"
+    flags = {**SMALL, "run.clock": "seconds", "run.save_every": -1}
+    flags |= {"iris.learn.tokenizer.first_steps": 100_000, "logdir": str(path)}
+    words = [sys.executable, "-m", "reverie.cli", "train", "--configs", "iris_tiny"]
+    for key, value in flags.items():
+        words += [f"--{key}", str(value[0] if isinstance(value, list) else value)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not trained(path):
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    with Run(resolve(["iris_tiny"], flags=flags)) as run:
+        run.start()
+        rhythm, step = run.agent.rhythm, run.clock.step
+        assert rhythm.part == "tokenizer"
+        assert rhythm.done > 0
+        assert not run.clock.collects
+        assert float(run.agent.opts["tokenizer"].step) == rhythm.done
+        run.update()
+        assert float(run.agent.opts["tokenizer"].step) == rhythm.done
+        assert run.clock.step == step
+
+
+def trained(path: Path) -> bool:
+    paths = Checkpoints(path / "ckpt").paths()
+    try:
+        loop = checkpoint.read_part(paths[-1], "loop")
+    except (IndexError, UserError):  # none yet, or replaced by a newer one meanwhile
+        return False
+    return loop["clock"]["rhythm"]["done"] > 0
+
+
+def test_every_epoch_can_be_kept(tmp_path):
+    path = train(
+        settings(tmp_path / "run", **{"run.keep_every": 1, "run.keep_last": 1})
+    )
+    epochs = [
+        checkpoint.read_part(p, "loop")["clock"]["rhythm"]["epoch"]
+        for p in Checkpoints(path / "ckpt").paths()
+    ]
+    assert set(epochs) == {2, 3, 4, 5}
+
+
+def test_parts_of_another_run_can_be_taken_over(tmp_path, whole):
+    flags = {"run.from_checkpoint": str(whole), "run.from_components": "tokenizer"}
+    old = state_of(whole)["agent"]
+    with Run(settings(tmp_path / "run", seed=3, **flags)) as run:
+        run.start()
+        mine = run.agent.state_dict()
+    same(dict(mine["tokenizer"]), old["tokenizer"])
+    with pytest.raises(AssertionError):
+        same(dict(mine["world_model"]), old["world_model"])
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
+    flags = {"run.from_checkpoint": str(whole), "iris.actor_critic.width": 32}
+    with (
+        pytest.raises(UserError, match=r"(?s)actor_critic.*Fix:"),
+        Run(settings(tmp_path / "run", **flags)) as run,
+    ):
+        run.start()
+
+
+def test_it_is_evaluated_as_every_agent(whole, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    result = evaluate(copy, 4)
+    assert len(result["scores"]) == 4
+    assert set(result["lengths"]) == {5}
+
+
+def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):
+    flags = {"run.eval_every": 2, "run.eval_envs": 2, "run.eval_eps": 4}
+    path = train_eval(settings(tmp_path / "run", **flags))
+    found = [line for line in lines(path) if "eval/episode/score" in line]
+    assert found
+    for key in ("score_std", "score_min", "score_max", "length"):
+        assert f"eval/episode/{key}" in found[-1]
+
+
+def test_phases_need_an_agent_that_has_them(tmp_path):
+    config = resolve(
+        ["debug"],
+        flags={"task": "catch", "run.clock": "phases", "logdir": str(tmp_path / "run")},
+    )
+    with pytest.raises(UserError, match="no phases"):
+        train(config)
