@@ -66,10 +66,12 @@ class _FirstLayer(torch.autograd.Function):
         pooled = torch.empty_like(y) if keep else None
         winner = torch.empty_like(y, dtype=torch.uint8) if keep else None
         if n:
-            _first_layer_forward[(triton.cdiv(rows, ROWS),)](
+            tiles = triton.cdiv(rows, ROWS)
+            count = programs(x.device, tiles, per_processor=64)
+            _first_layer_forward[(count,)](
                 *(x, matrix, bias, scale, y, pooled, winner),
-                *(rows, h, w, channels, eps),
-                *(to_phases, ROWS, _wide(channels), FOLDED),
+                *(rows, h, w, channels, eps, to_phases, triton.cdiv(tiles, count)),
+                *(ROWS, _wide(channels), FOLDED),
                 num_warps=8,
                 num_stages=1,
             )
@@ -154,33 +156,37 @@ def _first_layer_forward(
     channels,
     eps,
     TO_PHASES: tl.constexpr,
+    STEPS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
     J: tl.constexpr,
 ):
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     k, j = tl.arange(0, 8 * J)[None, :], tl.arange(0, J)[None, :]
-    most = _near(x, row, k // J, k % J, rows, h, w, J)
-    rest = _near(x, row, 8, j, rows, h, w, J)
-    best = _product(most, rest, matrix, 0, channels, C, J)
-    phase = tl.zeros((R, C), tl.int32)
-    for i in tl.static_range(1, 4):
-        other = _product(most, rest, matrix, i, channels, C, J)
-        phase = tl.where(other > best, i, phase)
-        best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-    kept = best.to(matrix.dtype.element_ty)
-    inside = (row < rows) & (col < channels)
-    if pooled is not None:
-        place = row.to(tl.int64) * channels + col
-        tl.store(pooled + place, kept, inside)
-        tl.store(winner + place, phase.to(tl.uint8), inside)
-    v = kept.to(tl.float32)
-    v += tl.load(bias + col, col < channels, 0.0).to(tl.float32)
-    root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
-    z = v * root * tl.load(scale + col, col < channels, 0.0).to(tl.float32)
-    place = _folded(row, w, channels, TO_PHASES) + col
-    tl.store(out + place, z * tl.sigmoid(z), inside)
+    gain = tl.load(scale + col, col < channels, 0.0).to(tl.float32)
+    shift = tl.load(bias + col, col < channels, 0.0).to(tl.float32)
+    for step in range(STEPS):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        row = tile * R + tl.arange(0, R)[:, None]
+        most = _near(x, row, k // J, k % J, rows, h, w, J)
+        rest = _near(x, row, 8, j, rows, h, w, J)
+        best = _product(most, rest, matrix, 0, channels, C, J)
+        phase = tl.zeros((R, C), tl.int32)
+        for i in tl.static_range(1, 4):
+            other = _product(most, rest, matrix, i, channels, C, J)
+            phase = tl.where(other > best, i, phase)
+            best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
+        kept = best.to(matrix.dtype.element_ty)
+        inside = (row < rows) & (col < channels)
+        if pooled is not None:
+            place = row.to(tl.int64) * channels + col
+            tl.store(pooled + place, kept, inside)
+            tl.store(winner + place, phase.to(tl.uint8), inside)
+        v = kept.to(tl.float32) + shift
+        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
+        z = v * root * gain
+        place = _folded(row, w, channels, TO_PHASES) + col
+        tl.store(out + place, z * tl.sigmoid(z), inside)
 
 
 @triton.jit
