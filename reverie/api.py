@@ -26,7 +26,7 @@ everywhere outside a network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -519,6 +519,15 @@ class World(Protocol):
 
     def recall(self, notes: Notes) -> Any:
         """The states that notes were made of."""
+        ...
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """An agent that can do the work of an update in pieces, to be timed alone."""
+
+    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+        """The pieces in their order, by name; each may be called again and again."""
         ...
 
 

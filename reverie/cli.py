@@ -212,6 +212,28 @@ def _demo(arguments: list[str]) -> int:
     return demo(_settings(arguments).flags)
 
 
+def _bench(arguments: list[str]) -> int:
+    from reverie.run.bench import BenchConfig, bench, growth
+
+    settings = _settings(arguments)
+    own = [pair for pair in settings.flags if pair[0].startswith("bench.")]
+    own += [("bench.compare", settings.take("compare", "false") or "true")]
+    flags = [pair for pair in settings.flags if pair not in own]
+    short = [(name.removeprefix("bench."), value) for name, value in own]
+    layer = configs.flag_layer(BenchConfig, short, BenchConfig())
+    options = configs.resolve(BenchConfig, [("the flags", layer)])
+
+    def resolved(blocks: list[str], more: dict[str, Any]) -> Any:
+        names = [*settings.names, *blocks]
+        return _resolve(Settings([], names, settings.files, [*more.items(), *flags]))
+
+    if options.vary:
+        growth(resolved, options)
+    else:
+        bench(resolved([], {}), options)
+    return 0
+
+
 def _config(arguments: list[str]) -> int:
     print(configs.dump(_resolve(_settings(arguments))), end="")
     return 0
@@ -380,6 +402,12 @@ COMMANDS: dict[str, Command] = {
         "[--logdir DIR]",
         "learn `catch` in minutes, and show the dream",
         settings=False,
+    ),
+    "bench": Command(
+        _bench,
+        "[--configs BLOCK ...] [--compare] [--bench.vary size|batch|length|image]\n"
+        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.output FILE]",
+        "measure how fast a config is on this machine",
     ),
     "config": Command(
         _config,

@@ -440,6 +440,12 @@ class Dreamer:
         spaces = (self.obs_space, self.act_space)
         return WorldDreams(self.world, *spaces, self.device, seed)
 
+    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+        """The work of an update in pieces, to be timed."""
+        from reverie.agents.dreamer_parts import dreamer_parts
+
+        return dreamer_parts(self, feed)
+
     # Keeping
 
     def components(self) -> dict[str, nn.Module]:

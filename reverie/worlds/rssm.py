@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -360,6 +360,12 @@ class RSSM(nn.Module):
         losses["rep"] = match.rep.clamp(min=self.config.free_nats)
         metrics = {"dyn_ent": match.prior_entropy, "rep_ent": match.post_entropy}
         return WorldLoss(losses, states, metrics)
+
+    def parts(self, state: State, batch: Batch, dice: Dice) -> dict[str, Any]:
+        """The work of an update in pieces, to be timed."""
+        from reverie.worlds.rssm_parts import rssm_parts
+
+        return rssm_parts(self, state, batch, dice)
 
     @property
     def drawn(self) -> Iterable[str]:

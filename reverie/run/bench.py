@@ -1,0 +1,470 @@
+"""How fast a config is on this machine: one table, and the same numbers as JSON.
+
+Updates are timed as a run makes them: many in a row, fed from a full replay, with one
+wait at the end. The pieces of an update are timed alone in the same way, for agents
+that can name them (`api.Divided`). A policy call takes observations from host memory
+and is over when its actions are there. Every number is taken several times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from reverie.api import Action, Agent, Divided, Envs, Obs, Spaces, UserError
+from reverie.data import ring
+from reverie.data.feed import ReplayFeed
+from reverie.data.replay import Replay
+from reverie.run import device as devices
+from reverie.run.checkpoint import replace_file
+from reverie.run.config import Config
+from reverie.run.folder import about, place
+from reverie.run.parts import MakeEnv, make_agent, make_envs
+
+OFF_TREND = 1.3
+"""How far a configuration may be from what its neighbours suggest."""
+
+WARM_UP = 4
+"""Calls before the first measured one: kernels are built and graphs recorded then."""
+
+Resolve = Callable[[list[str], dict[str, Any]], Config]
+"""The user's config with these blocks and settings on top."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    repeats: int = 3
+    """How often each number is taken."""
+    seconds: float = 1.0
+    """How long each of them is measured."""
+    steps: int = 100_000
+    """Steps in the replay, if its capacity allows."""
+    vary: Literal["", "size", "batch", "length", "image"] = ""
+    """Instead of one table: how an update grows with this."""
+    compare: bool = False
+    """Besides, the same without anything that makes it faster."""
+    output: str = ""
+    """The JSON file; by itself `bench.json` in the logdir."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.seconds < 0 or self.steps < 1:
+            raise UserError(
+                "A measurement takes at least one repetition and one step.\n"
+                "  Fix: --bench.repeats 3 --bench.seconds 1 --bench.steps 100000"
+            )
+
+
+VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
+    "size": {n: ([f"size{n}m"], {}) for n in (12, 25, 50, 100, 200, 400)},
+    "batch": {n: ([], {r".*\.batch_size": n}) for n in (8, 16, 32, 64)},
+    "length": {n: ([], {r".*\.batch_length": n}) for n in (32, 64, 96, 128)},
+    "image": {n: ([], {"env.resize": (n, n)}) for n in (64, 80, 96, 112, 128)},
+}
+"""What can be varied (parameters in millions, sequences, steps of each, pixels): the
+blocks and settings on top of the user's."""
+
+
+class Timing(NamedTuple):
+    """How long one call takes, by several measurements of many calls."""
+
+    ms: list[float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.ms) / len(self.ms)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the largest and the smallest."""
+        return (max(self.ms) - min(self.ms)) / 2
+
+
+def bench(
+    config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+) -> dict[str, Any]:
+    """Measure one config, print the table, write the JSON; returns what it says."""
+    configs = {"": config}
+    if options.compare:
+        configs = {"plain": replace(config, compile="none"), "fast": _fast(config)}
+    results = {}
+    for name, each in configs.items():
+        with Bench(each, options, make_env) as subject:
+            results[name] = subject.measure()
+        if name:
+            print(f"\n{name} (--compile {each.compile})")
+        print(table(results[name]))
+    found = {"about": about(), "results": results.get("", results)}
+    if options.compare:
+        found["ratios"] = ratios(results["plain"], results["fast"])
+        print("\nplain / fast\n" + _rows(found["ratios"].items()))
+    return _write(config, options, found)
+
+
+def growth(
+    resolve: Resolve, options: BenchConfig, make_env: MakeEnv | None = None
+) -> dict[str, Any]:
+    """Measure updates of a row of configs, print how they grow, and write the JSON."""
+    rows: list[dict[str, Any]] = []
+    for label, variant in VARIANTS[options.vary].items():
+        config = resolve(*variant)
+        with Bench(config, options, make_env) as subject:
+            update = subject.update()
+            row = {
+                options.vary: label,
+                "parameters": subject.parameters(),
+                "update_ms": update.mean,
+                "update_ms_all": update.ms,
+                **subject.memory(),
+            }
+        rows.append(row)
+        print(
+            f"  {options.vary} {label:>5}: {update.mean:9.3f} ms ± {update.spread:.3f}",
+            flush=True,
+        )
+    sizes = [row[options.vary] for row in rows]
+    off = trend(sizes, [row["update_ms"] for row in rows])
+    for row, factor in zip(rows, off, strict=True):
+        row["off_trend"] = factor
+    print(growth_table(options.vary, rows))
+    return _write(config, options, {"about": about(), "growth": rows})
+
+
+class Bench:
+    """One config brought up on this machine: environments, agent, a full replay."""
+
+    def __init__(
+        self, config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+    ) -> None:
+        self.config, self.options = config, options
+        self.device = devices.pick_device(config.device)
+        self._make_env = make_env
+        self._closing: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Bench:
+        try:
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._closing:
+            self._closing.pop()()
+        for name in ("agent", "feed", "replay", "envs"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _open(self) -> None:
+        config = self.config
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        devices.seed_everything(config.seed)
+        precision = devices.pick_precision(config.precision, self.device)
+        self.envs: Envs = make_envs(config, config.run.envs, 0, self._make_env)
+        self._closing.append(self.envs.close)
+        self.agent: Agent = make_agent(config, self.envs, self.device, precision)
+        self.precision = precision
+        capacity = min(self.options.steps, config.replay.capacity)
+        self.replay = Replay(
+            {**self.envs.obs_space, **self.envs.act_space},
+            self.agent.notes,
+            replace(config.replay, storage="ram", save=False, online=False),
+            capacity=capacity,
+            streams=config.run.envs,
+            windows=self.agent.diet,
+            directory=None,
+            seed=config.seed,
+        )
+        self._closing.append(self.replay.close)
+        self.feed = ReplayFeed(
+            self.replay,
+            self.agent.diet,
+            self.device,
+            prefetch=self.device.type == "cuda",
+            resident=ring.fits(self.replay, self.device),
+        )
+        self._closing.append(self.feed.close)
+
+    def measure(self) -> dict[str, Any]:
+        """Everything there is to say about this config."""
+        found: dict[str, Any] = {
+            "task": self.config.task,
+            "agent": self.config.agent,
+            "device": self._device_name(),
+            "precision": self.precision,
+            "compile": devices.pick_compile(self.config.compile, self.device),
+            "parameters": self.parameters(),
+            "replay_on_device": self.feed.ring is not None,
+        }
+        found["first_update_s"] = self.first_update()
+        found["update_ms"] = self.update().ms
+        found.update(self.memory())  # before others use any
+        found["parts_ms"] = {name: timing.ms for name, timing in self.parts().items()}
+        found["policy_ms"] = {str(n): self.policy(n).ms for n in (1, 16)}
+        found["env_steps_per_s"] = self.env_rate()
+        found["replay_mb_per_s"] = self.replay_rates()
+        return found
+
+    def first_update(self) -> float:
+        """Seconds from the start of this process to the end of the first update."""
+        self.fill(self._needed())
+        self.agent.train(self.feed)
+        self.wait()
+        return time.time() - started()
+
+    def update(self) -> Timing:
+        """A whole update, fed from a full replay."""
+        self.fill(self.replay.capacity)
+        return self.time(lambda: self.agent.train(self.feed))
+
+    def parts(self) -> dict[str, Timing]:
+        """The pieces of an update, each alone."""
+        if not isinstance(self.agent, Divided):
+            return {}
+        pieces = self.agent.parts(self.feed)
+        return {name: self.time(piece) for name, piece in pieces.items()}
+
+    def policy(self, envs: int) -> Timing:
+        """One call of the policy, from arrays to arrays."""
+        rng = np.random.default_rng(0)
+        obs = sample(self.envs.obs_space, rng, envs)
+        memory = self.agent.initial(envs)
+
+        def call() -> None:
+            nonlocal memory
+            memory, _, _ = self.agent.policy(memory, obs, mode="train")
+
+        return self.time(call)
+
+    def env_rate(self) -> list[float]:
+        """Agent steps per second of the environments, all of them together."""
+        rng = np.random.default_rng(0)
+        self.envs.reset()
+        many = [sample(self.envs.act_space, rng, len(self.envs)) for _ in range(16)]
+        turn = 0
+
+        def call() -> None:
+            nonlocal turn
+            turn += 1
+            self.envs.step(many[turn % len(many)])
+
+        return [1000 * len(self.envs) / ms for ms in self.time(call).ms]
+
+    def replay_rates(self) -> dict[str, list[float]]:
+        """Megabytes per second that can be stored, and cut into batches."""
+        rng = np.random.default_rng(0)
+        row = sum(space.nbytes for space in self.replay.spaces.values())
+        rows = sample(self.replay.spaces, rng, self.config.run.envs)
+        window = self.agent.diet["train"]
+        steps = window.batch * (window.context + window.length)
+        add = self.time(lambda: self.replay.add(rows))
+        serve = self.time(lambda: self.feed("train"))
+        return {
+            "add": [self.config.run.envs * row / ms / 1e3 for ms in add.ms],
+            "sample": [steps * row / ms / 1e3 for ms in serve.ms],
+        }
+
+    def memory(self) -> dict[str, float]:
+        """The most memory that was taken at once, in GB."""
+        used = {"peak_gb": _resident_peak() / 1e9}
+        if self.device.type == "cuda":
+            used["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
+            held = 0 if self.feed.ring is None else self.feed.ring.nbytes
+            used["gpu_replay_gb"] = held / 1e9
+        return used
+
+    def parameters(self) -> int:
+        """How many numbers the agent learns, if it says."""
+        opt = getattr(self.agent, "opt", None)
+        return int(getattr(opt, "size", 0))
+
+    def fill(self, steps: int) -> None:
+        """Random rows, until the replay holds this many."""
+        rng = np.random.default_rng(self.config.seed)
+        block: dict[str, np.ndarray] = {}
+        while (missing := min(steps, self.replay.capacity) - len(self.replay)) > 0:
+            count = min(missing, 1000)
+            if len(block.get("is_first", ())) != count:
+                block = sample(self.replay.spaces, rng, count)
+                block["is_first"][:] = np.arange(count) % 200 == 0
+                block["is_last"][:] = np.arange(count) % 200 == 199
+                block["is_terminal"][:] = False
+            self.replay.add_episode(block)
+
+    def time(self, call: Callable[[], Any]) -> Timing:
+        """Milliseconds a call takes when many follow each other."""
+        for _ in range(WARM_UP):
+            call()
+        self.wait()
+        start = time.perf_counter()
+        call()
+        self.wait()
+        once = max(time.perf_counter() - start, 1e-7)
+        count = max(1, math.ceil(self.options.seconds / once))
+        found = []
+        for _ in range(self.options.repeats):
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            self.wait()
+            found.append(1000 * (time.perf_counter() - start) / count)
+        return Timing(found)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _needed(self) -> int:
+        windows = self.agent.diet.values()
+        return max(w.batch * (w.length + w.context) + w.span for w in windows)
+
+    def _device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device.type} with {torch.get_num_threads()} threads"
+
+
+def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action:
+    """Random rows of every key."""
+    return {key: space.sample(rng, count) for key, space in spaces.items()}
+
+
+def started() -> float:
+    """When this process began, in seconds since the epoch."""
+    try:
+        text = Path("/proc/self/stat").read_text()
+        ticks = int(text.rsplit(")", 1)[1].split()[19])
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+        return boot + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return _LOADED
+
+
+_LOADED = time.time()
+
+
+def trend(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
+    """How far each time is from what its two neighbours suggest; 1 at the ends.
+
+    Costs grow by powers, so the line between neighbours is one of logarithms.
+    """
+    x, y = np.log(sizes), np.log(times)
+    off = np.zeros(len(x))
+    for i in range(1, len(x) - 1):
+        part = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
+        off[i] = y[i] - (y[i - 1] + part * (y[i + 1] - y[i - 1]))
+    return [float(factor) for factor in np.exp(off)]
+
+
+def ratios(plain: dict[str, Any], fast: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast the second is, line by line."""
+    before, after = dict(_times(plain)), dict(_times(fast))
+    return {
+        name: _mean(before[name]) / _mean(after[name])
+        for name in before
+        if name in after
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results of one config, for people."""
+    head = (
+        f"{found['agent']} on {found['task']}: {found['parameters'] / 1e6:.1f}M "
+        f"parameters, {found['device']}, {found['precision']}, "
+        f"--compile {found['compile']}"
+    )
+    rows: list[tuple[str, Any]] = [
+        ("first update, s from the start", found["first_update_s"]),
+        *((f"{name}, ms", ms) for name, ms in _times(found)),
+    ]
+    whole, pieces = _mean(found["update_ms"]), found["parts_ms"].values()
+    if pieces:
+        rows.append(("sum of the parts, ms", sum(_mean(ms) for ms in pieces)))
+    rows.append(("updates per second", 1000 / whole))
+    rows.append(("environment steps per second", found["env_steps_per_s"]))
+    for verb, rate in found["replay_mb_per_s"].items():
+        rows.append((f"replay {verb}, MB/s", rate))
+    for key in ("peak_gb", "gpu_peak_gb", "gpu_replay_gb"):
+        if key in found:
+            label = {"peak_gb": "memory", "gpu_peak_gb": "GPU memory"}
+            rows.append((f"{label.get(key, 'of it replay')}, GB", found[key]))
+    return head + "\n" + _rows(rows)
+
+
+def growth_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    """How updates grow, for people; what is off the trend is marked."""
+    lines = [f"{name:>8} {'params':>9} {'ms':>10} {'grows':>7} {'off trend':>10}"]
+    before = None
+    for row in rows:
+        ms, off = row["update_ms"], row["off_trend"]
+        grows = f"{ms / before:.2f}x" if before else ""
+        bad = off > OFF_TREND or off < 1 / OFF_TREND
+        mark = f"{off:.2f}x" + (" <--" if bad else "")
+        params = f"{row['parameters'] / 1e6:.1f}M"
+        lines.append(f"{row[name]:>8} {params:>9} {ms:>10.3f} {grows:>7} {mark:>10}")
+        before = ms
+    return "\n".join(lines)
+
+
+def _fast(config: Config) -> Config:
+    return config if config.compile != "none" else replace(config, compile="auto")
+
+
+def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    yield "update", found["update_ms"]
+    for name, ms in found["parts_ms"].items():
+        yield f"  {name}", ms
+    for envs, ms in found["policy_ms"].items():
+        yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _rows(rows: Any) -> str:
+    lines = []
+    for name, value in rows:
+        many = isinstance(value, list)
+        mean = _mean(value) if many else value
+        spread = f" ± {(max(value) - min(value)) / 2:.3f}" if many else ""
+        lines.append(f"  {name:<32} {mean:>12.3f}{spread}")
+    return "\n".join(lines)
+
+
+def _resident_peak() -> int:
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def _write(
+    config: Config, options: BenchConfig, found: dict[str, Any]
+) -> dict[str, Any]:
+    path = Path(options.output).expanduser()
+    if not options.output:
+        path = place(config.logdir) / "bench.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {**found, "config": dataclasses.asdict(config)}
+    replace_file(path, json.dumps(found, indent=1, default=str).encode())
+    print(f"\n{path}", file=sys.stderr)
+    return found

@@ -1,0 +1,134 @@
+"""`reverie bench`: numbers for any config, and where one is out of line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from reverie.api import UserError
+from reverie.cli import main
+from reverie.run import bench as benches
+from reverie.run.bench import Bench, BenchConfig, growth, ratios, started, trend
+from reverie.run.config import resolve
+
+QUICK = BenchConfig(repeats=2, seconds=0.0, steps=600)
+SMALL = {"dreamer.batch_size": 2, "dreamer.batch_length": 4, "run.envs": 2}
+FLAGS = {"task": "catch", **SMALL}
+WORDS = [word for key, value in SMALL.items() for word in (f"--{key}", str(value))]
+
+
+def test_the_command_prints_a_table_and_writes_the_numbers(tmp_path, capsys):
+    output = tmp_path / "here" / "numbers.json"
+    words = ["bench", "--configs", "debug", "--bench.seconds", "0", "--bench.repeats"]
+    words += ["2", "--bench.steps", "600", "--bench.output", str(output)]
+    assert main([*words, *WORDS]) == 0
+    printed = capsys.readouterr().out
+    for line in ("update, ms", "scan, ms", "policy, 16 envs", "replay sample, MB/s"):
+        assert line in printed
+    found = json.loads(output.read_text())
+    assert found["about"]["versions"]["torch"]
+    assert found["config"]["agent"] == "dreamer"
+    results = found["results"]
+    assert len(results["update_ms"]) == len(results["policy_ms"]["1"]) == 2
+    assert results["first_update_s"] > 0
+    assert {"feed", "encoder", "scan", "decoder", "imagination", "optimizer"} <= set(
+        results["parts_ms"]
+    )
+
+
+def test_an_agent_without_parts_is_measured_as_a_whole(tmp_path, capsys):
+    config = resolve(["debug"], flags={**FLAGS, "agent": "random"})
+    options = BenchConfig(1, 0.0, 600, output=str(tmp_path / "x.json"))
+    found = benches.bench(config, options)
+    assert found["results"]["parts_ms"] == {}
+    assert "sum of the parts" not in capsys.readouterr().out
+
+
+def test_plain_and_fast_are_compared_in_one_run(tmp_path, capsys):
+    output = tmp_path / "x.json"
+    words = ["bench", "--configs", "debug", "--compare", "--bench.seconds", "0"]
+    words += ["--bench.repeats", "1", "--bench.steps", "600"]
+    assert main([*words, *WORDS, "--bench.output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert found["results"].keys() == {"plain", "fast"}
+    assert found["ratios"]["update"] > 0
+    assert "plain / fast" in capsys.readouterr().out
+
+
+def test_ratios_say_how_many_times_as_fast():
+    plain = {"update_ms": [8.0, 12.0], "parts_ms": {"scan": [4.0]}, "policy_ms": {}}
+    fast = {"update_ms": [5.0], "parts_ms": {"other": [1.0]}, "policy_ms": {}}
+    assert ratios(plain, fast) == {"update": 2.0}
+
+
+def test_growth_is_shown_and_what_is_off_the_trend_marked(
+    monkeypatch, tmp_path, capsys
+):
+    few = {n: ([], {r".*\.batch_size": n}) for n in (2, 4, 8)}
+    monkeypatch.setitem(benches.VARIANTS, "batch", few)
+    options = BenchConfig(1, 0.0, 600, "batch", output=str(tmp_path / "x.json"))
+    seen = []
+
+    def more(blocks, settings):
+        config = resolve(["debug", *blocks], flags={**FLAGS, **settings})
+        seen.append(config.dreamer.batch_size)
+        return config
+
+    found = growth(more, options)
+    assert seen == [2, 4, 8]
+    assert [row["batch"] for row in found["growth"]] == [2, 4, 8]
+    assert found["growth"][0]["parameters"] > 0
+    assert "off trend" in capsys.readouterr().out
+    rows = [
+        {"batch": n, "parameters": 1e6, "update_ms": ms, "off_trend": off}
+        for n, ms, off in ((1, 1.0, 1.0), (2, 4.0, 1.5), (4, 8.0, 1.0))
+    ]
+    lines = benches.growth_table("batch", rows).splitlines()
+    assert ["<--" in line for line in lines] == [False, False, True, False]
+
+
+def test_every_variant_resolves():
+    for name, variants in benches.VARIANTS.items():
+        for size, (blocks, settings) in variants.items():
+            config = resolve(["atari100k", *blocks], flags=settings)
+            found = {
+                "size": config.dreamer.rssm.deter,
+                "batch": config.dreamer.batch_size,
+                "length": config.dreamer.batch_length,
+                "image": config.env.resize[0],
+            }[name]
+            assert found == size or name == "size"
+
+
+def test_a_power_law_has_no_outliers_whatever_its_steps():
+    sizes = [32, 64, 96, 128]
+    np.testing.assert_allclose(trend(sizes, [x**1.7 for x in sizes]), 1)
+    off = trend(sizes, [32, 64 * 1.4, 96, 128])
+    assert off[1] == pytest.approx(1.4)
+    assert off[2] < 1
+    assert off[0] == off[3] == 1
+
+
+def test_the_replay_is_full_and_everything_is_let_go(tmp_path):
+    config = resolve(["debug"], flags=FLAGS)
+    with Bench(config, QUICK) as subject:
+        subject.update()
+        assert len(subject.replay) == subject.replay.capacity == 600
+        assert subject.parameters() == subject.agent.opt.size
+    assert not hasattr(subject, "agent")
+
+
+def test_a_process_knows_when_it_began(monkeypatch):
+    import time
+
+    assert 0 < time.time() - started() < 24 * 3600
+    monkeypatch.setattr(benches.Path, "read_text", lambda path: "nothing")
+    monkeypatch.setattr(benches, "_LOADED", 7.0)
+    assert started() == 7.0
+
+
+def test_a_measurement_needs_repetitions():
+    with pytest.raises(UserError, match=r"bench\.repeats 3"):
+        BenchConfig(repeats=0)
