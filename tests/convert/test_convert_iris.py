@@ -1,0 +1,175 @@
+"""Checkpoints in the layout of the original Δ-IRIS, made from its recorded numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.agents.iris import Iris
+from reverie.agents.iris_config import IrisConfig
+from reverie.agents.pixel_actor_critic import PixelActorCriticConfig
+from reverie.api import FLAGS, Space, UserError
+from reverie.convert.iris import from_original, read_checkpoint
+from reverie.convert.torch_file import read_torch_file
+
+sys.path.append(str(Path(__file__).parents[1] / "parity"))
+from iris_world_recording import (
+    as_bytes,
+    frame_config,
+    load,
+    shapes_of,
+    tiny_world,
+    under,
+)
+
+
+def original() -> OrderedDict:
+    """A state dict under the original's names, with all it has besides weights."""
+    found = OrderedDict()
+    for part in ("tokenizer", "world_model"):
+        for key, value in load(f"{part}_params").items():
+            if not key.startswith("classes/"):
+                found[f"{part}.{key}"] = torch.tensor(value)
+    for key, value in load("actor_critic_two_hot_params").items():
+        found[f"actor_critic.{key}"] = torch.tensor(value)
+    found["world_model.head_ends.indices"] = torch.arange(3)
+    found["world_model.transformer.blocks.0.sa.mask"] = torch.ones(4, 4).tril()
+    return found
+
+
+def make_agent(**changes) -> Iris:
+    world = tiny_world()
+    recorded = load("actor_critic_two_hot_io")
+    online = under(load("actor_critic_two_hot_params"), "model.")
+    config = IrisConfig(
+        tokenizer=world.tokenizer.config,
+        world_model=world.dynamics.config,
+        actor_critic=PixelActorCriticConfig(
+            frame=frame_config(shapes_of(online), "cnn.0.encoder"),
+            width=online["lstm.weight_hh"].shape[1],
+            burn_in=recorded["in/observations"].shape[1] - 1,
+            horizon=recorded["imagine/actions"].shape[1],
+        ),
+        learn=replace(
+            IrisConfig().learn,
+            world_model=replace(IrisConfig().learn.world_model, length=4),
+        ),
+    )
+    kinds = {key: Space(np.float32 if key == "reward" else bool) for key in FLAGS}
+    return Iris(
+        {"image": Space(np.uint8, world.shape), **kinds},
+        {"action": Space(np.int32, (), 0, world.actions)},
+        replace(config, **changes),
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    torch.save(original(), tmp_path / "last.pt")
+    return tmp_path / "last.pt"
+
+
+def test_a_checkpoint_of_the_original_acts_and_dreams_as_it_did(file):
+    agent = make_agent()
+    state = from_original(read_checkpoint(file), agent.state_dict())
+    assert agent.load_weights(state) == ["tokenizer", "world_model", "actor_critic"]
+    recorded = load("actor_critic_two_hot_io")
+    frames = torch.cat(
+        [as_bytes(recorded["in/observations"]), as_bytes(recorded["frames"])], 1
+    )
+    for name in ("online", "target"):
+        net = getattr(agent.actor_critic, name)
+        with torch.no_grad():
+            _, opinion = net(net.initial(len(frames)), frames)
+        wanted = recorded[f"unroll/{name}/logits_actions"]
+        np.testing.assert_allclose(opinion.policy, wanted, atol=1e-4)
+    io = load("tokenizer_io")
+    tokens = agent.world.tokenize(
+        as_bytes(io["in/observations"]), torch.tensor(io["in/actions"])
+    )
+    np.testing.assert_array_equal(tokens, io["eval/tokens"])
+
+
+def test_one_part_alone(file):
+    agent = make_agent()
+    before = {k: v.clone() for k, v in agent.world.dynamics.state_dict().items()}
+    state = from_original(read_checkpoint(file), agent.state_dict())
+    assert agent.load_weights(state, "tokenizer") == ["tokenizer"]
+    for key, value in agent.world.dynamics.state_dict().items():
+        assert torch.equal(before[key], value)
+    book = agent.world.tokenizer.quantizer.codebook
+    wanted = load("tokenizer_params")["quantizer.codebook"]
+    np.testing.assert_array_equal(book, wanted)
+
+
+def test_a_file_without_some_parts_keeps_those(tmp_path):
+    some = {k: v for k, v in original().items() if k.startswith("tokenizer.")}
+    torch.save(some, tmp_path / "last.pt")
+    agent = make_agent()
+    state = from_original(read_checkpoint(tmp_path / "last.pt"), agent.state_dict())
+    assert state["world_model"] is not None
+    agent.load_weights(state)
+
+
+def test_another_size_is_refused(file):
+    other = make_agent(actor_critic=PixelActorCriticConfig(horizon=2, burn_in=2))
+    with pytest.raises(UserError, match=r"(?s)Fix: build"):
+        from_original(read_checkpoint(file), other.state_dict())
+
+
+def test_every_kind_of_tensor_survives(tmp_path):
+    tensors = {
+        "half": torch.randn(3, 4).half(),
+        "bfloat16": torch.randn(5).bfloat16(),
+        "transposed": torch.randn(3, 4).T,
+        "flags": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(7),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "shared": torch.arange(6)[2:5],
+    }
+    torch.save(tensors, tmp_path / "x.pt")
+    found = read_torch_file(tmp_path / "x.pt")
+    for key, tensor in tensors.items():
+        assert torch.equal(found[key], tensor.detach()), key
+        assert found[key].dtype == tensor.dtype
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("echo run > /dev/null",)
+
+
+def test_code_in_a_file_is_refused(tmp_path):
+    torch.save({"tokenizer.x": torch.ones(1), "bad": Evil()}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=r"system, which no checkpoint needs"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("text", [b"", b"not a zip", b"PK\x03\x04 half"])
+def test_other_files_are_told_apart(tmp_path, text):
+    (tmp_path / "last.pt").write_bytes(text)
+    with pytest.raises(UserError, match=r"(?s)Fix:"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_cut_file_is_refused(file, tmp_path):
+    (tmp_path / "cut.pt").write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(UserError, match=r"(?s)cannot be read.*Fix:"):
+        read_checkpoint(tmp_path / "cut.pt")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_checkpoint(tmp_path / "nothing.pt")
+
+
+def test_another_agent_is_told_apart(tmp_path):
+    torch.save({"weights": torch.ones(2)}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match="no agent of Δ-IRIS"):
+        read_checkpoint(tmp_path / "last.pt")
