@@ -81,7 +81,8 @@ def compare(losses, module, part, rules, data):
 
     Biases before a norm are compared with the norm of all gradients where that allows
     more: black frames are constant maps, whose rounding a norm makes 300 times larger.
-    (What is recorded for the first bias lies as far from a float64 run of ours.)
+    (From a float64 run of ours, what is recorded for the first bias lies 0.01 of its
+    size away, and for the scale behind it 0.0008.)
     """
     for name, original in LOSSES[part].items():
         close(losses[name].mean(), data[f"{part}/loss/{original}"])
@@ -94,14 +95,14 @@ def compare(losses, module, part, rules, data):
         grad = ours[name].double().flatten()
         scale = float(wanted)
         if before_a_norm(name, norms):
-            scale = max(scale, 0.2 * whole)
-        assert abs(float(grad.norm()) - wanted) <= 1e-3 * scale, name
+            scale = max(scale, 0.1 * whole)
+        assert abs(float(grad.norm()) - wanted) <= 2e-3 * scale, name
         places = [0, len(grad) // 3, 2 * len(grad) // 3, len(grad) - 1]
         entries = data[f"{part}/grad_at/{name}"]
         assert np.abs(grad[places].numpy() - entries).max() <= 2e-3 * scale, name
         total = float(data[f"{part}/grad_sum/{name}"])
         reach = scale * np.sqrt(len(grad))
-        assert abs(float(grad.sum()) - total) <= 1e-3 * reach, name
+        assert abs(float(grad.sum()) - total) <= 2e-3 * reach, name
 
 
 def test_the_first_step_of_a_dream(recorded):
