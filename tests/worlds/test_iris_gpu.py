@@ -79,15 +79,16 @@ def updater(world, part, throw):
     return update
 
 
-def exactly():
+@pytest.fixture
+def _exactly(monkeypatch):
     """Full float32 in libraries, so that orders of summation are all that differs."""
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
+@pytest.mark.usefixtures("_exactly")
 @pytest.mark.parametrize("part", ["tokenizer", "dynamics"])
 def test_fused_kernels_give_the_same_gradients(part):
-    exactly()
     world = make()
     quick = copy.deepcopy(world)
     fast.accelerate(quick)
@@ -106,9 +107,9 @@ def test_fused_kernels_give_the_same_gradients(part):
         assert float((plain - other).abs().max()) <= limit
 
 
+@pytest.mark.usefixtures("_exactly")
 @torch.no_grad()
 def test_fused_dreams_are_the_same_dreams():
-    exactly()
     world, segment = make(), batch()
     quick = copy.deepcopy(world)
     fast.accelerate(quick)
