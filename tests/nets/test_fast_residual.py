@@ -30,13 +30,19 @@ def _small_tiles(monkeypatch):
     def programs(device, tiles, per_processor):
         return min(tiles, 7)
 
-    # libraries round to tensor floats unless told not to, and these kernels do not
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(group_norm, "TILE", 256)
     monkeypatch.setattr(narrow, "TALL", 16)
     for module in (group_norm, narrow):
         monkeypatch.setattr(module, "programs", programs)
+
+
+@pytest.fixture(autouse=True)
+def _no_tensor_floats():
+    """Libraries round to them unless told not to, and these kernels do not."""
+    precision = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = precision
 
 
 def twins(net):

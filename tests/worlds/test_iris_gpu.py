@@ -80,10 +80,12 @@ def updater(world, part, throw):
 
 
 @pytest.fixture
-def _exactly(monkeypatch):
+def _exactly():
     """Full float32 in libraries, so that orders of summation are all that differs."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    precision = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = precision
 
 
 @pytest.mark.usefixtures("_exactly")
