@@ -63,6 +63,13 @@ def use(monkeypatch, problem: str = "") -> persistent.Kernels:
     return found
 
 
+def upstream() -> tuple[Tensor, Tensor, Tensor]:
+    flat = persistent.LOGITS
+    return tuple(
+        torch.randn(32, 2, n).bfloat16() for n in (persistent.DETER, flat, flat)
+    )
+
+
 def structure(name: str) -> list[tuple[str, type]]:
     """The members of a structure of the CUDA source."""
     body = re.search(rf"struct {name} {{(.*?)}};", persistent.source(), re.S)[1]
@@ -82,8 +89,7 @@ def test_arguments_lie_in_the_order_of_the_source(monkeypatch, made):
     found = use(monkeypatch)
     weights, inputs, settings = made
     tape = persistent.run_forward(*made)
-    grads = (tape.deters, tape.stochs, tape.logits)
-    persistent.run_backward(weights, tape, inputs.reset, grads, settings)
+    persistent.run_backward(weights, tape, inputs.reset, upstream(), settings)
     assert found.forward.seen[0]._fields_ == structure("Forward")
     assert found.backward.seen[0]._fields_ == structure("Backward")
 
@@ -92,7 +98,8 @@ def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, made):
     found = use(monkeypatch)
     tape = persistent.run_forward(*made)
     first, second = found.forward.seen
-    assert second.gates - first.gates == 16 * tape.gates.stride(0) * 2
+    assert second.gates - first.gates == tape.gates.stride(0) * 2
+    assert tape.gates.shape == (2, 2, 16, 3 * persistent.DETER)
     assert second.shares > first.shares
     assert first.obs_stride == persistent.DETER + 6
     assert first.hid == second.hid
@@ -101,25 +108,37 @@ def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, made):
 def test_what_is_waited_for_starts_empty(monkeypatch, made):
     use(monkeypatch)
     tape = persistent.run_forward(*made)
-    for waited in (tape.deters, tape.hid, tape.in1[:, 1:], tape.shared[..., :256]):
+    units = persistent.UNITS
+    for waited in (tape.deters, tape.hid, tape.in1[:, 1:], tape.shared[..., :units]):
         assert (waited.contiguous().view(torch.int32) == persistent.EMPTY).all()
     expected = torch.addmm(made[0].dynin0.bias, made[1].deter, made[0].dynin0.weight.T)
-    assert torch.equal(tape.in0[:, 0], expected)
+    assert torch.equal(tape.in0[:, 0].flatten(0, 1), expected)
 
 
-def test_a_refused_launch_falls_back_and_says_so_once(monkeypatch, made):
+def test_a_refused_launch_falls_back_and_says_so(monkeypatch, made):
     use(monkeypatch, "too many blocks")
+    weights, inputs, settings = made
     with pytest.warns(RuntimeWarning, match="too many blocks"):
         tape = persistent.run_forward(*made)
     plain = scan_loop.run_forward(*made)
     assert torch.equal(tape.deters, plain.deters)
-    assert persistent._refused
-    weights, inputs, settings = made
-    grads = (tape.deters, tape.stochs, tape.logits)
-    with pytest.warns(RuntimeWarning):
-        slopes = persistent.run_backward(weights, tape, inputs.reset, grads, settings)
-    assert slopes.deter is not None
+    back = (inputs.reset, upstream(), settings)
+    slopes = persistent.run_backward(weights, tape, *back)
+    goal = scan_loop.run_backward(weights, plain, *back)
+    assert torch.equal(slopes.hid, goal.hid)
     assert fast.choose(weights, inputs) is scan_loop
+
+
+def test_the_way_back_can_be_refused_too(monkeypatch, made):
+    weights, inputs, settings = made
+    use(monkeypatch, "out of memory")
+    plain = scan_loop.run_forward(*made)
+    back = (inputs.reset, upstream(), settings)
+    tape = fast.Tape(*(x.unflatten(1, (2, 16)).transpose(0, 1) for x in plain))
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        slopes = persistent.run_backward(weights, tape, *back)
+    goal = scan_loop.run_backward(weights, plain, *back)
+    assert torch.equal(slopes.hid.transpose(0, 1).flatten(1, 2), goal.hid)
 
 
 def test_a_cpu_is_left_to_the_plain_loop(made):

@@ -257,7 +257,7 @@ def test_persistent_scan_repeats_itself_also_from_a_graph():
         )
         loss = sum(x.float().square().mean() for x in outputs)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return [*outputs, *(x for x in found if x is not None)]
+        return [x.detach() for x in (*outputs, *found) if x is not None]
 
     first = [x.clone() for x in update()]
     stream = torch.cuda.Stream()

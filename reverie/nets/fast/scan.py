@@ -109,13 +109,15 @@ class _Scan(torch.autograd.Function):
         tape = loop.run_forward(pack(flat), inputs, settings)
         ctx.loop, ctx.settings = loop, settings
         ctx.save_for_backward(inputs.reset, *tape, *flat)
-        return tape.deters, tape.stochs, tape.logits
+        batch = len(inputs.reset)
+        deters, stochs, logits = (_by_row(x, batch).contiguous() for x in tape[:3])
+        return deters, stochs, logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         reset, *rest = ctx.saved_tensors
-        tape = Tape(*rest[: len(Tape._fields)])
+        tape, batch = Tape(*rest[: len(Tape._fields)]), len(reset)
         weights = pack(rest[len(tape) :])
         slopes = ctx.loop.run_backward(weights, tape, reset, grads, ctx.settings)
         found = spread(weights, tape, slopes)
@@ -126,20 +128,25 @@ class _Scan(torch.autograd.Function):
         ]
         dtype = tape.deters.dtype
         states = [x if x is None else x.to(dtype) for x in (slopes.deter, slopes.stoch)]
-        actions = slopes.hid @ acted_rows(weights).T
-        return (None, None, *states, actions, slopes.obs, None, None, *flat)
+        actions = _by_row(slopes.hid @ acted_rows(weights).T, batch)
+        tokens = _by_row(slopes.obs, batch)
+        return (None, None, *states, actions, tokens, None, None, *flat)
+
+
+def _by_row(x: Float[Tensor, "*n T R F"], batch: int) -> Float[Tensor, "B T F"]:
+    """From the order of the loop (steps of R rows, for groups of rows) to (B, T)."""
+    rows = x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+    return rows.reshape(batch, *rows.shape[2:])
 
 
 def spread(weights: ScanWeights, tape: Tape, slopes: Slopes) -> ScanWeights:
     """Gradients of every weight, each from all steps at once."""
     blocks, sums = weights.dyngru.weight.shape[0], slopes.sums
-    din0, din1, dhid, dgates, dobs, dlogits = (x.flatten(0, 1) for x in slopes[:6])
-    deters, stoch, deter = (
-        x.flatten(0, 1) for x in (tape.deters, tape.stoch, tape.deter)
-    )
-    shared, hidden, seen = (
-        x.flatten(0, 1) for x in (tape.shared, tape.hidden, tape.seen)
-    )
+    din0, din1, dhid, dgates, dobs, dlogits = (x.flatten(0, -2) for x in slopes[:6])
+    deters, stoch, deter = tape.deters, tape.stoch, tape.deter
+    deters, stoch, deter = (x.flatten(0, -2) for x in (deters, stoch, deter))
+    shared, hidden, seen = tape.shared, tape.hidden, tape.seen
+    shared, hidden, seen = (x.flatten(0, -2) for x in (shared, hidden, seen))
     by_block = rearrange(dhid, "n (g o) -> g n o", g=blocks)
     hid, own = torch.empty_like(weights.dynhid0.weight), by_block.shape[-1]
     before = rearrange(deter, "n (g i) -> g i n", g=blocks)

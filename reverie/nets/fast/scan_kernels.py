@@ -7,9 +7,10 @@ them (gates, choices). A norm needs a sum over the whole row, so whoever writes 
 tile also writes that tile's share of the sum, and whoever reads adds up the shares, in
 a fixed order.
 
-Tensors are (row, time, width), `spot` is row * length + time. Capital letters are what
-a kernel is compiled for: `D U W L S K` deter, units, width of a block, logits, choices
-and classes, `BM BN BK` the tile's rows, columns and inputs at a time.
+Tensors are (time, row, width), `spot` is time * batch + row; what comes from outside is
+(row, time, width), `given` is row * length + time. Capital letters are what a kernel is
+compiled for: `D U W L S K` deter, units, width of a block, logits, choices and classes,
+`BM BN BK` the tile's rows, columns and inputs at a time.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def hidden_kernel(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot, given = here[:, None], (rows * length + t)[:, None]
     block = tile * BN // W
     columns = tile * BN + tl.arange(0, BN)
     inside = columns - block * W
@@ -139,15 +141,15 @@ def hidden_kernel(
         if tile == 0:
             tl.store(shared + spot * (3 * U) + U + read[None, :], a, mask=mask)
     at = spot * D + columns[None, :]
-    acc += tl.load(hoisted + at, mask=mask, other=0.0).to(tl.float32)
+    given = given * D + columns[None, :]
+    acc += tl.load(hoisted + given, mask=mask, other=0.0).to(tl.float32)
     value = acc.to(hid.dtype.element_ty)
     tl.store(hid + at, value, mask=mask)
     value = value.to(tl.float32)
     tl.store(shares + tile * batch + rows, tl.sum(value * value, 1), mask=rows < batch)
     if tile == 0:
-        here = inverse + (rows * length + t) * 4
-        tl.store(here, inverse0, mask=rows < batch)
-        tl.store(here + 1, inverse1, mask=rows < batch)
+        tl.store(inverse + here * 4, inverse0, mask=rows < batch)
+        tl.store(inverse + here * 4 + 1, inverse1, mask=rows < batch)
 
 
 @no_type_check
@@ -164,7 +166,8 @@ def gates_kernel(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot = here[:, None]
     block = tile * BN // W
     columns = tile * BN + tl.arange(0, BN)
     inside = columns - block * W
@@ -201,9 +204,9 @@ def gates_kernel(
     if t + 1 < length:
         start = tl.load(reset + rows * length + t + 1, mask=rows < batch, other=0)
         kept = tl.where(start[:, None] != 0, 0.0, new.to(tl.float32))
-        tl.store(deter + at + D, kept.to(dtype), mask=mask)
+        tl.store(deter + at + batch * D, kept.to(dtype), mask=mask)
     if tile == 0:
-        tl.store(inverse + (rows * length + t) * 4 + 2, inverse2, mask=rows < batch)
+        tl.store(inverse + here * 4 + 2, inverse2, mask=rows < batch)
 
 
 @no_type_check
@@ -218,7 +221,8 @@ def inputs_kernel(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot, given = here[:, None], (rows * length + t)[:, None]
     units = tile * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, D, BK):
@@ -232,13 +236,14 @@ def inputs_kernel(
             acc = tl.where(start[:, None] != 0, 0.0, acc)
             acc += tl.load(bias + units)[None, :].to(tl.float32)
             value = acc.to(pre0.dtype.element_ty)
-            tl.store(pre0 + (spot + 1) * U + units[None, :], value, mask=mask)
+            tl.store(pre0 + (spot + batch) * U + units[None, :], value, mask=mask)
             value = value.to(tl.float32)
             share = tl.sum(value * value, 1)
             tl.store(shares0 + tile * batch + rows, share, mask=rows < batch)
     else:
         at = spot * U + (units - U)[None, :]
-        acc += tl.load(tokens + at, mask=mask, other=0.0).to(tl.float32)
+        token = given * U + (units - U)[None, :]
+        acc += tl.load(tokens + token, mask=mask, other=0.0).to(tl.float32)
         value = acc.to(obs.dtype.element_ty)
         tl.store(obs + at, value, mask=mask)
         value = value.to(tl.float32)
@@ -263,7 +268,8 @@ def posterior_kernel(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot, given = here[:, None], (rows * length + t)[:, None]
     column = tl.arange(0, BN)
     choice, label = tile * CHOICES + column // CLASSES, column % CLASSES
     valid = (choice < S) & (label < K)
@@ -290,7 +296,8 @@ def posterior_kernel(
     value = tl.reshape(value, (BM, CHOICES, CLASSES))
     exps = tl.exp(value - tl.max(value, 2)[:, :, None])
     probs = (1 - unimix) * exps / tl.sum(exps, 2)[:, :, None] + unimix / K
-    clock = tl.load(clocks + at, mask=known, other=float("inf"))
+    given = given * L + columns[None, :]
+    clock = tl.load(clocks + given, mask=known, other=float("inf"))
     score = probs / tl.reshape(clock, (BM, CHOICES, CLASSES))
     chosen = tl.argmax(score, 2)
     hot = tl.arange(0, CLASSES)[None, None, :] == chosen[:, :, None]
@@ -305,9 +312,9 @@ def posterior_kernel(
     if t + 1 < length:
         start = tl.load(reset + rows * length + t + 1, mask=rows < batch, other=0)
         kept = tl.where(start[:, None] != 0, 0.0, hot)
-        tl.store(stoch + at + L, kept.to(stoch.dtype.element_ty), mask=known)
+        tl.store(stoch + at + batch * L, kept.to(stoch.dtype.element_ty), mask=known)
     if tile == 0:
-        tl.store(inverse + (rows * length + t) * 4 + 3, inverse3, mask=rows < batch)
+        tl.store(inverse + here * 4 + 3, inverse3, mask=rows < batch)
 
 
 @no_type_check
@@ -329,7 +336,7 @@ def choices_kernel(
     start = tl.load(reset + row * length + t + 1)
     total = tl.where(start != 0, 0.0, total) + tl.load(bias + units).to(tl.float32)
     total = total.to(pre1.dtype.element_ty)
-    tl.store(pre1 + (row * length + t + 1) * U + units, total)
+    tl.store(pre1 + ((t + 1) * batch + row) * U + units, total)
     total = total.to(tl.float32)
     tl.store(shares + tile * batch + row, tl.sum(total * total, 0))
 
@@ -354,7 +361,8 @@ def choices_backward(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot, given = here[:, None], (rows * length + t)[:, None]
     column = tl.arange(0, BN)
     choice, label = tile * CHOICES + column // CLASSES, column % CLASSES
     valid = (choice < S) & (label < K)
@@ -363,7 +371,7 @@ def choices_backward(
     at = spot * L + columns[None, :]
     grad = tl.zeros((BM, BN), tl.float32)
     if t + 1 < length:
-        after = rows * length + t + 1
+        after = here + batch
         inverse1 = tl.load(inverse + after * 4 + 1, mask=rows < batch, other=0.0)
         mean = _add_shares(shares, rows, batch, TILES, PADDED) / U
         for k in range(0, U, BK):
@@ -386,9 +394,10 @@ def choices_backward(
                 other=0.0,
             )
             grad = _dot(a, b, grad, PRECISION)
-        start = tl.load(reset + after, mask=rows < batch, other=0)
+        start = tl.load(reset + rows * length + t + 1, mask=rows < batch, other=0)
         grad = tl.where(start[:, None] != 0, 0.0, grad)
-    grad += tl.load(from_stochs + at, mask=known, other=0.0).to(tl.float32)
+    given = given * L + columns[None, :]
+    grad += tl.load(from_stochs + given, mask=known, other=0.0).to(tl.float32)
     value = tl.load(logits + at, mask=known, other=float("-inf")).to(tl.float32)
     value = tl.where(valid[None, :] & (value == value), value, float("-inf"))
     value = tl.where(mask, value, 0.0)
@@ -398,7 +407,7 @@ def choices_backward(
     grad = tl.reshape(grad, (BM, CHOICES, CLASSES))
     slope = (1 - unimix) * probs * (grad - tl.sum(grad * probs, 2)[:, :, None])
     slope = tl.reshape(slope, (BM, BN))
-    slope += tl.load(from_logits + at, mask=known, other=0.0).to(tl.float32)
+    slope += tl.load(from_logits + given, mask=known, other=0.0).to(tl.float32)
     tl.store(to_logits + at, slope.to(to_logits.dtype.element_ty), mask=known)
 
 
@@ -414,7 +423,8 @@ def posterior_backward(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    spot = (rows * length + t)[:, None]
+    here = t * batch + rows
+    spot = here[:, None]
     units = tile * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, L, BK):
@@ -422,7 +432,6 @@ def posterior_backward(
         a = tl.load(to_logits + spot * L + read[None, :], mask=mask, other=0.0)
         b = tl.load(weight + read[:, None] * U + units[None, :])
         acc = _dot(a, b, acc, PRECISION)
-    here = rows * length + t
     inverse3 = tl.load(inverse + here * 4 + 3, mask=rows < batch, other=0.0)
     at = spot * U + units[None, :]
     unit = tl.load(obs + at, mask=mask, other=0.0).to(tl.float32) * inverse3[:, None]
@@ -447,13 +456,13 @@ def gates_backward(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    here = rows * length + t
-    spot = here[:, None]
+    here = t * batch + rows
+    spot, given = here[:, None], (rows * length + t)[:, None]
     columns = tile * BN + tl.arange(0, BN)
     block = tile * BN // W
     acc = tl.zeros((BM, BN), tl.float32)
     if t + 1 < length:
-        after = here + 1
+        after = here + batch
         inverse0 = tl.load(inverse + after * 4, mask=rows < batch, other=0.0)
         mean0 = _add_shares(shares0, rows, batch, TILES0, PADDED0) / U
         for k in range(0, U, BK):
@@ -472,7 +481,7 @@ def gates_backward(
             )
             b = tl.load(weight + read[:, None] * D + columns[None, :])
             acc = _dot(a, b, acc, PRECISION)
-        start = tl.load(reset + after, mask=rows < batch, other=0)
+        start = tl.load(reset + rows * length + t + 1, mask=rows < batch, other=0)
         acc = tl.where(start[:, None] != 0, 0.0, acc)
     inverse3 = tl.load(inverse + here * 4 + 3, mask=rows < batch, other=0.0)
     mean3 = _add_shares(shares3, rows, batch, TILES, PADDED) / U
@@ -484,7 +493,8 @@ def gates_backward(
         acc = _dot(a, b, acc, PRECISION)
     at = spot * D + columns[None, :]
     own = rows[:, None] * D + columns[None, :]
-    grad = acc + tl.load(from_deters + at, mask=mask, other=0.0).to(tl.float32)
+    given = given * D + columns[None, :]
+    grad = acc + tl.load(from_deters + given, mask=mask, other=0.0).to(tl.float32)
     grad += tl.load(carry + own, mask=mask, other=0.0)
     gate = spot * (3 * D) + block * 3 * W + (columns - block * W)[None, :]
     r = tl.sigmoid(tl.load(gates + gate, mask=mask, other=0.0).to(tl.float32))
@@ -515,7 +525,7 @@ def hidden_backward(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    here = rows * length + t
+    here = t * batch + rows
     spot = here[:, None]
     columns = tile * BN + tl.arange(0, BN)
     block = tile * BN // W
@@ -551,7 +561,7 @@ def inputs_backward(
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
-    here = rows * length + t
+    here = t * batch + rows
     spot = here[:, None]
     inverse2 = tl.load(inverse + here * 4 + 2, mask=rows < batch, other=0.0)
     mean = _add_shares(shares2, rows, batch, TILES, PADDED) / D
@@ -598,7 +608,7 @@ def inputs_backward(
             acc = _dot(a, b, acc, PRECISION)
         own = carry + rows[:, None] * D + columns[None, :]
         acc += tl.load(own, mask=mask, other=0.0)
-        start = tl.load(reset + here, mask=rows < batch, other=0)
+        start = tl.load(reset + rows * length + t, mask=rows < batch, other=0)
         tl.store(own, tl.where(start[:, None] != 0, 0.0, acc), mask=mask)
 
 

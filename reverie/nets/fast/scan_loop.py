@@ -1,8 +1,9 @@
 """The loop of the posterior scan in plain operations, forth and back.
 
-This is the form to read, and the one that the kernels are compared with. What it is
-given and what it leaves behind is laid out (B, T, ...), so that a step is a view of a
-longer tensor: nothing is stacked, and after the loop all steps are rows of one matrix.
+This is the form to read, and the one that the kernels are compared with. What comes in
+is laid out (B, T, ...). What the loop leaves behind is laid out (T, B, ...), so that a
+step is a matrix of its own, and all steps are rows of one longer matrix. (Rows that are
+a large power of two apart crowd into one part of a GPU's cache.)
 
 `U` is the width of the layers around the core, `G` the number of its blocks, `L` all
 classes of all choices, `J` all gates.
@@ -86,27 +87,27 @@ class Settings(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """What the way back needs of the way forth."""
+    """What the way back needs of the way forth; the rows in the order of the loop."""
 
-    deters: Float[Tensor, "B T D"]
+    deters: Float[Tensor, "*n D"]
     """The results, first the three that are asked for."""
-    stochs: Float[Tensor, "B T L"]
-    logits: Float[Tensor, "B T L"]
-    deter: Float[Tensor, "B T D"]
+    stochs: Float[Tensor, "*n L"]
+    logits: Float[Tensor, "*n L"]
+    deter: Float[Tensor, "*n D"]
     """What each step started from, zero after a reset."""
-    stoch: Float[Tensor, "B T L"]
-    in0: Float[Tensor, "B T U"]
+    stoch: Float[Tensor, "*n L"]
+    in0: Float[Tensor, "*n U"]
     """What each layer gave before its norm."""
-    in1: Float[Tensor, "B T U"]
-    hid: Float[Tensor, "B T D"]
-    gates: Float[Tensor, "B T J"]
-    obs: Float[Tensor, "B T U"]
-    inverse: Float[Tensor, "B T 4"]
+    in1: Float[Tensor, "*n U"]
+    hid: Float[Tensor, "*n D"]
+    gates: Float[Tensor, "*n J"]
+    obs: Float[Tensor, "*n U"]
+    inverse: Float[Tensor, "*n 4"]
     """One over the root mean square of in0, in1, hid and obs."""
-    shared: Float[Tensor, "B T X"]
+    shared: Float[Tensor, "*n X"]
     """Behind norm and activation: in0, in1 and the action, which all blocks read."""
-    hidden: Float[Tensor, "B T D"]
-    seen: Float[Tensor, "B T U"]
+    hidden: Float[Tensor, "*n D"]
+    seen: Float[Tensor, "*n U"]
 
 
 class Sums(NamedTuple):
@@ -124,14 +125,17 @@ class Sums(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """Gradients of the values before each norm and gate, and what follows from them."""
+    """Gradients of the values before each norm and gate, and what follows from them.
 
-    in0: Float[Tensor, "B T U"]
-    in1: Float[Tensor, "B T U"]
-    hid: Float[Tensor, "B T D"]
-    gates: Float[Tensor, "B T J"]
-    obs: Float[Tensor, "B T U"]
-    logits: Float[Tensor, "B T L"]
+    The rows are in the order of the tape's.
+    """
+
+    in0: Float[Tensor, "*n U"]
+    in1: Float[Tensor, "*n U"]
+    hid: Float[Tensor, "*n D"]
+    gates: Float[Tensor, "*n J"]
+    obs: Float[Tensor, "*n U"]
+    logits: Float[Tensor, "*n L"]
     sums: Sums
     deter: Float[Tensor, "B D"] | None
     """Of the state before the first step; None where nobody wants it."""
@@ -145,8 +149,8 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
     units, eps = tokens.shape[-1], settings.eps
     for t, start in enumerate(reset[..., None].unbind(1)):
         deter, stoch = deter.masked_fill(start, 0), stoch.masked_fill(start, 0)
-        tape.deter[:, t], tape.stoch[:, t] = deter, stoch
-        inverse, shared = tape.inverse[:, t], tape.shared[:, t]
+        tape.deter[t], tape.stoch[t] = deter, stoch
+        inverse, shared = tape.inverse[t], tape.shared[t]
         in0 = torch.addmm(weights.dynin0.bias, deter, weights.dynin0.weight.T)
         in1 = torch.addmm(weights.dynin1.bias, stoch, weights.dynin1.weight.T)
         x0, inverse[:, 0] = normed(in0, weights.dynin0.scale, eps)
@@ -161,10 +165,10 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
         seen, inverse[:, 3] = normed(obs, weights.obs0.scale, eps)
         logits = torch.addmm(weights.obslogit.bias, seen, weights.obslogit.weight.T)
         stoch = chosen(logits, clocks[:, t], settings.unimix)
-        tape.in0[:, t], tape.in1[:, t], tape.hid[:, t] = in0, in1, hid
-        tape.gates[:, t], tape.hidden[:, t], tape.obs[:, t] = gates, hidden, obs
-        tape.seen[:, t], tape.deters[:, t] = seen, deter
-        tape.stochs[:, t], tape.logits[:, t] = stoch, logits
+        tape.in0[t], tape.in1[t], tape.hid[t] = in0, in1, hid
+        tape.gates[t], tape.hidden[t], tape.obs[t] = gates, hidden, obs
+        tape.seen[t], tape.deters[t] = seen, deter
+        tape.stochs[t], tape.logits[t] = stoch, logits
     return tape
 
 
@@ -185,39 +189,37 @@ def run_backward(
     din0, din1, dhid, dgates, dobs, dlogit = (torch.empty_like(x) for x in like)
     norms = (tape.in0, tape.in1, tape.hid, tape.obs)
     scales = [torch.empty_like(x, dtype=wide) for x in norms]
-    ddeter = torch.zeros_like(tape.deter[:, 0], dtype=wide)
-    dstoch = torch.zeros_like(tape.stoch[:, 0], dtype=wide)
+    ddeter = torch.zeros_like(tape.deter[0], dtype=wide)
+    dstoch = torch.zeros_like(tape.stoch[0], dtype=wide)
     for t in reversed(range(reset.shape[1])):
-        dlogit[:, t] = dlogits[:, t] + chosen_backward(
-            dstoch + dstochs[:, t], tape.logits[:, t], settings
+        dlogit[t] = dlogits[:, t] + chosen_backward(
+            dstoch + dstochs[:, t], tape.logits[t], settings
         )
-        inverse = tape.inverse[:, t, :, None]
-        dobs[:, t], scales[3][:, t] = normed_backward(
-            dlogit[:, t] @ weights.obslogit.weight,
-            tape.obs[:, t],
+        inverse = tape.inverse[t, :, :, None]
+        dobs[t], scales[3][t] = normed_backward(
+            dlogit[t] @ weights.obslogit.weight,
+            tape.obs[t],
             inverse[:, 3],
             weights.obs0.scale,
         )
-        ddeter = ddeter + ddeters[:, t] + dobs[:, t] @ weights.obs0.weight
-        dgates[:, t], ddeter = gated_backward(
-            ddeter, tape.gates[:, t], tape.deter[:, t], blocks
-        )
-        dhid[:, t], scales[2][:, t] = normed_backward(
-            block_matmul(dgates[:, t], weights.dyngru.weight.transpose(1, 2)),
-            tape.hid[:, t],
+        ddeter = ddeter + ddeters[:, t] + dobs[t] @ weights.obs0.weight
+        dgates[t], ddeter = gated_backward(ddeter, tape.gates[t], tape.deter[t], blocks)
+        dhid[t], scales[2][t] = normed_backward(
+            block_matmul(dgates[t], weights.dyngru.weight.transpose(1, 2)),
+            tape.hid[t],
             inverse[:, 2],
             weights.dynhid0.scale,
         )
-        up0, up1 = (dhid[:, t] @ read.T).chunk(2, -1)
-        din0[:, t], scales[0][:, t] = normed_backward(
-            up0, tape.in0[:, t], inverse[:, 0], weights.dynin0.scale
+        up0, up1 = (dhid[t] @ read.T).chunk(2, -1)
+        din0[t], scales[0][t] = normed_backward(
+            up0, tape.in0[t], inverse[:, 0], weights.dynin0.scale
         )
-        din1[:, t], scales[1][:, t] = normed_backward(
-            up1, tape.in1[:, t], inverse[:, 1], weights.dynin1.scale
+        din1[t], scales[1][t] = normed_backward(
+            up1, tape.in1[t], inverse[:, 1], weights.dynin1.scale
         )
-        ddeter = ddeter + block_matmul(dhid[:, t], own.transpose(1, 2))
-        ddeter = ddeter + din0[:, t] @ weights.dynin0.weight
-        dstoch = (din1[:, t] @ weights.dynin1.weight).to(wide)
+        ddeter = ddeter + block_matmul(dhid[t], own.transpose(1, 2))
+        ddeter = ddeter + din0[t] @ weights.dynin0.weight
+        dstoch = (din1[t] @ weights.dynin1.weight).to(wide)
         start = reset[:, t, None]
         ddeter, dstoch = ddeter.masked_fill(start, 0), dstoch.masked_fill(start, 0)
     total = [
@@ -249,10 +251,10 @@ def new_tape(weights: ScanWeights, inputs: Inputs) -> Tape:
     """Room for all steps, with what is known before the first one."""
     units, deter = weights.obs0.weight.shape
     flat, like = weights.obslogit.weight.shape[0], inputs.actions
-    shape = inputs.reset.shape
+    batch, length = inputs.reset.shape
 
     def room(width: int) -> Tensor:
-        return like.new_empty(*shape, width)
+        return like.new_empty(length, batch, width)
 
     tape = Tape(
         deters=room(deter),
@@ -265,12 +267,12 @@ def new_tape(weights: ScanWeights, inputs: Inputs) -> Tape:
         hid=room(deter),
         gates=room(3 * deter),
         obs=room(units),
-        inverse=weights.obs0.scale.new_empty(*shape, 4),
+        inverse=weights.obs0.scale.new_empty(length, batch, 4),
         shared=room(3 * units),
         hidden=room(deter),
         seen=room(units),
     )
-    tape.shared[..., 2 * units :] = inputs.actions
+    tape.shared[..., 2 * units :] = inputs.actions.transpose(0, 1)
     return tape
 
 

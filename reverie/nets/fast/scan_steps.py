@@ -167,7 +167,7 @@ def run_backward(
     ddeters, dstochs, dlogits = (x.contiguous() for x in grads)
     # behind the norms; what was before them follows after the loop
     gobs, ghid = torch.empty_like(tape.obs), torch.empty_like(tape.hid)
-    gin = tape.obs.new_empty(batch, length, 2 * plan.units)
+    gin = tape.obs.new_empty(length, batch, 2 * plan.units)
     to_gates, to_logits = torch.empty_like(tape.gates), torch.empty_like(tape.logits)
     carry = torch.zeros(batch, plan.deter, device=reset.device)
     grid = triton.cdiv(batch, plan.rows)
@@ -222,8 +222,8 @@ def run_backward(
     to_hid, scale2, bias2 = _finish(ghid, tape.hid, hid.scale, tape.inverse, 2)
     to_obs, scale3, _ = _finish(gobs, tape.obs, obs.scale, tape.inverse, 3)
     start = reset[:, :1]
-    ddeter = carry + (to_in0[:, 0] @ in0.weight).float().masked_fill(start, 0)
-    dstoch = (to_in1[:, 0] @ in1.weight).masked_fill(start, 0)
+    ddeter = carry + (to_in0[0] @ in0.weight).float().masked_fill(start, 0)
+    dstoch = (to_in1[0] @ in1.weight).masked_fill(start, 0)
     gates, logits = (x.flatten(0, 1).sum(0) for x in (to_gates, to_logits))
     return Slopes(
         to_in0,
@@ -289,14 +289,14 @@ def _shares(plan: Plan, like: Tensor) -> _Shares:
 def _start(weights: ScanWeights, inputs: Inputs, tape: Tape, share: _Shares) -> None:
     """The state before the first step, and what the first step reads of it."""
     start = inputs.reset[:, :1]
-    tape.deter[:, 0] = inputs.deter.masked_fill(start, 0)
-    tape.stoch[:, 0] = inputs.stoch.masked_fill(start, 0)
+    tape.deter[0] = inputs.deter.masked_fill(start, 0)
+    tape.stoch[0] = inputs.stoch.masked_fill(start, 0)
     for state, layer, pre, shares in (
         (tape.deter, weights.dynin0, tape.in0, share.in0),
         (tape.stoch, weights.dynin1, tape.in1, share.in1),
     ):
-        pre[:, 0] = torch.addmm(layer.bias, state[:, 0], layer.weight.T)
-        tiles = pre[:, 0].float().square().view(len(start), len(shares), -1)
+        torch.addmm(layer.bias, state[0], layer.weight.T, out=pre[0])
+        tiles = pre[0].float().square().view(len(start), len(shares), -1)
         shares.copy_(tiles.sum(-1).T)
 
 

@@ -14,16 +14,16 @@ struct Backward {
   // weights
   const u16 *in0, *in1, *hid, *gru, *obs, *logit;
   const float *in0_scale, *in1_scale, *hid_scale, *obs_scale;
-  // what the forward pass kept, (row, time, width)
+  // what the forward pass kept, (time, row, width)
   const u16 *pre0, *pre1, *prehid, *gates, *preobs, *logits, *deter;
   const float* inverse;
   const u8* reset;
   // gradients that arrive, (row, time, width)
   const u16 *from_deters, *from_stochs, *from_logits;
-  // exchanged and kept, (row, time, width)
+  // exchanged and kept, (time, row, width)
   u16 *to_obs, *to_in0, *to_gates;
   // exchanged only
-  u16* before_norm;                            // (row, time, DETER)
+  u16* before_norm;                            // (time, row, DETER)
   float *obs_shares, *in_shares;               // (time, ...)
   u64* products;
   // kept
@@ -94,22 +94,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
   bool forgot_mine = false, forgot_upper = false, forgot_lower = false;  // step after
   in1_row[tid] = 0;
 
+  // the probabilities of a row, off the critical path: loaded early, computed later
+  u16 ahead_logit = 0, ahead_stoch = 0, ahead_choice = 0;
   float prob = 0, from_stoch = 0, from_logit = 0;
-  auto look_ahead = [&](int t) {  // the row's probabilities, off the critical path
+  auto look_ahead = [&](int t) {
     if (warp >= OWN / 32 || t < 0) return;
-    int i = (mine * length + t) * LOGITS + part * OWN + tid;
-    float logit = wide(p.logits[i]);
-    from_stoch = wide(p.from_stochs[i]);
-    from_logit = wide(p.from_logits[i]);
+    int given = (mine * length + t) * LOGITS + part * OWN + tid;
+    ahead_choice = p.logits[(t * ROWS + mine) * LOGITS + part * OWN + tid];
+    ahead_stoch = p.from_stochs[given];
+    ahead_logit = p.from_logits[given];
+  };
+  auto prepare = [&]() {
+    if (warp >= OWN / 32) return;
+    from_stoch = wide(ahead_stoch);
+    from_logit = wide(ahead_logit);
+    float logit = wide(ahead_choice);
     prob = __expf(logit - half_max(logit));
     prob = __fdividef(prob, lane_sum<CLASSES>(prob));
   };
   look_ahead(length - 1);
+  prepare();
   __syncthreads();
 
   for (int t = length - 1; t >= 0; t--) {
-    const int here = row * length + t, spot = mine * length + t;
-    const int above = upper * length + t, below = lower * length + t;
+    const int here = t * ROWS + row, spot = t * ROWS + mine;
+    const int above = t * ROWS + upper, below = t * ROWS + lower;
 
     // ---- choices
     {
@@ -142,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
                      n * 8 + 2 * quad, d[n][0], d[n][1]);
     }
     // what this step needs of the forward pass, before the first wait
-    const float from_deter = wide(p.from_deters[here * DETER + at]);
+    const float from_deter = wide(p.from_deters[(row * length + t) * DETER + at]);
     const float deter = wide(p.deter[here * DETER + at]);
     const float hid_inverse = p.inverse[here * 4 + 2];
     const float hid = wide(p.prehid[here * DETER + at]) * hid_inverse;
@@ -160,8 +169,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
                                 *(const uint4*)(prehid + below * DETER));
     const float upper_inverse = p.inverse[above * 4 + 2];
     const float lower_inverse = p.inverse[below * 4 + 2];
-    const bool forget = p.reset[here], forget_mine = p.reset[spot];
-    const bool forget_upper = p.reset[above], forget_lower = p.reset[below];
+    const bool forget = p.reset[row * length + t];
+    const bool forget_mine = p.reset[mine * length + t];
+    const bool forget_upper = p.reset[upper * length + t];
+    const bool forget_lower = p.reset[lower * length + t];
+
+    look_ahead(t - 1);
 
     // ---- posterior
     {
@@ -184,14 +197,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
     {
       float c[2][4] = {};
       if (t + 1 < length) {
-        Fragment x = await(p.to_in0 + (above + 1) * UNITS + window, 8 * length * UNITS);
+        Fragment x = await(p.to_in0 + (above + ROWS) * UNITS + window, 8 * UNITS);
         UNROLL for (int i = 0; i < 4; i++) {
           if (forgot_upper) x.w[i] = 0;
           if (forgot_lower) x.w[4 + i] = 0;
         }
         multiply<2>(c, x, w_in0);
       }
-      Fragment x = await(p.to_obs + above * UNITS + window, 8 * length * UNITS);
+      Fragment x = await(p.to_obs + above * UNITS + window, 8 * UNITS);
       multiply<2>(c, x, w_obs);
       deposit<2, SMALL>(deter_sums, warp, lane, c);
       __syncthreads();
@@ -215,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
     float to_hid;
     {
       const u16* to = p.to_gates + above * (3 * DETER) + group * 3 * WIDTH + window;
-      const int down = 8 * length * 3 * DETER;
+      constexpr int down = 8 * 3 * DETER;
       uint4 v[6];
       UNROLL for (int m = 0; m < 6; m++) v[m] = load4(to + m / 2 * WIDTH + m % 2 * down);
       Spin spin;
@@ -240,14 +253,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
       float product = lane_sum<16>(to_hid * hid);
       if (column == 0) add_share<40>(p.products + (t * ROWS + row) * LINE, product);
     }
-    look_ahead(t - 1);
+    prepare();
 
     // ---- inputs
     {
       if (tid < ROWS)
         row_mean[tid] = await_total<40>(p.products + (t * ROWS + tid) * LINE) * (1.f / DETER);
-      Fragment x = await(p.before_norm + above * DETER + group * WIDTH + window,
-                         8 * length * DETER);
+      Fragment x = await(p.before_norm + above * DETER + group * WIDTH + window, 8 * DETER);
       __syncthreads();
       to_hid = rounded(hid_inverse * (to_hid - hid * row_mean[row]));
       sum_hid_bias += to_hid;

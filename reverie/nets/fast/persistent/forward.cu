@@ -15,11 +15,11 @@ struct Forward {
   const u16 *hoisted, *tokens;
   const float* clocks;
   const u8* reset;
-  // exchanged and kept, (row, time, width); in0, in1 and deter start at their first step
+  // exchanged and kept, (time, row, width); pre0, pre1 and deter have a first step
   u16 *pre0, *pre1, *shared, *prehid, *deters;
   // kept
   u16 *deter, *stoch, *stochs, *hidden, *gates, *preobs, *seen, *logits;
-  float* inverse;  // of the norms: (row, time, 4) for in0, in1, hid, obs
+  float* inverse;  // of the norms: (time, row, 4) for in0, in1, hid, obs
   // exchanged only, (time, ...)
   float* shares;
   u64* squares;
@@ -100,11 +100,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
   const float update_bias = wide(bias[2 * WIDTH]);
 
   // ---- the state before the first step
-  float before = wide(p.deter[row * length * DETER + at]);
+  float before = wide(p.deter[row * DETER + at]);
   float acc[2][4] = {};  // the hidden layer's sums so far
   {
-    const u16* deter = p.deter + upper * length * DETER + group * WIDTH + window;
-    multiply<2>(acc, fragment(load4(deter), load4(deter + 8 * length * DETER)), w_hid[0]);
+    const u16* deter = p.deter + upper * DETER + group * WIDTH + window;
+    multiply<2>(acc, fragment(load4(deter), load4(deter + 8 * DETER)), w_hid[0]);
   }
   // dynin0 of one row, normalized and sent to the core; all helpers compute it
   auto send_in0 = [&](float x, int t) {
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
     if (lane == 0) warp_squares[8 + warp] = squares;
     __syncthreads();
     float inverse = rsqrtf(sum8(warp_squares + 8) * (1.f / UNITS) + p.eps);
-    int here = mine * length + t;
+    int here = t * ROWS + mine;
     float y = silu(rounded(x * inverse * in0_scale));
     float next = __shfl_down_sync(~0u, y, 1);
     if (warp == part && !(tid & 1)) store1(p.shared + here * SHARED + tid, pack(y, next));
@@ -123,18 +123,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
     }
   };
   __syncthreads();
-  send_in0(wide(p.pre0[mine * length * UNITS + tid]), 0);
+  send_in0(wide(p.pre0[mine * UNITS + tid]), 0);
   float hoisted = wide(p.hoisted[row * length * DETER + at]);
 
   for (int t = 0; t < length; t++) {
     const int next = t + 1 < length ? t + 1 : t;  // inputs are loaded one step ahead
-    const int here = row * length + t, spot = mine * length + t;
+    const int here = t * ROWS + row, spot = t * ROWS + mine;
+    const int above = t * ROWS + upper, below = t * ROWS + lower;
 
     // ---- hidden
     {
-      Fragment x = await(p.shared + (upper * length + t) * SHARED + window, 8 * length * SHARED);
+      Fragment x = await(p.shared + above * SHARED + window, 8 * SHARED);
       multiply<2>(acc, x, w_hid[1]);
-      x = await(p.pre1 + (upper * length + t) * UNITS + window, 8 * length * UNITS);
+      x = await(p.pre1 + above * UNITS + window, 8 * UNITS);
       float a = squares8(x.w), b = squares8(x.w + 4);
       a = lane_sum<4>(a);
       b = lane_sum<4>(b);
@@ -160,7 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       float squares = lane_sum<16>(h * h);
       if (column == 0) add_share<20>(p.squares + (t * ROWS + row) * LINE, squares);
       if (cta == 0) {  // kept for the way back
-        int above = upper * length + t, below = lower * length + t;
         if (warp == 0 && quad == 0) {
           p.inverse[above * 4 + 1] = a;
           p.inverse[below * 4 + 1] = b;
@@ -171,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       }
     }
     hoisted = wide(p.hoisted[(row * length + next) * DETER + at]);
-    const float token = wide(p.tokens[spot * UNITS + tid]);
-    const float clock = tid < OWN ? p.clocks[spot * LOGITS + part * OWN + tid] : 1.f;
+    const float token = wide(p.tokens[(mine * length + t) * UNITS + tid]);
+    const float clock = tid < OWN ? p.clocks[(mine * length + t) * LOGITS + part * OWN + tid] : 1.f;
     const bool forget = p.reset[row * length + next];           // before the next step,
     const bool forget_mine = p.reset[mine * length + next];     // by this thread's roles
     const bool forget_upper = p.reset[upper * length + next];
@@ -184,10 +184,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
         float total = await_total<20>(p.squares + (t * ROWS + tid) * LINE);
         float inverse = rsqrtf(total * (1.f / DETER) + p.eps);
         hid_inverse[tid] = inverse;
-        if (cta == 0) p.inverse[(tid * length + t) * 4 + 2] = inverse;
+        if (cta == 0) p.inverse[(t * ROWS + tid) * 4 + 2] = inverse;
       }
-      Fragment x = await(p.prehid + (upper * length + t) * DETER + group * WIDTH + window,
-                         8 * length * DETER);
+      Fragment x = await(p.prehid + above * DETER + group * WIDTH + window, 8 * DETER);
       __syncthreads();
       norm_silu(x.w, hid_inverse[upper], hid_scale);
       norm_silu(x.w + 4, hid_inverse[lower], hid_scale);
@@ -195,9 +194,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       multiply<6>(c, x, w_gru);
       deposit<6, GATES>(gate_sums, warp, lane, c);
       if (slice == 0) {
-        u16* keep = p.hidden + (upper * length + t) * DETER + group * WIDTH + window;
+        u16* keep = p.hidden + above * DETER + group * WIDTH + window;
         *(uint4*)keep = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        *(uint4*)(keep + 8 * length * DETER) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+        *(uint4*)(keep + 8 * DETER) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
       }
       __syncthreads();
       float reset = rounded(collect<GATES>(gate_sums, row, column) + reset_bias);
@@ -212,13 +211,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       keep[0] = narrow(reset);
       keep[WIDTH] = narrow(candidate);
       keep[2 * WIDTH] = narrow(update);
-      if (t + 1 < length) p.deter[(here + 1) * DETER + at] = narrow(before);
+      if (t + 1 < length) p.deter[(here + ROWS) * DETER + at] = narrow(before);
     }
 
     // ---- inputs: this block's share of dynin0 (for the next step) and of obs0
     {
-      Fragment x = await(p.deters + (upper * length + t) * DETER + group * WIDTH + window,
-                         8 * length * DETER);
+      Fragment x = await(p.deters + above * DETER + group * WIDTH + window, 8 * DETER);
       float c[4][4] = {};
       multiply<4>(c, x, w_both);
       deposit<4, BOTHS>(both_sums, warp, lane, c);
@@ -270,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
         u16 hot = lane % CLASSES == choice ? 0x3F80 : 0;  // one, or zero
         p.logits[kept_at] = kept;
         p.stochs[kept_at] = hot;
-        if (t + 1 < length) p.stoch[kept_at + LOGITS] = forget_mine ? 0 : hot;
+        if (t + 1 < length) p.stoch[kept_at + ROWS * LOGITS] = forget_mine ? 0 : hot;
       }
       await8(v0, shares, ROWS * BOTH);
       if (t + 1 < length) send_in0(in0_bias + (forget_mine ? 0.f : total8(v0)), t + 1);
@@ -304,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       }
       if (forget_mine) x = y = 0;
       if (lane < 2)
-        store1(p.pre1 + (spot + 1) * UNITS + pick, pack(x + in1_bias0, y + in1_bias1));
+        store1(p.pre1 + (spot + ROWS) * UNITS + pick, pack(x + in1_bias0, y + in1_bias1));
     }
   }
 }

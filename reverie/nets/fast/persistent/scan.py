@@ -16,6 +16,8 @@ from math import prod
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -106,7 +108,7 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
     deters, prehid, pre1, shared = _emptied(
         like.device,
         torch.bfloat16,
-        *((batch, length, width) for width in (DETER, DETER, UNITS, 3 * UNITS)),
+        *((groups, length, ROWS, x) for x in (DETER, DETER, UNITS, 3 * UNITS)),
     )
     shares, squares, choices = _emptied(
         like.device,
@@ -117,15 +119,18 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
     )
     widths = (LOGITS, LOGITS, DETER, LOGITS, UNITS, 3 * DETER, UNITS, DETER, UNITS)
     stochs, logits, deter, stoch, pre0, gates, preobs, hidden, seen = (
-        like.new_empty(batch, length, width) for width in widths
+        like.new_empty(groups, length, ROWS, width) for width in widths
     )
-    inverse = torch.empty(batch, length, 4, device=like.device)
-    shared[..., 2 * UNITS :] = inputs.actions
+    inverse = torch.empty(groups, length, ROWS, 4, device=like.device)
+    shared[..., 2 * UNITS :] = rearrange(inputs.actions, "(n r) t u -> n t r u", r=ROWS)
     start = inputs.reset[:, :1]
-    deter[:, 0] = inputs.deter.masked_fill(start, 0)
-    stoch[:, 0] = inputs.stoch.masked_fill(start, 0)
-    pre0[:, 0] = torch.addmm(in0.bias, deter[:, 0], in0.weight.T)
-    pre1[:, 0] = torch.addmm(in1.bias, stoch[:, 0], in1.weight.T)
+    for state, kept, layer, pre in (
+        (inputs.deter, deter, in0, pre0),
+        (inputs.stoch, stoch, in1, pre1),
+    ):
+        first = state.masked_fill(start, 0)
+        kept[:, 0] = first.view(groups, ROWS, -1)
+        pre[:, 0] = F.linear(first, layer.weight, layer.bias).view(groups, ROWS, -1)
 
     fixed = {
         "in0": in0.weight,
@@ -143,11 +148,11 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
         "hid_scale": hid.scale,
         "obs_scale": obs.scale,
     }
-    rows = {
-        "hoisted": scan_loop.hoist(weights, inputs),
-        "tokens": inputs.tokens.contiguous(),
-        "clocks": inputs.clocks.contiguous(),
-        "reset": inputs.reset.contiguous(),
+    grouped = {
+        "hoisted": scan_loop.hoist(weights, inputs).view(groups, ROWS, length, -1),
+        "tokens": inputs.tokens.contiguous().view(groups, ROWS, length, -1),
+        "clocks": inputs.clocks.contiguous().view(groups, ROWS, length, -1),
+        "reset": inputs.reset.contiguous().view(groups, ROWS, length),
         "pre0": pre0,
         "pre1": pre1,
         "shared": shared,
@@ -162,8 +167,10 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
         "seen": seen,
         "logits": logits,
         "inverse": inverse,
+        "shares": shares,
+        "squares": squares,
+        "choices": choices,
     }
-    exchanged = {"shares": shares, "squares": squares, "choices": choices}
     numbers = {
         "length": length,
         "obs_stride": obs.weight.stride(0),
@@ -174,7 +181,7 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
     assert found is not None
     try:
         for group in range(groups):
-            found.forward(_arguments(fixed, rows, exchanged, numbers, group))
+            found.forward(_arguments(fixed, grouped, numbers, group))
     except nvrtc.Unavailable as error:
         _refuse(error)
         return scan_loop.run_forward(weights, inputs, settings)
@@ -203,12 +210,14 @@ def run_backward(
     grads: tuple[Tensor, Tensor, Tensor],
     settings: Settings,
 ) -> Slopes:
+    if tape.deters.dim() == 3:  # it was not this loop that went forth
+        return scan_loop.run_backward(weights, tape, reset, grads, settings)
     in0, in1, hid, gru, obs, logit = _solid(weights)
     batch, length = reset.shape
     groups, like = batch // ROWS, tape.deters
     widths = (UNITS, UNITS, 3 * DETER, DETER)
     to_obs, to_in0, to_gates, before_norm = _emptied(
-        like.device, torch.bfloat16, *((batch, length, width) for width in widths)
+        like.device, torch.bfloat16, *((groups, length, ROWS, x) for x in widths)
     )
     obs_shares, in_shares, products = _emptied(
         like.device,
@@ -218,9 +227,9 @@ def run_backward(
         (groups, length, ROWS, LINE),
     )
     to_in1, to_hid, to_logits = (
-        like.new_empty(batch, length, width) for width in (UNITS, DETER, LOGITS)
+        like.new_empty(groups, length, ROWS, x) for x in (UNITS, DETER, LOGITS)
     )
-    sums = torch.empty(batch, sum(SUMS), device=like.device)
+    sums = torch.empty(groups, ROWS, sum(SUMS), device=like.device)
 
     fixed = {
         "in0": in0.weight,
@@ -234,7 +243,7 @@ def run_backward(
         "hid_scale": hid.scale,
         "obs_scale": obs.scale,
     }
-    rows = {
+    grouped = {
         "pre0": tape.in0,
         "pre1": tape.in1,
         "prehid": tape.hid,
@@ -243,21 +252,22 @@ def run_backward(
         "logits": tape.logits,
         "deter": tape.deter,
         "inverse": tape.inverse,
-        "reset": reset.contiguous(),
-        "from_deters": grads[0].contiguous(),
-        "from_stochs": grads[1].contiguous(),
-        "from_logits": grads[2].contiguous(),
+        "reset": reset.contiguous().view(groups, ROWS, length),
+        "from_deters": grads[0].contiguous().view(groups, ROWS, length, -1),
+        "from_stochs": grads[1].contiguous().view(groups, ROWS, length, -1),
+        "from_logits": grads[2].contiguous().view(groups, ROWS, length, -1),
         "to_obs": to_obs,
         "to_in0": to_in0,
         "to_gates": to_gates,
         "before_norm": before_norm,
-    }
-    exchanged = {
         "obs_shares": obs_shares,
         "in_shares": in_shares,
         "products": products,
+        "to_in1": to_in1,
+        "to_hid": to_hid,
+        "to_logits": to_logits,
+        "sums": sums,
     }
-    kept = {"to_in1": to_in1, "to_hid": to_hid, "to_logits": to_logits, "sums": sums}
     numbers = {
         "length": length,
         "obs_stride": obs.weight.stride(0),
@@ -267,13 +277,32 @@ def run_backward(
     assert found is not None
     try:
         for group in range(groups):
-            found.backward(_arguments(fixed, rows, exchanged, numbers, group, kept))
+            found.backward(_arguments(fixed, grouped, numbers, group))
     except nvrtc.Unavailable as error:
         _refuse(error)
-        return scan_loop.run_backward(weights, tape, reset, grads, settings)
-    total = Sums(*torch.split(sums.sum(0), SUMS))
+        return _run_backward_by_steps(weights, tape, reset, grads, settings)
+    total = Sums(*torch.split(sums.sum((0, 1)), SUMS))
     return Slopes(
         to_in0, to_in1, to_hid, to_gates, to_obs, to_logits, total, None, None
+    )
+
+
+def _run_backward_by_steps(
+    weights: ScanWeights,
+    tape: Tape,
+    reset: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor],
+    settings: Settings,
+) -> Slopes:
+    """The plain way back over this loop's tape."""
+    folded = Tape(*(rearrange(x, "n t r w -> t (n r) w") for x in tape))
+    slopes = scan_loop.run_backward(weights, folded, reset, grads, settings)
+    names = ("in0", "in1", "hid", "gates", "obs", "logits")
+    return slopes._replace(
+        **{
+            name: rearrange(getattr(slopes, name), "t (n r) w -> n t r w", r=ROWS)
+            for name in names
+        }
     )
 
 
@@ -311,19 +340,12 @@ def _emptied(
 
 def _arguments(
     fixed: Mapping[str, Tensor],
-    rows: Mapping[str, Tensor],
-    exchanged: Mapping[str, Tensor],
+    grouped: Mapping[str, Tensor],
     numbers: Mapping[str, int | float],
     group: int,
-    kept: Mapping[str, Tensor] | None = None,
 ) -> ctypes.Structure:
     """The kernels' one argument, for one group of rows."""
-    pointers = {
-        **fixed,
-        **{key: value[group * ROWS :] for key, value in rows.items()},
-        **{key: value[group] for key, value in exchanged.items()},
-        **{key: value[group * ROWS :] for key, value in (kept or {}).items()},
-    }
+    pointers = {**fixed, **{key: value[group] for key, value in grouped.items()}}
     kinds = {int: ctypes.c_int, float: ctypes.c_float}
     fields = [
         *((key, ctypes.c_void_p) for key in pointers),
