@@ -48,7 +48,8 @@ log = logging.getLogger("reverie.envs")
 class PoolConfig:
     workers: int = 0
     """Worker processes: 0 steps all environments in this process, -1 picks one per
-    environment but no more than there are cores."""
+    environment but no more than there are cores. A run that steps environments while it
+    trains (`run.overlap`) takes 0 for -1."""
     timeout: float = 60.0
     """Seconds a worker may take for one step or reset before it is restarted."""
     start_timeout: float = 300.0

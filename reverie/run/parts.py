@@ -137,9 +137,14 @@ class Run:
 
     def open_envs(self, count: int, first: int = 0) -> Envs:
         """A pool of environments, closed with the run."""
-        pool = make_envs(self.config, count, first, self.make_env)
-        self._closing.append(pool.close)
-        return pool
+        config, pool = self.config, self.config.env.pool
+        if self.overlap and self.make_env is None and not (pool.workers or pool.native):
+            # they can only step beside the training in a process of their own
+            pool = replace(pool, workers=-1)
+            config = replace(config, env=replace(config.env, pool=pool))
+        envs = make_envs(config, count, first, self.make_env)
+        self._closing.append(envs.close)
+        return envs
 
     def open_replay(
         self, streams: int, directory: Path | None, share: float = 1.0
