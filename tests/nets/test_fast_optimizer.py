@@ -60,7 +60,7 @@ def test_updates_equal_those_of_the_plain_optimizer(name):
                 )
     for left, right in ((ours.mu, theirs.mu), (ours.nu, theirs.nu)):
         for a, b in zip(left, right, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-8)
 
 
 def test_the_copies_layers_compute_with_follow_their_parameters():
