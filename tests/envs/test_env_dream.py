@@ -16,7 +16,7 @@ from reverie.run.config import resolve
 from reverie.run.evaluate import play_episodes
 
 BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
-SIZES = {"iris": 8, "dreamer": 12}
+SIZES = {"iris": 4, "dreamer": 12}
 
 
 @pytest.fixture(scope="module", params=BLOCKS)
@@ -34,15 +34,15 @@ def agent(request):
     )
 
 
-def catch(size=8, seed=0):
-    return Catch(CatchConfig(size=(size, size)), seed)
+def catch(size, seed=0):
+    return Catch(CatchConfig(4, 4, (size, size)), seed)
 
 
 def of(agent):
     return catch(agent.obs_space["image"].shape[0])
 
 
-def make_dream(agent, steps=2, length=7, seed=0):
+def make_dream(agent, steps=1, length=7, seed=0):
     return Dream(agent.dreams(seed), FromEnv(of(agent), steps), length, seed)
 
 
@@ -53,10 +53,10 @@ def test_a_dream_keeps_the_rules_of_environments(agent):
 
 
 def test_it_begins_with_the_last_real_row(agent):
-    real = FromEnv(of(agent), 3)
+    real = FromEnv(of(agent), 2)
     rows = real(np.random.default_rng(5))
-    assert len(rows["image"]) == 4
-    assert rows["is_first"].tolist() == [True, False, False, False]
+    assert len(rows["image"]) == 3
+    assert rows["is_first"].tolist() == [True, False, False]
     dream = Dream(agent.dreams(), lambda rng: rows)
     obs = dream.reset()
     np.testing.assert_array_equal(obs["image"], rows["image"][-1])
@@ -107,7 +107,7 @@ def test_a_dream_outlasts_what_the_world_looks_at(agent):
 
 def test_recorded_episodes_are_a_start_too(agent):
     rng = np.random.default_rng(0)
-    episode = FromEnv(of(agent), 4)(rng)
+    episode = FromEnv(of(agent), 2)(rng)
     start = FromEpisodes([episode], steps=2)
     for _ in range(20):
         rows = start(rng)

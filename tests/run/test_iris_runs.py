@@ -244,7 +244,7 @@ def test_it_is_evaluated_as_every_agent(whole, tmp_path):
     shutil.copytree(whole, copy)
     result = evaluate(copy, 4)
     assert len(result["scores"]) == 4
-    assert set(result["lengths"]) == {5}
+    assert set(result["lengths"]) == {3}
 
 
 def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):
