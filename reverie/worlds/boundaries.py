@@ -56,9 +56,21 @@ def force_flags(
     logits: Float[Tensor, "*b 2"], read: Bool[Tensor, "*b"], copy: Bool[Tensor, "*b"]
 ) -> Float[Tensor, "*b 2"]:
     """Logits that are certain where a flag is fixed; where both are, READ it is."""
-    certain = logits.new_tensor([CERTAIN, -CERTAIN])
+    certain = both_ways(logits, CERTAIN)
     logits = torch.where(copy[..., None], -certain, logits)
     return torch.where(read[..., None], certain, logits)
+
+
+def both_ways(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
+    """Plus the value for READ and minus the value for COPY."""
+    plus = torch.full_like(like[..., :1], value)
+    return torch.cat([plus, -plus], -1)
+
+
+def reading(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+    """Masks that all say READ."""
+    ones = torch.ones_like(like[..., :1])
+    return torch.cat([ones, torch.zeros_like(ones)], -1)
 
 
 def limit_segments(

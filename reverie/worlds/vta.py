@@ -52,10 +52,12 @@ from reverie.worlds.boundaries import (
     COPY,
     READ,
     annealed,
+    both_ways,
     draw_flags,
     entropy,
     limit_segments,
     log_density,
+    reading,
 )
 
 NOISE = 1e-4
@@ -280,7 +282,7 @@ class VTA(nn.Module):
         config, like = self.config, self.foresee.weight
         belief = like.new_zeros(batch, config.belief)
         state = like.new_zeros(batch, config.state)
-        certain = like.new_tensor([1.0, -1.0]).expand(batch, 2)
+        certain = both_ways(like.new_zeros(batch, 2), 1.0)
         return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
 
     def loss(self, state: Any, batch: Batch, dice: Dice) -> WorldLoss:
@@ -420,7 +422,7 @@ class VTA(nn.Module):
         if self.training:
             noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
-        edge = torch.zeros_like(mask[:, :context]) + mask.new_tensor([1.0, 0.0])
+        edge = reading(mask[:, :context].detach())
         free = mask[:, context + 1 : context + length]
         mask = torch.cat([edge, edge[:, :1], free, edge], 1)  # (B, T, 2)
         abs_fwd, obs_fwd, abs_bwd = self._read(embed, mask)

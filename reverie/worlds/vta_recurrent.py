@@ -35,7 +35,7 @@ from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
 from reverie.nets.outs import Output
 from reverie.nets.strided import TimeConvs
-from reverie.worlds.boundaries import COPY, READ, draw_flags
+from reverie.worlds.boundaries import COPY, READ, both_ways, draw_flags, reading
 
 NOISE = 1e-8
 """Gumbel noise is made of uniform numbers this far from 0 and 1."""
@@ -220,7 +220,7 @@ class Dynamics(nn.Module):
         config = self.config
         if not config.force:
             return logits
-        certain = logits.new_tensor([config.force, -config.force])
+        certain = both_ways(logits, config.force)
         long = (state.length >= config.max_segment)[..., None]
         many = (state.number >= config.max_segments)[..., None]
         return torch.where(many, -certain, torch.where(long, certain, logits))
@@ -305,7 +305,7 @@ class Dynamics(nn.Module):
         acted = self.embed(action, state.abs_belief)
         mask = self._dream_flag(state, dice)
         if config.dream == "jumpy":
-            mask = torch.zeros_like(mask) + mask.new_tensor([1.0, 0.0])
+            mask = reading(mask)
         state = self.turn(state, mask, acted)
         new, old = mask[:, READ, None], mask[:, COPY, None]
         drawn = self.prior_abs(state.abs_belief).sample(dice)

@@ -1,0 +1,94 @@
+"""VTA on bouncing balls: how fast an update is, and whether the data keeps up.
+
+    python benchmarks/vta.py                      the default sizes, 128 windows of 30
+    python benchmarks/vta.py --batch 8 --belief 16 --updates 5      a quick look
+
+The generator is measured alone, in one thread; an update eats `batch` sequences, of
+which only those of a fresh chunk have to be made (`source.chunk` / `source.refresh`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from reverie.agents.watcher import Watcher, WatcherConfig
+from reverie.data.sources import SourceConfig
+from reverie.data.sources.balls import Balls, make_sequences
+from reverie.data.sources.feed import SourceFeed
+from reverie.worlds.vta import VTAConfig
+
+
+def milliseconds(call: Callable[[], object], times: int, device: torch.device) -> float:
+    """The median over single calls."""
+    found = []
+    for _ in range(times):
+        _wait(device)
+        start = time.perf_counter()
+        call()
+        _wait(device)
+        found.append(1e3 * (time.perf_counter() - start))
+    return float(np.median(found))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--belief", type=int, default=128)
+    parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--chunk", type=int, default=1024)
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    config = WatcherConfig(args.batch, vta=VTAConfig(belief=args.belief))
+    window = config.window
+
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    make_sequences(rng, args.chunk, window.length, 2.0)
+    rate = args.chunk / (time.perf_counter() - start)
+    need = SourceConfig().chunk / SourceConfig().refresh
+    print(
+        f"generator: {rate:.0f} sequences/s in one thread; an update needs {need:.0f}, "
+        f"that is {1e3 * need / rate:.2f} ms"
+    )
+
+    ways = [("float32", "none")]
+    if device.type == "cuda":
+        ways += [("float32", "graph"), ("bfloat16", "none"), ("bfloat16", "graph")]
+    for precision, compile in ways:
+        source = Balls(SourceConfig(chunk=args.chunk, refresh=0), window, 0)
+        feed = SourceFeed(source, device, prefetch=device.type == "cuda")
+        agent = Watcher(
+            source.obs_space,
+            {},
+            config,
+            device=device,
+            precision=precision,
+            compile=compile,
+        )
+        for _ in range(min(5, args.updates)):
+            agent.train(feed)
+        data = feed("train")
+        alone = milliseconds(lambda a=agent, d=data: a.update(d), args.updates, device)
+        fed = milliseconds(lambda a=agent, f=feed: a.train(f), args.updates, device)
+        print(
+            f"{precision}, compile {compile}: {alone:.2f} ms per update of "
+            f"{window.batch} x {window.length}, {fed:.2f} ms with its batch"
+        )
+        feed.close()
+
+
+if __name__ == "__main__":
+    main()
