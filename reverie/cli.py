@@ -183,7 +183,11 @@ def _finish(loop: Callable[[Any], Path], arguments: list[str]) -> int:
 
 
 def _eval(arguments: list[str]) -> int:
+    from reverie.data.sources import is_source
+    from reverie.run.checkpoint import locate
     from reverie.run.evaluate import evaluate
+    from reverie.run.folder import home_of, read_config
+    from reverie.run.measure import in_words, measure_boundaries
 
     settings = _settings(arguments, places=1)
     if not settings.places:
@@ -197,6 +201,9 @@ def _eval(arguments: list[str]) -> int:
             "  Fix: leave out --configs and --config; single settings may change."
         )
     logdir = Path(settings.places[0])
+    if is_source(read_config(home_of(locate(logdir))).task):
+        print(in_words(measure_boundaries(logdir, int(episodes))))
+        return 0
     result = evaluate(logdir, int(episodes), settings.flags)
     print(
         f"{result['task']}: score {result['score']:.4g} ± {result['score_std']:.4g} "

@@ -223,8 +223,14 @@ def make_source(config: Config) -> Source:
     return sources.make(config.task, config.source, window, config.seed)
 
 
-def load_watcher(logdir: Path, **changes: Any) -> tuple[Config, Agent, SourceFeed]:
-    """The newest checkpoint of a run (or `best` of it), ready to look with."""
+def load_watcher(
+    logdir: Path, fresh: int = 0, **changes: Any
+) -> tuple[Config, Agent, SourceFeed]:
+    """The newest checkpoint of a run (or `best` of it), ready to look with.
+
+    `fresh` is added to the seed of the sequences, so that even those for evaluation are
+    others; `changes` are to the settings of their source.
+    """
     from reverie.run.folder import home_of, read_config
 
     path = checkpoint.locate(logdir)
@@ -235,7 +241,9 @@ def load_watcher(logdir: Path, **changes: Any) -> tuple[Config, Agent, SourceFee
             "\n  Fix: give the --logdir of a run of a task like watch_balls."
         )
     source_config = dataclasses.replace(config.source, **changes)
-    config = dataclasses.replace(config, source=source_config)
+    config = dataclasses.replace(
+        config, source=source_config, seed=config.seed + fresh
+    )
     where = device.pick_device(config.device)
     precision = device.pick_precision(config.precision, where)
     source = make_source(config)

@@ -1,0 +1,65 @@
+"""Measure how well the boundaries of a watched world agree with the true events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reverie.run import checkpoint
+from reverie.run.folder import home_of
+from reverie.run.watch import load_watcher
+
+FRESH = 1_000_000
+"""Added to the seed: the run has seen none of these sequences, in no role."""
+
+
+def measure_boundaries(logdir: Path, sequences: int = 1000) -> dict[str, Any]:
+    """Watch fresh sequences with the newest checkpoint of a run, or the one named.
+
+    Writes the numbers to `boundaries.json` in the run folder and returns them.
+    """
+    path = checkpoint.locate(logdir)
+    config, agent, feed = load_watcher(logdir, FRESH, evaluation=sequences)
+    try:
+        report = agent.report(feed)
+    finally:
+        feed.close()
+    numbers = {
+        key: float(value)
+        for key, value in report.items()
+        if (value.ndim if isinstance(value, torch.Tensor) else np.ndim(value)) == 0
+    }
+    result = {
+        "checkpoint": path.name,
+        "task": config.task,
+        "sequences": sequences,
+        **numbers,
+    }
+    data = json.dumps(result, indent=1).encode()
+    with contextlib.suppress(PermissionError):  # somebody else's run may be measured
+        checkpoint.replace_file(home_of(path) / "boundaries.json", data)
+    return result
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """The result as a person wants it, baselines below it."""
+    lines = [
+        f"{result['task']}: {result['sequences']} fresh sequences, "
+        f"{result['segments/count']:.2f} segments each, loss {result['loss']:.2f}"
+    ]
+    rows = {"boundaries": "boundaries/"}
+    names = [key.split("/")[1] for key in result if key.startswith("baselines/")]
+    rows |= {f"  {name}": f"baselines/{name}/" for name in dict.fromkeys(names)}
+    for name, prefix in rows.items():
+        if f"{prefix}exact/f1" in result:
+            exact, near = (result[f"{prefix}{kind}/f1"] for kind in ("exact", "near"))
+            lines.append(f"{name:<12} F1 exact {exact:.3f}, within a frame {near:.3f}")
+    if "boundaries/exact/precision" in result:
+        parts = [result[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
+        lines.insert(2, "  precision {:.3f}, recall {:.3f}".format(*parts))
+    return "\n".join(lines)
