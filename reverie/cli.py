@@ -220,6 +220,8 @@ def _demo(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
+    if arguments[:1] == ["envs"]:
+        return _bench_envs(arguments[1:])
     from reverie.run.bench import BenchConfig, bench, growth
 
     settings = _settings(arguments)
@@ -241,6 +243,19 @@ def _bench(arguments: list[str]) -> int:
     return 0
 
 
+def _bench_envs(arguments: list[str]) -> int:
+    from reverie.run.bench_envs import EnvBenchConfig, bench_envs
+
+    settings = _settings(arguments)
+    mine = set(EnvBenchConfig.__dataclass_fields__)
+    own = [(n, v) for n, v in settings.flags if n.replace("-", "_") in mine]
+    more = [pair for pair in settings.flags if pair not in own]
+    layer = configs.flag_layer(EnvBenchConfig, own, EnvBenchConfig())
+    options = configs.resolve(EnvBenchConfig, [("the flags", layer)])
+    bench_envs(options, _resolve(settings._replace(flags=more)).env)
+    return 0
+
+
 def _config(arguments: list[str]) -> int:
     print(configs.dump(_resolve(_settings(arguments))), end="")
     return 0
@@ -249,7 +264,9 @@ def _config(arguments: list[str]) -> int:
 def _envs(arguments: list[str]) -> int:
     from reverie import envs
 
-    print(envs.table())
+    if len(arguments) > 1:
+        raise UserError("One suite at a time.\n  Fix: reverie envs SUITE")
+    print(envs.table(*arguments))
     return 0
 
 
@@ -413,7 +430,8 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(
         _bench,
         "[--configs BLOCK ...] [--compare] [--bench.vary size|batch|length|image]\n"
-        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.output FILE]",
+        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.output FILE], or:\n"
+        "  envs [--tasks TASK ...] [--counts 8 16] [--seconds 1] [--output FILE]",
         "measure how fast a config is on this machine",
     ),
     "config": Command(
@@ -433,7 +451,9 @@ COMMANDS: dict[str, Command] = {
         "draw what a run has learnt",
         settings=False,
     ),
-    "envs": Command(_envs, "", "list suites, tasks and how to install them", False),
+    "envs": Command(
+        _envs, "[SUITE]", "list suites, tasks and how to install them", False
+    ),
     "check-env": Command(
         _check_env, "TASK [--SETTING VALUE ...]", "tell what is wrong with an env"
     ),

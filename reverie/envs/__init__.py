@@ -481,22 +481,20 @@ def task_names() -> list[str]:
     ]
 
 
-def table() -> str:
-    """All suites with their tasks and how to get them, for a terminal."""
-    lines = []
-    for suite in SUITES.values():
-        tasks = [_full_name(suite, name) for name in suite.tasks]
-        shown = ", ".join(tasks[:4]) + f", ... ({len(tasks)})" * (len(tasks) > 4)
-        if suite.build is None:
-            state = f"no adapter yet; packages: {suite.install}"
-        elif suite.is_installed:
-            state = "installed" if suite.package else "built in"
-        else:
-            state = suite.install
-        lines.append(f"{suite.name:<11} {suite.about} ({suite.licence})")
-        lines.append(f"{'':<11} {shown or suite.naming}")
-        lines.append(f"{'':<11} {state}{' ' + suite.note if suite.note else ''}")
-    lines.append("Your own: --task package.module:function, see `reverie check-env`.")
+def table(name: str = "") -> str:
+    """All suites, or one with every task, for a terminal."""
+    if name and name not in SUITES:
+        raise UserError(
+            f"There is no suite {name!r}.{nearest(name, SUITES)}\n"
+            f"  Fix: pick one of {', '.join(sorted(SUITES))}."
+        )
+    if name:
+        return SUITES[name].describe(every_task=True)
+    lines = [suite.describe() for suite in SUITES.values()]
+    lines.append(
+        "Your own: --task package.module:function, see docs/add-an-environment.md.\n"
+        "`reverie envs SUITE` lists every task of one."
+    )
     return "\n".join(lines)
 
 

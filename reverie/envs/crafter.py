@@ -46,7 +46,7 @@ class Crafter:
         self, name: str = "reward", config: CrafterConfig | None = None, seed: int = 0
     ):
         self.config = config = config or CrafterConfig()
-        self._game = _make_game(config, name == "reward", seed)
+        self._game = make_game(config, name == "reward", seed)
 
     @property
     def obs_space(self) -> Spaces:
@@ -123,7 +123,8 @@ class OrderedSet:
         return len(self._items)
 
 
-def _make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
+def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
+    """The simulator, repaired."""
     import crafter
     from crafter import engine, objects
 

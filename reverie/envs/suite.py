@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,30 @@ class Suite:
     @property
     def is_installed(self) -> bool:
         return not self.package or importlib.util.find_spec(self.package) is not None
+
+    def full_name(self, task: str) -> str:
+        return f"{self.name}_{task}" if task else self.name
+
+    @property
+    def example(self) -> str:
+        """A task of it by its full name."""
+        if self.tasks:
+            return self.full_name(self.tasks[0])
+        return self.naming.rpartition("such as ")[2]
+
+    def describe(self, every_task: bool = False) -> str:
+        """What it is, its tasks, and whether it is installed or how to get it."""
+        tasks = [self.full_name(task) for task in self.tasks]
+        shown = ", ".join(tasks[:4]) + f", ... ({len(tasks)})" * (len(tasks) > 4)
+        named = [textwrap.fill(" ".join(tasks), 76)] if every_task else [shown]
+        if not tasks or (every_task and self.naming):
+            named = [*filter(None, named), self.naming]
+        if self.is_installed:
+            state = "installed" if self.package else "built in"
+        else:
+            state = f"{self.install} {self.note}".strip()
+        about = f"{self.name:<11} {self.about} ({self.licence})"
+        return about + textwrap.indent("\n" + "\n".join([*named, state]), " " * 12)
 
     def has_more(self, name: str) -> bool:
         """Whether a name that is not listed is a task all the same."""
