@@ -27,12 +27,12 @@ def twins(config):
     return net, quick
 
 
-@pytest.mark.parametrize("pieces", [[1] * 5, [3, 1, 1, 2, 4], [5, 1, 3, 3]])
+@pytest.mark.parametrize("pieces", [[3, 1, 1, 2, 4], [5, 1, 3]])
 @torch.no_grad()
 def test_steps_and_caches_are_equal(pieces):
     net, quick = twins(TransformerConfig(2, 2, 16, 4))
-    x = torch.randn(3, sum(pieces), 16, device=DEVICE)
-    caches = [m.cache(3, torch.float32) for m in (net, quick)]
+    x = torch.randn(2, sum(pieces), 16, device=DEVICE)
+    caches = [m.cache(2, torch.float32) for m in (net, quick)]
     for piece in x.split(pieces, 1):
         wanted, caches[0] = net(piece, caches[0])
         got, caches[1] = quick(piece, caches[1])

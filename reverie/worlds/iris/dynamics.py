@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from reverie.api import Metrics, UserError, WorldLoss
 from reverie.nets.blocks import Norm
 from reverie.nets.dice import Dice
-from reverie.nets.outs import Categorical, SymlogTwoHot, symlog_bins
+from reverie.nets.outs import Categorical, SymlogTwoHot, softmax, symlog_bins
 from reverie.nets.residual import FrameConfig, FrameEncoder
 from reverie.nets.transformer import (
     Cache,
@@ -168,7 +168,7 @@ class Dynamics(nn.Module):
         """The expected reward, or where only signs are known, a drawn one."""
         if self.config.two_hot_rewards:
             return SymlogTwoHot(logits, self.bins).pred()
-        return Categorical(logits).sample(dice).float() - 1
+        return dice.categorical(softmax(logits)).float() - 1
 
     def loss(
         self, segment: Segment, tokens: Int[Tensor, "B T K"], dtype: torch.dtype

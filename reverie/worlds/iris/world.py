@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from reverie.api import Dream, Obs, Space, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.dice import Dice
-from reverie.nets.outs import Categorical
+from reverie.nets.outs import softmax
 from reverie.nets.residual import recompute
 from reverie.nets.transformer import Cache, Embedding
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
@@ -231,7 +231,7 @@ class IrisWorld(nn.Module):
         reward_logits = dynamics.rewards(at_action)
         end_logits = dynamics.ends(at_action)
         reward = dynamics.reward(reward_logits, dice)
-        end = Categorical(end_logits).sample(dice) == 1
+        end = dice.categorical(softmax(end_logits)) == 1
 
         logits: list[Tensor] = [dynamics.latents(at_action)]
         tokens: list[Tensor] = []
@@ -240,7 +240,7 @@ class IrisWorld(nn.Module):
                 embedded = dynamics.latent(tokens[-1], dtype)[:, None]
                 outputs, cache = self._feed(embedded, cache)
                 logits.append(dynamics.latents(outputs[:, -1]))
-            tokens.append(Categorical(logits[-1]).sample(dice))
+            tokens.append(dice.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
         image = self.tokenizer.draw(state.image, action, delta, dtype)
         frame = dynamics.embed_frames(image, dtype)
