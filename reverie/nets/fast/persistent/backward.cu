@@ -175,6 +175,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
     const bool forget_lower = p.reset[lower * length + t];
 
     look_ahead(t - 1);
+    if (t > 0 && lane % 16 == 0) {  // 16 neighbours share what one of them fetches
+      const int then = here - ROWS, at_spot = (spot - ROWS) * UNITS + tid;
+      prefetch(p.from_deters + (row * length + t - 1) * DETER + at);
+      prefetch(p.deter + then * DETER + at);
+      prefetch(p.prehid + then * DETER + at);
+      UNROLL for (int m = 0; m < 3; m++)
+        prefetch(p.gates + then * (3 * DETER) + gate + m * WIDTH);
+      prefetch(p.preobs + at_spot);
+      prefetch(p.pre0 + at_spot);
+      prefetch(p.pre1 + at_spot);
+    }
 
     // ---- posterior
     {

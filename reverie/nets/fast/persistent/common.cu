@@ -52,6 +52,9 @@ DEVICE void store2(void* p, float a, float b) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};"
                ::"l"(p), "f"(a), "f"(b) : "memory");
 }
+DEVICE void prefetch(const void* p) {  // from memory to the second-level cache
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 DEVICE bool empty(uint4 v) {
   return v.x == EMPTY || v.y == EMPTY || v.z == EMPTY || v.w == EMPTY;
 }

@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       publish(p.prehid + here * DETER + at, column, h);
       float squares = lane_sum<16>(h * h);
       if (column == 0) add_share<20>(p.squares + (t * ROWS + row) * LINE, squares);
-      if (cta == 0) {  // kept for the way back
+      if (cta == warp * SLICES) {  // kept for the way back, one warp's share each
         if (warp == 0 && quad == 0) {
           p.inverse[above * 4 + 1] = a;
           p.inverse[below * 4 + 1] = b;
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       float c[6][4] = {};
       multiply<6>(c, x, w_gru);
       deposit<6, GATES>(gate_sums, warp, lane, c);
-      if (slice == 0) {
+      if (slice == warp) {
         u16* keep = p.hidden + above * DETER + group * WIDTH + window;
         *(uint4*)keep = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
         *(uint4*)(keep + 8 * DETER) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
