@@ -19,8 +19,9 @@ from torch import Tensor
 from reverie.nets.fast.launch import can_launch, programs
 from reverie.nets.residual import EPS, GROUPS
 
-TILE = 4096
-"""Entries a program works on at a time."""
+TILE = 2048
+"""Entries a program works on at a time: eight for each thread, as memory likes it, and
+few enough registers for several programs on a processor."""
 WARPS = 8
 WIDEST = 1024
 """The most channels that one program holds."""

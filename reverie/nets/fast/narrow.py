@@ -37,7 +37,7 @@ MOST_TAPS = 64
 """Taps up to which a convolution counts as narrow."""
 MOST_CHANNELS = 128
 """Channels of the wide side that a program's tile has room for."""
-WARPS = 4
+WARPS = 8
 TALL = 64
 """Pixels that a program works on at a time."""
 
