@@ -222,25 +222,36 @@ def _demo(arguments: list[str]) -> int:
 def _bench(arguments: list[str]) -> int:
     if arguments[:1] == ["envs"]:
         return _bench_envs(arguments[1:])
-    from reverie.run.bench import BenchConfig, bench, growth
+    from reverie.run.bench import bench, growth
+
+    options, resolve = _bench_request(arguments)
+    if options.vary:
+        growth(resolve, options)
+    else:
+        bench(resolve([], {}), options)
+    return 0
+
+
+def _bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
+    """What to measure, and the config for it with more blocks and settings on top."""
+    from reverie.run.bench import BenchConfig
 
     settings = _settings(arguments)
-    own = [pair for pair in settings.flags if pair[0].startswith("bench.")]
-    own += [("bench.compare", settings.take("compare", "false") or "true")]
-    flags = [pair for pair in settings.flags if pair not in own]
-    short = [(name.removeprefix("bench."), value) for name, value in own]
-    layer = configs.flag_layer(BenchConfig, short, BenchConfig())
+    own = [("compare", settings.take("compare", "false") or "true")]
+    flags = []
+    for name, value in settings.flags:
+        if name.startswith("bench."):
+            own.append((name.removeprefix("bench."), value))
+        else:
+            flags.append((name, value))
+    layer = configs.flag_layer(BenchConfig, own, BenchConfig())
     options = configs.resolve(BenchConfig, [("the flags", layer)])
 
-    def resolved(blocks: list[str], more: dict[str, Any]) -> Any:
+    def resolve(blocks: list[str], more: dict[str, Any]) -> Any:
         names = [*settings.names, *blocks]
         return _resolve(Settings([], names, settings.files, [*more.items(), *flags]))
 
-    if options.vary:
-        growth(resolved, options)
-    else:
-        bench(resolved([], {}), options)
-    return 0
+    return options, resolve
 
 
 def _bench_envs(arguments: list[str]) -> int:

@@ -15,7 +15,14 @@ import pytest
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli import COMMANDS, _resolve, _settings, _training_config, main
+from reverie.cli import (
+    COMMANDS,
+    _bench_request,
+    _resolve,
+    _settings,
+    _training_config,
+    main,
+)
 from reverie.run.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +103,8 @@ def understand(words: list[str]) -> None:
         assert len(settings.places) == 1 or not rest
         settings.take("episodes", "100")
         _resolve(settings)
+    elif name == "bench":
+        _bench_request(rest)[1]([], {})
     elif name == "data":
         assert rest[0] == "export"
         assert len(rest) in (1, 3)
