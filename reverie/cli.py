@@ -313,8 +313,8 @@ def _data(arguments: list[str]) -> int:
     if verb not in DATA:
         raise UserError(
             f"`reverie data` takes one of {', '.join(DATA)}, not {verb!r}."
-            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data export LOGDIR FOLDER, or "
-            "reverie data balls --out FOLDER"
+            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data export LOGDIR FOLDER, "
+            "or reverie data balls --out FOLDER"
         )
     return DATA[verb](rest)
 

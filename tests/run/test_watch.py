@@ -167,6 +167,21 @@ def test_mistakes_in_looking_get_one_sentence(run, capsys, arguments, complaint)
     assert complaint in capsys.readouterr().err
 
 
+def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, capsys):
+    assert cli.main(["eval", str(run), "--episodes", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "6 fresh sequences" in out
+    assert "periodic" in out
+    result = json.loads((run / "boundaries.json").read_text())
+    assert result["sequences"] == 6
+    assert 0 <= result["boundaries/exact/f1"] <= 1
+    _, _, held = load_watcher(run, evaluation=6)
+    _, _, fresh = load_watcher(run, 1_000_000, evaluation=6)
+    assert not np.array_equal(held("report")["image"], fresh("report")["image"])
+    held.close()
+    fresh.close()
+
+
 def test_runs_that_act_have_no_sequences_to_show(tmp_path):
     flags = {"run.steps": 4, "run.envs": 2, "logger.outputs": "jsonl"}
     config = resolve(["random"], flags={"logdir": str(tmp_path / "run"), **flags})
