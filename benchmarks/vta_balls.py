@@ -1,0 +1,73 @@
+"""Train VTA on bouncing balls with several objectives at once, and compare boundaries.
+
+    python benchmarks/vta_balls.py --minutes 9 --out logdir/balls base seg7_obs5
+
+Every name is a way of training, see `WAYS`; they share one device. When the time is up
+each run saves itself and is measured on 1024 fresh sequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REVERIE = [sys.executable, "-m", "reverie.cli"]
+WAYS = {
+    "base": {},
+    "seg10": {"max_segments": 10},
+    "obs5": {"obs_scale": 5},
+    "seg6_obs3": {"max_segments": 6, "obs_scale": 3},
+    "seg6_obs6": {"max_segments": 6, "obs_scale": 6},
+    "seg6_obs15": {"max_segments": 6, "obs_scale": 15},
+    "seg7_obs5": {"max_segments": 7, "obs_scale": 5},
+    "seg7_obs10": {"max_segments": 7, "obs_scale": 10},
+    "seg8_obs4": {"max_segments": 8, "obs_scale": 4},
+    "seg10_obs3": {"max_segments": 10, "obs_scale": 3},
+    "seg7_abs02": {"max_segments": 7, "abs_scale": 0.2},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ways", nargs="*", default=["base", "seg7_obs5"])
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--anneal", type=float, default=20.0)
+    parser.add_argument("--out", type=Path, default=Path("logdir/balls"))
+    parser.add_argument("--settings", nargs="*", default=[], help="more flags for all")
+    args, more = parser.parse_known_args()
+    runs = {}
+    for way in args.ways:
+        flags = [f"--watcher.vta.{key}={value}" for key, value in WAYS[way].items()]
+        place = args.out / way
+        place.parent.mkdir(parents=True, exist_ok=True)
+        command = [*REVERIE, "train", "--configs", "vta_balls", *flags]
+        command += [f"--watcher.vta.anneal={args.anneal}", "--run.steps=10000000"]
+        command += ["--run.report_every=60", "--run.log_every=30", *more]
+        command += [f"--logdir={place}", "--logger.outputs", "jsonl", "media"]
+        log = (args.out / f"{way}.log").open("w")
+        runs[way] = subprocess.Popen(command, stdout=log, stderr=log)
+    time.sleep(60 * args.minutes)
+    for run in runs.values():
+        run.terminate()  # it saves itself
+    for run in runs.values():
+        run.wait()
+    rows = []
+    for way in runs:
+        place = args.out / way
+        command = [*REVERIE, "eval", str(place), "--episodes", "1024"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(f"== {way} {WAYS[way]}\n{done.stdout}{done.stderr}", flush=True)
+        if done.returncode == 0:
+            found = json.loads((place / "boundaries.json").read_text())
+            step = int(found["checkpoint"].split("-")[0])
+            rows.append((found["boundaries/exact/f1"], way, step))
+    for f1, way, step in sorted(rows, reverse=True):
+        print(f"{f1:.3f}  {way}  after {step} updates")
+
+
+if __name__ == "__main__":
+    main()
