@@ -7,9 +7,9 @@ Outside a convolution, maps are `(rows, h, w, c)`; the convolutions see the same
 as channels-last `(rows, c, h, w)`. A map is computed in the dtype in which it enters,
 norms in float32.
 
-What training keeps: a residual block is remembered as its input and the output of its
-first convolution. Norms and activations are cheap and large, so the backward pass
-makes them again (`recompute`), which takes more than half off the peak memory.
+What training keeps: with `recompute`, a residual block is remembered as its input and
+what its convolutions gave. Norms and activations are cheap and large, so the backward
+pass makes them again.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class Residual(nn.Module):
             x,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=partial(create_selective_checkpoint_contexts, _keep_first),
+            context_fn=partial(
+                create_selective_checkpoint_contexts, _keep_convolutions
+            ),
         )
         return out
 
@@ -146,7 +148,9 @@ class Residual(nn.Module):
         return skip + change
 
 
-def _keep_first(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _keep_convolutions(
+    context: Any, op: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
     """Keep what convolutions give; the backward pass makes everything else again."""
     if op == torch.ops.aten.convolution.default:
         return CheckpointPolicy.MUST_SAVE
