@@ -64,7 +64,11 @@ class Suite:
         """What it is, its tasks, and whether it is installed or how to get it."""
         tasks = [self.full_name(task) for task in self.tasks]
         shown = ", ".join(tasks[:4]) + f", ... ({len(tasks)})" * (len(tasks) > 4)
-        named = [textwrap.fill(" ".join(tasks), 76)] if every_task else [shown]
+        named = (
+            [textwrap.fill(" ".join(tasks), 76, break_on_hyphens=False)]
+            if every_task
+            else [shown]
+        )
         if not tasks or (every_task and self.naming):
             named = [*filter(None, named), self.naming]
         if self.is_installed:

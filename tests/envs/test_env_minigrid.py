@@ -1,0 +1,93 @@
+"""MiniGrid: what an agent sees of it, and the names of its tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.api import UserError, sight
+from reverie.envs import language
+from reverie.envs.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
+
+pytest.importorskip("minigrid")
+
+
+def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
+    env = MiniGrid("Empty-5x5")
+    row = env.reset(seed=0)
+    assert row["image"].shape == (64, 64, 3)
+    drawn = env._core.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
+    assert np.array_equal(row["image"][:63, :63], drawn)
+    assert not row["image"][63:].any()
+    assert not row["image"][:, 63:].any()
+    assert sight(env.obs_space).keys() == {"image"}
+    assert env.act_space["action"].classes == 7
+    wide = MiniGrid("Empty-5x5", MiniGridConfig(size=(70, 90)))
+    image = wide.reset(seed=0)["image"]
+    assert image[:, 10:80].any()
+    assert not image[:, :10].any()
+    assert not image[:, 80:].any()
+
+
+def test_symbols_are_objects_colours_states_and_a_direction() -> None:
+    env = MiniGrid("DoorKey-5x5", MiniGridConfig(view="symbols"))
+    row = env.reset(seed=1)
+    assert sight(env.obs_space).keys() == {"object", "color", "state", "direction"}
+    seen = env._core.gen_obs()["image"]
+    for channel, key in enumerate(("object", "color", "state")):
+        assert np.array_equal(row[key], seen[..., channel])
+        assert env.obs_space[key].problem(row[key]) is None
+    assert row["direction"] == env._core.agent_dir
+
+
+def test_the_mission_is_told_only_where_it_differs() -> None:
+    fetch = MiniGrid("Fetch-5x5-N2")
+    row = fetch.reset(seed=0)
+    assert np.array_equal(row["mission"], language.embed(fetch._core.mission))
+    missions = set()
+    for _ in range(8):
+        fetch.reset()
+        missions.add(fetch._core.mission)
+    assert len(missions) > 1
+    assert "mission" in MiniGrid("BabyAI-GoToObj").obs_space
+    assert "mission" not in MiniGrid("Empty-5x5").obs_space
+
+
+def test_the_goal_is_terminal_and_the_step_limit_is_not() -> None:
+    env = MiniGrid("Empty-5x5")
+    env.reset(seed=0)
+    for action in (2, 2, 1, 2, 2):
+        row = env.step({"action": np.int32(action)})
+    assert row["is_last"]
+    assert row["is_terminal"]
+    assert row["reward"] > 0.9
+    env.reset()
+    for _ in range(100):
+        row = env.step({"action": np.int32(0)})
+    assert row["is_last"]
+    assert not row["is_terminal"]
+    env.close()
+
+
+def test_tasks_are_named_without_prefix_and_version() -> None:
+    assert _full_id("Empty-5x5") == "MiniGrid-Empty-5x5-v0"
+    assert _full_id("MultiRoom-N4-S5") == "MiniGrid-MultiRoom-N4-S5-v1"  # the newest
+    assert _full_id("MultiRoom-N4-S5-v0") == "MiniGrid-MultiRoom-N4-S5-v0"
+    assert _full_id("MiniGrid-Empty-5x5-v0") == "MiniGrid-Empty-5x5-v0"
+    assert _full_id("BabyAI-GoToObj") == "BabyAI-GoToObj-v0"
+    for task in TASKS:
+        assert _full_id(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        ("minigrid_Empty-5x", "minigrid_Empty-5x5"),
+        ("minigrid_BabyAI-GoToNothing", "no task"),
+        ("minigrid", "minigrid_TASK"),
+    ],
+)
+def test_wrong_names_are_answered_with_near_ones(task: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        envs.make(task)
