@@ -15,9 +15,11 @@ from reverie.nets.conv import Encoder, EncoderConfig
 pytest.importorskip("triton")
 
 from reverie.nets.fast import encoder
-from reverie.nets.fast.encoder import FastEncoder, pool_norm_act, see
+from reverie.nets.fast import first_layer as first_layers
+from reverie.nets.fast.encoder import FastEncoder, see
 from reverie.nets.fast.first_layer import first_layer
 from reverie.nets.fast.phases import phase_kernel
+from reverie.nets.fast.pool import pool_norm_act
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = EncoderConfig(depth=2, mults=(2, 3), layers=2, units=8)
@@ -130,13 +132,14 @@ def test_pooling_is_the_same_in_every_layout(from_phases, to_phases):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("colors", "units"),
-    [(3, 8), (1, 5), pytest.param(3, 70, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("colors", "units"), [(3, 8), (1, 5)])
+@pytest.mark.parametrize("few", [32, 0])
 @pytest.mark.parametrize("to_phases", [True, False])
-def test_the_first_layer_is_the_same_in_one_kernel(colors, units, to_phases):
+def test_the_first_layer_is_the_same_in_one_kernel(
+    colors, units, few, to_phases, monkeypatch
+):
     """In float16, the half precision that the interpreter multiplies correctly."""
+    monkeypatch.setattr(first_layers, "FEW", few)  # backward together, and apart
     half = torch.float16
     pixels = torch.randint(0, 256, (2, 14, 15, colors), dtype=torch.uint8).to(DEVICE)
     weight = torch.randn(units, colors, 5, 5, device=DEVICE).to(half) / 4
@@ -218,18 +221,28 @@ def test_an_encoder_of_vectors_alone():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 32, 64])
-def test_a_fast_encoder_at_real_sizes(depth):
-    """In bfloat16 the twin must be as close to float64 as the plain encoder is."""
-    config, spaces = EncoderConfig(depth=depth), {"image": image(64, 64, 3)}
-    plain, fast = twins(spaces, config)
-    obs = look(spaces, 64)
-    torch.backends.cudnn.allow_tf32 = False
-    compare(plain, fast, obs, rtol=1e-3)
-    exact = results(plain, obs)
-    halves = (results(net, obs, torch.bfloat16) for net in (plain, fast))
-    for true, theirs, mine in zip(exact, *halves, strict=True):
-        error = [(x.float() - true).norm() / true.norm() for x in (theirs, mine)]
-        assert error[1] < 1.3 * error[0] + 1e-3, error
+def test_a_fast_encoder_at_real_sizes(depth, monkeypatch):
+    """In half precision the twin must be as close to the truth as the plain part is.
+
+    Where two pixels are equal but for rounding, another one may win its pool; that
+    moves gradients a little even in float32.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    spaces = {"image": image(64, 64, 3)}
+    plain, fast = twins(spaces, EncoderConfig(depth=depth))
+    obs = look(spaces, 32)
+    exact, same = results(plain, obs), results(fast, obs)
+    assert max(apart(exact, same)) < 1e-2
+    for dtype in (torch.bfloat16, torch.float16):
+        theirs, mine = (results(net, obs, dtype) for net in (plain, fast))
+        for loss, gain in zip(apart(exact, mine), apart(exact, theirs), strict=True):
+            assert loss < 1.3 * gain + 1e-3
+
+
+def apart(truth: list[Tensor], guess: list[Tensor]) -> list[float]:
+    """Relative distances."""
+    pairs = zip(truth, guess, strict=True)
+    return [((a.float() - b.float()).norm() / a.norm()).item() for a, b in pairs]
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ It has few input channels and the largest maps of the whole network, so it is bo
 memory: convolution and pool as two kernels would exchange four times its output. Here a
 program gathers the neighbourhoods of its coarse pixels, multiplies them with the kernel
 of every phase (see `phases.py`), keeps the largest, and goes on to the activation.
-Backward, it gathers them again. Images get no gradient.
+Images get no gradient.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.nets.fast.launch import differentiable, programs
+from reverie.nets.fast.pool import unpool
 from reverie.nets.fast.sums import add_up
 
 FOLDED = 16
 """Input channels: room for four phases of up to four colors."""
-UNITS = 0
+UNITS = 128
 """The most output channels that one program holds."""
+FEW = 32
+"""The most for which the backward pass pays too: its four gradients fill a program's
+registers."""
 ROWS = 128
 """Coarse pixels of one tile."""
 
@@ -75,33 +79,47 @@ class _FirstLayer(torch.autograd.Function):
                 num_warps=8,
                 num_stages=1,
             )
-        ctx.save_for_backward(x, pooled, winner, scale, bias)
+        ctx.save_for_backward(x, kernel, pooled, winner, scale, bias)
         ctx.eps, ctx.to_phases = eps, to_phases
         return y.view(n, h // 2, w // 2, -1) if to_phases else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, pooled, winner, scale, bias = ctx.saved_tensors
-        n, h, w, channels = pooled.shape
-        wide, tiles = _wide(channels), triton.cdiv(n * h * w, ROWS)
-        count = programs(x.device, tiles, per_processor=2 if wide <= 32 else 1)
-        dmatrix = torch.empty(count, 4 * channels, 9 * FOLDED, device=x.device)
-        partial = torch.empty(count, 2, channels, device=x.device)
-        # the gradients of four phases may be more than one program can hold
-        passes = 1 if wide <= 64 else 2
-        _first_layer_backward[(count, passes)](
-            *(x, pooled, winner, bias, scale, grad.contiguous(), dmatrix, partial),
-            *(n * h * w, h, w, channels, ctx.eps),
-            *(ctx.to_phases, passes, triton.cdiv(tiles, count), ROWS, wide, FOLDED),
-            num_warps=8 if wide <= 32 else 16,
-            num_stages=1,
-        )
-        dkernel = add_up(dmatrix).view(4 * channels, 3, 3, FOLDED)
-        dscale, dbias = add_up(partial)
-        return (
-            *(dkernel.permute(0, 3, 1, 2).to(x.dtype), dscale.to(scale.dtype)),
-            *(dbias.to(bias.dtype), None, None, None),
-        )
+        _, _, pooled, *_ = ctx.saved_tensors
+        way = _together if pooled.shape[-1] <= FEW else _apart
+        return *way(ctx, grad), None, None, None
+
+
+def _apart(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    """Gradients by way of the convolution's output."""
+    x, kernel, pooled, winner, scale, bias = ctx.saved_tensors
+    inputs = (pooled, winner, scale, bias, grad)
+    dy, dscale, dbias = unpool(*inputs, ctx.eps, True, ctx.to_phases)
+    _, dkernel, _ = torch.ops.aten.convolution_backward(
+        *(dy.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2), kernel, None),
+        *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]),
+    )
+    return dkernel, dscale, dbias
+
+
+def _together(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    """Gradients without that output."""
+    x, _, pooled, winner, scale, bias = ctx.saved_tensors
+    n, h, w, channels = pooled.shape
+    wide, tiles = _wide(channels), triton.cdiv(n * h * w, ROWS)
+    count = programs(x.device, tiles, per_processor=2)
+    dmatrix = torch.empty(count, 4 * channels, 9 * FOLDED, device=x.device)
+    partial = torch.empty(count, 2, channels, device=x.device)
+    _first_layer_backward[(count,)](
+        *(x, pooled, winner, bias, scale, grad.contiguous(), dmatrix, partial),
+        *(n * h * w, h, w, channels, ctx.eps, ctx.to_phases),
+        *(triton.cdiv(tiles, count), ROWS, wide, FOLDED),
+        num_warps=8,
+        num_stages=1,
+    )
+    dkernel = add_up(dmatrix).view(4 * channels, 3, 3, FOLDED).permute(0, 3, 1, 2)
+    dscale, dbias = add_up(partial)
+    return dkernel.to(x.dtype), dscale.to(scale.dtype), dbias.to(bias.dtype)
 
 
 def _wide(channels: int) -> int:
@@ -206,7 +224,6 @@ def _first_layer_backward(
     channels,
     eps,
     TO_PHASES: tl.constexpr,
-    PASSES: tl.constexpr,
     STEPS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -222,19 +239,17 @@ def _first_layer_backward(
     rest0 = tl.zeros((J, C), tl.float32)
     most1 = tl.zeros((8 * J, C), tl.float32)
     rest1 = tl.zeros((J, C), tl.float32)
-    if PASSES == 1:
-        most2 = tl.zeros((8 * J, C), tl.float32)
-        rest2 = tl.zeros((J, C), tl.float32)
-        most3 = tl.zeros((8 * J, C), tl.float32)
-        rest3 = tl.zeros((J, C), tl.float32)
-    lowest = tl.program_id(1) * 2
+    most2 = tl.zeros((8 * J, C), tl.float32)
+    rest2 = tl.zeros((J, C), tl.float32)
+    most3 = tl.zeros((8 * J, C), tl.float32)
+    rest3 = tl.zeros((J, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
         inside = (row < rows) & (col < channels)
         place = row.to(tl.int64) * channels + col
         v = tl.load(pooled + place, inside, 0.0).to(tl.float32) + shift
-        phase = tl.load(winner + place, inside, 0).to(tl.int32) - lowest
+        phase = tl.load(winner + place, inside, 0)
         place = _folded(row, w, channels, TO_PHASES) + col
         dv = tl.load(dy + place, inside, 0.0).to(tl.float32)
         most = tl.trans(
@@ -255,27 +270,24 @@ def _first_layer_backward(
         most0, rest0 = tl.dot(most, g, most0), tl.dot(rest, g, rest0)
         g = tl.where(phase == 1, dv, 0.0)
         most1, rest1 = tl.dot(most, g, most1), tl.dot(rest, g, rest1)
-        if PASSES == 1:
-            g = tl.where(phase == 2, dv, 0.0)
-            most2, rest2 = tl.dot(most, g, most2), tl.dot(rest, g, rest2)
-            g = tl.where(phase == 3, dv, 0.0)
-            most3, rest3 = tl.dot(most, g, most3), tl.dot(rest, g, rest3)
+        g = tl.where(phase == 2, dv, 0.0)
+        most2, rest2 = tl.dot(most, g, most2), tl.dot(rest, g, rest2)
+        g = tl.where(phase == 3, dv, 0.0)
+        most3, rest3 = tl.dot(most, g, most3), tl.dot(rest, g, rest3)
     size: tl.constexpr = 9 * J
     known = col < channels
-    entry = dmatrix + ((tl.program_id(0) * 4 + lowest) * channels + col) * size
+    entry = dmatrix + (tl.program_id(0) * 4 * channels + col) * size
     tl.store(entry + k[:, None], most0, known)
     tl.store(entry + 8 * J + j[:, None], rest0, known)
     entry += channels * size
     tl.store(entry + k[:, None], most1, known)
     tl.store(entry + 8 * J + j[:, None], rest1, known)
-    if PASSES == 1:
-        entry += channels * size
-        tl.store(entry + k[:, None], most2, known)
-        tl.store(entry + 8 * J + j[:, None], rest2, known)
-        entry += channels * size
-        tl.store(entry + k[:, None], most3, known)
-        tl.store(entry + 8 * J + j[:, None], rest3, known)
-    if tl.program_id(1) == 0:
-        here = partial + tl.program_id(0) * 2 * channels + col
-        tl.store(here, dgain, known)
-        tl.store(here + channels, dshift, known)
+    entry += channels * size
+    tl.store(entry + k[:, None], most2, known)
+    tl.store(entry + 8 * J + j[:, None], rest2, known)
+    entry += channels * size
+    tl.store(entry + k[:, None], most3, known)
+    tl.store(entry + 8 * J + j[:, None], rest3, known)
+    here = partial + tl.program_id(0) * 2 * channels + col
+    tl.store(here, dgain, known)
+    tl.store(here + channels, dshift, known)

@@ -22,7 +22,7 @@ from reverie.nets.fast.sums import add_up
 
 PHASED = 16
 """Output channels: room for four phases of up to four colors."""
-CHANNELS = 0
+CHANNELS = 128
 """The most input channels that one program holds."""
 ROWS = 128
 """Coarse pixels of one tile."""
