@@ -3,7 +3,8 @@
     python benchmarks/vta_balls.py --minutes 9 --out logdir/balls base seg7_obs5
 
 Every name is a way of training, see `WAYS`; they share one device. When the time is up
-each run saves itself and is measured on 1024 fresh sequences.
+each run saves itself and is measured on fresh sequences. Flags this program does not
+know go to all runs, as `--device=cpu`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--anneal", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=Path("logdir/balls"))
-    parser.add_argument("--settings", nargs="*", default=[], help="more flags for all")
+    parser.add_argument("--sequences", type=int, default=1024)
     args, more = parser.parse_known_args()
     runs = {}
     for way in args.ways:
@@ -58,7 +59,7 @@ def main() -> None:
     rows = []
     for way in runs:
         place = args.out / way
-        command = [*REVERIE, "eval", str(place), "--episodes", "1024"]
+        command = [*REVERIE, "eval", str(place), "--episodes", str(args.sequences)]
         done = subprocess.run(command, capture_output=True, text=True)
         print(f"== {way} {WAYS[way]}\n{done.stdout}{done.stderr}", flush=True)
         if done.returncode == 0:

@@ -17,6 +17,8 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli import (
     COMMANDS,
+    DATA,
+    VIEWS,
     _bench_request,
     _resolve,
     _settings,
@@ -105,9 +107,13 @@ def understand(words: list[str]) -> None:
         _resolve(settings)
     elif name == "bench":
         _bench_request(rest)[1]([], {})
-    elif name == "data":
-        assert rest[0] == "export"
+    elif name == "data" and rest[0] == "export":
         assert len(rest) in (1, 3)
+    elif name in ("data", "view"):
+        assert rest[0] in (DATA if name == "data" else VIEWS)
+        known = {"data": ("out", "train", "test", "length", "seed", "dt")}
+        flags = [flag for flag, _ in configs.parse_flags([*rest[1:], ""][name == "view":-1])]
+        assert set(flags) <= set(known.get(name, ("idx", "num-samples", "out")))
     else:
         settings = _settings(rest)
         settings.take("logdir", None)
