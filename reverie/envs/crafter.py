@@ -36,7 +36,8 @@ class CrafterConfig:
     length: int = 10_000
     """Steps after which an episode is cut (which is not terminal)."""
     achievements: bool = True
-    """Tell people how often each achievement was unlocked (`log/achievement_*`)."""
+    """Tell people how often each achievement was unlocked (`log/achievement_*`), and at
+    the end of an episode the Crafter score so far (`log/crafter_score`)."""
 
 
 class Crafter:
@@ -47,6 +48,8 @@ class Crafter:
     ):
         self.config = config = config or CrafterConfig()
         self._game = make_game(config, name == "reward", seed)
+        self._episodes = 0
+        self._successes = np.zeros(len(ACHIEVEMENTS))
 
     @property
     def obs_space(self) -> Spaces:
@@ -54,6 +57,7 @@ class Crafter:
         logged = ["reward"]
         if self.config.achievements:
             logged += [f"achievement_{name}" for name in ACHIEVEMENTS]
+            logged += ["crafter_score"]
         return {
             "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
             "reward": Space(f32),
@@ -92,8 +96,11 @@ class Crafter:
         unlocked = info.get("achievements", {})
         logged = {"log/reward": np.float32(info.get("reward", 0.0))}
         if self.config.achievements:
-            for name in ACHIEVEMENTS:
-                logged[f"log/achievement_{name}"] = np.float32(unlocked.get(name, 0))
+            counts = [unlocked.get(name, 0) for name in ACHIEVEMENTS]
+            for name, count in zip(ACHIEVEMENTS, counts, strict=True):
+                logged[f"log/achievement_{name}"] = np.float32(count)
+            so_far = self._score_with(counts) if last else 0.0
+            logged["log/crafter_score"] = np.float32(so_far)
         return {
             "image": np.ascontiguousarray(image),
             "reward": np.float32(reward),
@@ -102,6 +109,18 @@ class Crafter:
             "is_terminal": np.bool_(terminal),
             **logged,
         }
+
+    def _score_with(self, counts: list[int]) -> float:
+        """The score over all episodes that this environment has finished."""
+        self._episodes += 1
+        self._successes += np.array(counts) > 0
+        return crafter_score(self._successes / self._episodes)
+
+
+def crafter_score(rates: np.ndarray) -> float:
+    """The score of success rates, each in [0, 1]: their geometric mean in percent, with
+    one percent added inside and taken off outside, so that none of them rules alone."""
+    return float(np.exp(np.log1p(100 * np.asarray(rates)).mean()) - 1)
 
 
 class OrderedSet:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from reverie import envs
 from reverie.envs.atari import GAMES, Atari, AtariConfig, installed_games
+from reverie.run.config import resolve
 
 pytest.importorskip("ale_py")
 
@@ -69,13 +70,44 @@ def test_defaults_are_the_200m_settings() -> None:
     assert config.truncation_is_terminal
 
 
-def test_the_100k_settings() -> None:
-    config = AtariConfig(size=(64, 64), sticky=0.0, gray=False, actions="minimal")
-    env = envs.make("atari100k_pong", envs.EnvConfig(atari=config))
+def test_the_preset_of_100k_has_its_settings() -> None:
+    config = resolve(flags={"task": "atari100k_pong"})
+    atari = config.env.atari
+    assert (atari.size, atari.gray) == ((64, 64), False)
+    assert (atari.repeat, atari.sticky, atari.noops, atari.pooling) == (4, 0.0, 30, 2)
+    assert (atari.actions, atari.lives) == ("minimal", "unused")
+    assert (atari.clip_reward, atari.autostart, atari.length) == (False, False, 108_000)
+    assert (config.run.envs, config.run.steps, config.run.train_ratio) == (
+        1,
+        110_000,
+        256,
+    )
+    env = envs.make(config.task, config.env)
     assert env.obs_space["image"].shape == (64, 64, 3)
+    assert env.reset()["image"].shape == (64, 64, 3)
     assert env.act_space["action"].classes == 6
-    breakout = envs.make("atari100k_breakout", envs.EnvConfig(atari=config))
+    breakout = envs.make("atari100k_breakout", config.env)
     assert breakout.act_space["action"].classes == 4
+    assert envs.action_repeat(config.task, config.env) == 4
+
+
+def test_the_preset_of_200m_has_its_settings() -> None:
+    config = resolve(["atari"])
+    assert config.task == "atari_pong"
+    assert config.env.atari == AtariConfig()
+    assert (config.run.envs, config.run.train_ratio) == (16, 32)
+    assert config.run.steps == 51_000_000
+
+
+def test_no_stickiness_means_none() -> None:
+    def play(seed: int) -> bytes:
+        plain = AtariConfig(noops=0, sticky=0.0)
+        env, rng = Atari("breakout", plain), np.random.default_rng(0)
+        env.reset(seed=seed)
+        rows = [step(env, rng.integers(18)) for _ in range(60)]
+        return b"".join(row["image"].tobytes() for row in rows)
+
+    assert play(1) == play(2)  # nothing is left to chance
 
 
 def test_an_action_is_held_and_its_rewards_are_summed() -> None:

@@ -374,3 +374,13 @@ def test_pinpad_pays_nothing_for_another_order() -> None:
         row, col = np.argwhere(env.pads == pad)[0]
         env._player = (int(row), int(col))
         assert env.step({"action": 0})["reward"] == 0
+
+
+def test_pinpad_has_the_published_settings() -> None:
+    env = envs.make("pinpad_six")
+    assert envs.PinPadConfig().length == 10_000
+    assert env.obs_space["image"].shape == (64, 64, 3)
+    assert env.act_space["action"].classes == 5
+    room = envs.pinpad.PinPad("six")
+    assert room.pads.shape == (14, 16)
+    assert set(np.unique(room.pads)) == {-1, 0, 1, 2, 3, 4, 5, 6}

@@ -9,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from reverie import envs
 from reverie.envs import CrafterConfig
-from reverie.envs.crafter import ACHIEVEMENTS, Crafter
+from reverie.envs.crafter import ACHIEVEMENTS, Crafter, crafter_score
+from reverie.run.config import resolve
 
 pytest.importorskip("crafter")
 
@@ -133,3 +135,55 @@ def test_image_size_is_height_by_width() -> None:
     env = Crafter(config=CrafterConfig(size=(72, 90)))
     assert env.obs_space["image"].shape == (72, 90, 3)
     assert env.reset(seed=0)["image"].shape == (72, 90, 3)
+
+
+def test_the_score_is_the_geometric_mean_of_success_rates_plus_one_percent() -> None:
+    assert crafter_score(np.zeros(22)) == 0
+    assert crafter_score(np.ones(22)) == pytest.approx(100)
+    half = np.array([1.0] * 11 + [0.0] * 11)
+    assert crafter_score(half) == pytest.approx(np.sqrt(101) - 1)
+    # exp of the mean of ln(1 + 50) and 21 times ln(1 + 2), less one
+    rates = np.array([0.5] + [0.02] * 21)
+    assert crafter_score(rates) == pytest.approx(51 ** (1 / 22) * 3 ** (21 / 22) - 1)
+
+
+def test_the_score_counts_episodes_in_which_something_was_achieved() -> None:
+    env = Crafter(config=CrafterConfig(length=3))
+    scores = []
+    for achieved in ({"collect_wood": 4}, {}, {"collect_wood": 1, "wake_up": 1}):
+        env.reset(seed=0)
+        env._game._player.achievements |= {**achieved}
+        rows = [env.step({"action": 0}) for _ in range(3)]
+        assert [float(row["log/crafter_score"]) for row in rows[:2]] == [0, 0]
+        scores.append(float(rows[-1]["log/crafter_score"]))
+    wood, sleep = ACHIEVEMENTS.index("collect_wood"), ACHIEVEMENTS.index("wake_up")
+    wanted = []
+    for rates in ({wood: 1}, {wood: 1 / 2}, {wood: 2 / 3, sleep: 1 / 3}):
+        array = np.zeros(22)
+        array[list(rates)] = list(rates.values())
+        wanted.append(crafter_score(array))
+    assert scores == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    config = resolve(["crafter"])
+    env = envs.make(config.task, config.env)
+    assert config.task == "crafter_reward"
+    assert env.obs_space["image"].shape == (64, 64, 3)
+    assert config.env.crafter.length == 10_000
+    assert (config.run.envs, config.run.train_ratio) == (1, 512)
+    logged = [key for key in env.obs_space if key.startswith("log/achievement_")]
+    assert len(logged) == 22
+
+
+def test_a_world_takes_a_tenth_of_the_work_of_the_stock_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise is computed for whole maps: a handful of calls, not one per cell."""
+    from opensimplex import OpenSimplex
+
+    calls = []
+    point = OpenSimplex.noise3
+    monkeypatch.setattr(OpenSimplex, "noise3", lambda *a: calls.append(1) or point(*a))
+    Crafter(seed=0).reset(seed=0)
+    assert len(calls) < 64 * 64 * 5 / 10  # stock: more than five per cell
