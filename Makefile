@@ -11,7 +11,7 @@ PYTEST_FLAGS ?=
 # Leave no half-written stamp behind.
 .DELETE_ON_ERROR:
 .PHONY: help demo install test lint format types pytest floors licences \
-	test-slow test-gpu bench clean distclean
+	test-slow test-gpu test-envs bench clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and show what it dreams"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint       ruff and mypy only"
 	@echo "make format     let ruff rewrite the sources"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-envs  every suite, in virtual environments of their own; GROUPS=dmc"
 	@echo "make test-gpu   the tests that need a CUDA device"
 	@echo "make bench      the benchmarks, into $(LOCAL)/bench"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
@@ -61,6 +62,9 @@ test-slow: $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu $(PYTEST_FLAGS)
+
+test-envs: $(VENV)/.installed
+	$(BIN)/python tools/test_envs.py $(GROUPS)
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p $(LOCAL)/bench

@@ -1,0 +1,143 @@
+"""What only the real simulators can show; `make test-envs` runs it where they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverie import envs
+from reverie.envs import memorymaze, metaworld, robosuite
+
+pytestmark = pytest.mark.slow
+
+DRAW = os.environ.get("REVERIE_TEST_IMAGES") == "1"
+draws = pytest.mark.skipif(not DRAW, reason="draws images")
+
+
+def needs(package: str) -> Any:
+    """Unlike importorskip it imports nothing: that must wait for `headless.prepare`."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"needs {package}")
+
+
+def zero(env: Any) -> dict[str, np.ndarray]:
+    return {key: space.zeros() for key, space in env.act_space.items()}
+
+
+@draws
+@needs("dm_control")
+def test_frames_of_dmc_show_the_scene() -> None:
+    for name in ("dmc_walker_walk", "dmc_quadruped_run", "dmc_manip_reach_site"):
+        env = envs.make(name)
+        image = env.reset()["image"]
+        env.close()
+        assert image.shape == (64, 64, 3)
+        assert image.std() > 10, name
+
+
+@draws
+@needs("dm_control")
+def test_frames_of_loconav_show_the_maze_from_above() -> None:
+    config = envs.EnvConfig(loconav=envs.LocoNavConfig(log_image=True))
+    env = envs.make("loconav_ant_maze_m", config)
+    image = env.reset()["log/image"]
+    env.close()
+    assert image.shape == (64, 64, 3)
+    assert image.std() > 10
+
+
+@draws
+@needs("memory_maze")
+class TestMemoryMaze:
+    @pytest.mark.parametrize("size", memorymaze.SIZES)
+    def test_every_size_shows_its_maze(self, size: str) -> None:
+        env = envs.make(f"memorymaze_{size}")
+        first = env.reset()["image"]
+        later = [env.step({"action": np.int32(2)})["image"] for _ in range(3)]
+        env.close()
+        assert first.std() > 10
+        assert (first != later[-1]).any()
+
+
+@needs("metaworld")
+class TestMetaWorld:
+    def test_the_tasks_are_those_of_the_package(self) -> None:
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+        assert set(metaworld.TASKS) == set(ALL_V3_ENVIRONMENTS)
+
+    def test_every_episode_has_a_goal_of_its_own_that_is_seen(self) -> None:
+        config = envs.EnvConfig(metaworld=envs.MetaWorldConfig(image=False))
+        env = envs.make("metaworld_reach-v3", config)
+        goals = [env.reset()["vector"][-3:] for _ in range(3)]
+        env.close()
+        assert all(goal.any() for goal in goals)
+        assert len({tuple(goal) for goal in goals}) == 3
+
+    @draws
+    def test_frames_are_upright(self) -> None:
+        env = envs.make("metaworld_reach-v3")
+        image = env.reset()["image"].astype(np.float32)
+        env.close()
+        # The table is brown and stands below; the wall above it is gray.
+        brown = image[..., 0] - image[..., 2]
+        assert brown[40:].mean() > brown[:20].mean() + 10
+
+
+@needs("robosuite")
+class TestRobosuite:
+    @pytest.fixture
+    def lift(self) -> Iterator[Any]:
+        config = envs.RobosuiteConfig(cameras=(), object=True, hard_reset=False)
+        env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
+        yield env
+        env.close()
+
+    def test_the_tasks_are_those_of_the_package(self) -> None:
+        import robosuite as package
+
+        known = {*package.ALL_ENVIRONMENTS, *robosuite.SHORT}
+        assert set(robosuite.TASKS) == known
+
+    @pytest.mark.parametrize(("task", "size"), [("Lift", 10), ("Can", 14)])
+    def test_objects_have_the_size_of_the_datasets(self, task: str, size: int) -> None:
+        config = envs.RobosuiteConfig(cameras=(), object=True, hard_reset=False)
+        env = envs.make(f"robosuite_{task}", envs.EnvConfig(robosuite=config))
+        assert env.obs_space["object"].shape == (size,)
+        assert env.act_space["action"].shape == (7,)
+        env.close()
+
+    def test_an_episode_goes_on_from_a_recorded_state(self, lift: Any) -> None:
+        lift.reset()
+        for _ in range(3):
+            wanted = lift.step({"action": np.full(7, 0.5, np.float32)})
+        state = lift._sim.sim.get_state().flatten()
+        lift.reset()
+        again = lift.reset_to(state)
+        np.testing.assert_allclose(again["object"], wanted["object"], atol=1e-6)
+        np.testing.assert_allclose(
+            again["robot0_joint_pos"], wanted["robot0_joint_pos"], atol=1e-6
+        )
+
+    def test_a_lifted_cube_is_success(self, lift: Any) -> None:
+        assert lift.reset()["log/success"] == 0
+        cube = lift._sim.cube.joints[0]
+        lift._sim.sim.data.set_joint_qpos(cube, np.array([0, 0, 1.2, 1, 0, 0, 0.0]))
+        assert lift.step(zero(lift))["log/success"] == 1
+
+    @draws
+    def test_frames_of_both_cameras_are_upright(self) -> None:
+        config = envs.RobosuiteConfig(cameras=("agentview", "robot0_eye_in_hand"))
+        env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
+        image = env.reset()["image"].astype(np.float32)
+        env.close()
+        assert image.shape == (84, 84, 6)
+        # Seen from the front the arm comes down from above; in the hand's own view the
+        # fingers reach in from below. The table between is bright.
+        assert image[:15, :, :3].mean() < image[30:, :, :3].mean()
+        assert image[75:, :, 3:].mean() < image[:40, :, 3:].mean()
