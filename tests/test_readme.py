@@ -111,9 +111,9 @@ def understand(words: list[str]) -> None:
         assert len(rest) in (1, 3)
     elif name in ("data", "view"):
         assert rest[0] in (DATA if name == "data" else VIEWS)
-        known = {"data": ("out", "train", "test", "length", "seed", "dt")}
-        flags = [flag for flag, _ in configs.parse_flags([*rest[1:], ""][name == "view":-1])]
-        assert set(flags) <= set(known.get(name, ("idx", "num-samples", "out")))
+        own = {"data": "out train test length seed dt", "view": "idx num-samples out"}
+        flags = {word[2:] for word in rest if word.startswith("--")}
+        assert flags <= set(own[name].split())
     else:
         settings = _settings(rest)
         settings.take("logdir", None)
