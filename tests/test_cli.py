@@ -25,7 +25,7 @@ BAD = {
     "unknown device": ("train --device qpu", r"cuda, cpu or mps"),
     "tpu": ("train --device tpu", r"does not support TPUs"),
     "stray word": ("train catch", r"'catch' stands where a flag"),
-    "missing package": ("train --task dmlab_x", r"pip install|build it"),
+    "missing package": ("train --task dmlab_rooms_watermaze", r"install_dmlab"),
     "missing config file": ("train --config nowhere.yaml", r"nowhere\.yaml"),
     "bad output": ("train --logger.outputs tensorbored", r"tensorbored"),
     "eval without run": ("eval", r"reverie eval LOGDIR"),
