@@ -56,6 +56,9 @@ class PoolConfig:
     """Seconds a worker may take to start and build its environments."""
     failures: int = 5
     """Failures of one environment in a row after which the run stops."""
+    lockstep: bool = False
+    """Let environments whose episode has ended wait until all have, and reset them
+    together, as the original Δ-IRIS does. Rows of those that wait are not stored."""
     native: Literal["", "ale", "envpool"] = ""
     """Step Atari in the C++ of a package instead, see `native.py`; empty does not."""
 
@@ -149,6 +152,8 @@ class LocalPool:
         self._obs: Obs | None = None
         self._action: Action | None = None
         self._broken = False
+        self._lockstep = config.lockstep
+        self.waiting = np.zeros(count, bool)  # whose rows only repeat their end
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -159,6 +164,7 @@ class LocalPool:
             write_row(obs, index, seat.reset())
             self._note(seat)
         self._obs = obs
+        self.waiting = np.zeros(len(self), bool)
         return dict(obs)
 
     def step(self, action: Action) -> Obs:
@@ -177,8 +183,11 @@ class LocalPool:
         action, self._action = self._action, None
         before, obs = self._obs, self._empty()
         self._broken = True  # until every row is there
+        self.waiting = waits(before["is_last"], self._lockstep)
         for index, seat in enumerate(self._seats):
-            if before["is_last"][index]:
+            if self.waiting[index]:
+                row = row_of(before, index)
+            elif before["is_last"][index]:
                 row = seat.reset()
             else:
                 row = seat.step(
@@ -205,7 +214,7 @@ class LocalPool:
         seats = [seat.state_dict() for seat in self._seats]
         if self._broken:
             seats = [{**seat, "failures": 0, "env": None} for seat in seats]
-        return pool_state(seats, self._obs, self.obs_space)
+        return pool_state(seats, self._obs, self.obs_space, self.waiting)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Continue where the state was saved; returns the rows to go on from.
@@ -220,6 +229,7 @@ class LocalPool:
             write_row(obs, index, row)
             self._note(seat)
         self._obs, self._action = obs, None
+        self.waiting = saved_waiting(state, obs)
         return dict(obs)
 
     def _empty(self) -> Obs:
@@ -417,9 +427,30 @@ def truncated_row(rows: Rows, index: int) -> Obs:
     return {**row_of(rows, index), **end, "is_terminal": False}
 
 
-def pool_state(seats: list[StateDict], obs: Obs, spaces: Spaces) -> StateDict:
+def waits(is_last: np.ndarray, lockstep: bool) -> np.ndarray:
+    """Which environments wait for others to end their episode."""
+    holds = lockstep and not is_last.all()
+    return np.array(is_last, bool) if holds else np.zeros(len(is_last), bool)
+
+
+def pool_state(
+    seats: list[StateDict],
+    obs: Obs,
+    spaces: Spaces,
+    waiting: np.ndarray | None = None,
+) -> StateDict:
     # The observations as a list, as their names may contain any character.
-    return {"envs": seats, "obs": [obs[key].copy() for key in sorted(spaces)]}
+    rows = [obs[key].copy() for key in sorted(spaces)]
+    state: StateDict = {"envs": seats, "obs": rows}
+    if waiting is not None and waiting.any():
+        state["waiting"] = waiting.copy()
+    return state
+
+
+def saved_waiting(state: StateDict, obs: Obs) -> np.ndarray:
+    """Which environments waited; one that had to begin anew does not."""
+    waiting = np.asarray(state.get("waiting", np.zeros(len(obs["is_last"]), bool)))
+    return np.asarray(waiting & obs["is_last"])
 
 
 def saved_rows(state: StateDict, spaces: Spaces, count: int) -> Obs:

@@ -50,7 +50,9 @@ from reverie.envs.pool import (
     pool_state,
     row_of,
     saved_rows,
+    saved_waiting,
     truncated_row,
+    waits,
     warn_of_error,
     write_row,
 )
@@ -120,6 +122,7 @@ class WorkerPool:
         self._side = 0
         self._deadline = 0.0
         self._started = self._sent = self._broken = False
+        self.waiting = np.zeros(self._count, bool)
         self._running = np.zeros(self._count, bool)
         """Which environments have an episode that a worker can continue."""
 
@@ -129,6 +132,7 @@ class WorkerPool:
     def reset(self) -> Obs:
         assert not self._sent, "call recv first"
         self._issue(np.full(self._count, RESET, np.int8))
+        self.waiting = np.zeros(self._count, bool)
         self._started = True
         return self._collect()
 
@@ -143,8 +147,10 @@ class WorkerPool:
         for key, shared in self._shared.action.items():
             shared[:] = action[key]
         is_last = self._shared.obs[self._side]["is_last"]
+        self.waiting = waits(is_last, self._config.lockstep)
         going = np.where(self._running, STEP, CLOSE_EPISODE)
-        self._issue(np.where(is_last, RESET, going).astype(np.int8))
+        ended = np.where(self.waiting, IDLE, RESET)
+        self._issue(np.where(is_last, ended, going).astype(np.int8))
         self._sent = True
 
     def recv(self) -> Obs:
@@ -180,7 +186,7 @@ class WorkerPool:
                     self._lose(worker, lost)
                 seats += [self._nothing(index) for index in worker.indices]
         obs = self._shared.obs[self._side]
-        return pool_state(seats, obs, self.obs_space)
+        return pool_state(seats, obs, self.obs_space, self.waiting)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Continue where the state was saved; returns the rows to go on from.
@@ -207,6 +213,7 @@ class WorkerPool:
             write_row(obs, index, row_of(saved, index))
         self._running[:] = True
         self._started = True
+        self.waiting = saved_waiting(state, obs)
         return obs
 
     def _issue(self, command: np.ndarray) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -244,6 +245,23 @@ class Run:
                 memory, action, notes = self.agent.policy(memory, seen, mode="train")
         self.rates.add("policy", len(self.envs))
         return memory, rest_at_end(action, obs), notes
+
+    def keep(self, obs: Obs, action: Action, notes: Notes) -> int:
+        """Store the rows of this turn and log ended episodes; says how many rows.
+
+        An environment that waits for others (`env.pool.lockstep`) has none.
+        """
+        rows, streams = {**obs, **action, **notes}, None
+        waiting = getattr(self.envs, "waiting", np.zeros(1, bool))
+        if waiting.any():
+            streams = np.flatnonzero(~waiting)
+            rows = {key: value[streams] for key, value in rows.items()}
+            # to the statistics it looks as if nothing happened there
+            still = {"reward": obs["reward"] * ~waiting}
+            obs = {**obs, **still, "is_last": obs["is_last"] & ~waiting}
+        self.replay.add(rows, streams)
+        self.logger.add(self.episodes.add(obs), step=self.clock.frames)
+        return len(rows["is_first"])
 
     def send(self, action: Action, obs: Obs, memory: Memory) -> None:
         """Let the environments take a step; `receive` has what comes of it."""

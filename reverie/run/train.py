@@ -19,17 +19,15 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
     if is_source(config.task):
         return watch(config)
     with Run(config, make_env) as run:
-        envs, replay, feed = run.envs, run.replay, run.feed
-        clock, logger, episodes = run.clock, run.logger, run.episodes
+        feed, clock, logger = run.feed, run.clock, run.logger
         obs, memory = run.start()
         run.introduce()
         while clock.running and not run.stopper.asked:
             if clock.collects or not run.ready:
                 memory, action, notes = run.act(memory, obs)
-                replay.add({**obs, **action, **notes})
-                logger.add(episodes.add(obs), step=clock.frames)
+                stored = run.keep(obs, action, notes)
                 run.send(action, obs, memory)  # the environments step ...
-                clock.advance(len(envs))
+                clock.advance(stored)
                 logger.progress(clock.frames)
 
             for _ in range(clock.updates_due(run.ready)):

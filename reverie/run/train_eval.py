@@ -16,8 +16,7 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
     `eval/*` holds the report on them. Returns the run folder.
     """
     with Run(config, make_env) as run:
-        envs, agent, replay, feed = run.envs, run.agent, run.replay, run.feed
-        clock, logger, episodes = run.clock, run.logger, run.episodes
+        agent, feed, clock, logger = run.agent, run.feed, run.clock, run.logger
         trial_envs = run.open_envs(config.run.eval_envs, first=EVAL_SEEDS)
         trials = run.open_replay(config.run.eval_envs, None, share=0.1)
         trial_feed = run.open_feed(trials)
@@ -26,10 +25,9 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
         while clock.running and not run.stopper.asked:
             if clock.collects or not run.ready:
                 memory, action, notes = run.act(memory, obs)
-                replay.add({**obs, **action, **notes})
-                logger.add(episodes.add(obs), step=clock.frames)
+                stored = run.keep(obs, action, notes)
                 run.send(action, obs, memory)  # the environments step ...
-                clock.advance(len(envs))
+                clock.advance(stored)
                 logger.progress(clock.frames)
 
             for _ in range(clock.updates_due(run.ready)):
