@@ -25,10 +25,12 @@ WAYS = {
     "seg6_obs6": {"max_segments": 6, "obs_scale": 6},
     "seg6_obs15": {"max_segments": 6, "obs_scale": 15},
     "seg7_obs5": {"max_segments": 7, "obs_scale": 5},
+    "seg7_obs8": {"max_segments": 7, "obs_scale": 8},
     "seg7_obs10": {"max_segments": 7, "obs_scale": 10},
     "seg8_obs4": {"max_segments": 8, "obs_scale": 4},
     "seg10_obs3": {"max_segments": 10, "obs_scale": 3},
     "seg7_abs02": {"max_segments": 7, "abs_scale": 0.2},
+    "seg7_abs01": {"max_segments": 7, "abs_scale": 0.1},
 }
 
 

@@ -50,6 +50,13 @@ def test_catch_is_solved_from_pixels(tmp_path, seed):
 
 
 @pytest.mark.slow
+def test_catch_is_solved_in_a_world_of_segments(tmp_path):
+    flags = {"task": "catch", "run.steps": 10000}
+    path = learn(tmp_path / "run", "catch", "vta_tiny", **flags)
+    assert evaluate(path, 100)["score"] >= 0.9
+
+
+@pytest.mark.slow
 def test_pendulum_is_swung_up(tmp_path):
     flags = {"task": "gym_Pendulum-v1", "run.steps": 12000}
     flags |= {"run.envs": 8, "run.train_ratio": 32, "replay.capacity": 50_000}
