@@ -1,0 +1,34 @@
+"""The settings that `docs/iris.md` names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from reverie import config as configs
+from reverie.agents.iris_config import PARTS
+from reverie.run.config import Config
+
+PAGE = Path(__file__).parents[2] / "docs" / "iris.md"
+
+
+def test_every_setting_that_is_named_exists():
+    known = set(configs.names(Config))
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    checked = 0
+    for row in rows:
+        ours, before = row.split(" | ")[-1], ""
+        for name in re.findall(r"`([a-z_.<>*]+)`", ours):
+            if name.startswith("."):  # continues the name before it
+                stem = before.rsplit(".", name.count("."))[0]
+                name = stem + name
+            if not name.startswith(("iris.", "run.")) or name.endswith("*"):
+                continue
+            before = name
+            for part in PARTS if "<part>" in name else [""]:
+                full = name.replace("<part>", part)
+                if full == "iris.learn.actor_critic.length":
+                    continue  # follows from the burn-in
+                assert full in known, full
+                checked += 1
+    assert checked > 40
