@@ -19,14 +19,13 @@ def test_every_setting_that_is_named_exists():
     for row in rows:
         ours, before = row.split(" | ")[-1], ""
         for name in re.findall(r"`([a-z_.<>*]+)`", ours):
-            if name.startswith("."):  # continues the name before it
-                stem = before.rsplit(".", name.count("."))[0]
-                name = stem + name
-            if not name.startswith(("iris.", "run.")) or name.endswith("*"):
+            whole = before + name if name.startswith(".") else name
+            if not whole.startswith(("iris.", "run.")) or name.endswith("*"):
                 continue
-            before = name
-            for part in PARTS if "<part>" in name else [""]:
-                full = name.replace("<part>", part)
+            if not name.startswith("."):  # what follows may leave the beginning out
+                before = name.rsplit(".", 1)[0]
+            for part in PARTS if "<part>" in whole else [""]:
+                full = whole.replace("<part>", part)
                 if full == "iris.learn.actor_critic.length":
                     continue  # follows from the burn-in
                 assert full in known, full
