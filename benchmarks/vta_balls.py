@@ -1,6 +1,6 @@
 """Train VTA on bouncing balls with several objectives at once, and compare boundaries.
 
-    python benchmarks/vta_balls.py --minutes 9 --out logdir/balls base seg7_obs5
+    python benchmarks/vta_balls.py --minutes 9 --out logdir/balls base warm3
 
 Every name is a way of training, see `WAYS`; they share one device. When the time is up
 each run saves itself and is measured on fresh sequences. Flags this program does not
@@ -20,23 +20,28 @@ REVERIE = [sys.executable, "-m", "reverie.cli"]
 WAYS = {
     "base": {},
     "seg10": {"max_segments": 10},
-    "obs5": {"obs_scale": 5},
-    "seg6_obs3": {"max_segments": 6, "obs_scale": 3},
-    "seg6_obs6": {"max_segments": 6, "obs_scale": 6},
-    "seg6_obs15": {"max_segments": 6, "obs_scale": 15},
-    "seg7_obs5": {"max_segments": 7, "obs_scale": 5},
-    "seg7_obs8": {"max_segments": 7, "obs_scale": 8},
-    "seg7_obs10": {"max_segments": 7, "obs_scale": 10},
-    "seg8_obs4": {"max_segments": 8, "obs_scale": 4},
+    "seg10_len5": {"max_segments": 10, "max_segment": 5},
     "seg10_obs3": {"max_segments": 10, "obs_scale": 3},
+    "warm2": {"max_segments": 10, "obs_scale": 2, "obs_warmup": 8000},
+    "warm3": {"max_segments": 10, "obs_scale": 3, "obs_warmup": 8000},
+    "warm5": {"max_segments": 10, "obs_scale": 5, "obs_warmup": 8000},
+    "warm8": {"max_segments": 10, "obs_scale": 8, "obs_warmup": 8000},
+    "warm3_seg7": {"max_segments": 7, "obs_scale": 3, "obs_warmup": 8000},
+    "warm5_seg7": {"max_segments": 7, "obs_scale": 5, "obs_warmup": 8000},
+    "warm5_len12": {
+        "max_segments": 10,
+        "max_segment": 12,
+        "obs_scale": 5,
+        "obs_warmup": 8000,
+    },
+    "seg7_obs5": {"max_segments": 7, "obs_scale": 5},
     "seg7_abs02": {"max_segments": 7, "abs_scale": 0.2},
-    "seg7_abs01": {"max_segments": 7, "abs_scale": 0.1},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ways", nargs="*", default=["base", "seg7_obs5"])
+    parser.add_argument("ways", nargs="*", default=["base", "warm3"])
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--anneal", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=Path("logdir/balls"))

@@ -106,6 +106,9 @@ class VTAConfig:
     obs_scale: float = 1.0
     """Weight of the KL of the lower level. Above 1 what surprises within a segment
     costs more than a new segment does, so segments end at surprises."""
+    obs_warmup: int = 0
+    """Updates over which `obs_scale` rises from 1. If surprises are expensive before
+    the lower level has learnt how things move, it never does: every frame is read."""
     abs_scale: float = 1.0
     """Weight of the KL of the upper level."""
     mask_scale: float = 1.0
@@ -121,6 +124,8 @@ class VTAConfig:
             raise ValueError("bits must be between 1 and 8")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")
+        if self.obs_warmup < 0:
+            raise ValueError("obs_warmup must be at least 0")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
             raise ValueError("segment limits and obs_std must be above 0")
 
@@ -591,11 +596,14 @@ class VTA(nn.Module):
 
     def _weigh(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         config = self.config
-        scales = {
+        scales: dict[str, float | Tensor] = {
             "abs": config.abs_scale,
             "obs": config.obs_scale,
             "mask": config.mask_scale,
         }
+        if config.obs_warmup:
+            risen = (self.age / config.obs_warmup).clamp(max=1)
+            scales["obs"] = 1 + (config.obs_scale - 1) * risen
         return {key: scales.get(key, 1.0) * loss for key, loss in losses.items()}
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:

@@ -147,6 +147,17 @@ def test_scales_weigh_losses_and_leave_the_bound_alone():
     torch.testing.assert_close(one.metrics["elbo"], two.metrics["elbo"])
 
 
+def test_the_scale_of_surprises_rises_with_the_updates():
+    world = make_world(obs_scale=5.0, obs_warmup=4).eval()
+    ratios = []
+    for age in (0, 1, 4, 9):
+        world.age.fill_(age)
+        explained = world.explain(make_batch(), dice())
+        weighed = world.loss(world.initial(3), make_batch(), dice()).losses["obs"]
+        ratios.append(float((weighed / explained.losses["obs"]).mean()))
+    assert ratios == pytest.approx([1, 2, 5, 5])
+
+
 def test_what_is_watched_is_about_its_own_frame():
     world = make_world().eval()
     watched = world.watch(make_batch(), dice())
@@ -242,6 +253,7 @@ def test_a_window_of_another_length_is_refused():
         {"min_temperature": 2.0},
         {"max_segment": 0},
         {"obs_std": 0.0},
+        {"obs_warmup": -1},
     ],
 )
 def test_impossible_settings_are_refused(settings):
