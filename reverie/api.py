@@ -468,7 +468,8 @@ class World(Protocol):
     `(B, ...)`, `observe` and `imagine` add a time axis after the first. Besides the
     keys of the replay, a batch has `prevact`, the actions that *led to* each row.
     `dice` is where randomness comes from: whoever calls hands it down, so that a report
-    does not disturb training and a checkpoint holds every generator.
+    does not disturb training and a checkpoint holds every generator. A world that finds
+    segments also has `boundaries(states)`, which says where they begin.
     """
 
     @property
