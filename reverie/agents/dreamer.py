@@ -221,6 +221,8 @@ class Dreamer:
         self.shadows: Shadows | None = None
         if compile != "none" and fast.available(device):
             self.speed_up(compile == "graph", overlap)
+        elif compile != "none" and device.type == "cpu":
+            fast.accelerate_host(self.world)
 
     # Acting
 

@@ -157,6 +157,11 @@ class Conv(Kernel):
             y = F.conv2d(x, weight, bias, self.stride, pad)
         return y.permute(0, 2, 3, 1)
 
+    def after_doubling(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 o"]:
+        """The convolution of a map in which every pixel is there four times."""
+        y: Tensor = self(double(x))
+        return y
+
     def _double(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """A correlation with the input spread out over every second pixel."""
         before = math.ceil((self.kernel + self.stride - 2) / 2)
@@ -390,10 +395,12 @@ class Decoder(nn.Module):
         else:
             x = self.act(self.spacenorm(self.space(torch.cat([stoch, deter], -1))))
         for i in reversed(range(len(config.mults) - 1)):
-            x = x if config.strided else double(x)
-            x = self.act(getattr(self, f"conv{i}norm")(getattr(self, f"conv{i}")(x)))
-        x = x if config.strided or config.outer else double(x)
-        x = torch.sigmoid(self.imgout(x).float())
+            conv: Conv = getattr(self, f"conv{i}")
+            x = conv(x) if config.strided else conv.after_doubling(x)
+            x = self.act(getattr(self, f"conv{i}norm")(x))
+        fine = config.strided or config.outer
+        x = self.imgout(x) if fine else self.imgout.after_doubling(x)
+        x = torch.sigmoid(x.float())
         x = x.reshape(*batch, *x.shape[1:])
         outs: dict[str, Output] = {}
         channels = [space.shape[2] for space in self.images.values()]

@@ -41,7 +41,7 @@ class Config:
     compile: Literal["auto", "none", "step", "graph"] = "auto"
     """How updates and acting are sped up: not at all, with fast twins of single parts
     (`step`), or with all of it in CUDA graphs (`graph`); by itself `graph` on a CUDA
-    GPU and `none` elsewhere."""
+    GPU and `step` elsewhere."""
     deterministic: bool = False
     """Same seed, same run, bit for bit; also across a kill and a resume."""
     run: RunConfig = field(default_factory=RunConfig)

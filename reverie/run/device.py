@@ -62,9 +62,9 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 
 def pick_compile(name: str, device: torch.device) -> str:
-    """`graph` on a CUDA GPU and `none` elsewhere, unless said otherwise."""
+    """`graph` on a CUDA GPU and `step` elsewhere, unless said otherwise."""
     if name == "auto":
-        return "graph" if device.type == "cuda" else "none"
+        return "graph" if device.type == "cuda" else "step"
     if name == "graph" and device.type != "cuda":
         raise UserError(
             f"--compile graph needs a CUDA GPU, but this run is on {device.type}.\n"

@@ -64,7 +64,7 @@ def test_priorities_need_a_signal():
 def test_graphs_are_chosen_on_cuda_and_refused_elsewhere():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert pick_compile(resolve().compile, cuda) == "graph"
-    assert pick_compile(resolve().compile, cpu) == "none"
-    assert pick_compile(resolve(flags={"compile": "step"}).compile, cpu) == "step"
+    assert pick_compile(resolve().compile, cpu) == "step"
+    assert pick_compile(resolve(flags={"compile": "none"}).compile, cpu) == "none"
     with pytest.raises(UserError, match="--compile auto"):
         pick_compile("graph", cpu)
