@@ -99,7 +99,7 @@ def run_group(name: str, group: Group) -> list[Result]:
     subprocess.run(install, cwd=ROOT, check=True)
     more = [python, "-m", "pip", "install", "-q", "pytest", "beartype"]
     subprocess.run(more, cwd=ROOT, check=True)
-    opengl = opengl_of(python)
+    opengl = opengl_of(python) if "mujoco" in group.packages else ""
     versions = ", ".join(
         f"{package} {version_of(python, package)}" for package in group.packages
     )
