@@ -171,7 +171,8 @@ def frame_change(
     """Mean absolute difference to the frame before, on a scale of 255; first zero."""
     frames = frames.astype(np.float32)
     change = np.abs(np.diff(frames, axis=-4)).mean((-3, -2, -1))
-    return np.concatenate([np.zeros_like(change[..., :1]), change], -1)
+    whole: np.ndarray = np.concatenate([np.zeros_like(change[..., :1]), change], -1)
+    return whole
 
 
 def peaks(change: Float[np.ndarray, "*b"], deviations: float) -> Bool[np.ndarray, "*b"]:

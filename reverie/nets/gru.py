@@ -38,7 +38,7 @@ class GRU(nn.Module):
     def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
         """What every unit makes of the same inputs."""
         y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
-        return y.unflatten(-1, (self.count, -1)).movedim(-2, 0)
+        return y.reshape(*x.shape[:-1], self.count, -1).movedim(-2, 0)
 
     def step(
         self, gates: Float[Tensor, "G B W"], state: Float[Tensor, "G B D"]
@@ -47,7 +47,8 @@ class GRU(nn.Module):
         if state.is_cuda:  # the same in one kernel
             rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
             fused = torch.ops.aten._thnn_fused_gru_cell(*rows, None, None)
-            return fused[0].view_as(state)
+            moved: Tensor = fused[0].view_as(state)
+            return moved
         return combine(gates, hidden, state)
 
 
@@ -59,6 +60,6 @@ def combine(
     """The next state, from what inputs and past have to say about each gate."""
     width = state.shape[-1]
     openings = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
-    reset, update = openings.split(width, -1)
+    reset, update = openings.chunk(2, -1)
     candidate = gates[..., 2 * width :] + reset * hidden[..., 2 * width :]
     return torch.lerp(torch.tanh(candidate), state, update)

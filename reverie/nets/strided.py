@@ -60,7 +60,8 @@ class ImageDecoder(nn.Module):
             x = x.contiguous(memory_format=torch.channels_last)
         for i in range(self.layers - 1):
             x = F.elu(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
-        return getattr(self, f"conv{self.layers - 1}")(x)
+        image: Tensor = getattr(self, f"conv{self.layers - 1}")(x)
+        return image
 
 
 class TimeConvs(nn.Module):
@@ -86,7 +87,8 @@ class TimeConvs(nn.Module):
         x = x.transpose(1, 2)
         for i in range(self.layers):
             x = self.act(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
-        return self.out(x).transpose(1, 2)
+        out: Tensor = self.out(x)
+        return out.transpose(1, 2)
 
     def initialize(self, generator: torch.Generator) -> None:
         initialize_as_torch(self, generator)

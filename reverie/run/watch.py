@@ -241,9 +241,7 @@ def load_watcher(
             "\n  Fix: give the --logdir of a run of a task like watch_balls."
         )
     source_config = dataclasses.replace(config.source, **changes)
-    config = dataclasses.replace(
-        config, source=source_config, seed=config.seed + fresh
-    )
+    config = dataclasses.replace(config, source=source_config, seed=config.seed + fresh)
     where = device.pick_device(config.device)
     precision = device.pick_precision(config.precision, where)
     source = make_source(config)

@@ -354,7 +354,9 @@ class VTA(nn.Module):
         return {self.key: self._shown(image).movedim(-3, -1)}
 
     def features(self, states: Chapter) -> Float[Tensor, "*b D"]:
-        return self.abs_feat(torch.cat([states.abs_belief, states.abs_state], -1))
+        upper = torch.cat([states.abs_belief, states.abs_state], -1)
+        feat: Tensor = self.abs_feat(upper)
+        return feat
 
     # Its parts
 
@@ -560,20 +562,21 @@ class VTA(nn.Module):
         """Row t holds the action that was chosen on seeing frame t."""
         assert self.actions is not None
         found = {key: batch[key] for key in self.actions.spaces}
-        return self.actions(found, torch.float32)
+        acted: Tensor = self.actions(found, torch.float32)
+        return acted
 
     def _encode(self, x: Float[Tensor, "B T c h w"]) -> Float[Tensor, "B T D"]:
         frames = x.flatten(0, 1)
         if frames.is_cuda:
             frames = frames.contiguous(memory_format=torch.channels_last)
         with self._precision(frames):
-            embed = self.enc(frames)
-        return embed.float().unflatten(0, x.shape[:2])
+            embed: Tensor = self.enc(frames)
+        return embed.float().reshape(*x.shape[:2], -1)
 
     def _decode(self, feat: Float[Tensor, "*b D"]) -> Float[Tensor, "*b c h w"]:
         with self._precision(feat):
-            image = self.dec(feat.flatten(0, -2))
-        return image.float().unflatten(0, feat.shape[:-1])
+            image: Tensor = self.dec(feat.flatten(0, -2))
+        return image.float().reshape(*feat.shape[:-1], *image.shape[1:])
 
     def _compare(self, raw: Tensor, target: Tensor) -> Tensor:
         """The negative log-likelihood of each frame."""
