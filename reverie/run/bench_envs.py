@@ -33,12 +33,20 @@ from reverie.envs.wrappers import Wrapper, resize
 
 
 class Sample(NamedTuple):
-    """What a turn brought."""
+    """What one or more turns brought."""
 
-    rate: float
-    """Steps per second."""
-    cost: float
-    """Seconds of processor time per step."""
+    steps: float
+    seconds: float
+    work: float
+    """Processor time, in seconds."""
+
+    @property
+    def rate(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def cost(self) -> float:
+        return self.work / max(1.0, self.steps)
 
 
 Turn = Callable[[float], Sample]
@@ -56,7 +64,7 @@ class EnvBenchConfig:
     seconds: float = 1.0
     """How long each way runs in its turn."""
     turns: int = 5
-    """How often; the table has medians."""
+    """How often; the table has all of them together, as new episodes come in bursts."""
     native: bool = True
     """Measure the vector environments written in C++, where they are installed."""
     output: str = ""
@@ -85,7 +93,7 @@ def bench_envs(
     """Measure every task and print a table; returns the numbers."""
     settings = settings or envs.EnvConfig()
     found: dict[str, Any] = {"cores": os.cpu_count(), "seconds": config.seconds}
-    print(f"{os.cpu_count()} cores, median of {config.turns} turns, steps per second")
+    print(f"{os.cpu_count()} cores, {config.turns} turns of {config.seconds} seconds")
     print(f"{'task':<16} {'way':<18} {'steps/s':>9} {'us/step':>9} {'overhead':>9}")
     for task in config.tasks:
         suite = envs.SUITES.get(envs.split_task(task)[0])
@@ -114,7 +122,7 @@ def bench_envs(
 def _measure(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> dict[str, dict[str, Any]]:
-    """Medians of every way: steps per second, cost of a step, overhead over `raw`."""
+    """Every way's steps per second, cost of a step, and overhead over `raw`."""
     ways = _ways(task, config, settings)
     samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
     try:
@@ -124,17 +132,14 @@ def _measure(
     finally:
         for way in ways:
             way.close()
-    median, bare = statistics.median, samples["raw"]
+    sums = {
+        name: Sample(*map(sum, zip(*each, strict=True)))
+        for name, each in samples.items()
+    }
+    bare = sums["raw"].cost
     return {
-        name: {
-            "rate": median(one.rate for one in mine),
-            "cost": median(one.cost for one in mine),
-            "overhead": median(
-                one.cost / two.cost for one, two in zip(mine, bare, strict=True)
-            )
-            - 1,
-        }
-        for name, mine in samples.items()
+        name: {"rate": one.rate, "cost": one.cost, "overhead": one.cost / bare - 1}
+        for name, one in sums.items()
     }
 
 
@@ -264,7 +269,7 @@ def _timed(step: Callable[[int], None], count: int = 1, pids: Any = ()) -> Turn:
         while (spent := time.perf_counter() - begin) < seconds:
             step(counter % 1000)
             steps, counter = steps + count, counter + 1
-        return Sample(steps / max(spent, 1e-9), (_work(pids) - work) / max(1, steps))
+        return Sample(steps, spent, _work(pids) - work)
 
     return turn
 
@@ -301,9 +306,9 @@ class Together:
             assert helper.stdin is not None
             print(seconds, file=helper.stdin, flush=True)
         answers = [helper.stdout.readline() for helper in self._helpers]  # type: ignore
-        samples = [Sample(*map(float, answer.split())) for answer in answers]
-        rate = sum(sample.rate for sample in samples)
-        return Sample(rate, sum(s.cost for s in samples) / len(samples))
+        each = [Sample(*map(float, answer.split())) for answer in answers]
+        steps, work = sum(one.steps for one in each), sum(one.work for one in each)
+        return Sample(steps, max(one.seconds for one in each), work)
 
     def close(self) -> None:
         for helper in self._helpers:
