@@ -26,6 +26,9 @@ WAYS = {
     "warm3": {"max_segments": 10, "obs_scale": 3, "obs_warmup": 8000},
     "warm5": {"max_segments": 10, "obs_scale": 5, "obs_warmup": 8000},
     "warm8": {"max_segments": 10, "obs_scale": 8, "obs_warmup": 8000},
+    "warm3_seg5": {"obs_scale": 3, "obs_warmup": 8000},
+    "warm5_seg5": {"obs_scale": 5, "obs_warmup": 8000},
+    "warm8_seg5": {"obs_scale": 8, "obs_warmup": 8000},
     "warm3_seg7": {"max_segments": 7, "obs_scale": 3, "obs_warmup": 8000},
     "warm5_seg7": {"max_segments": 7, "obs_scale": 5, "obs_warmup": 8000},
     "warm5_len12": {

@@ -177,7 +177,8 @@ def frame_change(
 
 def peaks(change: Float[np.ndarray, "*b"], deviations: float) -> Bool[np.ndarray, "*b"]:
     """Where the picture changes by so many deviations more than it usually does."""
-    return change >= change.mean() + deviations * change.std()
+    found: np.ndarray = change >= change.mean() + deviations * change.std()
+    return found
 
 
 def best_threshold(events: Marks, change: Float[np.ndarray, "N T"]) -> float:
