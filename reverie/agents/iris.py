@@ -13,6 +13,8 @@ of the replay are shifted at the border, by `to_segment`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,16 +206,24 @@ class Iris:
     # Learning
 
     def train(self, feed: Feed) -> Metrics:
-        """One update of the part that is due."""
+        """One update of the part that is due; of every part, if none is."""
         name = self.rhythm.part
-        assert name is not None, "nothing is due while steps are collected"
+        if name is None:
+            return {k: x for part in PARTS for k, x in self._update(part, feed).items()}
         # In the first epoch every episode counts the same, however often it is seen.
         feed.tally(name, self.rhythm.epoch > 1)
-        rounds = getattr(self.config.learn, name).accumulate
-        metrics = self.update(name, [feed(name) for _ in range(rounds)])
+        metrics = self._update(name, feed)
         metrics["epoch"] = self.rhythm.epoch
         self.rhythm.trained()
         return metrics
+
+    def _update(self, name: str, feed: Feed) -> Metrics:
+        rounds = getattr(self.config.learn, name).accumulate
+        return self.update(name, [feed(name) for _ in range(rounds)])
+
+    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+        """An update of each part, to be timed; that of the last one with its dream."""
+        return {name: partial(self._update, name, feed) for name in PARTS}
 
     def update(self, name: str, batches: list[Batch]) -> Metrics:
         """One update of a part, from the gradients of all batches together."""

@@ -271,10 +271,10 @@ class Bench:
         rng = np.random.default_rng(0)
         row = sum(space.nbytes for space in self.replay.spaces.values())
         rows = sample(self.replay.spaces, rng, self.config.run.envs)
-        window = self.agent.diet["train"]
+        name, window = next(iter(self.agent.diet.items()))
         steps = window.batch * (window.context + window.length)
         add = self.time(lambda: self.replay.add(rows))
-        serve = self.time(lambda: self.feed("train"))
+        serve = self.time(lambda: self.feed(name))
         return {
             "add": [self.config.run.envs * row / ms / 1e3 for ms in add.ms],
             "sample": [steps * row / ms / 1e3 for ms in serve.ms],
@@ -291,8 +291,9 @@ class Bench:
 
     def parameters(self) -> int:
         """How many numbers the agent learns, if it says."""
-        opt = getattr(self.agent, "opt", None)
-        return int(getattr(opt, "size", 0))
+        each = getattr(self.agent, "opts", {"": getattr(self.agent, "opt", None)})
+        tensors = [x for opt in each.values() for x in getattr(opt, "tensors", ())]
+        return sum(tensor.numel() for tensor in tensors)
 
     def fill(self, steps: int) -> None:
         """Random rows, until the replay holds this many."""

@@ -8,7 +8,7 @@ import torch
 
 from reverie.agents.iris import Iris, to_segment
 from reverie.agents.iris_config import PARTS, IrisConfig
-from reverie.api import Agent, Space, UserError, Window
+from reverie.api import Agent, Divided, Space, UserError, Window
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
 from reverie.envs.catch import Catch, CatchConfig
@@ -251,6 +251,22 @@ def test_the_parts_are_trained_in_turn():
         seen += {key.split("/")[1] for key in metrics if key.startswith("loss/")}
     assert seen == [name for name in PARTS for _ in range(2)]
     assert agent.rhythm.epoch == 2
+
+
+def test_each_part_can_be_timed_alone():
+    agent = make_agent()
+    feed = lived(agent)
+    pieces = agent.parts(feed)
+    assert isinstance(agent, Divided)
+    assert list(pieces) == list(PARTS)
+    before = weights(agent, "world_model")
+    pieces["world_model"]()
+    assert changed(before, weights(agent, "world_model"))
+    # and all together while nothing is due
+    assert agent.rhythm.collects
+    losses = {key.split("/")[1] for key in agent.train(feed) if key[:5] == "loss/"}
+    assert losses == set(PARTS)
+    assert agent.rhythm.done == 0
 
 
 def test_uses_count_from_the_second_epoch_on():

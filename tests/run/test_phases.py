@@ -1,0 +1,72 @@
+"""A clock that follows an agent which acts and trains in turns."""
+
+from __future__ import annotations
+
+from reverie.agents.epochs import Epochs, EpochsConfig, Share
+from reverie.run.clock import Clock, RunConfig, Steady
+
+
+def make(steps=1000, **every) -> Clock:
+    config = EpochsConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
+    rhythm = Epochs(config, {"a": Share(12, 0, 0)})
+    return Clock(RunConfig(steps=steps, clock="phases", **every), rhythm)
+
+
+def turn(clock: Clock) -> int:
+    if clock.collects:
+        clock.rhythm.took(1)
+        clock.advance(1)
+    due = clock.updates_due(ready=True)
+    for _ in range(due):
+        clock.rhythm.trained()
+    return due
+
+
+def test_it_runs_until_the_last_epoch_is_trained():
+    clock = make()
+    updates = 0
+    while clock.running:
+        updates += turn(clock)
+    assert (clock.step, updates) == (30, 4 * 12)
+
+
+def test_updates_for_steps_taken_are_made_even_at_the_end_of_the_run():
+    clock = make(steps=20)
+    updates = 0
+    while clock.running:
+        updates += turn(clock)
+    assert (clock.step, updates) == (20, 12)
+
+
+def test_things_are_due_every_so_many_phases():
+    clock = make(log_every=1, save_every=2, report_every=0)
+    logged, saved = [], []
+    while clock.running:
+        turn(clock)
+        if clock.every("log"):
+            logged.append(clock.rhythm.epoch)
+        if clock.every("save"):
+            saved.append(clock.rhythm.epoch)
+        assert not clock.every("report")
+    assert len(logged) == 4
+    assert len(saved) == 2
+
+
+def test_a_resumed_clock_knows_what_was_done():
+    clock = make(save_every=2)
+    while clock.rhythm.phase < 2:
+        turn(clock)
+    assert clock.every("save")
+    again = make(save_every=2)
+    again.load_state_dict(clock.state_dict())
+    assert not again.every("save")
+    assert again.rhythm.phase == 2
+    assert not again.collects
+
+
+def test_a_steady_rhythm_always_acts():
+    clock = Clock(RunConfig(steps=3), Steady(1.0))
+    assert clock.collects
+    assert clock.running
+    clock.advance(3)
+    assert not clock.running
