@@ -255,7 +255,15 @@ def _bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
 
 
 def _bench_envs(arguments: list[str]) -> int:
-    from reverie.run.bench_envs import EnvBenchConfig, bench_envs
+    from reverie.run.bench_envs import bench_envs
+
+    bench_envs(*_bench_envs_request(arguments))
+    return 0
+
+
+def _bench_envs_request(arguments: list[str]) -> tuple[Any, Any]:
+    """What to measure, and the settings of environments."""
+    from reverie.run.bench_envs import EnvBenchConfig
 
     settings = _settings(arguments)
     mine = set(EnvBenchConfig.__dataclass_fields__)
@@ -263,8 +271,7 @@ def _bench_envs(arguments: list[str]) -> int:
     more = [pair for pair in settings.flags if pair not in own]
     layer = configs.flag_layer(EnvBenchConfig, own, EnvBenchConfig())
     options = configs.resolve(EnvBenchConfig, [("the flags", layer)])
-    bench_envs(options, _resolve(settings._replace(flags=more)).env)
-    return 0
+    return options, _resolve(settings._replace(flags=more)).env
 
 
 def _config(arguments: list[str]) -> int:

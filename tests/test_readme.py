@@ -19,6 +19,7 @@ from reverie.cli import (
     COMMANDS,
     DATA,
     VIEWS,
+    _bench_envs_request,
     _bench_request,
     _resolve,
     _settings,
@@ -105,6 +106,8 @@ def understand(words: list[str]) -> None:
         assert len(settings.places) == 1 or not rest
         settings.take("episodes", "100")
         _resolve(settings)
+    elif name == "bench" and rest[:1] == ["envs"]:
+        _bench_envs_request(rest[1:])
     elif name == "bench":
         _bench_request(rest)[1]([], {})
     elif name == "data" and rest[0] == "export":
