@@ -21,6 +21,9 @@ from reverie.nets.conv import Conv
 SIDE = 5
 """The kernel that this works for."""
 
+LEAST = 4096
+"""Coarse pixels of a batch from which on it pays to add up the taps first."""
+
 
 def _meets() -> Float[Tensor, "2 3 5"]:
     """Which of three coarse pixels each tap meets, seen from either phase."""
@@ -38,7 +41,8 @@ class CoarseConv(Conv):
     """The same convolution; see the top of this file."""
 
     def after_doubling(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 o"]:
-        if self.kernel != SIDE or self.stride != 1:
+        fits = self.kernel == SIDE and self.stride == 1
+        if not fits or x[..., 0].numel() < LEAST:
             return super().after_doubling(x)
         weight, bias = self.cast(x.dtype)
         meets = MEETS.to(weight)
