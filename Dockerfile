@@ -6,11 +6,12 @@
 # index, such as the one with builds for the CPU alone (a tenth of the size).
 FROM python:3.12-slim
 
-# Worker environments render without a screen.
+# Environments draw without a screen, on the processor where there is no graphics card.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends libegl1 libgl1 libglib2.0-0 \
+    && apt-get install -y --no-install-recommends \
+        libegl1 libgl1 libgl1-mesa-dri libglib2.0-0 libosmesa6 \
     && rm -rf /var/lib/apt/lists/*
-ENV MUJOCO_GL=egl PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
 WORKDIR /app
 ARG TORCH_INDEX=
