@@ -15,7 +15,6 @@ from reverie.nets.conv import Encoder, EncoderConfig
 pytest.importorskip("triton")
 
 from reverie.nets.fast import encoder
-from reverie.nets.fast import first_layer as first_layers
 from reverie.nets.fast.encoder import FastEncoder, see
 from reverie.nets.fast.first_layer import first_layer
 from reverie.nets.fast.phases import phase_kernel
@@ -133,13 +132,9 @@ def test_pooling_is_the_same_in_every_layout(from_phases, to_phases):
 
 
 @pytest.mark.parametrize(("colors", "units"), [(3, 8), (1, 5)])
-@pytest.mark.parametrize("few", [32, 0])
 @pytest.mark.parametrize("to_phases", [True, False])
-def test_the_first_layer_is_the_same_in_one_kernel(
-    colors, units, few, to_phases, monkeypatch
-):
+def test_the_first_layer_is_the_same_in_one_kernel(colors, units, to_phases):
     """In float16, the half precision that the interpreter multiplies correctly."""
-    monkeypatch.setattr(first_layers, "FEW", few)  # backward together, and apart
     half = torch.float16
     pixels = torch.randint(0, 256, (2, 14, 15, colors), dtype=torch.uint8).to(DEVICE)
     weight = torch.randn(units, colors, 5, 5, device=DEVICE).to(half) / 4

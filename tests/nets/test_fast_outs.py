@@ -123,12 +123,12 @@ def test_the_first_clock_to_ring_is_drawn(groups, classes):
 
 
 def test_unimix_lets_impossible_classes_be_drawn():
-    logits = torch.tensor([[100.0, 0.0]], device=DEVICE).expand(20000, 1, 2)
+    logits = torch.tensor([[100.0, 0.0]], device=DEVICE).expand(5000, 1, 2)
     dice = Dice(0, "train", logits.device)
     clocks = torch.empty(logits.shape, device=DEVICE)
     clocks.exponential_(generator=dice.generator)
     share = sample_choice(logits, clocks, 0.2)[..., 1].mean().item()
-    assert share == pytest.approx(0.1, abs=0.02)
+    assert share == pytest.approx(0.1, abs=0.03)
 
 
 # Actions
@@ -161,11 +161,11 @@ def test_entropy_may_be_asked_first():
 
 @pytest.mark.parametrize("unimix", [0.0, 0.2])
 def test_draws_follow_the_probabilities(unimix):
-    logits = torch.tensor([1.0, 0.0, -1.0], device=DEVICE).expand(20000, 3)
+    logits = torch.tensor([1.0, 0.0, -1.0], device=DEVICE).expand(5000, 3)
     out = FastCategorical(logits, 0, unimix)
     index = out.sample(Dice(0, "train", logits.device))
     share = torch.bincount(index, minlength=3) / len(index)
-    torch.testing.assert_close(share, out.probs[0], rtol=0, atol=0.02)
+    torch.testing.assert_close(share, out.probs[0], rtol=0, atol=0.03)
 
 
 def test_a_fast_policy_is_the_plain_one():

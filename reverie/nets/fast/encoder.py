@@ -1,7 +1,7 @@
 """The image encoder on coarse grids: see `phases.py` for the convolutions.
 
 A layer is one convolution and one kernel for all that follows it (`pool.py`); the first
-layer is a single kernel (`first_layer.py`).
+layer, if it is narrow, is a single kernel (`first_layer.py`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class _LastLayer(torch.autograd.Function):
                 ),
                 *(ROWS, _wide(channels), PHASED),
                 num_warps=4,
-                num_stages=3,
+                num_stages=1,
             )
         ctx.save_for_backward(x, matrix, bias, slope)
         return loss.sum(1)
@@ -81,19 +81,17 @@ class _LastLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, bias, slope = ctx.saved_tensors
         n, h, w, channels = x.shape
-        wide = _wide(channels)
-        tall = ROWS if wide <= 64 else ROWS // 2
-        tiles = n * triton.cdiv(h * w, tall)
-        count = programs(x.device, tiles, per_processor=2)
+        wide, tiles = _wide(channels), n * triton.cdiv(h * w, ROWS)
+        count = programs(x.device, tiles, per_processor=2 if wide <= 64 else 1)
         dx = torch.empty_like(x)
         dmatrix = torch.empty(count, 9, PHASED, channels, device=x.device)
         partial = torch.empty(count, PHASED, device=x.device)
         _last_layer_backward[(count,)](
             *(x, matrix, slope, grad.contiguous(), dx, dmatrix, partial),
             *(tiles, h, w, channels, triton.cdiv(tiles, count)),
-            *(tall, wide, PHASED),
-            num_warps=4,
-            num_stages=1 if wide <= 64 else 2,
+            *(ROWS, wide, PHASED),
+            num_warps=4 if wide <= 32 else 8,
+            num_stages=1,
         )
         dkernel = add_up(dmatrix).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
         dbias = add_up(partial)[: 4 * len(bias)].view(4, -1).sum(0)

@@ -115,7 +115,7 @@ class _NormAct(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
-        y, (tall, wide, warps) = torch.empty_like(x), _tile(width)
+        y, (tall, wide, warps) = torch.empty_like(x), _tile(rows, width)
         if rows:
             _norm_act_forward[(triton.cdiv(rows, tall),)](
                 *(x, bias, scale, y, rows, width, eps, coarse, width // blocks),
@@ -131,7 +131,7 @@ class _NormAct(torch.autograd.Function):
         x, scale, bias = ctx.saved_tensors
         grad = grad.contiguous()
         rows, width = x.shape
-        dx, (tall, wide, warps) = torch.empty_like(x), _tile(width)
+        dx, (tall, wide, warps) = torch.empty_like(x), _tile(rows, width)
         tiles = triton.cdiv(rows, tall)
         count = programs(x.device, tiles)
         steps = triton.cdiv(tiles, count)
@@ -149,11 +149,16 @@ def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else grad.to(parameter.dtype)
 
 
-def _tile(width: int) -> tuple[int, int, int]:
-    """Rows and columns of one program's tile, and its warps."""
+def _tile(rows: int, width: int) -> tuple[int, int, int]:
+    """Rows and columns of one program's tile, and its warps.
+
+    Large maps of 128 channels want larger tiles: a million rows take 0.16 ms on an H200
+    forward and 0.27 backward, and 0.24 and 0.55 in small ones.
+    """
     wide = max(16, triton.next_power_of_2(width))
-    tall = max(1, 2048 // wide)
-    return tall, wide, max(4, wide // 512)
+    if wide == 128 and rows * wide >= 1 << 25:
+        return 32, wide, 8
+    return max(1, 2048 // wide), wide, max(4, wide // 512)
 
 
 @triton.jit

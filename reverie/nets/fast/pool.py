@@ -69,36 +69,22 @@ class _PoolNormAct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         pooled, winner, scale, bias = ctx.saved_tensors
-        grads = unpool(pooled, winner, scale, bias, grad, *ctx.settings)
-        return *grads, None, None, None
-
-
-def unpool(
-    pooled: Tensor,
-    winner: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    grad: Tensor,
-    eps: float,
-    from_phases: bool,
-    to_phases: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the convolution's output, of scale and of bias."""
-    b, h, w, channels = pooled.shape
-    shape = (b, h, w, 4 * channels) if from_phases else (b, 2 * h, 2 * w, channels)
-    dx = pooled.new_empty(shape)
-    rows, (tall, wide, warps) = b * h * w, _tile(channels)
-    tiles = triton.cdiv(rows, tall)
-    count = programs(dx.device, tiles, per_processor=8)
-    partial = torch.empty(count, 2, channels, device=dx.device)
-    _pool_backward[(count,)](
-        *(pooled, winner, bias, scale, grad.contiguous(), dx, partial),
-        *(rows, w, channels, eps, triton.cdiv(tiles, count)),
-        *(from_phases, to_phases, tall, wide),
-        num_warps=warps,
-    )
-    dscale, dbias = add_up(partial)
-    return dx, dscale.to(scale.dtype), dbias.to(bias.dtype)
+        eps, from_phases, to_phases = ctx.settings
+        b, h, w, channels = pooled.shape
+        shape = (b, h, w, 4 * channels) if from_phases else (b, 2 * h, 2 * w, channels)
+        dx = pooled.new_empty(shape)
+        rows, (tall, wide, warps) = b * h * w, _tile(channels)
+        tiles = triton.cdiv(rows, tall)
+        count = programs(dx.device, tiles, per_processor=8)
+        partial = torch.empty(count, 2, channels, device=dx.device)
+        _pool_backward[(count,)](
+            *(pooled, winner, bias, scale, grad.contiguous(), dx, partial),
+            *(rows, w, channels, eps, triton.cdiv(tiles, count)),
+            *(from_phases, to_phases, tall, wide),
+            num_warps=warps,
+        )
+        dscale, dbias = add_up(partial)
+        return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None
 
 
 def _tile(channels: int) -> tuple[int, int, int]:
