@@ -82,18 +82,6 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
-@no_type_check
-@triton.jit
-def _follow(EARLY: tl.constexpr):
-    """Wait for the kernel before, if this one was started early, and let the next come.
-
-    That hides the time between two kernels, a third of what a small one takes.
-    """
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
 # ---- forth
 
 
@@ -105,10 +93,9 @@ def hidden_kernel(
     D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES0: tl.constexpr,
     PADDED0: tl.constexpr, TILES1: tl.constexpr, PADDED1: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """The hidden layer of the core: own block, both inputs, the action's share."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -159,10 +146,9 @@ def gates_kernel(
     length, batch, eps,
     D: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+   
 ):
     """The three gates of some units, and their new state."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -214,10 +200,9 @@ def gates_kernel(
 def inputs_kernel(
     deters, weight, bias, tokens, reset, pre0, obs, shares0, shares3, t, length, batch,
     D: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """What reads the new state: dynin0 of the next step, and the posterior's layer."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -259,10 +244,9 @@ def posterior_kernel(
     U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
     PADDED: tl.constexpr, BM: tl.constexpr, CHOICES: tl.constexpr,
     CLASSES: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+   
 ):
     """Some choices: their logits, and which clock rings first."""
-    _follow(EARLY)
     BN: tl.constexpr = CHOICES * CLASSES
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
@@ -322,10 +306,9 @@ def posterior_kernel(
 def choices_kernel(
     choices, weight, bias, reset, pre1, shares, t, length, batch,
     U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr,
-    BN: tl.constexpr, EARLY: tl.constexpr,
+    BN: tl.constexpr,
 ):
     """dynin1 of the next step: one weight row per choice, added up."""
-    _follow(EARLY)
     row, tile = tl.program_id(0), tl.program_id(1)
     which = tl.arange(0, PADDED)
     units = tile * BN + tl.arange(0, BN)
@@ -352,10 +335,9 @@ def choices_backward(
     U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
     PADDED: tl.constexpr, BM: tl.constexpr, CHOICES: tl.constexpr,
     CLASSES: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+   
 ):
     """Some choices, from dynin1 of the step after and from outside."""
-    _follow(EARLY)
     BN: tl.constexpr = CHOICES * CLASSES
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
@@ -416,10 +398,9 @@ def choices_backward(
 def posterior_backward(
     to_logits, weight, obs, scale, inverse, grad_obs, shares, t, length, batch,
     U: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Some units of the posterior's layer, behind its norm."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -449,10 +430,9 @@ def gates_backward(
     weight, from_deters, gates, deter, carry, to_gates, t, length, batch,
     D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
     PADDED: tl.constexpr, TILES0: tl.constexpr, PADDED0: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Some units' state, from all who read it, and their gates."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -518,10 +498,9 @@ def gates_backward(
 def hidden_backward(
     to_gates, weight, hid, scale, inverse, grad_hid, shares, t, length, batch,
     D: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Some units of the hidden layer, behind its norm."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch
@@ -554,10 +533,9 @@ def inputs_backward(
     grad_in, shares0, shares1, carry, t, length, batch,
     D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
     PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Who fed the hidden layer: both inputs behind their norms, and deter itself."""
-    _follow(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     mask = rows[:, None] < batch

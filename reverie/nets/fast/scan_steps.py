@@ -6,7 +6,7 @@ kernels. What remains of the loop here is the order in which they follow each ot
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -33,7 +33,6 @@ LEAST = 16
 BUDGET = 24 * 1024
 """Bytes that a program reads at a time, about; it has a few such loads in flight."""
 OPTIONS = {"num_stages": 4, "num_warps": 4}
-EARLY = False
 COLUMNS = 32
 """Of a tile of the core, at most."""
 
@@ -78,13 +77,16 @@ class Plan(NamedTuple):
 
 
 def fits(weights: ScanWeights, inputs: Inputs) -> bool:
+    """Whether the kernels take these weights; obs0 alone may be part of another."""
     widths = (*weights.obs0.weight.shape, *weights.dyngru.weight.shape[1:])
     clocks = inputs.clocks
     flat = clocks.shape[2] * clocks.shape[3]
+    others = [x for layer in weights if layer is not weights.obs0 for x in layer]
     return (
         can_launch(inputs.actions.device, inputs.actions.dtype)
         and clocks.dtype == weights.obs0.scale.dtype == torch.float32
         and all(width % LEAST == 0 for width in (*widths, flat))
+        and all(x.is_contiguous() for x in others)
     )
 
 
@@ -102,7 +104,6 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
     grid = triton.cdiv(batch, plan.rows)
     width, units, deter = plan.width, plan.units, plan.deter
     eps, unimix, tall = settings.eps, settings.unimix, plan.rows
-    early, options = _options(reset.device)
     for t in range(length):
         when = (t, length, batch)
         scan_kernels.hidden_kernel[(deter // plan.columns, grid)](
@@ -112,24 +113,21 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
             *(deter, units, width, *_count(share.in0), *_count(share.in1)),
             *(tall, plan.columns, plan.depth(width, plan.columns)),
             *(plan.depth(units, plan.columns), plan.precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.gates_kernel[(deter // plan.columns, grid)](
             *(tape.hid, hid.scale, share.hid, gru.weight, gru.bias, tape.deter, reset),
             *(tape.gates, tape.deters, tape.hidden, tape.inverse, *when, eps),
             *(deter, width, *_count(share.hid)),
             *(tall, plan.columns, plan.depth(width, 3 * plan.columns), plan.precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.inputs_kernel[(2 * units // plan.inputs, grid)](
             *(tape.deters, both, in0.bias, tokens, reset),
             *(tape.in0, tape.obs, share.in0, share.obs, *when),
             *(deter, units, tall, plan.inputs),
             *(plan.depth(deter, plan.inputs), plan.precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.posterior_kernel[(triton.cdiv(plan.stoch, plan.choices), grid)](
             *(tape.obs, obs.scale, share.obs, logit.weight, logit.bias, clocks, reset),
@@ -137,16 +135,14 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
             *(*when, eps, unimix, units, plan.stoch, plan.classes, *_count(share.obs)),
             *(tall, plan.choices, plan.labels),
             *(plan.depth(units, plan.choices * plan.labels), plan.precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         if t + 1 < length:
             scan_kernels.choices_kernel[(batch, units // plan.gather)](
                 *(choices, across, in1.bias, reset, tape.in1, share.in1, *when),
                 *(units, plan.stoch, plan.classes),
                 *(triton.next_power_of_2(plan.stoch), plan.gather),
-                early,
-                **options,
+                **OPTIONS,
             )
     return tape
 
@@ -173,7 +169,6 @@ def run_backward(
     grid = triton.cdiv(batch, plan.rows)
     width, units, deter, flat = plan.width, plan.units, plan.deter, plan.logits
     unimix, tall, precision = settings.unimix, plan.rows, plan.precision
-    early, options = _options(reset.device)
     for t in reversed(range(length)):
         when = (t, length, batch)
         scan_kernels.choices_backward[(triton.cdiv(plan.stoch, plan.choices), grid)](
@@ -181,15 +176,13 @@ def run_backward(
             *(tape.logits, dstochs, dlogits, to_logits, *when, unimix),
             *(units, plan.stoch, plan.classes, *_count(share.in1), tall, plan.choices),
             *(plan.labels, plan.depth(units, plan.choices * plan.labels), precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.posterior_backward[(units // plan.inputs, grid)](
             *(to_logits, logit.weight, tape.obs, obs.scale, tape.inverse),
             *(gobs, share.obs, *when),
             *(units, flat, tall, plan.inputs, plan.depth(flat, plan.inputs), precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.gates_backward[(deter // plan.columns, grid)](
             *(gobs, tape.obs, obs.scale, share.obs, gin, tape.in0, in0.scale),
@@ -197,24 +190,38 @@ def run_backward(
             *(carry, to_gates, *when, deter, units, width),
             *(*_count(share.obs), *_count(share.in0)),
             *(tall, plan.columns, plan.depth(units, plan.columns), precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.hidden_backward[(deter // plan.columns, grid)](
             *(to_gates, gru.weight, tape.hid, hid.scale, tape.inverse),
             *(ghid, share.hid, *when, deter, width),
             *(tall, plan.columns, plan.depth(3 * width, plan.columns), precision),
-            early,
-            **options,
+            **OPTIONS,
         )
         scan_kernels.inputs_backward[((2 * units + deter) // plan.inputs, grid)](
             *(ghid, tape.hid, hid.scale, share.hid, tape.inverse, starts, hid.weight),
             *(tape.in0, tape.in1, in0.scale, in1.scale, gin, share.in0, share.in1),
             *(carry, *when, deter, units, width, *_count(share.hid)),
             *(tall, plan.inputs, plan.depth(width, plan.inputs), precision),
-            early,
-            **options,
+            **OPTIONS,
         )
+    return slopes_of(weights, tape, reset, gin, ghid, gobs, to_gates, to_logits, carry)
+
+
+def slopes_of(
+    weights: ScanWeights,
+    tape: Tape,
+    reset: Tensor,
+    gin: Tensor,
+    ghid: Tensor,
+    gobs: Tensor,
+    to_gates: Tensor,
+    to_logits: Tensor,
+    carry: Tensor,
+) -> Slopes:
+    """All slopes, from those behind the norms (`g`) and what else the loop leaves."""
+    in0, in1, hid, _, obs, _ = weights
+    units = tape.in0.shape[-1]
     to_in0, scale0, bias0 = _finish(gin, tape.in0, in0.scale, tape.inverse, 0)
     to_in1, scale1, bias1 = _finish(
         gin[..., units:], tape.in1, in1.scale, tape.inverse, 1
@@ -265,14 +272,6 @@ def _plan(weights: ScanWeights, settings: Settings, reset: Tensor) -> Plan:
         precision="ieee" if exact else "tf32",
         itemsize=weights.obs0.weight.itemsize,
     )
-
-
-def _options(device: torch.device) -> tuple[bool, dict[str, Any]]:
-    """Whether a kernel may be started before the last one ended, and how to say so."""
-    if device.type != "cuda":
-        return False, OPTIONS
-    early = EARLY and torch.cuda.get_device_capability(device) >= (9, 0)
-    return early, {**OPTIONS, "launch_pdl": early}
 
 
 def _shares(plan: Plan, like: Tensor) -> _Shares:

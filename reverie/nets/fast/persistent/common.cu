@@ -12,11 +12,6 @@
 // of the eight warps takes 32 of its 256 inputs, and the warps' sums meet in shared
 // memory.
 
-typedef unsigned char u8;
-typedef unsigned short u16;  // a bfloat16
-typedef unsigned int u32;    // two of them, the first in the low half
-typedef unsigned long long u64;
-
 constexpr int ROWS = 16, CTAS = 128, WARPS = 8, THREADS = 256;
 constexpr int DETER = 2048, UNITS = 256, GROUPS = 8, WIDTH = DETER / GROUPS;
 constexpr int CHOICES = 32, CLASSES = 16, LOGITS = CHOICES * CLASSES;
@@ -25,9 +20,6 @@ constexpr int PARTS = CTAS / ROWS, OWN = LOGITS / PARTS;         // logits per h
 constexpr int SHARED = 3 * UNITS;  // deter's, choices' and action's inputs to the core
 constexpr int BOTH = 2 * UNITS;
 static_assert(THREADS == UNITS && WIDTH == UNITS && COLUMNS == 16 && OWN == 64, "");
-
-#define DEVICE __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
 
 constexpr u32 EMPTY = 0xFFFFFFFFu;
 constexpr int PATIENCE = 1 << 22;  // polls before giving up, about a second
@@ -66,95 +58,8 @@ struct Spin {  // a wait that ends the kernel rather than never
   }
 };
 
-// ---- numbers
+// ---- fragments and numbers that others send
 
-DEVICE float low(u32 w) { return __uint_as_float(w << 16); }
-DEVICE float high(u32 w) { return __uint_as_float(w & 0xFFFF0000u); }
-DEVICE float wide(u16 x) { return __uint_as_float((u32)x << 16); }
-DEVICE u32 pack(float a, float b) {
-  u32 w;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
-  return w;
-}
-DEVICE u16 narrow(float a) {
-  u16 x;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x) : "f"(a));
-  return x;
-}
-DEVICE float rounded(float a) { return wide(narrow(a)); }
-DEVICE u32 pair(const u16* p, int stride) {  // two weights of one column
-  return (u32)p[0] | (u32)p[stride] << 16;
-}
-DEVICE u32 word(const u16* p) { return *(const u32*)p; }
-
-DEVICE float tanh_(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-DEVICE float sigmoid(float x) { return .5f + .5f * tanh_(.5f * x); }
-DEVICE float silu(float x) {
-  float half = .5f * x;
-  return half + half * tanh_(half);
-}
-DEVICE float silu_slope(float x) {
-  float gate = sigmoid(x);
-  return gate * (1.f + x * (1.f - gate));
-}
-
-template <int LANES>
-DEVICE float lane_sum(float x) {
-  UNROLL for (int m = 1; m < LANES; m <<= 1) x += __shfl_xor_sync(~0u, x, m);
-  return x;
-}
-// The largest of 16 lanes' numbers, none of them NaN.
-DEVICE float half_max(float x) {
-  const u32 half = threadIdx.x & 16 ? 0xFFFF0000u : 0xFFFFu;
-  int i = __float_as_int(x);
-  i ^= i >> 31 & 0x7FFFFFFF;  // integers in the order of the numbers
-  i = __reduce_max_sync(half, i);
-  return __int_as_float(i ^ (i >> 31 & 0x7FFFFFFF));
-}
-DEVICE float sum8(const float* x) {
-  float total = 0;
-  UNROLL for (int m = 0; m < 8; m++) total += x[m];
-  return total;
-}
-
-// ---- products of 16 rows: fragments of 8 neighbouring inputs per thread
-//
-// A thread's 16-byte load holds 8 inputs of row `lane / 4`, another those of the row 8
-// further down. Which input is which does not matter to a sum as long as the weights are
-// taken in the same order, so both halves of a load serve as they come.
-
-struct Fragment {
-  u32 w[8];  // four words of the upper row, four of the lower
-};
-
-DEVICE void multiply(float* c, const Fragment& a, int half, const u32* b) {
-  int s = 2 * half;
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.w[s]), "r"(a.w[4 + s]), "r"(a.w[s + 1]), "r"(a.w[5 + s]),
-        "r"(b[0]), "r"(b[1]));
-}
-template <int N>
-DEVICE void multiply(float (*c)[4], const Fragment& a, const u32 (*weight)[N][2]) {
-  UNROLL for (int half = 0; half < 2; half++)
-    UNROLL for (int n = 0; n < N; n++) multiply(c[n], a, half, weight[half][n]);
-}
-// One row only: every row of the fragment is the same.
-DEVICE void multiply_row(float* c, uint4 v, const u32 (*weight)[2]) {
-  Fragment a = {{v.x, v.y, v.z, v.w, v.x, v.y, v.z, v.w}};
-  multiply(c, a, 0, weight[0]);
-  multiply(c, a, 1, weight[1]);
-}
-
-DEVICE Fragment fragment(uint4 upper, uint4 lower) {
-  return {{upper.x, upper.y, upper.z, upper.w, lower.x, lower.y, lower.z, lower.w}};
-}
 // Spin until 8 inputs of both rows have arrived.
 DEVICE Fragment await(const u16* p, int lower) {
   uint4 a = load4(p), b = load4(p + lower);

@@ -28,11 +28,6 @@ struct Forward {
   float eps, unimix;
 };
 
-DEVICE void norm_silu(u32* w, float inverse, const float* scale) {  // 8 of one row
-  UNROLL for (int i = 0; i < 4; i++)
-    w[i] = pack(silu(rounded(low(w[i]) * inverse * scale[2 * i])),
-                silu(rounded(high(w[i]) * inverse * scale[2 * i + 1])));
-}
 DEVICE float squares8(const u32* w) {
   float s = 0;
   UNROLL for (int i = 0; i < 4; i++) s += low(w[i]) * low(w[i]) + high(w[i]) * high(w[i]);

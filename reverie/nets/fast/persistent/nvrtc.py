@@ -11,13 +11,15 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Unavailable(Exception):
@@ -25,7 +27,7 @@ class Unavailable(Exception):
 
 
 class Kernel:
-    """One compiled function, ready for cooperative launches."""
+    """One compiled function, launched with all blocks at once or not at all."""
 
     def __init__(self, handle: ctypes.c_void_p, blocks: int, threads: int, shared: int):
         self.handle, self.blocks, self.threads = handle, blocks, threads
@@ -33,12 +35,61 @@ class Kernel:
         _drive("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
 
     def __call__(self, arguments: ctypes.Structure) -> None:
-        """Launch on PyTorch's current stream, all blocks at once or not at all."""
+        """Launch on PyTorch's current stream."""
         _enter_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         shape = (self.blocks, 1, 1, self.threads, 1, 1, self.shared)
         _drive("cuLaunchCooperativeKernel", self.handle, *shape, stream, pointers)
+
+
+class EarlyKernel(Kernel):
+    """A function whose blocks may start before the kernel before has ended.
+
+    They start as soon as that one agrees; to wait for its end is up to them.
+    """
+
+    def __call__(self, arguments: ctypes.Structure, blocks: int = 0) -> None:
+        _enter_context()
+        stream = torch.cuda.current_stream().cuda_stream
+        attributes = (_Attribute * 1)(_Attribute(EARLY, 0, (1,)))
+        shape = (blocks or self.blocks, 1, 1, self.threads, 1, 1, self.shared)
+        config = _Config(*shape, stream, attributes, 1)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        _drive("cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None)
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int * 16),
+    ]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((f"grid{axis}", ctypes.c_uint) for axis in "xyz"),
+        *((f"block{axis}", ctypes.c_uint) for axis in "xyz"),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+def structure(
+    pointers: Mapping[str, Tensor], numbers: Mapping[str, int | float]
+) -> ctypes.Structure:
+    """A kernel's one argument: its members in the order of the source."""
+    kinds = {int: ctypes.c_int, float: ctypes.c_float}
+    fields = [
+        *((key, ctypes.c_void_p) for key in pointers),
+        *((key, kinds[type(value)]) for key, value in numbers.items()),
+    ]
+    values = (*(value.data_ptr() for value in pointers.values()), *numbers.values())
+    made = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    return made(*values)  # type: ignore[no-any-return]
 
 
 def load(

@@ -97,7 +97,7 @@ def kernels(device: torch.device) -> Kernels | None:
 
 def source() -> str:
     folder = resources.files(__package__)
-    names = ("common.cu", "forward.cu", "backward.cu")
+    names = ("numbers.cu", "common.cu", "forward.cu", "backward.cu")
     return "\n".join(folder.joinpath(name).read_text() for name in names)
 
 
@@ -345,12 +345,5 @@ def _arguments(
     group: int,
 ) -> ctypes.Structure:
     """The kernels' one argument, for one group of rows."""
-    pointers = {**fixed, **{key: value[group] for key, value in grouped.items()}}
-    kinds = {int: ctypes.c_int, float: ctypes.c_float}
-    fields = [
-        *((key, ctypes.c_void_p) for key in pointers),
-        *((key, kinds[type(value)]) for key, value in numbers.items()),
-    ]
-    values = (*(value.data_ptr() for value in pointers.values()), *numbers.values())
-    made = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-    return made(*values)  # type: ignore[no-any-return]
+    own = {key: value[group] for key, value in grouped.items()}
+    return nvrtc.structure({**fixed, **own}, numbers)
