@@ -111,6 +111,9 @@ class VTAConfig:
     the lower level has learnt how things move, it never does: every frame is read."""
     abs_scale: float = 1.0
     """Weight of the KL of the upper level."""
+    read_pays: bool = False
+    """Let the detector know what a new segment costs the upper level. The original
+    hides that from it, so its gradient is not that of the bound."""
     mask_scale: float = 1.0
     """Weight of the KL of the flags."""
 
@@ -401,9 +404,11 @@ class VTA(nn.Module):
                 foreseen, story.mask, config.max_segment, config.max_segments
             )
         sample, heat = story.log_sample[:, ahead], self.temperature
+        read = story.mask[..., READ]
+        read = read if self.config.read_pays else read.detach()
         losses = {
             "image": self._compare(image, target),
-            "abs": story.post_abs.kl(story.prior_abs) * story.mask[..., READ].detach(),
+            "abs": story.post_abs.kl(story.prior_abs) * read,
             "obs": story.post_obs.kl(story.prior_obs),
             "mask": log_density(found, sample, heat)
             - log_density(foreseen, sample, heat),

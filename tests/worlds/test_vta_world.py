@@ -147,6 +147,20 @@ def test_scales_weigh_losses_and_leave_the_bound_alone():
     torch.testing.assert_close(one.metrics["elbo"], two.metrics["elbo"])
 
 
+def test_the_detector_learns_what_a_segment_costs_only_if_reading_pays():
+    gradients = []
+    for pays in (False, True):
+        world = make_world(read_pays=pays).train()
+        explained = world.explain(make_batch(), dice())
+        mask, story = explained.story.mask, explained.story
+        (grad,) = torch.autograd.grad(
+            explained.losses["abs"].sum(), mask, retain_graph=True
+        )
+        gradients.append(grad[:, 1:, READ])
+        cost = story.post_abs.kl(story.prior_abs).detach()[:, 1:]
+    torch.testing.assert_close(gradients[1] - gradients[0], cost)
+
+
 def test_the_scale_of_surprises_rises_with_the_updates():
     world = make_world(obs_scale=5.0, obs_warmup=4).eval()
     ratios = []
