@@ -55,6 +55,7 @@ from reverie.envs.pool import (
 )
 from reverie.envs.procgen import GAMES as PROCGEN_GAMES
 from reverie.envs.procgen import ProcgenConfig
+from reverie.envs.reach import ReachConfig
 from reverie.envs.robosuite import TASKS as ROBOSUITE_TASKS
 from reverie.envs.robosuite import RobosuiteConfig
 from reverie.envs.seeding import derive_seed
@@ -110,6 +111,7 @@ class EnvConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     pinpad: PinPadConfig = field(default_factory=PinPadConfig)
     dummy: DummyConfig = field(default_factory=DummyConfig)
+    reach: ReachConfig = field(default_factory=ReachConfig)
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or self.length < 0 or self.clip_reward < 0:
@@ -197,6 +199,12 @@ def _pinpad(name: str, config: EnvConfig) -> Env:
     return PinPad(name, config.pinpad)
 
 
+def _reach(name: str, config: EnvConfig) -> Env:
+    from reverie.envs.reach import Reach
+
+    return Reach(config.reach)
+
+
 def _dummy(name: str, config: EnvConfig) -> Env:
     from reverie.envs.dummy import Dummy
 
@@ -232,6 +240,13 @@ SUITES: dict[str, Suite] = {
             "MIT",
             tasks=("three", "four", "five", "six"),
             build=_pinpad,
+        ),
+        Suite(
+            "reach",
+            "move a hand to a mark that only the image shows, with an expert to copy",
+            "MIT",
+            tasks=("",),
+            build=_reach,
         ),
         Suite(
             "dummy",

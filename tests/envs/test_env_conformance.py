@@ -37,6 +37,7 @@ from reverie.run.evaluate import play_episodes
 BUILT_IN = [
     "catch",
     "memory",
+    "reach",
     "dummy_disc",
     "dummy_cont",
     "pinpad_three",
@@ -96,7 +97,7 @@ CONFIGS = {
     "atari": envs.EnvConfig(atari=envs.AtariConfig(length=240)),
     **moving(),
     "minecraft": envs.EnvConfig(minecraft=envs.MinecraftConfig(length=60)),
-    **dict.fromkeys(("catch", "memory", "dummy", "dmlab"), envs.EnvConfig()),
+    **dict.fromkeys(("catch", "memory", "reach", "dummy", "dmlab"), envs.EnvConfig()),
 }
 """Settings that end episodes soon; the suites that are not here are cut short."""
 
