@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from reverie.api import Batch, Notes, UserError
 from reverie.data.sources import Arrays, Source
 
 LABELLED = 8
-"""Training batches that `labelled` consists of."""
+"""Training batches, the next ones, that `labelled` consists of."""
 
 
 class SourceFeed:
@@ -46,8 +47,10 @@ class SourceFeed:
             self.served += _rows(batch)
             return batch
         if name not in self._held:
-            self._held[name] = self._move(
-                self.source.evaluation() if name == "report" else self._labelled()
+            make = self._report if name == "report" else self._labelled
+            # a source is asked by one thread at a time
+            self._held[name] = (
+                self._thread.submit(make).result() if self._thread else make()
             )
         return self._held[name]
 
@@ -70,10 +73,9 @@ class SourceFeed:
 
     def _ahead(self) -> Batch:
         assert self._thread
-        if self._next and self._next[0] == self.step:
-            batch = self._next[1].result()
-        else:
-            batch = self._train(self.step)
+        if not self._next or self._next[0] != self.step:
+            self._next = self.step, self._thread.submit(self._train, self.step)
+        batch = self._next[1].result()
         following = self.step + 1
         self._next = following, self._thread.submit(self._train, following)
         return batch
@@ -82,11 +84,14 @@ class SourceFeed:
         arrays = self.source.batch(step)
         return self._move({k: v for k, v in arrays.items() if k[:4] != "log/"})
 
-    def _labelled(self) -> Arrays:
-        import numpy as np
+    def _report(self) -> Batch:
+        return self._move(self.source.evaluation())
 
-        batches = [self.source.batch(step) for step in range(LABELLED)]
-        return {key: np.concatenate([b[key] for b in batches]) for key in batches[0]}
+    def _labelled(self) -> Batch:
+        steps = range(self.step, self.step + LABELLED)
+        batches = [self.source.batch(step) for step in steps]
+        keys = batches[0].keys()
+        return self._move({k: np.concatenate([b[k] for b in batches]) for k in keys})
 
     def _move(self, arrays: Arrays) -> Batch:
         batch: Batch = {}
