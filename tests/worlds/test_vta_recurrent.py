@@ -31,7 +31,7 @@ SIZES = {
 B, T = 2, 6
 
 
-def make_world(**settings) -> SegmentWorld:
+def make_world(dtype=torch.float32, **settings) -> SegmentWorld:
     head = HeadConfig(1, units=6, bins=5)
     world = SegmentWorld(
         OBS,
@@ -43,7 +43,7 @@ def make_world(**settings) -> SegmentWorld:
         conhead=HeadConfig(1, units=6, output="binary"),
         discount=0.99,
         reward_grad=True,
-        dtype=torch.float32,
+        dtype=dtype,
     )
     initialize(world, torch.Generator().manual_seed(0))
     return world
@@ -187,6 +187,21 @@ def test_losses_are_named_finite_and_per_row():
     assert float(world.dyn.detector.out.weight.grad.abs().sum()) > 0
     for name, parameter in world.named_parameters():
         assert parameter.grad is not None or not parameter.requires_grad, name
+
+
+def test_half_precision_keeps_counters_exact_and_losses_close():
+    with torch.backends.mkldnn.flags(enabled=False):  # see run/device.py
+        worlds = [make_world(dtype) for dtype in (torch.float32, torch.bfloat16)]
+        for world in worlds:
+            world.eval()
+        one, two = (w.loss(w.initial(B), make_batch(), dice()) for w in worlds)
+    assert two.states.obs_belief.dtype == torch.bfloat16
+    assert two.states.length.dtype == torch.float32
+    for key, loss in one.losses.items():
+        torch.testing.assert_close(two.losses[key], loss, atol=0.05, rtol=0.05)
+    notes = worlds[1].note(two.states)
+    back = worlds[1].recall(notes)
+    assert [x.dtype for x in back] == [x.dtype for x in two.states]
 
 
 def test_reports_show_where_segments_begin():
