@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from reverie import envs
+from reverie.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -37,6 +41,24 @@ def test_the_example_passes_check_env_and_steps_in_workers(tmp_path: Path) -> No
         [sys.executable, "-c", pool], cwd=tmp_path, capture_output=True, text=True
     )
     assert stepped.stdout.strip() == "[1.0, 1.0] [True, True]", stepped.stderr
+
+
+def test_the_example_trains_with_the_command_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "add-an-environment.md").read_text()
+    (tmp_path / "my_env.py").write_text(page.split("```python\n")[1].split("```")[0])
+    (line,) = (x for x in page.splitlines() if x.startswith("reverie train"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    less = "--run.steps 40 --run.envs 4 --dreamer.batch_size 2 --device cpu"
+    words = f"{line} {less} --logger.outputs jsonl --logdir run".split()
+    assert main(words[1:]) == 0
+    sys.modules.pop("my_env", None)
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(row) for row in lines]
+    assert any("train/loss/image" in row for row in rows)
+    assert list(Path("run/ckpt").iterdir())
 
 
 def test_every_suite_has_a_row_with_its_install_line() -> None:
