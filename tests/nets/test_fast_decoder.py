@@ -177,6 +177,14 @@ def test_the_last_layer_is_the_same_together_with_its_loss(channels, colors):
         assert error < 1e-2
 
 
+def test_in_half_precision_the_last_layer_is_one_kernel():
+    spaces = {"image": image(16, 16, 3)}
+    plain, fast = twins(spaces, DecoderConfig(**{**vars(SMALL), "bspace": 2}))
+    inputs, target = latents(DETER, 4), recorded(spaces, 4)
+    mine = results(fast, *(x.half() for x in inputs), target)
+    assert max(apart(results(plain, *inputs, target), mine)) < 2e-2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 32, 64])
 def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):

@@ -214,6 +214,15 @@ def test_an_encoder_of_vectors_alone():
     compare(plain, fast, look(spaces, 4))
 
 
+def test_in_half_precision_the_first_layer_is_one_kernel():
+    spaces = {"image": image(16, 16, 3)}
+    plain, fast = twins(spaces, SMALL)
+    obs = look(spaces, 4)
+    exact, mine = results(plain, obs), results(fast, obs, torch.float16)
+    assert apart(exact[:1], mine[:1])[0] < 1e-2
+    assert max(apart(exact, mine)) < 0.1  # where another pixel has won its pool
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 32, 64])
 def test_a_fast_encoder_at_real_sizes(depth, monkeypatch):
