@@ -70,9 +70,9 @@ def upstream() -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def structure(name: str) -> list[tuple[str, type]]:
+def structure(name: str, source: str) -> list[tuple[str, type]]:
     """The members of a structure of the CUDA source."""
-    body = re.search(rf"struct {name} {{(.*?)}};", persistent.source(), re.S)[1]
+    body = re.search(rf"struct {name} {{(.*?)}};", source, re.S)[1]
     members: list[tuple[str, type]] = []
     for line in re.sub(r"//.*", "", body).split(";"):
         if "*" in line:
@@ -90,8 +90,8 @@ def test_arguments_lie_in_the_order_of_the_source(monkeypatch, made):
     weights, inputs, settings = made
     tape = persistent.run_forward(*made)
     persistent.run_backward(weights, tape, inputs.reset, upstream(), settings)
-    assert found.forward.seen[0]._fields_ == structure("Forward")
-    assert found.backward.seen[0]._fields_ == structure("Backward")
+    assert found.forward.seen[0]._fields_ == structure("Forward", persistent.source())
+    assert found.backward.seen[0]._fields_ == structure("Backward", persistent.source())
 
 
 def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, made):

@@ -49,12 +49,14 @@ class EarlyKernel(Kernel):
     They start as soon as that one agrees; to wait for its end is up to them.
     """
 
-    def __call__(self, arguments: ctypes.Structure, blocks: int = 0) -> None:
+    def __call__(
+        self, arguments: ctypes.Structure, blocks: int = 0, early: bool = True
+    ) -> None:
         _enter_context()
         stream = torch.cuda.current_stream().cuda_stream
         attributes = (_Attribute * 1)(_Attribute(EARLY, 0, (1,)))
         shape = (blocks or self.blocks, 1, 1, self.threads, 1, 1, self.shared)
-        config = _Config(*shape, stream, attributes, 1)
+        config = _Config(*shape, stream, attributes, int(early))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         _drive("cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None)
 
