@@ -124,12 +124,7 @@ class Mailbox:
         # The caller may write into its tensors again, so a copy makes the journey.
         copies = {key: value.detach().clone() for key, value in tensors.items()}
         landing = self._landing(copies)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for key, value in copies.items():
-                landing[key].copy_(value, non_blocking=True)
-                value.record_stream(self._stream)
-            event = self._stream.record_event()
+        event = copy_aside(copies, landing, self._stream)
         self._letters.append((receive, landing, event))
         self.deliver(self._lag)
 
@@ -158,7 +153,7 @@ class Mailbox:
             if {k: (v.shape, v.dtype) for k, v in found.items()} == kind:
                 return self._free.pop(index)
         return {
-            key: torch.empty(shape, dtype=dtype, pin_memory=True)
+            key: torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
             for key, (shape, dtype) in kind.items()
         }
 
@@ -168,6 +163,19 @@ def side_stream(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def copy_aside(source: Batch, target: Batch, stream: Any) -> Any:
+    """Copy on a stream of its own what the current one has computed by then.
+
+    Returns the event after which all of it has arrived.
+    """
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        for key, value in source.items():
+            target[key].copy_(value, non_blocking=True)
+            value.record_stream(stream)
+        return stream.record_event()
 
 
 def record_event(device: torch.device) -> Any:

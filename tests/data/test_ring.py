@@ -13,9 +13,8 @@ from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
 from reverie.data.ring import as_words, held, ring_bytes, word
 from reverie.data.sampling import Fractions
-from reverie.data.staging import Mailbox, Packed
+from reverie.data.staging import Packed
 
-CPU = torch.device("cpu")
 WINDOWS = {
     "plain": Window(4, 5),
     "train": Window(3, 4, context=1, consec=3),
@@ -188,16 +187,6 @@ def test_words_are_read_from_any_offset():
     values = torch.arange(33, dtype=torch.uint8)[1:].reshape(2, 16)
     words = as_words(values, column)
     assert torch.equal(words.view(torch.uint8), values)
-
-
-def test_letters_are_handed_over_in_order():
-    found = []
-    box = Mailbox(CPU)
-    for i in range(3):
-        box.post({"x": torch.tensor(i)}, lambda arrays: found.append(int(arrays["x"])))
-    box.deliver(0)
-    box.forget()
-    assert found == [0, 1, 2]
 
 
 def test_a_lost_file_does_not_stop_the_ring(tmp_path):
