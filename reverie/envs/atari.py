@@ -203,7 +203,7 @@ class Atari:
     ) -> Obs:
         image = resize(self._screens.max(0), self.config.size, "bilinear")
         if self.config.gray:
-            image = np.tensordot(image, GRAY, (-1, 0)).astype(np.uint8)[..., None]
+            image = (image @ GRAY).astype(np.uint8)[..., None]
         return {
             "image": image,
             "reward": np.float32(reward),

@@ -139,6 +139,8 @@ class NormalizeAction(Wrapper):
         return self._spaces
 
     def step(self, action: Action) -> Obs:
+        if not self._scaled:
+            return self.env.step(action)
         native = {k: self._spaces[k].to_native(action[k]) for k in self._scaled}
         return self.env.step({**action, **native})
 
@@ -305,6 +307,7 @@ class CheckSpaces(Wrapper):
         self.name = name
         self._obs_space = dict(env.obs_space)
         self._act_space = dict(env.act_space)
+        self._lacking = [key for key in FLAGS if key not in self._obs_space]
         self._free = {
             key for key, space in self._obs_space.items() if _is_unbounded(space)
         }
@@ -337,9 +340,10 @@ class CheckSpaces(Wrapper):
         return self._check_obs(self.env.step(checked))
 
     def _check_obs(self, obs: Obs) -> Obs:
-        if lacking := [key for key in FLAGS if key not in self._obs_space]:
+        if self._lacking:
+            lacking = ", ".join(self._lacking)
             raise UserError(
-                f"Task {self.name!r} lacks {', '.join(lacking)} in its obs_space.\n"
+                f"Task {self.name!r} lacks {lacking} in its obs_space.\n"
                 f"  Fix: run `reverie check-env {self.name}`, it says what to change."
             )
         if obs.keys() != self._obs_space.keys():
