@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
@@ -54,8 +55,7 @@ def look(
 
     tokens = token_loss.states[short.real[:, :-1] & short.real[:, 1:]]
     codes = world.tokenizer.quantizer.config.codes
-    used = torch.zeros(tokens.shape[-1], codes, device=tokens.device)
-    used.scatter_add_(1, tokens.T, torch.ones_like(tokens.T, dtype=used.dtype))
+    used = F.one_hot(tokens, codes).sum(0).float()  # (K, N)
     share = used.sum(0) / used.sum().clamp(min=1)
     bits = entropy(world.tokenizer.quantizer.usage)
     metrics |= {
