@@ -492,12 +492,10 @@ class VTA(nn.Module):
         after = torch.roll(copy.flip(1), 1, 1)  # what came last when going backwards
         keep = torch.stack([torch.ones_like(copy), copy, after])[..., None]
         ahead = self.readers.gates(embed)
-        gates = torch.cat([ahead[:2], ahead[2:].flip(2)])
+        gates = by_step(torch.cat([ahead[:2], ahead[2:].flip(2)]))
         state = embed.new_zeros(3, len(embed), self.config.belief)
         states = []
-        for t, (gate, stay) in enumerate(
-            zip(gates.unbind(2), keep.unbind(2), strict=True)
-        ):
+        for t, (gate, stay) in enumerate(zip(gates, keep.unbind(2), strict=True)):
             state = self.readers.step(gate, state * stay if t else state)
             states.append(state)
         abs_fwd, obs_fwd, abs_bwd = torch.stack(states, 2).unbind(0)
@@ -508,7 +506,7 @@ class VTA(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         belief, beliefs = start[None], [start]
         steps = zip(
-            gates.unbind(2), read[:, 1:].unbind(1), copy[:, 1:].unbind(1), strict=True
+            by_step(gates), read[:, 1:].unbind(1), copy[:, 1:].unbind(1), strict=True
         )
         for gate, new, old in steps:
             belief = new * self.abs_cell.step(gate, belief) + old * belief
@@ -521,7 +519,7 @@ class VTA(nn.Module):
         begun = read * start  # (B, S, D)
         belief = torch.zeros_like(start[:, 0])[None]
         beliefs = []
-        steps = zip(gates.unbind(2), begun.unbind(1), copy.unbind(1), strict=True)
+        steps = zip(by_step(gates), begun.unbind(1), copy.unbind(1), strict=True)
         for gate, new, old in steps:
             belief = new + old * self.obs_cell.step(gate, belief)
             beliefs.append(belief[0])
@@ -623,6 +621,11 @@ class VTA(nn.Module):
             enabled=half,
             cache_enabled=False,
         )
+
+
+def by_step(gates: Float[Tensor, "G B T P"]) -> tuple[Tensor, ...]:
+    """The gates of each step, together in memory."""
+    return gates.movedim(2, 0).contiguous().unbind(0)
 
 
 def _hold(
