@@ -204,3 +204,81 @@ def test_a_missing_compiler_is_unavailable(monkeypatch):
         nvrtc._nvrtc()
     with pytest.raises(nvrtc.Unavailable):
         nvrtc._driver()
+
+
+class Compiler:
+    """In the place of NVRTC: compiles what does not say `bad`."""
+
+    def nvrtcCreateProgram(self, program, source, name, count, headers, names):
+        self.source, self.name = source, name
+        return 0
+
+    def nvrtcCompileProgram(self, program, count, options):
+        self.options = [options[i].decode() for i in range(count)]
+        return 6 if b"bad" in self.source else 0
+
+    def nvrtcGetProgramLogSize(self, program, size):
+        size._obj.value = 40
+        return 0
+
+    def nvrtcGetProgramLog(self, program, log):
+        log.value = b"scan.cu(1): error: bad"
+        return 0
+
+    def nvrtcGetCUBINSize(self, program, size):
+        size._obj.value = 4
+        return 0
+
+    def nvrtcGetCUBIN(self, program, code):
+        code.raw = b"code"
+        return 0
+
+    def nvrtcDestroyProgram(self, program):
+        return 0
+
+
+def test_a_compiler_s_complaint_is_passed_on(monkeypatch):
+    compiler = Compiler()
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: compiler)
+    assert nvrtc.compile_source("good", "sm_90") == b"code"
+    assert "--gpu-architecture=sm_90" in compiler.options
+    with pytest.raises(nvrtc.Unavailable, match="error: bad"):
+        nvrtc.compile_source("bad", "sm_90")
+
+
+class Driver:
+    """Takes every call and remembers it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append((name, arguments))
+            return 0
+
+        return call
+
+
+def test_kernels_are_launched_on_the_current_stream(monkeypatch):
+    driver = Driver()
+    stream = type("Stream", (), {"cuda_stream": 7})()
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    monkeypatch.setattr(nvrtc, "_compiled", lambda source, architecture: b"code")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    (handle,) = nvrtc.load("source", ["scan"], torch.device("cuda", 0))
+    arguments = nvrtc.structure({"x": torch.zeros(3)}, {"n": 3, "eps": 0.5})
+
+    nvrtc.Kernel(handle, 128, 256, 1000)(arguments)
+    name, (_, *shape, where, _) = driver.calls[-1]
+    assert name == "cuLaunchCooperativeKernel"
+    assert (shape, where.value) == ([128, 1, 1, 256, 1, 1, 1000], 7)
+
+    nvrtc.EarlyKernel(handle, 0, 256, 1000)(arguments, 9, early=False)
+    name, (config, *_) = driver.calls[-1]
+    assert name == "cuLaunchKernelEx"
+    config = config._obj
+    assert (config.gridx, config.blockx, config.stream, config.count) == (9, 256, 7, 0)
+    assert ("cuCtxSetCurrent" in dict(driver.calls)) is True

@@ -80,7 +80,7 @@ def results(loop, weights, inputs, settings) -> dict[str, Tensor]:
 
 
 SIZES = {
-    "small": (64, 16, 2, 4, 8),
+    "small": (64, 16, 2, 2, 8),
     "blocks of another width": (96, 16, 2, 2, 24),
     "wide classes": (32, 32, 2, 2, 32),
 }
@@ -103,8 +103,8 @@ def test_step_kernels_equal_the_plain_loop(name: str, batch: int, length: int):
 
 @needs_kernels
 def test_step_kernels_take_half_precision():
-    exact = results(scan_loop, *make(3, 4, SIZES["small"]))
-    made = make(3, 4, SIZES["small"], torch.float16)  # the interpreter has no bfloat16
+    exact = results(scan_loop, *make(3, 2, SIZES["small"]))
+    made = make(3, 2, SIZES["small"], torch.float16)  # the interpreter has no bfloat16
     plain, quick = results(scan_loop, *made), results(scan_steps, *made)
     for name, goal in exact.items():
         error, usual = (float((x[name] - goal).norm()) for x in (quick, plain))
