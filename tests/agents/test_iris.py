@@ -486,6 +486,15 @@ def test_sizes_that_do_not_work_are_named_with_those_that_do():
             make_agent(config, obs_space={"image": image, **FLAGS})
 
 
+def test_the_documented_settings_for_larger_images_work():
+    flags = {"iris.world_model.frame.latent": 4}
+    flags["iris.world_model.transformer.width"] = 576
+    config = resolve(["iris_crafter"], flags=flags).iris
+    image = Space(np.dtype(np.uint8), (96, 96, 3))
+    agent = make_agent(config, obs_space={"image": image, **FLAGS})
+    assert agent.world.dynamics.frame_norm is not None
+
+
 def test_settings_that_cannot_work_are_refused():
     for flags, why in (
         ({"iris.actor_critic.horizon": 20}, "longer than the 10"),
