@@ -66,7 +66,7 @@ class Result:
     @property
     def row(self) -> str:
         tests = f"{self.passed} passed" + f", {self.failed} failed" * bool(self.failed)
-        cells = (f"`{self.suite}`", tests, self.versions, self.opengl)
+        cells = (self.suite, tests, self.versions, self.opengl)
         return f"| {' | '.join(cells)} |"
 
 
@@ -156,7 +156,7 @@ def write_rows(results: list[Result]) -> None:
     head, _, rest = page.partition(begin)
     table, _, tail = rest.partition(end)
     lines = [line for line in table.splitlines() if line.startswith("| ")]
-    rows = {line.split("`")[1]: line for line in lines if "`" in line}
+    rows = {line.split()[1]: line for line in lines[2:]}
     rows |= {result.suite: result.row for result in results}
     title = [
         "| suite | conformance | versions | OpenGL |",
