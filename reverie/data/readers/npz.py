@@ -14,6 +14,7 @@ round trip gives back what came in. Pickled objects are refused, never loaded.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 import zipfile
@@ -24,11 +25,121 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import FLAGS, Space, Spaces, UserError
+from reverie.data.form import BadEpisode
+from reverie.data.readers import Reader, in_order, some
+from reverie.data.readers import infer_spaces as infer
+from reverie.data.readers.about import read_about
 from reverie.data.segments import TEMPORARY, Arrays, room_for
 
 Episode = Arrays
 
 _OURS = ("action", "discount", "logprob", *FLAGS)
+
+
+class NpzReader(Reader):
+    """Such a folder as a `Reader`.
+
+    A file name ends in `-<rows>`; where it does not, the head of the file tells. What
+    `dataset.json` says of spaces holds; otherwise they are inferred, and actions that
+    are one-hot in every step are taken for discrete ones.
+    """
+
+    def __init__(self, path: str | Path):
+        self.origin = str(path)
+        self.folder = Path(path)
+        self._paths: dict[str, Path] = {}
+        for file in self.folder.glob("*.npz"):
+            name, _, rows = file.stem.rpartition("-")
+            alone = name if name and rows.isdigit() else file.stem
+            self._paths[file.stem if alone in self._paths else alone] = file
+        self._names = in_order(self._paths)
+        self._about = read_about(self.folder)
+        self.masks = self._about.masks if self._about else {}
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def path(self, name: str) -> Path:
+        return self._paths[name]
+
+    def rows(self, name: str) -> int:
+        path = self._paths[name]
+        rows = path.stem.rpartition("-")[2]
+        if path.stem != name and rows.isdigit():
+            return int(rows)
+        heads = peek(path)
+        if "reward" not in heads:
+            raise BadEpisode("has no 'reward', by which rows are counted")
+        return heads["reward"][0][0]
+
+    def read(self, name: str) -> Episode:
+        theirs = self._load(name)
+        episode = _checked(theirs, *self._spaces)
+        rows = self._paths[name].stem.rpartition("-")[2]
+        if self._paths[name].stem != name and int(rows) != len(episode["reward"]):
+            raise BadEpisode(f"has {len(episode['reward'])} rows, its name says {rows}")
+        return episode
+
+    @functools.cached_property
+    def _spaces(self) -> tuple[Spaces, Spaces]:
+        if self._about:
+            return self._about.obs_space, self._about.act_space
+        obs_space, act_space = infer(
+            self.origin, self._names, self._as_it_is, ["action"]
+        )
+        action = act_space["action"]
+        if len(action.shape) == 1 and action.shape[0] > 1 and self._one_hot():
+            act_space["action"] = Space(np.int32, (), 0, action.shape[0])
+        return obs_space, act_space
+
+    def _as_it_is(self, name: str) -> Episode:
+        theirs = self._load(name)
+        return _checked(theirs, *_spaces_of(theirs))
+
+    def _one_hot(self) -> bool:
+        for name in some(self._names):
+            try:
+                action = self._as_it_is(name)["action"][:-1]
+            except BadEpisode:
+                continue
+            if not (
+                ((action == 0) | (action == 1)).all() and (action.sum(1) == 1).all()
+            ):
+                return False
+        return True
+
+    def _load(self, name: str) -> Arrays:
+        try:
+            return load(self._paths[name])
+        except ValueError as error:
+            raise BadEpisode(str(error)) from error
+
+
+def peek(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of every array in a file, without unpacking them."""
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as file:
+            for key in file.namelist():
+                with file.open(key) as member:
+                    version = np.lib.format.read_magic(member)
+                    head = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else np.lib.format.read_array_header_2_0
+                    )
+                    shape, _, dtype = head(member)
+                    found[key.removesuffix(".npy")] = (shape, dtype)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadEpisode(f"cannot be read ({error})") from error
+    return found
+
+
+def _checked(theirs: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
+    try:
+        return to_ours(theirs, obs_space, act_space)
+    except ValueError as error:
+        raise BadEpisode(str(error)) from error
 
 
 def read_folder(
@@ -69,15 +180,19 @@ def read_folder(
 
 def load(path: Path) -> Arrays:
     """The arrays of one file as they are; ValueError says why it cannot be read."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise ValueError("cannot be read (it is no NPZ file, or was cut short)")
     try:
         with np.load(path, allow_pickle=False) as data:
-            return {key: data[key] for key in data.files}
+            found = {key: data[key] for key in data.files}
     except ValueError as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise ValueError("holds pickled objects, which are never loaded") from error
         raise ValueError(f"cannot be read ({error})") from error
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"cannot be read ({error})") from error
+    # a member that is no array comes back as bytes
+    return {k: value for k, value in found.items() if isinstance(value, np.ndarray)}
 
 
 def write_folder_file(
@@ -166,17 +281,23 @@ def to_theirs(ours: Episode, act_space: Spaces) -> Arrays:
 
 def infer_spaces(path: Path) -> tuple[Spaces, Spaces]:
     """Observation and action space from one file: bytes are images, the rest floats."""
-    theirs = load(path)
-    obs_space, act_space = {}, {}
+    obs_space, act_space = _spaces_of(load(path))
+    if not act_space or not obs_space:
+        missing = "observations" if act_space else "an 'action'"
+        raise UserError(f"{path} has no {missing}.\n  Fix: check what recorded it.")
+    return obs_space, act_space
+
+
+def _spaces_of(theirs: Arrays) -> tuple[Spaces, Spaces]:
+    obs_space: Spaces = {}
+    act_space: Spaces = {}
     for key, value in sorted(theirs.items()):
         if key == "action":
             act_space[key] = Space(np.dtype(np.float32), value.shape[1:])
         elif key not in _OURS and not key.startswith("log_"):
-            dtype = np.uint8 if value.dtype == np.uint8 else np.float32
+            is_image = value.dtype == np.uint8 and value.ndim == 4
+            dtype = np.uint8 if is_image else np.float32
             obs_space[key] = Space(np.dtype(dtype), value.shape[1:])
-    if not act_space or not obs_space:
-        missing = "observations" if act_space else "an 'action'"
-        raise UserError(f"{path} has no {missing}.\n  Fix: check what recorded it.")
     return obs_space, act_space
 
 

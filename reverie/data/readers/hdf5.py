@@ -1,0 +1,321 @@
+"""HDF5: robomimic's layout, and others by a key map.
+
+robomimic keeps each demonstration as `data/demo_k` with T steps: `obs` and `next_obs`
+(groups of arrays), `actions`, `rewards` and `dones`. Row 0 is `obs[0]` and row k is
+`next_obs[k - 1]`, so T steps are T + 1 rows of ours:
+
+    row          0           1              2
+    seen         obs[0]      next_obs[0]    next_obs[1]
+    reward       0           rewards[0]     rewards[1]
+    action       actions[0]  actions[1]     0
+
+Where only `obs` was kept, the observation after the last action is unknown: it is
+repeated (so that the last reward and end are not lost), or the last action is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from reverie.api import Spaces, UserError
+from reverie.data.form import LOG, BadEpisode, Episode, from_steps, to_steps
+from reverie.data.readers import Reader, in_order
+from reverie.data.segments import TEMPORARY, room_for
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """Where things lie in an HDF5 file; the defaults are robomimic's."""
+
+    episodes: str = "data"
+    """The group whose children are episodes; `.` for the root. A file without such
+    children is one episode itself."""
+    obs: str = "obs"
+    """The group of observations in an episode."""
+    next_obs: str = "next_obs"
+    """The group of observations after each action, if it was kept."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Observations by our name, as paths in an episode, where no group holds them
+    (`image=observations/images/top`); none for all in `obs`."""
+    action: str = "actions"
+    reward: str = "rewards"
+    """Zero in every step where there is none."""
+    terminal: str = "dones"
+    """Whether a step ended the task; never where there is none."""
+    alignment: Literal["chosen", "led"] = "chosen"
+    """Whether action t was chosen in row t of the file, or led to it."""
+    final: Literal["repeat", "drop"] = "repeat"
+    """What to do about the missing last observation where there is no `next_obs`:
+    repeat the one before, or drop the last action."""
+    ends: Literal["dones", "success", "never"] = "dones"
+    """Which steps end the task: those the file says, of these only paid ones, or none.
+    Demonstrations that say `done` at their last step, failed or not, want `success`."""
+
+
+class Hdf5Reader(Reader):
+    """One file, or a folder of files, as episodes."""
+
+    def __init__(self, path: str | Path, map: KeyMap | None = None):
+        self.origin = str(path)
+        self.map = map or KeyMap()
+        files = [Path(path)]
+        if files[0].is_dir():
+            found = (files[0].glob(pattern) for pattern in ("*.hdf5", "*.h5"))
+            files = [Path(p) for p in in_order(str(p) for some in found for p in some)]
+        self._where: dict[str, tuple[Path, str]] = {}
+        self._lengths: dict[str, int] = {}
+        self._open: dict[Path, Any] = {}
+        self._lock = threading.RLock()  # HDF5 reads one thing at a time anyway
+        self.masks: dict[str, list[str]] = {}
+        for file in files:
+            self._list(file, prefix=f"{file.stem}_" if len(files) > 1 else "")
+        if not self._where:
+            raise UserError(
+                f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: say which "
+                "group holds them, --map.episodes GROUP (`.` for the root)."
+            )
+
+    def names(self) -> list[str]:
+        return list(self._where)
+
+    def rows(self, name: str) -> int:
+        if name not in self._lengths:
+            with self._lock, _readable():
+                group = self._group(name)
+                steps = len(_get(group, self.map.action))
+                obs = _obs_of(group, self.map)
+                pairs = bool(_next_of(group, self.map, list(obs)))
+                self._lengths[name] = _rows(steps, _length(obs), pairs, self.map)
+        return self._lengths[name]
+
+    def read(self, name: str) -> Episode:
+        with self._lock, _readable():
+            group = self._group(name)
+            before = {k: np.asarray(v) for k, v in _obs_of(group, self.map).items()}
+            after = {
+                key: np.asarray(value)
+                for key, value in _next_of(group, self.map, list(before)).items()
+            }
+            action = np.asarray(_get(group, self.map.action))
+            reward = _optional(group, self.map.reward, len(action))
+            terminal = _optional(group, self.map.terminal, len(action))
+        return _assemble(before, after, action, reward, terminal, self.map)
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        """What is noted on an episode, or on the group of all (`env_args`, ...)."""
+        first = name or next(iter(self._where))
+        with self._lock, _readable():
+            group = self._group(first)
+            return dict(group.attrs if name else group.parent.attrs)
+
+    def close(self) -> None:
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def _list(self, path: Path, prefix: str) -> None:
+        file = self._file(path)
+        place = self.map.episodes
+        try:
+            root = file if place in (".", "", "/") else file.get(place)
+            inside = [] if root is None else [k for k in root if _is_group(root[k])]
+            inside = [k for k in inside if self.map.action in root[k]]
+            if not inside and self.map.action in file:
+                self._where[prefix.rstrip("_") or path.stem] = (path, "/")
+            for name in in_order(inside):
+                self._where[prefix + name] = (path, f"{root.name}/{name}")
+            for name, members in file["mask"].items() if "mask" in file else ():
+                chosen = [prefix + _text(member) for member in np.asarray(members)]
+                self.masks.setdefault(name, []).extend(chosen)
+        except (OSError, RuntimeError, KeyError) as error:
+            raise _damaged(path, error) from None
+
+    def _group(self, name: str) -> Any:
+        path, place = self._where[name]
+        return self._file(path)[place]
+
+    def _file(self, path: Path) -> Any:
+        with self._lock:
+            if path not in self._open:
+                try:
+                    self._open[path] = _h5py().File(path, "r")
+                except OSError as error:
+                    raise _damaged(path, error) from None
+            return self._open[path]
+
+
+def write_robomimic(
+    path: Path,
+    episodes: Iterable[tuple[str, Episode]],
+    act_space: Spaces,
+    *,
+    masks: Mapping[str, list[str]] | None = None,
+    env_args: Mapping[str, Any] | None = None,
+) -> int:
+    """Write episodes of ours as a file that robomimic reads; whole or not at all.
+
+    `dones` are the ends of the task. Keys under `log/` stay behind. Returns how many
+    there are.
+    """
+    (action_key,) = act_space  # the layout has one
+    h5py = _h5py()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}{TEMPORARY}")
+    count = total = 0
+    with room_for(half):
+        with h5py.File(half, "w") as file:
+            data = file.create_group("data")
+            for name, episode in episodes:
+                obs, action, reward, terminal = to_steps(episode, act_space)
+                group = data.create_group(name)
+                group.attrs["num_samples"] = steps = len(reward)
+                group["actions"] = action[action_key]
+                group["rewards"] = reward
+                group["dones"] = terminal.astype(np.int64)
+                for key, value in obs.items():
+                    if key.startswith(LOG):
+                        continue
+                    packed: dict[str, Any] = {}
+                    if value.dtype == np.uint8:
+                        chunk = (1, *value.shape[1:])
+                        packed = {"compression": "gzip", "chunks": chunk}
+                    for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
+                        group.create_dataset(f"{part}/{key}", data=rows, **packed)
+                count, total = count + 1, total + steps
+            data.attrs["total"] = total
+            data.attrs["env_args"] = json.dumps(dict(env_args or {}))
+            for name, members in (masks or {}).items():
+                file[f"mask/{name}"] = np.array(members, dtype="S")
+        os.replace(half, path)
+    return count
+
+
+def _assemble(
+    before: dict[str, np.ndarray],
+    after: dict[str, np.ndarray],
+    action: np.ndarray,
+    reward: np.ndarray,
+    terminal: np.ndarray,
+    map: KeyMap,
+) -> Episode:
+    if action.ndim == 0 or not len(action):
+        raise BadEpisode("is empty")
+    ends = terminal != 0
+    if map.ends == "success":
+        ends = ends & (reward > 0)
+    elif map.ends == "never":
+        ends = np.zeros_like(ends)
+    if not before:
+        raise BadEpisode(f"has no observations in {map.obs!r}")
+    lengths = {key: len(value) for key, value in before.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadEpisode(f"has observations of several lengths, {lengths}")
+    seen = before
+    if after:
+        for key, value in after.items():
+            if value.shape != before[key].shape:
+                raise BadEpisode(
+                    f"{key!r} has shape {before[key].shape} in {map.obs!r} and "
+                    f"{value.shape} in {map.next_obs!r}"
+                )
+        seen = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
+    elif map.alignment == "led":
+        action, reward, ends = action[1:], reward[1:], ends[1:]
+    elif _length(before) == len(action):
+        if map.final == "repeat":
+            seen = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
+        else:
+            action, reward, ends = action[:-1], reward[:-1], ends[:-1]
+    return from_steps(seen, {"action": action}, reward, ends)
+
+
+def _rows(steps: int, seen: int, pairs: bool, map: KeyMap) -> int:
+    if map.alignment == "led" and not pairs:
+        return steps
+    dropped = not pairs and seen == steps and map.final == "drop"
+    return steps if dropped else steps + 1
+
+
+def _obs_of(group: Any, map: KeyMap) -> dict[str, Any]:
+    if map.keys:
+        return {ours: _get(group, theirs) for ours, theirs in map.keys.items()}
+    found = group.get(map.obs)
+    if found is None or not _is_group(found):
+        inside = ", ".join(sorted(group)) or "nothing"
+        raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
+    return {key: found[key] for key in found if not _is_group(found[key])}
+
+
+def _next_of(group: Any, map: KeyMap, keys: list[str]) -> dict[str, Any]:
+    found = None if map.keys or map.alignment == "led" else group.get(map.next_obs)
+    if found is None:
+        return {}
+    if missing := [key for key in keys if key not in found]:
+        raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
+    return {key: found[key] for key in keys}
+
+
+def _get(group: Any, key: str) -> Any:
+    if key not in group:
+        raise BadEpisode(
+            f"has no {key!r}, only {', '.join(sorted(group)) or 'nothing'}"
+        )
+    return group[key]
+
+
+def _optional(group: Any, key: str, rows: int) -> np.ndarray:
+    if key not in group:
+        return np.zeros(rows, np.float32)
+    value = np.asarray(group[key])
+    if len(value) != rows:
+        raise BadEpisode(f"{key!r} has {len(value)} rows, the actions have {rows}")
+    return value.reshape(rows, -1)[:, 0]
+
+
+def _length(obs: Mapping[str, Any]) -> int:
+    return min((len(value) for value in obs.values()), default=0)
+
+
+def _is_group(thing: Any) -> bool:
+    return hasattr(thing, "keys")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """What h5py raises about a damaged file, as a word about this episode."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError) as error:
+        raise BadEpisode(f"cannot be read ({error})") from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path} is no HDF5 file, or a damaged one ({error}).\n"
+        "  Fix: copy or download it again."
+    )
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise UserError(
+            "HDF5 files need the package 'h5py', which is not installed.\n"
+            "  Fix: pip install 'reverie[hdf5]'"
+        ) from None
+    return h5py
