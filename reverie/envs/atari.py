@@ -52,6 +52,8 @@ class AtariConfig:
     """A new game begins with up to so many idle frames."""
     pooling: int = 2
     """Screens the image is the maximum of."""
+    resize_first: bool = False
+    """Make screens smaller before their maximum is taken, as Δ-IRIS does."""
     clip_reward: bool = False
     """Only the sign of the reward."""
     length: int = 108_000
@@ -201,7 +203,12 @@ class Atari:
         last: bool = False,
         terminal: bool = False,
     ) -> Obs:
-        image = resize(self._screens.max(0), self.config.size, "bilinear")
+        size = self.config.size
+        if self.config.resize_first:
+            small = [resize(screen, size, "bilinear") for screen in self._screens]
+            image = np.max(small, 0)
+        else:
+            image = resize(self._screens.max(0), size, "bilinear")
         if self.config.gray:
             image = (image @ GRAY).astype(np.uint8)[..., None]
         return {

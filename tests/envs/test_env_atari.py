@@ -217,3 +217,23 @@ def test_all_benchmark_games_are_installed() -> None:
     assert set(GAMES) <= installed_games().keys()
     assert envs.make("atari_james_bond").reset()["is_first"]
     assert envs.split_task("atari_tetris") == ("atari", "tetris")
+
+
+def test_screens_may_be_made_smaller_before_they_are_combined():
+    """Where a bright pixel moves, the two orders differ."""
+    rng = np.random.default_rng(0)
+    screens = rng.integers(0, 256, (2, 210, 160, 3)).astype(np.uint8)
+    found = {}
+    for first in (False, True):
+        config = AtariConfig((64, 64), gray=False, noops=0, resize_first=first)
+        env, _ = scripted(config)
+        env._screens[:] = screens
+        found[first] = env._obs(0.0)["image"]
+
+    def small(screen):
+        image = Image.fromarray(screen).resize((64, 64), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+    np.testing.assert_array_equal(found[False], small(screens.max(0)))
+    np.testing.assert_array_equal(found[True], np.maximum(*map(small, screens)))
+    assert (found[True] != found[False]).any()
