@@ -59,10 +59,11 @@ class Episodes:
             ids.tolist(), streams.tolist(), is_first.tolist(), strict=True
         ):
             index = self._open.get(stream)
-            if first or index is None:
+            rows = self._table["rows"]
+            if first or index is None or not rows[index]:  # none of its rows is left
                 self._append(step, 1)
             else:
-                self._table["rows"][index] += 1
+                rows[index] += 1
 
     def follow(self) -> None:
         """Let go of rows that were evicted."""

@@ -227,3 +227,35 @@ def test_recorded_episodes_are_episodes_too():
         batch["mask"][:, 1:] & batch["mask"][:, :-1]
     ]
     assert (steps == 1).all()
+
+
+def test_an_episode_that_went_on_after_all_of_it_was_evicted():
+    """One environment stands still while the other fills the whole ring."""
+    window = Window(8, 5, select="episodes")
+    replay = make_replay(capacity=20, streams=2, train=window)
+
+    def add(slot, first, count=1):
+        for t in range(count):
+            flags = {k: np.zeros(1, bool) for k in ("is_last", "is_terminal")}
+            replay.add(
+                {
+                    "action": np.zeros(1, np.int32),
+                    "reward": np.zeros(1, np.float32),
+                    "is_first": np.array([first and t == 0]),
+                    **flags,
+                },
+                np.array([slot]),
+            )
+
+    add(0, True)
+    add(1, True, 3)
+    add(0, False)
+    for _ in range(4):
+        add(1, True, 6)
+    replay.sample("train")  # by now nothing of the first episode is left
+    add(0, False, 3)
+    replay.episodes.follow()
+    assert replay.episodes.rows.sum() == 20
+    batch = replay.sample("train")
+    streams = replay.timeline.stream[batch["stepid"] % 20]
+    assert (streams == streams[:, :1]).all()
