@@ -23,8 +23,8 @@ struct Backward {
   // exchanged and kept, (time, row, width)
   u16 *to_obs, *to_in0, *to_gates;
   // exchanged only
-  u16* before_norm;                            // (time, row, DETER)
-  float *obs_shares, *in_shares;               // (time, ...)
+  u16* before_norm;               // (time, row, DETER)
+  float *obs_shares, *in_shares;  // (time, ...)
   u64* products;
   // kept
   u16 *to_in1, *to_hid, *to_logits;
@@ -35,16 +35,17 @@ struct Backward {
 
 constexpr int SUM_HID_SCALE = 0, SUM_HID_BIAS = DETER, SUM_GATES = 2 * DETER;
 constexpr int SUM_IN0_SCALE = 5 * DETER, SUM_IN0_BIAS = SUM_IN0_SCALE + UNITS;
-constexpr int SUM_IN1_SCALE = SUM_IN0_BIAS + UNITS, SUM_IN1_BIAS = SUM_IN1_SCALE + UNITS;
+constexpr int SUM_IN1_SCALE = SUM_IN0_BIAS + UNITS,
+              SUM_IN1_BIAS = SUM_IN1_SCALE + UNITS;
 constexpr int SUM_OBS_SCALE = SUM_IN1_BIAS + UNITS, SUM_LOGITS = SUM_OBS_SCALE + UNITS;
 constexpr int SUMS = SUM_LOGITS + LOGITS;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward p) {
   constexpr int SMALL = 24, LARGE = 56;  // padded rows of the warps' sums
   extern __shared__ __align__(16) float dynamic[];
-  float* deter_sums = dynamic;                             // WARPS * ROWS * SMALL
-  float* hid_sums = deter_sums + WARPS * ROWS * SMALL;     // WARPS * ROWS * SMALL
-  float* in_sums = hid_sums + WARPS * ROWS * SMALL;        // WARPS * ROWS * LARGE
+  float* deter_sums = dynamic;                          // WARPS * ROWS * SMALL
+  float* hid_sums = deter_sums + WARPS * ROWS * SMALL;  // WARPS * ROWS * SMALL
+  float* in_sums = hid_sums + WARPS * ROWS * SMALL;     // WARPS * ROWS * LARGE
   __shared__ float row_mean[ROWS], warp_sums[24], choice_sums[OWN];
   __shared__ __align__(16) u16 in1_row[UNITS], logit_row[OWN];
 
@@ -73,16 +74,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
         w_own[half][n][e] = word(p.hid + (group * (WIDTH + SHARED) + unit) * WIDTH + k);
       }
       UNROLL for (int n = 0; n < 4; n++)
-        w_in[half][n][e] = word(p.hid + (group * (WIDTH + SHARED) + WIDTH + slice * 32 +
-                                         n * 8 + upper) * WIDTH + k);
+        w_in[half][n][e] = word(
+            p.hid +
+            (group * (WIDTH + SHARED) + WIDTH + slice * 32 + n * 8 + upper) * WIDTH +
+            k);
       UNROLL for (int m = 0; m < 8; m++)
-        w_in1[m][half][e] = pair(p.in1 + (32 * m + 8 * quad + 4 * half + 2 * e) * LOGITS +
-                                     part * OWN + warp * 8 + upper, LOGITS);
+        w_in1[m][half][e] =
+            pair(p.in1 + (32 * m + 8 * quad + 4 * half + 2 * e) * LOGITS + part * OWN +
+                     warp * 8 + upper,
+                 LOGITS);
       UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int n = 0; n < 4; n++)
-          w_logit[m][half][n][e] =
-              pair(p.logit + (part * OWN + 32 * m + 8 * quad + 4 * half + 2 * e) * UNITS +
-                       32 * warp + n * 8 + upper, UNITS);
+          w_logit[m][half][n][e] = pair(
+              p.logit + (part * OWN + 32 * m + 8 * quad + 4 * half + 2 * e) * UNITS +
+                  32 * warp + n * 8 + upper,
+              UNITS);
     }
   const float in0_scale = p.in0_scale[tid], in1_scale = p.in1_scale[tid];
   const float obs_scale = p.obs_scale[tid], hid_scale = p.hid_scale[at];
@@ -148,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
       UNROLL for (int n = 0; n < 4; n++)
         if (upper == n)
           store2(p.obs_shares + ((t * ROWS + mine) * PARTS + part) * UNITS + 32 * warp +
-                     n * 8 + 2 * quad, d[n][0], d[n][1]);
+                     n * 8 + 2 * quad,
+                 d[n][0], d[n][1]);
     }
     // what this step needs of the forward pass, before the first wait
     const float from_deter = wide(p.from_deters[(row * length + t) * DETER + at]);
@@ -161,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
     const float update = sigmoid(wide(gates[2 * WIDTH]) - 1.f);
     const float obs_inverse = p.inverse[spot * 4 + 3];
     const float obs = wide(p.preobs[spot * UNITS + tid]) * obs_inverse;
-    const float in0_inverse = p.inverse[spot * 4], in1_inverse = p.inverse[spot * 4 + 1];
+    const float in0_inverse = p.inverse[spot * 4],
+                in1_inverse = p.inverse[spot * 4 + 1];
     const float in0 = wide(p.pre0[spot * UNITS + tid]) * in0_inverse;
     const float in1 = wide(p.pre1[spot * UNITS + tid]) * in1_inverse;
     const u16* prehid = p.prehid + group * WIDTH + window;
@@ -201,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
       __syncthreads();
       x = obs_inverse * (x - obs * sum8(warp_sums) * (1.f / UNITS));
       float next = __shfl_down_sync(~0u, x, 1);
-      if (warp == part && !(tid & 1)) store1(p.to_obs + spot * UNITS + tid, pack(x, next));
+      if (warp == part && !(tid & 1))
+        store1(p.to_obs + spot * UNITS + tid, pack(x, next));
     }
 
     // ---- gates
@@ -269,8 +278,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
     // ---- inputs
     {
       if (tid < ROWS)
-        row_mean[tid] = await_total<40>(p.products + (t * ROWS + tid) * LINE) * (1.f / DETER);
-      Fragment x = await(p.before_norm + above * DETER + group * WIDTH + window, 8 * DETER);
+        row_mean[tid] =
+            await_total<40>(p.products + (t * ROWS + tid) * LINE) * (1.f / DETER);
+      Fragment x =
+          await(p.before_norm + above * DETER + group * WIDTH + window, 8 * DETER);
       __syncthreads();
       to_hid = rounded(hid_inverse * (to_hid - hid * row_mean[row]));
       sum_hid_bias += to_hid;
@@ -288,7 +299,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_backward(Backward 
       deposit<2, LARGE>(in_sums, warp, lane, d, 32);
       __syncthreads();
       float2 v = collect2<LARGE>(in_sums, row, 2 * column);
-      store2(p.in_shares + ((t * GROUPS + group) * ROWS + row) * BOTH + slice * 32 + 2 * column,
+      store2(p.in_shares + ((t * GROUPS + group) * ROWS + row) * BOTH + slice * 32 +
+                 2 * column,
              v.x, v.y);
       carry += collect<LARGE>(in_sums, row, 32 + column);
       if (forget) carry = 0;

@@ -3,8 +3,8 @@
 // 128 thread blocks stay on the chip for the whole sequence and keep their share of
 // the weights in registers. They talk through device memory without barriers: every
 // exchanged word is preset to EMPTY, and a reader spins until the words it wants have
-// arrived. No rounding of a number ever gives EMPTY, so no flags are needed, and most of
-// the buffers are the very tensors that the backward pass wants to find.
+// arrived. No rounding of a number ever gives EMPTY, so no flags are needed, and most
+// of the buffers are the very tensors that the backward pass wants to find.
 //
 // A block (of threads) has two places. In the core, it is slice `slice` (16 columns) of
 // block `group` of the recurrent layers, for all rows. Around it, it is one of the eight
@@ -29,7 +29,9 @@ constexpr int PATIENCE = 1 << 22;  // polls before giving up, about a second
 DEVICE uint4 load4(const void* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
   return v;
 }
 DEVICE u32 load1(const void* p) {
@@ -41,8 +43,8 @@ DEVICE void store1(void* p, u32 v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 DEVICE void store2(void* p, float a, float b) {
-  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};"
-               ::"l"(p), "f"(a), "f"(b) : "memory");
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(a), "f"(b)
+               : "memory");
 }
 DEVICE void prefetch(const void* p) {  // from memory to the second-level cache
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -100,7 +102,8 @@ DEVICE float total8(const u32* v) {
 // byte counts them. Shares beyond the range of the fixed point are cut off; within it,
 // the error is far below that of a bfloat16. The word starts as EMPTY, which is -1.
 
-constexpr int LINE = 16;  // words from one row's to the next's, a cache line of their own
+constexpr int LINE =
+    16;  // words from one row's to the next's, a cache line of their own
 constexpr u64 COUNTED = 1ull << 56, MOVED = 1ull << 48;
 
 template <int BITS>
@@ -108,19 +111,24 @@ DEVICE void add_share(u64* total, float share) {
   constexpr float scale = 1ull << BITS, limit = 1ull << (48 - BITS);
   share = fminf(fmaxf(share, -.99f * limit), .99f * limit);  // and no NaN gets through
   u64 add = COUNTED + MOVED + (u64)(long long)(share * scale);
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(add) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(add)
+               : "memory");
 }
 template <int BITS>
 DEVICE float await_total(const u64* total) {
   u64 v;
   Spin spin;
   while (true) {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(total) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                 : "=l"(v)
+                 : "l"(total)
+                 : "memory");
     v += 1;
     if (v >> 56 == CTAS) break;
     spin();
   }
-  return (float)((long long)(v % COUNTED) - (long long)(CTAS * MOVED)) * (1.f / (1ull << BITS));
+  return (float)((long long)(v % COUNTED) - (long long)(CTAS * MOVED)) *
+         (1.f / (1ull << BITS));
 }
 
 // The warps' sums, side by side in shared memory: [warp][row][column], padded rows.

@@ -30,7 +30,8 @@ struct Forward {
 
 DEVICE float squares8(const u32* w) {
   float s = 0;
-  UNROLL for (int i = 0; i < 4; i++) s += low(w[i]) * low(w[i]) + high(w[i]) * high(w[i]);
+  UNROLL for (int i = 0; i < 4; i++)
+    s += low(w[i]) * low(w[i]) + high(w[i]) * high(w[i]);
   return s;
 }
 
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
   __shared__ float hid_sums[WARPS * ROWS * HID];
   __shared__ float gate_sums[WARPS * ROWS * GATES];
   extern __shared__ __align__(16) float dynamic[];
-  float* both_sums = dynamic;                            // WARPS * ROWS * BOTHS
+  float* both_sums = dynamic;                               // WARPS * ROWS * BOTHS
   u16* columns = (u16*)(both_sums + WARPS * ROWS * BOTHS);  // LOGITS x 34: in1's weight
   __shared__ float in1_squares[WARPS * ROWS], hid_inverse[ROWS], warp_squares[16];
   __shared__ float logit_sums[OWN];
@@ -49,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
   const int group = cta / SLICES, slice = cta % SLICES;  // place in the core
   const int mine = cta / PARTS, part = cta % PARTS;      // row to help with
   const int upper = lane / 4, quad = lane % 4, lower = upper + 8;
-  const int window = 32 * warp + 8 * quad;               // this thread's 8 inputs
-  const int row = tid / COLUMNS, column = tid % COLUMNS; // this thread's output
+  const int window = 32 * warp + 8 * quad;                // this thread's 8 inputs
+  const int row = tid / COLUMNS, column = tid % COLUMNS;  // this thread's output
   const int first = group * WIDTH + slice * COLUMNS, at = first + column;
   const int length = p.length;
 
@@ -63,15 +64,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
         UNROLL for (int i = 0; i < 3; i++)
           w_hid[i][half][n][e] =
               pair(p.hid + (group * (WIDTH + SHARED) + i * UNITS + k) * WIDTH +
-                       slice * COLUMNS + n * 8 + upper, WIDTH);
+                       slice * COLUMNS + n * 8 + upper,
+                   WIDTH);
       UNROLL for (int n = 0; n < 6; n++)
         w_gru[half][n][e] =
             pair(p.gru + (group * WIDTH + k) * (3 * WIDTH) + n / 2 * WIDTH +
-                     slice * COLUMNS + n % 2 * 8 + upper, 3 * WIDTH);
+                     slice * COLUMNS + n % 2 * 8 + upper,
+                 3 * WIDTH);
       UNROLL for (int n = 0; n < 4; n++) {
         int unit = slice * 32 + n * 8 + upper;
-        const u16* w = unit < UNITS ? p.in0 + unit * DETER
-                                    : p.obs + (unit - UNITS) * p.obs_stride;
+        const u16* w =
+            unit < UNITS ? p.in0 + unit * DETER : p.obs + (unit - UNITS) * p.obs_stride;
         w_both[half][n][e] = word(w + group * WIDTH + k);
       }
       UNROLL for (int m = 0; m < 8; m++)
@@ -79,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
                                    32 * m + 8 * quad + 4 * half + 2 * e);
     }
   for (int x = tid; x < LOGITS * 32; x += THREADS)
-    columns[x % LOGITS * 34 + x / LOGITS] = p.in1[(part * 32 + x / LOGITS) * LOGITS + x % LOGITS];
+    columns[x % LOGITS * 34 + x / LOGITS] =
+        p.in1[(part * 32 + x / LOGITS) * LOGITS + x % LOGITS];
   float in1_scale[8], hid_scale[8];
   UNROLL for (int i = 0; i < 8; i++) {
     in1_scale[i] = p.in1_scale[window + i];
@@ -89,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
   const float obs_scale = p.obs_scale[tid];
   const float logit_bias = tid < OWN ? wide(p.logit_bias[part * OWN + tid]) : 0.f;
   const int pick = part * 32 + warp * 4 + lane % 2 * 2;  // two columns of in1
-  const float in1_bias0 = wide(p.in1_bias[pick]), in1_bias1 = wide(p.in1_bias[pick + 1]);
+  const float in1_bias0 = wide(p.in1_bias[pick]),
+              in1_bias1 = wide(p.in1_bias[pick + 1]);
   const u16* bias = p.gru_bias + group * 3 * WIDTH + slice * COLUMNS + column;
   const float reset_bias = wide(bias[0]), candidate_bias = wide(bias[WIDTH]);
   const float update_bias = wide(bias[2 * WIDTH]);
@@ -111,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
     int here = t * ROWS + mine;
     float y = silu(rounded(x * inverse * in0_scale));
     float next = __shfl_down_sync(~0u, y, 1);
-    if (warp == part && !(tid & 1)) store1(p.shared + here * SHARED + tid, pack(y, next));
+    if (warp == part && !(tid & 1))
+      store1(p.shared + here * SHARED + tid, pack(y, next));
     if (part == 0) {
       p.pre0[here * UNITS + tid] = narrow(x);
       if (tid == 0) p.inverse[here * 4] = inverse;
@@ -167,9 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
     }
     hoisted = wide(p.hoisted[(row * length + next) * DETER + at]);
     const float token = wide(p.tokens[(mine * length + t) * UNITS + tid]);
-    const float clock = tid < OWN ? p.clocks[(mine * length + t) * LOGITS + part * OWN + tid] : 1.f;
-    const bool forget = p.reset[row * length + next];           // before the next step,
-    const bool forget_mine = p.reset[mine * length + next];     // by this thread's roles
+    const float clock =
+        tid < OWN ? p.clocks[(mine * length + t) * LOGITS + part * OWN + tid] : 1.f;
+    const bool forget = p.reset[row * length + next];        // before the next step,
+    const bool forget_mine = p.reset[mine * length + next];  // by this thread's roles
     const bool forget_upper = p.reset[upper * length + next];
     const bool forget_lower = p.reset[lower * length + next];
 
@@ -195,14 +202,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       }
       __syncthreads();
       float reset = rounded(collect<GATES>(gate_sums, row, column) + reset_bias);
-      float candidate = rounded(collect<GATES>(gate_sums, row, 16 + column) + candidate_bias);
+      float candidate =
+          rounded(collect<GATES>(gate_sums, row, 16 + column) + candidate_bias);
       float update = rounded(collect<GATES>(gate_sums, row, 32 + column) + update_bias);
       float share = sigmoid(update - 1.f);
       float deter = share * tanh_(sigmoid(reset) * candidate) + (1.f - share) * before;
       deter = rounded(deter);
       publish(p.deters + here * DETER + at, column, deter);
       before = forget ? 0.f : deter;
-      u16* keep = p.gates + here * (3 * DETER) + group * 3 * WIDTH + slice * COLUMNS + column;
+      u16* keep =
+          p.gates + here * (3 * DETER) + group * 3 * WIDTH + slice * COLUMNS + column;
       keep[0] = narrow(reset);
       keep[WIDTH] = narrow(candidate);
       keep[2 * WIDTH] = narrow(update);
@@ -217,13 +226,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       deposit<4, BOTHS>(both_sums, warp, lane, c);
       __syncthreads();
       float2 v = collect2<BOTHS>(both_sums, row, 2 * column);
-      store2(p.shares + ((t * GROUPS + group) * ROWS + row) * BOTH + slice * 32 + 2 * column,
+      store2(p.shares + ((t * GROUPS + group) * ROWS + row) * BOTH + slice * 32 +
+                 2 * column,
              v.x, v.y);
       UNROLL for (int i = 0; i < 4; i++) {
         if (forget_upper) x.w[i] = 0;
         if (forget_lower) x.w[4 + i] = 0;
       }
-      UNROLL for (int n = 0; n < 2; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
+      UNROLL for (int n = 0; n < 2; n++)
+        acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
       multiply<2>(acc, x, w_hid[0]);
     }
 
@@ -244,7 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       __syncthreads();
       float c[4][4] = {};
       UNROLL for (int m = 0; m < 8; m++)
-        multiply_row(c[m % 4], *(const uint4*)(seen_row + 32 * m + 8 * quad), w_logit[m]);
+        multiply_row(c[m % 4], *(const uint4*)(seen_row + 32 * m + 8 * quad),
+                     w_logit[m]);
       if (upper == 0)
         *(float2*)(logit_sums + warp * 8 + 2 * quad) =
             make_float2(c[0][0] + c[1][0] + c[2][0] + c[3][0],
@@ -253,12 +265,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       if (warp < OWN / 32) {
         u16 kept = narrow(logit_sums[tid] + logit_bias);
         float logit = wide(kept), e = __expf(logit - half_max(logit));
-        float prob = (1.f - p.unimix) * __fdividef(e, lane_sum<CLASSES>(e)) + p.unimix / CLASSES;
+        float prob =
+            (1.f - p.unimix) * __fdividef(e, lane_sum<CLASSES>(e)) + p.unimix / CLASSES;
         float score = __fdividef(prob, clock), best = half_max(score);
         u32 winners = __ballot_sync(~0u, !(score < best)) >> (lane & CLASSES) & 0xFFFFu;
         int choice = __ffs(winners) - 1;
         if (lane % CLASSES == 0)
-          store1(p.choices + (t * ROWS + mine) * CHOICES + part * 4 + tid / CLASSES, choice);
+          store1(p.choices + (t * ROWS + mine) * CHOICES + part * 4 + tid / CLASSES,
+                 choice);
         int kept_at = spot * LOGITS + part * OWN + tid;
         u16 hot = lane % CLASSES == choice ? 0x3F80 : 0;  // one, or zero
         p.logits[kept_at] = kept;
@@ -297,7 +311,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_forward(Forward p)
       }
       if (forget_mine) x = y = 0;
       if (lane < 2)
-        store1(p.pre1 + (spot + ROWS) * UNITS + pick, pack(x + in1_bias0, y + in1_bias1));
+        store1(p.pre1 + (spot + ROWS) * UNITS + pick,
+               pack(x + in1_bias0, y + in1_bias1));
     }
   }
 }

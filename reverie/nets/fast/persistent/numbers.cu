@@ -77,8 +77,8 @@ DEVICE void multiply(float* c, const Fragment& a, int half, const u32* b) {
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.w[s]), "r"(a.w[4 + s]), "r"(a.w[s + 1]), "r"(a.w[5 + s]),
-        "r"(b[0]), "r"(b[1]));
+      : "r"(a.w[s]), "r"(a.w[4 + s]), "r"(a.w[s + 1]), "r"(a.w[5 + s]), "r"(b[0]),
+        "r"(b[1]));
 }
 template <int N>
 DEVICE void multiply(float (*c)[4], const Fragment& a, const u32 (*weight)[N][2]) {

@@ -1,10 +1,10 @@
 // One step of the posterior scan as five kernels forth and five back, for any size.
 //
-// A kernel's block of threads computes a few columns of one layer for up to 64 rows. Its
+// A block of threads computes a few columns of one layer for all rows, 16 at a time. Its
 // eight warps share the inputs: a warp takes every eighth window of 32. Weights are laid
 // out so that a thread's share of a window is one 16-byte load, and they are loaded
 // before the block waits for the kernel before it, so that they stream in while that
-// one still works: a step costs little more than the time it takes to read the weights.
+// one still works.
 //
 // Tensors are (time, row, width); what comes from outside is (row, time, width). A norm
 // needs a sum over the whole row: whoever writes a tile also writes the tile's share of
@@ -61,13 +61,16 @@ struct Back {
 DEVICE uint4 weights4(const u16* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
 }
 DEVICE uint4 fresh4(const u16* p) {  // what another kernel has just written
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
   return v;
 }
 DEVICE u32 fresh1(const void* p) {
@@ -86,14 +89,17 @@ DEVICE float2 rounded(float2 v) {
   return make_float2(low(w), high(w));
 }
 
-DEVICE void let_next_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void let_next_come() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 DEVICE void await_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- a tile: N columns of a layer with K inputs
 
 template <int N, int K>
 struct Tile {
-  static constexpr int NT = N / 8, WINDOWS = K / 32, MINE = (WINDOWS + WARPS - 1) / WARPS;
+  static constexpr int NT = N / 8, WINDOWS = K / 32,
+                       MINE = (WINDOWS + WARPS - 1) / WARPS;
   static constexpr int PITCH = N + (24 - N % 16) % 16;  // spreads rows over the banks
   static constexpr int EARLY = MINE * NT <= 28 ? MINE : 28 / NT;  // held in registers
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -101,14 +107,17 @@ struct Tile {
   uint4 held[EARLY > 0 ? EARLY : 1][NT];
 
   DEVICE int window(int i) const { return (i * WARPS + warp) * 32 + 8 * quad; }
-  DEVICE bool has(int i) const { return WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS; }
+  DEVICE bool has(int i) const {
+    return WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS;
+  }
 
   // `line(n, k)`: where the weights of column n begin at input k
   template <class Line>
   DEVICE void load(Line line) {
     UNROLL for (int i = 0; i < EARLY; i++)
       UNROLL for (int n = 0; n < NT; n++)
-        held[i][n] = has(i) ? weights4(line(8 * n + upper, window(i))) : make_uint4(0, 0, 0, 0);
+        held[i][n] =
+            has(i) ? weights4(line(8 * n + upper, window(i))) : make_uint4(0, 0, 0, 0);
   }
   // `input(k)`: the fragment of inputs k..k+7 of this thread's two rows
   template <class Line, class Input>
@@ -123,7 +132,8 @@ struct Tile {
         const int at = start + i;
         if (at >= MINE || !has(at)) continue;
         UNROLL for (int n = 0; n < NT; n++) {
-          uint4 v = at < EARLY ? held[at < EARLY ? at : 0][n] : weights4(line(8 * n + upper, window(at)));
+          uint4 v = at < EARLY ? held[at < EARLY ? at : 0][n]
+                               : weights4(line(8 * n + upper, window(at)));
           u32 b0[2] = {v.x, v.y}, b1[2] = {v.z, v.w};
           multiply(c[n], a[i], 0, b0);
           multiply(c[n], a[i], 1, b1);
@@ -175,8 +185,14 @@ struct Pair {
 };
 DEVICE void scales8(float* out, const float* p) {
   float4 a = *(const float4*)p, b = *(const float4*)(p + 4);
-  out[0] = a.x; out[1] = a.y; out[2] = a.z; out[3] = a.w;
-  out[4] = b.x; out[5] = b.y; out[6] = b.z; out[7] = b.w;
+  out[0] = a.x;
+  out[1] = a.y;
+  out[2] = a.z;
+  out[3] = a.w;
+  out[4] = b.x;
+  out[5] = b.y;
+  out[6] = b.z;
+  out[7] = b.w;
 }
 DEVICE Fragment activated(Fragment x, const float* scale, float upper, float lower) {
   float gain[8];
@@ -186,16 +202,18 @@ DEVICE Fragment activated(Fragment x, const float* scale, float upper, float low
   return x;
 }
 // The gradient before a norm, from that behind it.
-DEVICE Fragment sloped(Fragment grad, const Fragment& x, const float* scale, float2 inverse,
-                       float2 mean) {
+DEVICE Fragment sloped(Fragment grad, const Fragment& x, const float* scale,
+                       float2 inverse, float2 mean) {
   float gain[8];
   scales8(gain, scale);
   UNROLL for (int i = 0; i < 4; i++) {
     float a = mean.x * inverse.x, b = mean.y * inverse.y;
-    grad.w[i] = pack(inverse.x * (low(grad.w[i]) * gain[2 * i] - low(x.w[i]) * a),
-                     inverse.x * (high(grad.w[i]) * gain[2 * i + 1] - high(x.w[i]) * a));
-    grad.w[4 + i] = pack(inverse.y * (low(grad.w[4 + i]) * gain[2 * i] - low(x.w[4 + i]) * b),
-                         inverse.y * (high(grad.w[4 + i]) * gain[2 * i + 1] - high(x.w[4 + i]) * b));
+    grad.w[i] =
+        pack(inverse.x * (low(grad.w[i]) * gain[2 * i] - low(x.w[i]) * a),
+             inverse.x * (high(grad.w[i]) * gain[2 * i + 1] - high(x.w[i]) * a));
+    grad.w[4 + i] = pack(
+        inverse.y * (low(grad.w[4 + i]) * gain[2 * i] - low(x.w[4 + i]) * b),
+        inverse.y * (high(grad.w[4 + i]) * gain[2 * i + 1] - high(x.w[4 + i]) * b));
   }
   return grad;
 }
@@ -220,7 +238,9 @@ KERNEL step_hidden(Step p) {
     add_up<UNIT_TILES>(totals[0], p.shares0, first, p.batch);
     add_up<1>(totals[1], p.shares1, first, p.batch);
     __syncthreads();
-    if (tid < 32) totals[tid / 16][tid % 16] = rsqrtf(totals[tid / 16][tid % 16] * (1.f / UNITS) + p.eps);
+    if (tid < 32)
+      totals[tid / 16][tid % 16] =
+          rsqrtf(totals[tid / 16][tid % 16] * (1.f / UNITS) + p.eps);
     __syncthreads();
     const Pair rows(first, p.batch);
     const int up = product.upper, base = t * p.batch;
@@ -229,11 +249,16 @@ KERNEL step_hidden(Step p) {
       const bool second = k >= WIDTH + UNITS;
       k -= second ? WIDTH + UNITS : WIDTH;
       Fragment x = rows.load((second ? p.pre1 : p.pre0) + base * UNITS, UNITS, k);
-      x = activated(x, (second ? p.in1_scale : p.in0_scale) + k, totals[second][up], totals[second][up + 8]);
+      x = activated(x, (second ? p.in1_scale : p.in0_scale) + k, totals[second][up],
+                    totals[second][up + 8]);
       if (tile == 0) {
         u16* to = p.shared + base * SHARED + second * UNITS + k;
-        if (first + up < p.batch) *(uint4*)(to + rows.upper * SHARED) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch) *(uint4*)(to + rows.lower * SHARED) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+        if (first + up < p.batch)
+          *(uint4*)(to + rows.upper * SHARED) =
+              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+        if (first + up + 8 < p.batch)
+          *(uint4*)(to + rows.lower * SHARED) =
+              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
       }
       return x;
     });
@@ -248,7 +273,8 @@ KERNEL step_hidden(Step p) {
         keep(p.prehid + (base + first + row) * DETER + at, x);
       }
       float squares = lane_sum<LANES>(dot(x, x));
-      if (exists && tid % LANES == 0) p.shares2[(first + row) * CORE_TILES + tile] = squares;
+      if (exists && tid % LANES == 0)
+        p.shares2[(first + row) * CORE_TILES + tile] = squares;
     }
     if (tile == 0 && tid < 16 && first + tid < p.batch) {
       p.inverse[(base + first + tid) * 4] = totals[0][tid];
@@ -265,7 +291,8 @@ KERNEL step_gates(Step p) {
   const int column = tile * CORE, group = column / WIDTH, inside = column % WIDTH;
   Tile<3 * CORE, WIDTH> product;
   auto line = [&](int n, int k) {
-    return p.gru + (group * 3 * WIDTH + n / CORE * WIDTH + inside + n % CORE) * WIDTH + k;
+    return p.gru + (group * 3 * WIDTH + n / CORE * WIDTH + inside + n % CORE) * WIDTH +
+           k;
   };
   let_next_come();
   product.load(line);
@@ -283,8 +310,12 @@ KERNEL step_gates(Step p) {
       x = activated(x, p.hid_scale + k, totals[up], totals[up + 8]);
       if (inside == 0) {
         u16* to = p.hidden + base * DETER + k;
-        if (first + up < p.batch) *(uint4*)(to + rows.upper * DETER) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch) *(uint4*)(to + rows.lower * DETER) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+        if (first + up < p.batch)
+          *(uint4*)(to + rows.upper * DETER) =
+              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+        if (first + up + 8 < p.batch)
+          *(uint4*)(to + rows.lower * DETER) =
+              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
       }
       return x;
     });
@@ -330,7 +361,9 @@ KERNEL step_inputs(Step p) {
   EACH_ROWS {
     const Pair rows(first, p.batch);
     const int base = t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) { return rows.load(p.deters + base * DETER, DETER, k); });
+    product.multiply_rows(sums, line, [&](int k) {
+      return rows.load(p.deters + base * DETER, DETER, k);
+    });
     constexpr int LANES = NARROW / 2;
     const int row = tid / LANES, off = tid % LANES * 2;
     if (row < 16) {
@@ -350,7 +383,9 @@ KERNEL step_inputs(Step p) {
       }
       float squares = lane_sum<LANES>(dot(x, x));
       if (exists && tid % LANES == 0)
-        (is_obs ? p.shares3 : p.shares0)[(first + row) * UNIT_TILES + unit % UNITS / NARROW] = squares;
+        (is_obs ? p.shares3
+                : p.shares0)[(first + row) * UNIT_TILES + unit % UNITS / NARROW] =
+            squares;
     }
     __syncthreads();
   }
@@ -361,7 +396,9 @@ KERNEL step_posterior(Step p) {
   __shared__ float totals[16];
   const int tid = threadIdx.x, t = p.t, choice = blockIdx.x;
   Tile<CLASSES, UNITS> product;
-  auto line = [&](int n, int k) { return p.logit + (choice * CLASSES + n) * UNITS + k; };
+  auto line = [&](int n, int k) {
+    return p.logit + (choice * CLASSES + n) * UNITS + k;
+  };
   let_next_come();
   product.load(line);
   await_last();
@@ -377,8 +414,12 @@ KERNEL step_posterior(Step p) {
       x = activated(x, p.obs_scale + k, totals[up], totals[up + 8]);
       if (choice == 0) {
         u16* to = p.seen + base * UNITS + k;
-        if (first + up < p.batch) *(uint4*)(to + rows.upper * UNITS) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch) *(uint4*)(to + rows.lower * UNITS) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+        if (first + up < p.batch)
+          *(uint4*)(to + rows.upper * UNITS) =
+              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+        if (first + up + 8 < p.batch)
+          *(uint4*)(to + rows.lower * UNITS) =
+              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
       }
       return x;
     });
@@ -400,7 +441,8 @@ KERNEL step_posterior(Step p) {
       if (exists) keep(p.logits + here + label, logit[i]);
       top = fmaxf(top, fmaxf(logit[i].x, logit[i].y));
     }
-    UNROLL for (int m = 1; m < 16; m <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
+    UNROLL for (int m = 1; m < 16; m <<= 1)
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
     UNROLL for (int i = 0; i < PAIRS; i++) {
       if ((i * 16 + lane) * 2 >= CLASSES) continue;
       logit[i] = make_float2(__expf(logit[i].x - top), __expf(logit[i].y - top));
@@ -420,7 +462,8 @@ KERNEL step_posterior(Step p) {
     UNROLL for (int m = 1; m < 16; m <<= 1) {  // ties go to the lower class
       float other = __shfl_xor_sync(~0u, best, m);
       int theirs = __shfl_xor_sync(~0u, which, m);
-      if (other > best || (other == best && theirs < which)) best = other, which = theirs;
+      if (other > best || (other == best && theirs < which))
+        best = other, which = theirs;
     }
     if (exists) {
       const bool more = t + 1 < p.length;
@@ -487,12 +530,15 @@ KERNEL back_choices(Back p) {
       __syncthreads();
       const Pair rows(first, p.batch);
       const int up = product.upper;
-      const float2 inverse = make_float2(fresh(p.inverse + (after + rows.upper) * 4 + 1),
-                                         fresh(p.inverse + (after + rows.lower) * 4 + 1));
-      const float2 mean = make_float2(totals[up] * (1.f / UNITS), totals[up + 8] * (1.f / UNITS));
+      const float2 inverse =
+          make_float2(fresh(p.inverse + (after + rows.upper) * 4 + 1),
+                      fresh(p.inverse + (after + rows.lower) * 4 + 1));
+      const float2 mean =
+          make_float2(totals[up] * (1.f / UNITS), totals[up + 8] * (1.f / UNITS));
       product.multiply_rows(sums, line, [&](int k) {
         return sloped(rows.load(p.to_in + after * BOTH + UNITS, BOTH, k),
-                      rows.load(p.pre1 + after * UNITS, UNITS, k), p.in1_scale + k, inverse, mean);
+                      rows.load(p.pre1 + after * UNITS, UNITS, k), p.in1_scale + k,
+                      inverse, mean);
       });
     }
     constexpr int PAIRS = (CLASSES / 2 + 15) / 16;
@@ -514,7 +560,8 @@ KERNEL back_choices(Back p) {
       prob[i] = two(p.logits + here + label);
       top = fmaxf(top, fmaxf(prob[i].x, prob[i].y));
     }
-    UNROLL for (int m = 1; m < 16; m <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
+    UNROLL for (int m = 1; m < 16; m <<= 1)
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
     UNROLL for (int i = 0; i < PAIRS; i++) {
       if ((i * 16 + lane) * 2 >= CLASSES) continue;
       prob[i] = make_float2(__expf(prob[i].x - top), __expf(prob[i].y - top));
@@ -546,7 +593,8 @@ DEVICE void send(float2 x, const u16* pre, const float* scale, float inverse, u1
     float2 unit = two(pre);
     unit = make_float2(unit.x * inverse, unit.y * inverse);
     const float a = scale[0], b = scale[1];
-    x = rounded(make_float2(x.x * silu_slope(unit.x * a), x.y * silu_slope(unit.y * b)));
+    x = rounded(
+        make_float2(x.x * silu_slope(unit.x * a), x.y * silu_slope(unit.y * b)));
     keep(to, x);
     product = x.x * a * unit.x + x.y * b * unit.y;
   }
@@ -565,13 +613,16 @@ KERNEL back_posterior(Back p) {
   EACH_ROWS {
     const Pair rows(first, p.batch);
     const int base = p.t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) { return rows.load(p.to_logits + base * LOGITS, LOGITS, k); });
+    product.multiply_rows(sums, line, [&](int k) {
+      return rows.load(p.to_logits + base * LOGITS, LOGITS, k);
+    });
     constexpr int LANES = NARROW / 2;
     const int row = tid / LANES, at = unit + tid % LANES * 2;
     if (row < 16) {
       const int own = min(first + row, p.batch - 1), here = base + own;
-      send<LANES>(product.collect(sums, row, tid % LANES * 2), p.preobs + here * UNITS + at,
-                  p.obs_scale + at, p.inverse[here * 4 + 3], p.to_obs + here * UNITS + at,
+      send<LANES>(product.collect(sums, row, tid % LANES * 2),
+                  p.preobs + here * UNITS + at, p.obs_scale + at,
+                  p.inverse[here * 4 + 3], p.to_obs + here * UNITS + at,
                   p.shares3 + own * UNIT_TILES + blockIdx.x, first + row < p.batch);
     }
     __syncthreads();
@@ -605,11 +656,13 @@ KERNEL back_gates(Back p) {
       const int where = is_obs ? base : after;
       const float* inverse = p.inverse + where * 4 + (is_obs ? 3 : 0);
       Fragment x = sloped(
-          is_obs ? rows.load(p.to_obs + base * UNITS, UNITS, k) : rows.load(p.to_in + after * BOTH, BOTH, k),
+          is_obs ? rows.load(p.to_obs + base * UNITS, UNITS, k)
+                 : rows.load(p.to_in + after * BOTH, BOTH, k),
           rows.load((is_obs ? p.preobs : p.pre0) + where * UNITS, UNITS, k),
           (is_obs ? p.obs_scale : p.in0_scale) + k,
           make_float2(fresh(inverse + rows.upper * 4), fresh(inverse + rows.lower * 4)),
-          make_float2(totals[is_obs][up] * (1.f / UNITS), totals[is_obs][up + 8] * (1.f / UNITS)));
+          make_float2(totals[is_obs][up] * (1.f / UNITS),
+                      totals[is_obs][up + 8] * (1.f / UNITS)));
       if (!is_obs)  // nothing reaches back beyond a reset
         UNROLL for (int i = 0; i < 4; i++) {
           if (!upper_on) x.w[i] = 0;
@@ -624,11 +677,14 @@ KERNEL back_gates(Back p) {
       float2 grad = product.collect(sums, row, off);
       float2 from = two(p.from_deters + (own * p.length + t) * DETER + at);
       float2* carry = (float2*)(p.carry + own * DETER + at);
-      grad = make_float2(grad.x + from.x + fresh(&carry->x), grad.y + from.y + fresh(&carry->y));
+      grad = make_float2(grad.x + from.x + fresh(&carry->x),
+                         grad.y + from.y + fresh(&carry->y));
       const int gate = here * (3 * DETER) + group * 3 * WIDTH + inside + off;
-      float2 r = two(p.gates + gate), c = two(p.gates + gate + WIDTH), u = two(p.gates + gate + 2 * WIDTH);
+      float2 r = two(p.gates + gate), c = two(p.gates + gate + WIDTH),
+             u = two(p.gates + gate + 2 * WIDTH);
       float2 before = two(p.deter + here * DETER + at), to_r, to_c, to_u;
-      auto slope = [](float grad, float r, float c, float u, float before, float& to_r, float& to_c, float& to_u) {
+      auto slope = [](float grad, float r, float c, float u, float before, float& to_r,
+                      float& to_c, float& to_u) {
         r = sigmoid(r);
         u = sigmoid(u - 1.f);
         float fresh = tanh_(r * c), inner = grad * u * (1.f - fresh * fresh);
@@ -660,14 +716,16 @@ KERNEL back_hidden(Back p) {
     const Pair rows(first, p.batch);
     const int base = p.t * p.batch;
     product.multiply_rows(sums, line, [&](int k) {
-      return rows.load(p.to_gates + base * (3 * DETER) + group * 3 * WIDTH, 3 * DETER, k);
+      return rows.load(p.to_gates + base * (3 * DETER) + group * 3 * WIDTH, 3 * DETER,
+                       k);
     });
     constexpr int LANES = CORE / 2;
     const int row = tid / LANES, at = column + tid % LANES * 2;
     if (row < 16) {
       const int own = min(first + row, p.batch - 1), here = base + own;
-      send<LANES>(product.collect(sums, row, tid % LANES * 2), p.prehid + here * DETER + at,
-                  p.hid_scale + at, p.inverse[here * 4 + 2], p.to_hid + here * DETER + at,
+      send<LANES>(product.collect(sums, row, tid % LANES * 2),
+                  p.prehid + here * DETER + at, p.hid_scale + at,
+                  p.inverse[here * 4 + 2], p.to_hid + here * DETER + at,
                   p.shares2 + own * CORE_TILES + blockIdx.x, first + row < p.batch);
     }
     __syncthreads();
@@ -684,16 +742,19 @@ KERNEL back_inputs(Back p) {
   auto slope = [&](const Pair& rows, int base, int k) {
     const float* inverse = p.inverse + base * 4 + 2;
     const int up = threadIdx.x % 32 / 4;
-    return sloped(rows.load(p.to_hid + base * DETER, DETER, k), rows.load(p.prehid + base * DETER, DETER, k),
-                  p.hid_scale + k,
-                  make_float2(fresh(inverse + rows.upper * 4), fresh(inverse + rows.lower * 4)),
-                  make_float2(totals[up] * (1.f / DETER), totals[up + 8] * (1.f / DETER)));
+    return sloped(
+        rows.load(p.to_hid + base * DETER, DETER, k),
+        rows.load(p.prehid + base * DETER, DETER, k), p.hid_scale + k,
+        make_float2(fresh(inverse + rows.upper * 4), fresh(inverse + rows.lower * 4)),
+        make_float2(totals[up] * (1.f / DETER), totals[up + 8] * (1.f / DETER)));
   };
   let_next_come();
   if (!is_own) {
     const int unit = blockIdx.x * NARROW, side = unit >= UNITS;
     Tile<NARROW, DETER> product;
-    auto line = [&](int n, int k) { return p.hid + (k / WIDTH * LINES + WIDTH + unit + n) * WIDTH + k % WIDTH; };
+    auto line = [&](int n, int k) {
+      return p.hid + (k / WIDTH * LINES + WIDTH + unit + n) * WIDTH + k % WIDTH;
+    };
     product.load(line);
     await_last();
     EACH_ROWS {
@@ -703,10 +764,12 @@ KERNEL back_inputs(Back p) {
       const Pair rows(first, p.batch);
       product.multiply_rows(sums, line, [&](int k) { return slope(rows, base, k); });
       constexpr int LANES = NARROW / 2;
-      const int row = tid / LANES, off = tid % LANES * 2, at = unit - side * UNITS + off;
+      const int row = tid / LANES, off = tid % LANES * 2,
+                at = unit - side * UNITS + off;
       if (row < 16) {
         const int own = min(first + row, p.batch - 1), here = base + own;
-        send<LANES>(product.collect(sums, row, off), (side ? p.pre1 : p.pre0) + here * UNITS + at,
+        send<LANES>(product.collect(sums, row, off),
+                    (side ? p.pre1 : p.pre0) + here * UNITS + at,
                     (side ? p.in1_scale : p.in0_scale) + at, p.inverse[here * 4 + side],
                     p.to_in + here * BOTH + unit + off,
                     (side ? p.shares1 : p.shares0) + own * UNIT_TILES + at / NARROW,
@@ -717,7 +780,9 @@ KERNEL back_inputs(Back p) {
   } else {
     const int column = (blockIdx.x - BOTH / NARROW) * CORE, group = column / WIDTH;
     Tile<CORE, WIDTH> product;
-    auto line = [&](int n, int k) { return p.hid + (group * LINES + column % WIDTH + n) * WIDTH + k; };
+    auto line = [&](int n, int k) {
+      return p.hid + (group * LINES + column % WIDTH + n) * WIDTH + k;
+    };
     product.load(line);
     await_last();
     EACH_ROWS {
@@ -725,7 +790,8 @@ KERNEL back_inputs(Back p) {
       add_up<CORE_TILES>(totals, p.shares2, first, p.batch);
       __syncthreads();
       const Pair rows(first, p.batch);
-      product.multiply_rows(sums, line, [&](int k) { return slope(rows, base, group * WIDTH + k); });
+      product.multiply_rows(
+          sums, line, [&](int k) { return slope(rows, base, group * WIDTH + k); });
       constexpr int LANES = CORE / 2;
       const int row = tid / LANES, off = tid % LANES * 2;
       if (row < 16 && first + row < p.batch) {
