@@ -5,8 +5,9 @@
 The measure of a pool is the simulator itself (`raw`), which does the same work without
 our adapters, wrappers and pools: for Atari the emulator with the screens the settings
 ask for, for Crafter the game (with worlds made our way: its own takes seconds for one),
-for other suites the adapter alone. `raw x 2` is two of it in processes of their own,
-which is what two workers could reach at best.
+for other suites the adapter alone. A pool is held against as many of them in turn (`8
+raw`), because they crowd each other out of the cache; `raw x 2` is two of it in
+processes of their own, which is what two workers could reach at best.
 
 Overhead is what a step costs in processor time beyond the simulator, workers included:
 steps per second say as much about what else a machine is doing. All ways take turns.
@@ -49,6 +50,9 @@ class Sample(NamedTuple):
         return self.work / max(1.0, self.steps)
 
 
+Step = Callable[[int], None]
+"""Takes a step; the number picks its action."""
+
 Turn = Callable[[float], Sample]
 """Runs for so many seconds."""
 
@@ -80,11 +84,12 @@ class EnvBenchConfig:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to step a task."""
+    """One way to step a task, and what it is held against."""
 
     name: str
     turn: Turn
     close: Callable[[], object]
+    against: str = "raw"
 
 
 def bench_envs(
@@ -104,7 +109,7 @@ def bench_envs(
         for name, row in measured.items():
             cost = f"{1e6 * row['cost']:.0f}"
             line = f"{task:<16} {name:<18} {row['rate']:>9.0f} {cost:>9}"
-            print(f"{line} {row['overhead']:>9.0%}")
+            print(f"{line} {row['overhead']:>9.0%} of {row['against']}")
     if any(task.startswith("crafter") for task in found):
         found["crafter world"] = worlds = crafter_worlds(config.turns)
         print(
@@ -136,10 +141,14 @@ def _measure(
         name: Sample(*map(sum, zip(*each, strict=True)))
         for name, each in samples.items()
     }
-    bare = sums["raw"].cost
     return {
-        name: {"rate": one.rate, "cost": one.cost, "overhead": one.cost / bare - 1}
-        for name, one in sums.items()
+        way.name: {
+            "rate": sums[way.name].rate,
+            "cost": sums[way.name].cost,
+            "against": way.against,
+            "overhead": sums[way.name].cost / sums[way.against].cost - 1,
+        }
+        for way in ways
     }
 
 
@@ -152,8 +161,10 @@ def _ways(task: str, config: EnvBenchConfig, settings: envs.EnvConfig) -> list[W
     ]
     workers = config.workers if config.workers > 0 else os.cpu_count() or 1
     for count in config.counts:
+        bare = f"{count} raw"
+        ways.append(Way(bare, raw(task, settings, count), lambda: None, bare))
         local = envs.make_pool(factory, count, envs.PoolConfig())
-        ways.append(Way(f"pool of {count}", steps_of_pool(local), local.close))
+        ways.append(Way(f"pool of {count}", steps_of_pool(local), local.close, bare))
     if workers > 1:
         together = Together(task, settings, workers)
         ways.append(Way(f"raw x {workers}", together, together.close))
@@ -161,11 +172,13 @@ def _ways(task: str, config: EnvBenchConfig, settings: envs.EnvConfig) -> list[W
             options = envs.PoolConfig(workers=min(workers, count))
             pool = envs.make_pool(factory, count, options)
             name = f"{count} in {min(workers, count)} workers"
-            ways.append(Way(name, steps_of_pool(pool), pool.close))
+            bare = f"{count} raw"
+            ways.append(Way(name, steps_of_pool(pool), pool.close, bare))
     for backend in _native(task) if config.native else ():
         for count in config.counts:
             made = envs.make_pool(factory, count, envs.PoolConfig(native=backend))
-            ways.append(Way(f"{count} in {backend}", steps_of_pool(made), made.close))
+            name, bare = f"{count} in {backend}", f"{count} raw"
+            ways.append(Way(name, steps_of_pool(made), made.close, bare))
     return ways
 
 
@@ -179,6 +192,10 @@ def _native(task: str) -> list[Any]:
 
 def steps_of(env: Env) -> Turn:
     """Steps one environment with random actions."""
+    return _timed(_stepping(env))
+
+
+def _stepping(env: Env) -> Step:
     rng = np.random.default_rng(0)
     actions = {key: space.sample(rng, 1000) for key, space in env.act_space.items()}
     env.reset(seed=0)
@@ -187,7 +204,7 @@ def steps_of(env: Env) -> Turn:
         if env.step({key: value[turn] for key, value in actions.items()})["is_last"]:
             env.reset()
 
-    return _timed(step)
+    return step
 
 
 def steps_of_pool(pool: Any) -> Turn:
@@ -202,8 +219,18 @@ def steps_of_pool(pool: Any) -> Turn:
     return _timed(step, count, getattr(pool, "pids", ()))
 
 
-def raw(task: str, settings: envs.EnvConfig) -> Turn:
-    """Steps the simulator of a task without anything of ours."""
+def raw(task: str, settings: envs.EnvConfig, count: int = 1) -> Turn:
+    """Steps simulators of a task without anything of ours, one after the other."""
+    steps = [_raw_step(task, settings) for _ in range(count)]
+
+    def step(turn: int) -> None:
+        for each in steps:
+            each(turn)
+
+    return _timed(step, count)
+
+
+def _raw_step(task: str, settings: envs.EnvConfig) -> Step:
     suite, name = envs.split_task(task)
     if suite.startswith("atari"):
         return _raw_atari(name, settings)
@@ -212,10 +239,10 @@ def raw(task: str, settings: envs.EnvConfig) -> Turn:
     env: Any = envs.make(task, settings)
     while isinstance(env, Wrapper):
         env = env.env
-    return steps_of(env)
+    return _stepping(env)
 
 
-def _raw_atari(name: str, settings: envs.EnvConfig) -> Turn:
+def _raw_atari(name: str, settings: envs.EnvConfig) -> Step:
     from ale_py import ALEInterface, LoggerMode, roms
 
     from reverie.envs.atari import GRAY, find_game
@@ -242,10 +269,10 @@ def _raw_atari(name: str, settings: envs.EnvConfig) -> Turn:
         if console.game_over():
             console.reset_game()
 
-    return _timed(step)
+    return step
 
 
-def _raw_crafter(settings: envs.EnvConfig) -> Turn:
+def _raw_crafter(settings: envs.EnvConfig) -> Step:
     from reverie.envs.crafter import make_game
 
     game = make_game(settings.crafter, reward=True, seed=0)
@@ -256,10 +283,10 @@ def _raw_crafter(settings: envs.EnvConfig) -> Turn:
         if game.step(actions[turn])[2]:
             game.reset()
 
-    return _timed(step)
+    return step
 
 
-def _timed(step: Callable[[int], None], count: int = 1, pids: Any = ()) -> Turn:
+def _timed(step: Step, count: int = 1, pids: Any = ()) -> Turn:
     """Turns of a function that takes `count` steps, with the help of processes."""
     counter = 0
 

@@ -54,7 +54,7 @@ def test_the_table_holds_every_way_against_the_simulator(
     assert main([*line.split(), "--output", str(output)]) == 0
     page = capsys.readouterr().out
     found = json.loads(output.read_text())
-    ways = ["raw", "single", "pool of 2", "raw x 2", "2 in 2 workers"]
+    ways = ["raw", "single", "2 raw", "pool of 2", "raw x 2", "2 in 2 workers"]
     assert list(found["catch"]) == ways
     for way in ways:
         assert f" {way} " in page
