@@ -119,10 +119,11 @@ class TestRobosuite:
         state = lift._sim.sim.get_state().flatten()
         lift.reset()
         again = lift.reset_to(state)
-        np.testing.assert_allclose(again["object"], wanted["object"], atol=1e-6)
-        np.testing.assert_allclose(
-            again["robot0_joint_pos"], wanted["robot0_joint_pos"], atol=1e-6
-        )
+        reached = lift._sim.sim.get_state().flatten()
+        np.testing.assert_array_equal(reached, state)
+        # What a step shows was sampled a moment before its end.
+        for key in ("object", "robot0_joint_pos"):
+            np.testing.assert_allclose(again[key], wanted[key], atol=5e-3)
 
     def test_a_lifted_cube_is_success(self, lift: Any) -> None:
         assert lift.reset()["log/success"] == 0
