@@ -222,11 +222,13 @@ def _demo(arguments: list[str]) -> int:
 def _bench(arguments: list[str]) -> int:
     if arguments[:1] == ["envs"]:
         return _bench_envs(arguments[1:])
-    from reverie.run.bench import bench, growth
+    from reverie.run.bench import bench, compare, growth
 
     options, resolve = _bench_request(arguments)
     if options.vary:
         growth(resolve, options)
+    elif options.compare:
+        compare(resolve([], {}), options)
     else:
         bench(resolve([], {}), options)
     return 0

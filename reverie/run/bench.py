@@ -55,7 +55,7 @@ class BenchConfig:
     vary: Literal["", "size", "batch", "length", "image"] = ""
     """Instead of one table: how an update grows with this."""
     compare: bool = False
-    """Besides, the same without anything that makes it faster."""
+    """Instead: how many times as fast it is as without anything that speeds it up."""
     output: str = ""
     """The JSON file; by itself `bench.json` in the logdir."""
 
@@ -96,21 +96,36 @@ def bench(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
     """Measure one config, print the table, write the JSON; returns what it says."""
-    configs = {"": config}
-    if options.compare:
-        configs = {"plain": replace(config, compile="none"), "fast": _fast(config)}
-    results = {}
-    for name, each in configs.items():
-        with Bench(each, options, make_env) as subject:
-            results[name] = subject.measure()
-        if name:
-            print(f"\n{name} (--compile {each.compile})")
-        print(table(results[name]))
-    found = {"about": about(), "results": results.get("", results)}
-    if options.compare:
-        found["ratios"] = ratios(results["plain"], results["fast"])
-        print("\nplain / fast\n" + _rows(found["ratios"].items()))
-    return _write(config, options, found)
+    with Bench(config, options, make_env) as subject:
+        results = subject.measure()
+    print(table(results))
+    return _write(config, options, {"about": about(), "results": results})
+
+
+def compare(
+    config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+) -> dict[str, Any]:
+    """Measure a config plainly and fast, and print how many times as fast it is.
+
+    Both take turns, so that a machine that is busy at times is so for both.
+    """
+    quick = config if config.compile != "none" else replace(config, compile="auto")
+    slow = replace(config, compile="none")
+    with (
+        Bench(slow, options, make_env) as plain,
+        Bench(quick, options, make_env) as fast,
+    ):
+        calls = [subject.calls() for subject in (plain, fast)]
+        found: dict[str, Any] = {"plain_ms": {}, "fast_ms": {}, "ratios": {}}
+        for name in calls[0]:
+            before, after = plain.time(*(each[name] for each in calls))
+            found["plain_ms"][name], found["fast_ms"][name] = before.ms, after.ms
+            pairs = zip(before.ms, after.ms, strict=True)
+            found["ratios"][name] = [a / b for a, b in pairs]
+    print(
+        f"--compile none / --compile {quick.compile}\n" + _rows(found["ratios"].items())
+    )
+    return _write(config, options, {"about": about(), **found})
 
 
 def growth(
@@ -231,17 +246,31 @@ class Bench:
     def update(self) -> Timing:
         """A whole update, fed from a full replay."""
         self.fill(self.replay.capacity)
-        return self.time(lambda: self.agent.train(self.feed))
+        return self.time(lambda: self.agent.train(self.feed))[0]
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """What can be done plainly and fast: updates, their parts, acting."""
+        self.fill(self.replay.capacity)
+        parts = self.agent.parts(self.feed) if isinstance(self.agent, Divided) else {}
+        return {
+            "update": lambda: self.agent.train(self.feed),
+            **{f"  {name}": piece for name, piece in parts.items()},
+            "policy, 1 env": self._acting(1),
+            "policy, 16 envs": self._acting(16),
+        }
 
     def parts(self) -> dict[str, Timing]:
         """The pieces of an update, each alone."""
         if not isinstance(self.agent, Divided):
             return {}
         pieces = self.agent.parts(self.feed)
-        return {name: self.time(piece) for name, piece in pieces.items()}
+        return {name: self.time(piece)[0] for name, piece in pieces.items()}
 
     def policy(self, envs: int) -> Timing:
         """One call of the policy, from arrays to arrays."""
+        return self.time(self._acting(envs))[0]
+
+    def _acting(self, envs: int) -> Callable[[], None]:
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         memory = self.agent.initial(envs)
@@ -250,7 +279,7 @@ class Bench:
             nonlocal memory
             memory, _, _ = self.agent.policy(memory, obs, mode="train")
 
-        return self.time(call)
+        return call
 
     def env_rate(self) -> list[float]:
         """Agent steps per second of the environments, all of them together."""
@@ -264,7 +293,7 @@ class Bench:
             turn += 1
             self.envs.step(many[turn % len(many)])
 
-        return [1000 * len(self.envs) / ms for ms in self.time(call).ms]
+        return [1000 * len(self.envs) / ms for ms in self.time(call)[0].ms]
 
     def replay_rates(self) -> dict[str, list[float]]:
         """Megabytes per second that can be stored, and cut into batches."""
@@ -273,8 +302,8 @@ class Bench:
         rows = sample(self.replay.spaces, rng, self.config.run.envs)
         name, window = next(iter(self.agent.diet.items()))
         steps = window.batch * (window.context + window.length)
-        add = self.time(lambda: self.replay.add(rows))
-        serve = self.time(lambda: self.feed(name))
+        add = self.time(lambda: self.replay.add(rows))[0]
+        serve = self.time(lambda: self.feed(name))[0]
         return {
             "add": [self.config.run.envs * row / ms / 1e3 for ms in add.ms],
             "sample": [steps * row / ms / 1e3 for ms in serve.ms],
@@ -308,24 +337,31 @@ class Bench:
                 block["is_terminal"][:] = False
             self.replay.add_episode(block)
 
-    def time(self, call: Callable[[], Any]) -> Timing:
-        """Milliseconds a call takes when many follow each other."""
-        for _ in range(WARM_UP):
-            call()
-        self.wait()
-        start = time.perf_counter()
-        call()
-        self.wait()
-        once = max(time.perf_counter() - start, 1e-7)
-        count = max(1, math.ceil(self.options.seconds / once))
-        found = []
-        for _ in range(self.options.repeats):
-            start = time.perf_counter()
-            for _ in range(count):
+    def time(self, *calls: Callable[[], Any]) -> list[Timing]:
+        """Milliseconds each call takes when many follow each other.
+
+        Several calls take turns.
+        """
+        found: list[Timing] = []
+        counts = []
+        for call in calls:
+            for _ in range(WARM_UP):
                 call()
             self.wait()
-            found.append(1000 * (time.perf_counter() - start) / count)
-        return Timing(found)
+            once = max(self._seconds(call, 1), 1e-7)
+            counts.append(max(1, math.ceil(self.options.seconds / once)))
+            found.append(Timing([]))
+        for _ in range(self.options.repeats):
+            for call, count, timing in zip(calls, counts, found, strict=True):
+                timing.ms.append(1000 * self._seconds(call, count) / count)
+        return found
+
+    def _seconds(self, call: Callable[[], Any], count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        self.wait()
+        return time.perf_counter() - start
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -377,16 +413,6 @@ def trend(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
     return [float(factor) for factor in np.exp(off)]
 
 
-def ratios(plain: dict[str, Any], fast: dict[str, Any]) -> dict[str, float]:
-    """How many times as fast the second is, line by line."""
-    before, after = dict(_times(plain)), dict(_times(fast))
-    return {
-        name: _mean(before[name]) / _mean(after[name])
-        for name in before
-        if name in after
-    }
-
-
 def table(found: dict[str, Any]) -> str:
     """The results of one config, for people."""
     head = (
@@ -425,10 +451,6 @@ def growth_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
         lines.append(f"{row[name]:>8} {params:>9} {ms:>10.3f} {grows:>7} {mark:>10}")
         before = ms
     return "\n".join(lines)
-
-
-def _fast(config: Config) -> Config:
-    return config if config.compile != "none" else replace(config, compile="auto")
 
 
 def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:

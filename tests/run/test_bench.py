@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from reverie.api import UserError
 from reverie.cli import main
 from reverie.run import bench as benches
-from reverie.run.bench import Bench, BenchConfig, growth, ratios, started, trend
+from reverie.run.bench import Bench, BenchConfig, growth, started, trend
 from reverie.run.config import resolve
 
 QUICK = BenchConfig(repeats=2, seconds=0.0, steps=600)
@@ -46,21 +47,27 @@ def test_an_agent_without_parts_is_measured_as_a_whole(tmp_path, capsys):
     assert "sum of the parts" not in capsys.readouterr().out
 
 
-def test_plain_and_fast_are_compared_in_one_run(tmp_path, capsys):
+def test_plain_and_fast_take_turns_in_one_run(tmp_path, capsys):
     output = tmp_path / "x.json"
     words = ["bench", "--configs", "debug", "--compare", "--bench.seconds", "0"]
-    words += ["--bench.repeats", "1", "--bench.steps", "600"]
+    words += ["--bench.repeats", "2", "--bench.steps", "600"]
     assert main([*words, *WORDS, "--bench.output", str(output)]) == 0
     found = json.loads(output.read_text())
-    assert found["results"].keys() == {"plain", "fast"}
-    assert found["ratios"]["update"] > 0
-    assert "plain / fast" in capsys.readouterr().out
+    plain, fast = found["plain_ms"]["update"], found["fast_ms"]["update"]
+    expected = [a / b for a, b in zip(plain, fast, strict=True)]
+    assert found["ratios"]["update"] == pytest.approx(expected)
+    assert {"  decoder", "policy, 1 env"} <= found["ratios"].keys()
+    assert "--compile none / --compile auto" in capsys.readouterr().out
 
 
-def test_ratios_say_how_many_times_as_fast():
-    plain = {"update_ms": [8.0, 12.0], "parts_ms": {"scan": [4.0]}, "policy_ms": {}}
-    fast = {"update_ms": [5.0], "parts_ms": {"other": [1.0]}, "policy_ms": {}}
-    assert ratios(plain, fast) == {"update": 2.0}
+def test_calls_that_are_timed_together_alternate():
+    config = resolve(["debug"], flags={**FLAGS, "agent": "random"})
+    seen = []
+    with Bench(config, QUICK) as subject:
+        one, two = subject.time(lambda: seen.append(1), lambda: seen.append(2))
+    assert len(one.ms) == len(two.ms) == 2
+    switches = sum(a != b for a, b in itertools.pairwise(seen))
+    assert switches == 5  # 1 and 2 to warm up, then 1 2 1 2
 
 
 def test_growth_is_shown_and_what_is_off_the_trend_marked(
