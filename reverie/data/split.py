@@ -62,22 +62,25 @@ def split_by_seed(
 
 def split_by_mask(reader: Reader, train: str, held: str) -> tuple[list[str], list[str]]:
     """Names as two selections that came with the recordings say (robomimic's masks)."""
-    parts = []
-    for mask in (train, held):
-        if mask not in reader.masks:
-            known = ", ".join(sorted(reader.masks)) or "none at all"
-            raise UserError(
-                f"{reader.origin} has no mask {mask!r}, but {known}.\n"
-                "  Fix: --mask TRAIN HELD_OUT by these names, or --fraction 0.1."
-            )
-        members = set(reader.masks[mask])
-        parts.append([name for name in reader.names() if name in members])
+    parts = masked(reader, train), masked(reader, held)
     if both := set(parts[0]) & set(parts[1]):
         raise UserError(
             f"The masks {train!r} and {held!r} share {len(both)} episodes "
             f"({min(both)}, ...).\n  Fix: choose two that share none."
         )
-    return parts[0], parts[1]
+    return parts
+
+
+def masked(reader: Reader, mask: str) -> list[str]:
+    """The names in a selection that came with the recordings."""
+    if mask not in reader.masks:
+        known = ", ".join(sorted(reader.masks)) or "none at all"
+        raise UserError(
+            f"{reader.origin} has no mask {mask!r}, but {known}.\n"
+            "  Fix: choose from these with --mask, or leave it out."
+        )
+    members = set(reader.masks[mask])
+    return [name for name in reader.names() if name in members]
 
 
 def split_reader(

@@ -196,7 +196,7 @@ def test_a_key_map_reads_other_layouts(tmp_path):
             file["observations/qpos"] = episode["position"].astype(np.float64)
             file["action"] = np.roll(episode["action"], 1, 0)
             file["r"] = episode["reward"][:, None]
-    keys = {"image": "observations/images/top", "position": "observations/qpos"}
+    keys = ("image=observations/images/top", "position=observations/qpos")
     names = {"action": "action", "reward": "r", "terminal": "none"}
     led = hdf5().KeyMap(keys=keys, alignment="led", **names)
     reader = open_reader(tmp_path, map=led)
@@ -210,6 +210,8 @@ def test_a_key_map_reads_other_layouts(tmp_path):
             {k: episode[k] for k in ("image", "action", "reward")},
         )
         assert not found["is_terminal"].any()
+    with pytest.raises(ValueError, match="keys are pairs like"):
+        hdf5().KeyMap(keys=("image",))
     wrong = open_reader(tmp_path, map=hdf5().KeyMap(keys=keys, **names))
     assert slip(wrong.read("take_2")) > 0.01
 

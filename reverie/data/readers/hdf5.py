@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,8 +43,8 @@ class KeyMap:
     """The group of observations in an episode."""
     next_obs: str = "next_obs"
     """The group of observations after each action, if it was kept."""
-    keys: dict[str, str] = field(default_factory=dict)
-    """Observations by our name, as paths in an episode, where no group holds them
+    keys: tuple[str, ...] = ()
+    """Observations as `ours=theirs`, where no group holds them all
     (`image=observations/images/top`); none for all in `obs`."""
     action: str = "actions"
     reward: str = "rewards"
@@ -59,6 +59,10 @@ class KeyMap:
     ends: Literal["dones", "success", "never"] = "dones"
     """Which steps end the task: those the file says, of these only paid ones, or none.
     Demonstrations that say `done` at their last step, failed or not, want `success`."""
+
+    def __post_init__(self) -> None:
+        if wrong := [pair for pair in self.keys if not all(pair.partition("="))]:
+            raise ValueError(f"keys are pairs like image=obs/camera, not {wrong[0]!r}")
 
 
 class Hdf5Reader(Reader):
@@ -248,7 +252,8 @@ def _rows(steps: int, seen: int, pairs: bool, map: KeyMap) -> int:
 
 def _obs_of(group: Any, map: KeyMap) -> dict[str, Any]:
     if map.keys:
-        return {ours: _get(group, theirs) for ours, theirs in map.keys.items()}
+        pairs = [pair.partition("=")[::2] for pair in map.keys]
+        return {ours: _get(group, theirs) for ours, theirs in pairs}
     found = group.get(map.obs)
     if found is None or not _is_group(found):
         inside = ", ".join(sorted(group)) or "nothing"
