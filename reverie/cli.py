@@ -6,6 +6,7 @@ import errno
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,10 +323,40 @@ def _data(arguments: list[str]) -> int:
     if verb not in DATA:
         raise UserError(
             f"`reverie data` takes one of {', '.join(DATA)}, not {verb!r}."
-            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data export LOGDIR FOLDER, "
-            "or reverie data balls --out FOLDER"
+            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data inspect PATH, "
+            "or reverie data export LOGDIR FOLDER"
         )
     return DATA[verb](rest)
+
+
+def _data_verb(verb: str, arguments: list[str]) -> int:
+    from reverie.run.datasets import VERBS
+
+    places, options = _data_request(verb, arguments)
+    return VERBS[verb].function(*places, options)
+
+
+def _data_request(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
+    """What a verb on recordings is to work on, and its options."""
+    from reverie.run.datasets import VERBS
+
+    _, schema, wanted = VERBS[verb]
+    settings = _settings(arguments, places=len(wanted))
+    if len(settings.places) != len(wanted):
+        raise UserError(
+            f"`reverie data {verb}` takes {' and '.join(wanted)}.\n"
+            f"  Fix: reverie data {verb} {' '.join(wanted)}"
+        )
+    known = configs.names(schema)
+    for flag, _ in settings.flags:
+        if flag.replace("-", "_") not in known:
+            raise UserError(
+                f"`reverie data {verb}` has no option --{flag}."
+                f"{configs.suggest(flag, known)}\n"
+                f"  Fix: choose from {', '.join('--' + name for name in known)}."
+            )
+    layer = configs.flag_layer(schema, settings.flags, schema())
+    return settings.places, configs.resolve(schema, [("the flags", layer)])
 
 
 def _data_balls(arguments: list[str]) -> int:
@@ -422,6 +453,10 @@ DATA: dict[str, Callable[[list[str]], int]] = {
     "export": _data_export,
     "balls": _data_balls,
     "maze": _data_maze,
+    **{
+        verb: partial(_data_verb, verb)
+        for verb in ("inspect", "convert", "split", "stats", "view", "demos")
+    },
 }
 VIEWS: dict[str, Callable[[list[str]], int]] = {"boundaries": _view_boundaries}
 
@@ -461,8 +496,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "data": Command(
         _data,
-        "export LOGDIR FOLDER, or: balls|maze --out FOLDER",
-        "write the episodes of a run, or made-up sequences, as NPZ files",
+        "inspect|stats|view PATH, convert|split SRC DST, demos FILE,\n"
+        "    export LOGDIR FOLDER, or: balls|maze --out FOLDER (see docs/offline.md)",
+        "look at recordings, convert, split and measure them; write some",
         settings=False,
     ),
     "view": Command(

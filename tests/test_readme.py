@@ -21,12 +21,14 @@ from reverie.cli import (
     VIEWS,
     _bench_envs_request,
     _bench_request,
+    _data_request,
     _resolve,
     _settings,
     _training_config,
     main,
 )
 from reverie.run.config import Config
+from reverie.run.datasets import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -112,6 +114,8 @@ def understand(words: list[str]) -> None:
         _bench_request(rest)[1]([], {})
     elif name == "data" and rest[0] == "export":
         assert len(rest) in (1, 3)
+    elif name == "data" and rest[0] in VERBS:
+        assert not rest[1:] or _data_request(rest[0], rest[1:])
     elif name in ("data", "view"):
         assert rest[0] in (DATA if name == "data" else VIEWS)
         own = {"data": "out train test length seed dt", "view": "idx num-samples out"}

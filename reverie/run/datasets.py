@@ -1,0 +1,330 @@
+"""What `reverie data` does to recordings: look at them, convert, split, measure, show.
+
+Each verb is one function with the options of its command, and says in the end what is
+where.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.data import stats as statistics
+from reverie.data.convert import PARTIAL, ConvertConfig, convert
+from reverie.data.form import BadEpisode, Episode
+from reverie.data.readers import READERS, Reader, open_reader
+from reverie.data.readers.about import About, write_json
+from reverie.data.readers.hdf5 import KeyMap
+from reverie.data.readers.npz import NpzReader
+from reverie.data.readers.store import StoreReader
+from reverie.data.recipe import ROBOMIMIC, Recipe
+from reverie.data.shelf import Bad
+from reverie.data.split import FRACTION, masked, split_by_mask, split_by_seed
+from reverie.data.survey import survey
+from reverie.view.episodes import contact_sheet
+from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
+
+SHEET = 32
+"""Frames on a contact sheet."""
+
+
+class Verb(NamedTuple):
+    """A command: what it calls, with which options, after which words."""
+
+    function: Callable[..., int]
+    options: type
+    places: tuple[str, ...] = ("PATH",)
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    episodes: int = 0
+    """How many to look at, spread from first to last; 0 for all."""
+    out: str = ""
+    """The contact sheet, a PNG; by itself `NAME.png` here."""
+    map: KeyMap = field(default_factory=KeyMap)
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    like: Literal["", "robomimic"] = ""
+    """Begin with the usual keys of one arm in robomimic's demonstrations."""
+    images: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    aux: tuple[str, ...] = ()
+    flip: tuple[str, ...] = ()
+    size: tuple[int, int] = (0, 0)
+    format: Literal["npz", "store"] = "npz"
+    bad: Bad = "stop"
+    jobs: int = 1
+    first: int = 0
+    """Only the first so many episodes; 0 for all."""
+    map: KeyMap = field(default_factory=KeyMap)
+
+    def config(self) -> ConvertConfig:
+        usual = ROBOMIMIC if self.like else Recipe()
+        recipe = Recipe(
+            self.images or usual.images,
+            self.vectors or usual.vectors,
+            self.aux or usual.aux,
+            self.flip,
+            self.size,
+        )
+        return ConvertConfig(recipe, self.format, self.bad, self.jobs)
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    fraction: float = FRACTION
+    """The share to hold out."""
+    seed: int = 0
+    mask: tuple[str, ...] = ()
+    """Two selections that came with the recordings, to train on and to hold out."""
+    bad: Bad = "stop"
+    jobs: int = 1
+    map: KeyMap = field(default_factory=KeyMap)
+
+    def __post_init__(self) -> None:
+        if len(self.mask) not in (0, 2):
+            raise ValueError("mask takes two names, such as `--mask train valid`")
+
+
+@dataclass(frozen=True)
+class DemosOptions:
+    task: str = "reach"
+    """A task whose environment knows an expert."""
+    episodes: int = 100
+    seed: int = 0
+    noise: float = 0.0
+    """Deviation of what is added to the expert's actions."""
+
+
+@dataclass(frozen=True)
+class StatsOptions:
+    out: str = ""
+    """Where to save them; by itself `PATH.stats.npz`, beside the recordings."""
+    mask: str = ""
+    """Only the episodes of this selection."""
+    map: KeyMap = field(default_factory=KeyMap)
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    episode: str = ""
+    """By name; by itself the first."""
+    out: str = ""
+    """An .mp4 or .gif file; by itself named after the episode, here."""
+    fps: int = 15
+    map: KeyMap = field(default_factory=KeyMap)
+
+
+def inspect_data(path: str, options: InspectOptions) -> int:
+    """Print what is in recordings; 2 if something is wrong with them."""
+    reader = open_data(path, options.map)
+    found = survey(reader, options.episodes)
+    print(found.describe())
+    for name in reader.names():
+        if name not in found.bad:
+            frames = _film(reader.read(name))
+            if frames is not None:
+                out = Path(options.out or f"{_name_of(path)}.png").expanduser()
+                sheet = contact_sheet(enlarge(frames, 96), SHEET)
+                print(f"  {name} at a glance: {write_image(out, sheet)}")
+            break
+    reader.close()
+    return 2 if found.bad else 0
+
+
+def convert_data(path: str, folder: str, options: ConvertOptions) -> int:
+    destination = Path(folder).expanduser()
+    reader = open_data(path, options.map)
+    names = reader.names()[: options.first or None]
+    bar = Progress("converted")
+    done = convert(reader, destination, options.config(), names, bar)
+    bar.end()
+    reader.close()
+    for name, why in done.bad.items():
+        print(f"left out: {name} {why}", file=sys.stderr)
+    before = f", {done.kept} of them earlier" if done.kept else ""
+    print(f"{done.written + done.kept} episodes in {done.folder}{before}.")
+    return 0
+
+
+def split_data(path: str, folder: str, options: SplitOptions) -> int:
+    """Write `train` and `eval` below a folder, and `split.json`, which says who is who.
+
+    Files of ours are linked where they can be, so a split takes no room.
+    """
+    destination = Path(folder).expanduser()
+    if destination.exists():
+        raise UserError(
+            f"{destination} exists already.\n  Fix: remove it, or name another folder."
+        )
+    reader = open_data(path, options.map)
+    if options.mask:
+        parts = split_by_mask(reader, *options.mask)
+    else:
+        parts = split_by_seed(reader.names(), options.fraction, options.seed)
+    partial = destination.with_name(destination.name + PARTIAL)
+    partial.mkdir(parents=True, exist_ok=True)
+    chosen = dict(zip(("train", "eval"), parts, strict=True))
+    for part, names in chosen.items():
+        if isinstance(reader, NpzReader | StoreReader):
+            _link(reader, names, partial / part)
+        elif not (partial / part).exists():  # else written before an interruption
+            bar = Progress(part)
+            config = ConvertConfig(bad=options.bad, jobs=options.jobs)
+            convert(reader, partial / part, config, names, bar)
+            bar.end()
+    how: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
+    how = {"mask": list(options.mask)} if options.mask else how
+    write_json(partial / "split.json", {"source": reader.origin, **how, **chosen})
+    os.replace(partial, destination)
+    reader.close()
+    print(
+        f"{len(parts[0])} episodes in {destination / 'train'}, "
+        f"{len(parts[1])} in {destination / 'eval'}."
+    )
+    return 0
+
+
+def measure_data(path: str, options: StatsOptions) -> int:
+    reader = open_data(path, options.map)
+    names = masked(reader, options.mask) if options.mask else reader.names()
+    found = statistics.measure(reader, names)
+    reader.close()
+    place = Path(path).expanduser()
+    beside = place.with_name(place.name + statistics.SUFFIX)
+    if ":" in path:
+        beside = Path(_name_of(path) + statistics.SUFFIX)
+    out = Path(options.out).expanduser() if options.out else beside
+    statistics.save(out, found)
+    print(statistics.table(found))
+    print(f"Saved as {out}.")
+    return 0
+
+
+def view_data(path: str, options: ViewOptions) -> int:
+    """Write a film of one episode, all cameras side by side."""
+    reader = open_data(path, options.map)
+    names = reader.names()
+    name = options.episode or names[0]
+    if name not in names:
+        raise UserError(
+            f"{path} has no episode {name!r}, but {', '.join(names[:4])}, ...\n"
+            f"  Fix: --episode {names[0]}"
+        )
+    try:
+        frames = _film(reader.read(name))
+    except BadEpisode as error:
+        raise UserError(
+            f"{path}: {name} {error}.\n  Fix: choose another with --episode."
+        ) from None
+    reader.close()
+    if frames is None:
+        raise UserError(
+            f"{path} has no images to show.\n"
+            "  Fix: `reverie data inspect` tells what it has."
+        )
+    ending = "mp4" if can_write_mp4() else "gif"
+    out = Path(options.out or f"{name}.{ending}").expanduser()
+    print(write_video(out, enlarge(frames), options.fps))
+    return 0
+
+
+def record_demos(path: str, options: DemosOptions) -> int:
+    from reverie.run.demonstrate import demonstrate
+
+    out, count = Path(path).expanduser(), options.episodes
+    rows = demonstrate(options.task, out, count, options.seed, options.noise)
+    print(f"{count} demonstrations of {options.task} with {rows} rows in {out}.")
+    return 0
+
+
+VERBS: dict[str, Verb] = {
+    "inspect": Verb(inspect_data, InspectOptions),
+    "convert": Verb(convert_data, ConvertOptions, ("SRC", "DST")),
+    "split": Verb(split_data, SplitOptions, ("SRC", "DST")),
+    "stats": Verb(measure_data, StatsOptions),
+    "view": Verb(view_data, ViewOptions),
+    "demos": Verb(record_demos, DemosOptions, ("FILE",)),
+}
+
+
+def open_data(path: str, map: KeyMap) -> Reader:
+    """The reader for a path; a key map is for HDF5 alone."""
+    if map == KeyMap():
+        return open_reader(path)
+    if not READERS["hdf5"].claims(path):
+        raise UserError(
+            f"--map says where things lie in HDF5 files, and {path} is none.\n"
+            "  Fix: leave it out."
+        )
+    return open_reader(path, map=map)
+
+
+class Progress:
+    """A line on the terminal, or one now and then where there is none."""
+
+    def __init__(self, word: str):
+        self.word, self._said, self._tty = word, -1, sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        tenth = 10 * done // max(total, 1)
+        if self._tty:
+            bar = "#" * tenth + "." * (10 - tenth)
+            print(f"\r{self.word} [{bar}] {done}/{total}", end="", file=sys.stderr)
+        elif tenth > self._said:
+            self._said = tenth
+            print(f"{self.word} {done}/{total}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._tty:
+            print(file=sys.stderr)
+
+
+def _film(episode: Episode) -> np.ndarray | None:
+    """Every camera of an episode side by side, in three channels."""
+    views = []
+    for value in episode.values():
+        if value.dtype == np.uint8 and value.ndim == 4:
+            count = max(1, value.shape[-1] // 3)
+            whole = value.shape[-1] % 3 == 0
+            views += np.split(value, count, -1) if whole else [value[..., :1]]
+    if not views:
+        return None
+    tallest = max(view.shape[1] for view in views)
+    shown = []
+    for view in views:
+        below = [(0, 0), (0, tallest - view.shape[1]), (0, 0), (0, 0)]
+        colours = view.repeat(3, -1) if view.shape[-1] == 1 else view
+        shown.append(np.pad(colours, below))
+    return np.concatenate(shown, 2)
+
+
+def _link(reader: NpzReader | StoreReader, names: list[str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        target = folder / reader.path(name).name
+        if target.exists():
+            continue
+        try:
+            os.link(reader.path(name), target)
+        except OSError:  # another disk, or one without links
+            half = target.with_name(f".{target.name}.tmp")
+            shutil.copyfile(reader.path(name), half)
+            os.replace(half, target)
+    masks = {m: [n for n in names if n in set(v)] for m, v in reader.masks.items()}
+    About(reader.obs_space, reader.act_space, masks).write(folder)
+
+
+def _name_of(path: str) -> str:
+    return Path(path.rpartition(":")[2]).stem or "recordings"
