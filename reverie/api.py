@@ -523,6 +523,49 @@ class World(Protocol):
         ...
 
 
+class Moments(NamedTuple):
+    """What is known of all values of one key, entry by entry."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+Statistics = dict[str, Moments]
+"""By key. Those of images are in [0, 1], of prepared frames."""
+
+
+@runtime_checkable
+class Informed(Protocol):
+    """An agent that wants to know its recordings before it learns from them."""
+
+    @property
+    def curious(self) -> bool:
+        """Whether it does, with its settings; to find out takes a pass over them."""
+        ...
+
+    def inform(self, statistics: Statistics) -> None:
+        """Told once, before the first update; a checkpoint keeps what was made of it.
+
+        `statistics` are of all training rows.
+        """
+        ...
+
+
+@runtime_checkable
+class Judging(Protocol):
+    """An agent that can say how well it explains recorded episodes."""
+
+    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Losses of every row by name, each `(B, T)`, and which rows count.
+
+        Sequences begin with an episode; `mask` says which of their rows are real.
+        Nothing learns from it, and what comes after a row changes nothing about it.
+        """
+        ...
+
+
 @runtime_checkable
 class Divided(Protocol):
     """An agent that can do the work of an update in pieces, to be timed alone."""

@@ -138,7 +138,7 @@ class Learned(NamedTuple):
 
     losses: dict[str, Tensor]
     states: Any
-    dream: Dream
+    dream: Dream | None
     metrics: Metrics
 
 
@@ -311,10 +311,25 @@ class Dreamer:
             self.world.train(training)
         world = self.world.loss(state, batch, dice)
         losses, metrics = dict(world.losses), dict(world.metrics)
+        dream = None
+        if config.behaviour:
+            dream, more, found = self._behave(world.states, batch, dice, training)
+            losses |= more
+            metrics |= found
+        metrics.update({f"loss/{k}": x.mean() for k, x in losses.items()})
+        metrics = {key: value.detach() for key, value in metrics.items()}
+        return Learned(losses, world.states, dream, metrics)
 
+    def _behave(
+        self, states: Any, batch: Batch, dice: Dice, training: bool
+    ) -> tuple[Dream, dict[str, Tensor], Metrics]:
+        """Dream on from recorded states; what actor and critic make of it."""
+        config = self.config
+        losses: dict[str, Tensor] = {}
+        metrics: Metrics = {}
         length = batch["is_first"].shape[1]
         last = min(config.imag_last or length, length)
-        recent = map1(lambda x: x[:, -last:], world.states)
+        recent = map1(lambda x: x[:, -last:], states)
         start = map1(lambda x: x.detach().flatten(0, 1), recent)
         with torch.no_grad():
             dream = self.world.imagine(
@@ -341,9 +356,7 @@ class Dreamer:
             losses["repval"] = self.actor_critic.repl_loss(
                 feat, reward, is_last, is_terminal, boot, training
             ).loss
-        metrics.update({f"loss/{k}": x.mean() for k, x in losses.items()})
-        metrics = {key: value.detach() for key, value in metrics.items()}
-        return Learned(losses, world.states, dream, metrics)
+        return dream, losses, metrics
 
     def _weigh(self, losses: dict[str, Tensor]) -> Float[Tensor, ""]:
         """The one place where losses are weighed and averaged."""
@@ -436,6 +449,21 @@ class Dreamer:
             norms = [torch.linalg.vector_norm(g) for g in grads if g is not None]
             metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
         return metrics
+
+    @torch.no_grad()
+    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Losses of the world for every row of whole episodes; nothing is learnt.
+
+        With the same draws every time, so that two judgements can be compared.
+        """
+        prevact = {
+            key: torch.cat([torch.zeros_like(batch[key][:, :1]), batch[key][:, :-1]], 1)
+            for key in self.act_space
+        }
+        start = self.world.initial(len(batch["is_first"]))
+        dice = Dice(0, "judge", self.device)
+        found = self.world.eval().loss(start, {**batch, "prevact": prevact}, dice)
+        return found.losses, batch["mask"]
 
     def dreams(self, seed: int = 0) -> Dreams:
         """Walks through the world it has learned."""

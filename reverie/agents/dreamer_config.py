@@ -57,6 +57,8 @@ class DreamerConfig:
     """The same, for reports."""
     replay_context: int = 1
     """Stored steps before each sequence from which its first state is restored."""
+    behaviour: bool = True
+    """Learn to act as well; without, only the world is learnt."""
     world: str = "rssm"
     """The world to learn: rssm, or vta, which finds segments."""
     rssm: RSSMConfig = RSSMConfig()

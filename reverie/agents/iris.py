@@ -209,7 +209,9 @@ class Iris:
         """One update of the part that is due; of every part, if none is."""
         name = self.rhythm.part
         if name is None:
-            return {k: x for part in PARTS for k, x in self._update(part, feed).items()}
+            acts = self.config.behaviour
+            parts = [part for part in PARTS if acts or part != "actor_critic"]
+            return {k: x for part in parts for k, x in self._update(part, feed).items()}
         # In the first epoch every episode counts the same, however often it is seen.
         feed.tally(name, self.rhythm.epoch > 1)
         metrics = self._update(name, feed)

@@ -111,6 +111,8 @@ class IrisConfig:
     ends: Literal["last", "terminal"] = "last"
     """What the world model learns as an end: every last row, as the original, which
     does not tell a time limit from the end of the task, or only terminal ones."""
+    behaviour: bool = True
+    """Learn to act as well; without, only the world is learnt."""
     schedule: EpochsConfig = EpochsConfig()
     """When what happens."""
     acting: ActingConfig = ActingConfig()
