@@ -11,6 +11,7 @@ import torch
 from reverie.api import Agent, Spaces, UserError
 
 AGENTS = {
+    "bc": "reverie.agents.bc:BC",
     "dreamer": "reverie.agents.dreamer:Dreamer",
     "iris": "reverie.agents.iris:Iris",
     "random": "reverie.agents.random:RandomAgent",
@@ -29,11 +30,13 @@ def make(
     seed: int,
     compile: str = "none",
     overlap: bool = False,
+    base: Agent | None = None,
 ) -> Agent:
     """Build an agent by name; `config` is that agent's own dataclass.
 
     `compile` says how much faster machinery it may use: `none`, `step` or `graph`; with
     `overlap` its policy may act with slightly older weights instead of waiting.
+    `base` is another agent whose world this one looks through.
     """
     if name not in AGENTS:
         near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
@@ -42,6 +45,7 @@ def make(
         )
     module, cls = AGENTS[name].split(":")
     build = getattr(importlib.import_module(module), cls)
+    more = {} if base is None else {"base": base}
     agent: Agent = build(
         obs_space,
         act_space,
@@ -51,5 +55,6 @@ def make(
         seed=seed,
         compile=compile,
         overlap=overlap,
+        **more,
     )
     return agent
