@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, UserError
+from reverie.api import Batch, Notes, StateDict, UserError
 from reverie.data.sources import Arrays, Source
 
 LABELLED = 8
@@ -65,6 +65,12 @@ class SourceFeed:
 
     def tally(self, name: str, on: bool) -> None:
         """Sequences are not counted."""
+
+    def state_dict(self) -> StateDict:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.step = int(state["step"])
 
     def close(self) -> None:
         if self._thread:
