@@ -140,8 +140,11 @@ def _resolve(settings: Settings) -> Any:
     return resolve(settings.names, settings.files, settings.flags)
 
 
-def _training_config(settings: Settings) -> Any:
-    """The config of a run; `--logdir` alone resumes with the settings saved there."""
+def _training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
+    """The config of a run; `--logdir` alone resumes with the settings saved there.
+
+    The blocks `below` lie beneath all others.
+    """
     from reverie.run import folder
     from reverie.run.config import with_flags
 
@@ -156,7 +159,7 @@ def _training_config(settings: Settings) -> Any:
         if harmless:
             saved = folder.read_config(folder.place(str(logdir)))
             return with_flags(saved, settings.flags)
-    return _resolve(settings)
+    return _resolve(settings._replace(names=[*below, *settings.names]))
 
 
 def _train(arguments: list[str]) -> int:
@@ -171,11 +174,25 @@ def _train_eval(arguments: list[str]) -> int:
     return _finish(train_eval, arguments)
 
 
-def _finish(loop: Callable[[Any], Path], arguments: list[str]) -> int:
+def _offline(arguments: list[str]) -> int:
+    from reverie.run.offline import offline
+
+    return _finish(offline, arguments, ["offline"])
+
+
+def _bc(arguments: list[str]) -> int:
+    from reverie.run.offline import offline
+
+    return _finish(offline, arguments, ["offline", "bc"])
+
+
+def _finish(
+    loop: Callable[[Any], Path], arguments: list[str], below: Sequence[str] = ()
+) -> int:
     from reverie.run.signals import Interrupted
 
     try:
-        path = loop(_training_config(_settings(arguments)))
+        path = loop(_training_config(_settings(arguments), below))
     except Interrupted as stop:
         print("Saved. The same command resumes.", file=sys.stderr)
         return stop.exit_code
@@ -206,6 +223,12 @@ def _eval(arguments: list[str]) -> int:
         print(in_words(measure_boundaries(logdir, int(episodes))))
         return 0
     result = evaluate(logdir, int(episodes), settings.flags)
+    if "success" in result:
+        low, high = 100 * result["success_low"], 100 * result["success_high"]
+        print(
+            f"{result['task']}: success {100 * result['success']:.1f} % "
+            f"(95 % between {low:.1f} and {high:.1f})"
+        )
     print(
         f"{result['task']}: score {result['score']:.4g} ± {result['score_std']:.4g} "
         f"(min {result['score_min']:.4g}, max {result['score_max']:.4g}), "
@@ -469,6 +492,17 @@ COMMANDS: dict[str, Command] = {
         _train_eval,
         "[--configs BLOCK ...] [--SETTING VALUE ...]",
         "the same, with evaluations in between",
+    ),
+    "offline": Command(
+        _offline,
+        "--offline.data PATH [--configs BLOCK ...] [--SETTING VALUE ...]",
+        "learn a world from recordings",
+    ),
+    "bc": Command(
+        _bc,
+        "--offline.data PATH [--bc.run LOGDIR] [--configs BLOCK ...] "
+        "[--SETTING VALUE ...]",
+        "clone the policy that made recordings",
     ),
     "eval": Command(
         _eval,

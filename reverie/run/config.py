@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reverie import config as configs
+from reverie.agents.bc import BCConfig
 from reverie.agents.dreamer import DreamerConfig
 from reverie.agents.iris_config import IrisConfig
 from reverie.agents.random import RandomConfig
@@ -23,6 +24,7 @@ from reverie.data.sources import SourceConfig
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.run.clock import RunConfig
+from reverie.run.recordings import OfflineConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Config:
     task: str = "catch"
     """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, or sequences
     to watch, `watch_<name>`."""
-    agent: Literal["dreamer", "iris", "random", "watcher"] = "dreamer"
+    agent: Literal["bc", "dreamer", "iris", "random", "watcher"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"
     """The run's folder. The same folder resumes."""
@@ -48,9 +50,11 @@ class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)
     iris: IrisConfig = field(default_factory=IrisConfig)
+    bc: BCConfig = field(default_factory=BCConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     watcher: WatcherConfig = field(default_factory=WatcherConfig)
 

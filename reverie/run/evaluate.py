@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from reverie.api import Agent, Envs, Metrics
+from reverie.api import (
+    Action,
+    Agent,
+    Envs,
+    Memory,
+    Metrics,
+    Mode,
+    Notes,
+    Obs,
+    Spaces,
+    UserError,
+)
+from reverie.data.images import Images, fit
 from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
+from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import Config, with_flags
-from reverie.run.folder import home_of, read_config
+from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.parts import (
     EVAL_SEEDS,
     MakeEnv,
@@ -23,6 +37,9 @@ from reverie.run.parts import (
     make_envs,
     rest_at_end,
 )
+from reverie.run.recordings import images_of
+
+SUCCESS = "log/success"
 
 
 class Played(NamedTuple):
@@ -30,6 +47,8 @@ class Played(NamedTuple):
 
     score: float
     length: int
+    success: float | None = None
+    """Whether the task was done at any time, where an environment says so."""
 
 
 def evaluate(
@@ -45,6 +64,8 @@ def evaluate(
     path = checkpoint.locate(logdir)
     home = home_of(path)
     config = with_flags(read_config(home), flags)
+    if config.offline.data and logdir.resolve() == home.resolve():
+        path = Checkpoints(home / "best").newest(mine=False) or path
     count = min(config.run.eval_envs, episodes)
     envs = make_envs(config, count, EVAL_SEEDS, make_env)
     try:
@@ -55,10 +76,12 @@ def evaluate(
     result = {
         "checkpoint": path.name,
         "task": config.task,
-        **{key: float(value) for key, value in summarize(played).items()},
+        **summarize(played),
         "scores": [episode.score for episode in played],
         "lengths": [episode.length for episode in played],
     }
+    if "success" in result:
+        result["successes"] = [bool(episode.success) for episode in played]
     data = json.dumps(result, indent=1).encode()
     with contextlib.suppress(PermissionError):  # somebody else's run may be measured
         checkpoint.replace_file(home / "eval.json", data)
@@ -66,12 +89,50 @@ def evaluate(
 
 
 def load_agent(config: Config, path: Path, spaces: Any) -> Agent:
-    """The agent of a config with the weights of a checkpoint."""
+    """The agent of a config with the weights of a checkpoint.
+
+    One that learnt from recordings is shown what it was shown there.
+    """
     where = device.pick_device(config.device)
     precision = device.pick_precision(config.precision, where)
-    agent = make_agent(config, spaces, where, precision)
+    images = images_of(path)
+    shown = spaces
+    if images:
+        learnt = read_spaces(home_of(path))
+        fit(images, spaces.obs_space, config.task)
+        check_same_actions(learnt.act_space, spaces.act_space, config.task)
+        shown = learnt
+    agent = make_agent(config, shown, where, precision)
     agent.load_weights(checkpoint.read_part(path, "agent"))
-    return agent
+    return Prepared(agent, images) if images else agent
+
+
+class Prepared:
+    """An agent that sees prepared images; everything else is its own."""
+
+    def __init__(self, agent: Agent, images: Images):
+        self.agent, self.images = agent, images
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+    def policy(
+        self, memory: Memory, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Memory, Action, Notes]:
+        return self.agent.policy(memory, self.images.middle(obs), mode)
+
+
+def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:
+    """Raise unless an environment takes the actions of the recordings."""
+    shapes = [
+        {k: (s.shape, s.is_discrete) for k, s in x.items()} for x in (learnt, wanted)
+    ]
+    if shapes[0] != shapes[1]:
+        words = [", ".join(f"{k} {s[0]}" for k, s in x.items()) for x in shapes]
+        raise UserError(
+            f"The recordings have the actions {words[0]}, {task} takes {words[1]}.\n"
+            "  Fix: evaluate in the environment that they were made in."
+        )
 
 
 def play_episodes(
@@ -84,6 +145,7 @@ def play_episodes(
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1
     scores, lengths = np.zeros(len(envs)), np.full(len(envs), -1)
+    success = np.zeros(len(envs))
     played: list[list[Played]] = [[] for _ in quota]
     obs, memory = envs.reset(), agent.initial(len(envs))
     while True:
@@ -93,23 +155,41 @@ def play_episodes(
             replay.add({**obs, **action, **notes})
         scores += obs["reward"]
         lengths += 1
+        done = obs.get(SUCCESS)
+        success = success if done is None else np.maximum(success, done)
         for index in np.flatnonzero(obs["is_last"]):
             if len(played[index]) < quota[index]:
-                played[index].append(Played(float(scores[index]), int(lengths[index])))
-            scores[index], lengths[index] = 0, -1
+                found = None if done is None else float(success[index])
+                score, length = float(scores[index]), int(lengths[index])
+                played[index].append(Played(score, length, found))
+            scores[index], lengths[index], success[index] = 0, -1, 0
         if all(len(p) >= q for p, q in zip(played, quota, strict=True)):
             return [episode for per_env in played for episode in per_env]
         obs = envs.step(action)
 
 
 def summarize(played: Sequence[Played]) -> Metrics:
-    """Mean, spread and range of the scores, and the mean length."""
+    """Mean, spread and range of the scores, the mean length, and what succeeded."""
     scores = np.array([episode.score for episode in played])
-    return {
-        "score": scores.mean(),
-        "score_std": scores.std(),
-        "score_min": scores.min(),
-        "score_max": scores.max(),
-        "length": np.mean([episode.length for episode in played]),
-        "count": len(played),
+    found = {
+        "score": float(scores.mean()),
+        "score_std": float(scores.std()),
+        "score_min": float(scores.min()),
+        "score_max": float(scores.max()),
+        "length": float(np.mean([episode.length for episode in played])),
+        "count": float(len(played)),
     }
+    known = [episode.success for episode in played if episode.success is not None]
+    if known:
+        low, high = interval(sum(value > 0 for value in known), len(known))
+        rate = float(np.mean([value > 0 for value in known]))
+        found |= {"success": rate, "success_low": low, "success_high": high}
+    return found
+
+
+def interval(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Where the true rate probably lies (Wilson's score interval, 95 %)."""
+    rate, square = successes / count, z * z / count
+    middle = (rate + square / 2) / (1 + square)
+    half = z * math.sqrt(rate * (1 - rate) / count + square / count / 4) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)

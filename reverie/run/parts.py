@@ -445,6 +445,11 @@ def make_agent(
 ) -> Agent:
     """The config's agent for the spaces of an environment or a pool."""
     device.avoid_crashes(where, precision)
+    on: Any = getattr(config.of_agent, "on", "")
+    base = None
+    if on:  # it looks through the world of another agent, which nobody trains
+        other = replace(config, agent=on, compile="none")
+        base = make_agent(other, spaces, where, precision)
     return agents.make(
         config.agent,
         spaces.obs_space,
@@ -455,6 +460,7 @@ def make_agent(
         seed=config.seed,
         compile=device.pick_compile(config.compile, where),
         overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
+        base=base,
     )
 
 

@@ -1,7 +1,9 @@
-"""Learn a world from sequences: `train` without the lines that act and store.
+"""Learn from what others recorded: `train` without the lines that act and store.
 
-A step is an update here. Besides the usual checkpoints the folder `best` holds the one
-with the lowest loss on the evaluation set so far; true events play no part in that.
+A step is an update here. What is learnt from is the run's material: sequences made up
+or read by a source (`Sequences`), or recorded episodes (`recordings.py`). Besides the
+usual checkpoints the folder `best` holds the one with the lowest loss on the evaluation
+set so far; true events play no part in that.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from reverie.api import Agent, Metrics, StateDict, UserError
+import torch
+
+from reverie.api import Agent, Metrics, Spaces, StateDict, UserError
 from reverie.data import sources
 from reverie.data.sources import Source
 from reverie.data.sources.feed import SourceFeed
@@ -36,10 +40,15 @@ def watch(config: Config) -> Path:
 
     Returns the run folder.
     """
-    with Watch(config) as run:
+    return learn(config, Sequences(config))
+
+
+def learn(config: Config, material: Material) -> Path:
+    """The loop: updates, with looks, logs and saves in between."""
+    with Watch(config, material) as run:
         clock, logger = run.clock, run.logger
         run.start()
-        while clock.step < config.run.steps and not run.stopper.asked:
+        while clock.step < config.run.steps and not run.over:
             logger.add(run.update(), prefix="train")
             clock.advance(1)
             logger.progress(clock.step)
@@ -54,11 +63,78 @@ def watch(config: Config) -> Path:
     return run.path
 
 
+class Material(Protocol):
+    """What such a run learns from, and how that is looked at."""
+
+    @property
+    def obs_space(self) -> Spaces: ...
+
+    @property
+    def act_space(self) -> Spaces: ...
+
+    @property
+    def patience(self) -> int:
+        """Reports without a better one that are waited for; 0 for any number."""
+        ...
+
+    def open(self, agent: Agent, device: torch.device) -> Any:
+        """A feed for the agent, which also has `served`, `close` and a state."""
+        ...
+
+    def begin(self, agent: Agent) -> None:
+        """What to do before the first update of a new run."""
+        ...
+
+    def report(self, agent: Agent, feed: Any) -> Metrics:
+        """A look at what was set aside; `loss` decides which checkpoint is best."""
+        ...
+
+    def parts(self) -> dict[str, StateDict]:
+        """What a checkpoint keeps besides the agent."""
+        ...
+
+    def sentence(self, agent: Agent) -> str:
+        """What there is to learn from, in words."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Sequences:
+    """Sequences of a source, in windows as the config's agent wants them."""
+
+    patience = 0
+
+    def __init__(self, config: Config):
+        self.source = make_source(config)
+        self.obs_space, self.act_space = self.source.obs_space, self.source.act_space
+
+    def open(self, agent: Agent, device: torch.device) -> SourceFeed:
+        return SourceFeed(self.source, device, prefetch=device.type == "cuda")
+
+    def begin(self, agent: Agent) -> None:
+        pass
+
+    def report(self, agent: Agent, feed: Any) -> Metrics:
+        return agent.report(feed)
+
+    def parts(self) -> dict[str, StateDict]:
+        return {}
+
+    def sentence(self, agent: Agent) -> str:
+        meal = agent.diet["train"]
+        return f"{meal.batch} windows of {meal.context + meal.length} frames at a time"
+
+    def close(self) -> None:
+        self.source.close()
+
+
 class Watch:
     """The parts of such a run, built from its config, saved and restored together."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, material: Material | None = None):
         self.config = config
+        self.material = material or Sequences(config)
         self.path = place(config.logdir)
         self.stopper = Stopper()
         self.health = Health(config.run.max_nonfinite)
@@ -66,6 +142,7 @@ class Watch:
         self.checkpoints = Checkpoints(self.path / "ckpt", *keep)
         self.best = Checkpoints(self.path / "best", 1)
         self.lowest = math.inf  # loss on the evaluation set
+        self.waited = 0  # reports since then
         self._saved = -1  # the update after which the run was last saved
         self._closing: list[Callable[[], None]] = []
 
@@ -97,12 +174,12 @@ class Watch:
             device.be_deterministic()
         self.device = device.pick_device(config.device)
         self.precision = device.pick_precision(config.precision, self.device)
-        self.source = make_source(config)
-        ahead = self.device.type == "cuda"
-        self.feed = SourceFeed(self.source, self.device, prefetch=ahead)
+        material = self.material
+        self._closing.append(material.close)
+        self.agent = make_agent(config, material, self.device, self.precision)
+        self.feed = material.open(self.agent, self.device)
         self._closing.append(self.feed.close)
-        self.agent = make_agent(config, self.source, self.device, self.precision)
-        write_spaces(self.path, self.source.obs_space, self.source.act_space)
+        write_spaces(self.path, material.obs_space, material.act_space)
         self.clock = Clock(config.run, Steady(0))
         self.timer, self.rates = Timer(config.logger.timer), Rates()
         self.usage = Usage()
@@ -136,13 +213,20 @@ class Watch:
                 state = checkpoint.read_part(path, "agent")
                 self.agent.load_weights(state, self.config.run.from_components)
                 self._say(f"Weights from {path}.")
-        meal = self.agent.diet["train"]
+            self.material.begin(self.agent)
         self._say(
             f"{self.config.agent} on {self.config.task}, {self.device} in "
             f"{self.precision}\n  run folder {self.path}\n"
-            f"  {self.config.run.steps:,} updates on {meal.batch} windows of "
-            f"{meal.context + meal.length} frames"
+            f"  {self.config.run.steps:,} updates, "
+            f"{self.material.sentence(self.agent)}"
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether to end early: somebody asked, or nothing has improved for long."""
+        patience = self.material.patience
+        tired = bool(patience) and self.waited >= patience
+        return tired or self.stopper.asked is not None
 
     def update(self) -> Metrics:
         served = self.feed.served
@@ -156,11 +240,12 @@ class Watch:
     def report(self) -> Metrics:
         """Look at the evaluation set; keep what explains it best so far."""
         with self.timer("report"):
-            metrics = self.agent.report(self.feed)
+            metrics = self.material.report(self.agent, self.feed)
         self.logger.add(metrics, prefix="report")
         loss = float(metrics["loss"])
+        self.waited += 1
         if loss < self.lowest:
-            self.lowest = loss
+            self.lowest, self.waited = loss, 0
             self.save(self.best)
         return metrics
 
@@ -183,10 +268,12 @@ class Watch:
         loop: StateDict = {
             "clock": self.clock.state_dict(),
             "logger": self.logger.state_dict(),
-            "feed": {"step": self.feed.step},
+            "feed": self.feed.state_dict(),
             "lowest": self.lowest,
+            "waited": self.waited,
         }
-        where.save(self.clock.step, {"agent": state, "loop": loop})
+        parts = {"agent": state, "loop": loop, **self.material.parts()}
+        where.save(self.clock.step, parts)
         where.prune()
         if where is self.checkpoints:
             self._saved = self.clock.step
@@ -205,8 +292,9 @@ class Watch:
         loop = checkpoint.read_part(path, "loop")
         self.clock.load_state_dict(loop["clock"])
         self.logger.load_state_dict(loop["logger"])
-        self.feed.step = int(loop["feed"]["step"])
+        self.feed.load_state_dict(loop["feed"])
         self.lowest = float(loop["lowest"])
+        self.waited = int(loop.get("waited", 0))
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,53 @@
+"""Learn from recordings: a world, or a policy that does what was done in them.
+
+The loop is that of `watch.py`; its material are episodes (`recordings.py`). A clone on
+the world of another run takes over what that run knows: the settings of its agent, its
+weights, the keys it sees and how images are prepared for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reverie.api import UserError
+from reverie.data.images import ImageConfig
+from reverie.run import checkpoint
+from reverie.run.config import Config
+from reverie.run.folder import home_of, read_config
+from reverie.run.recordings import Recordings, images_of
+from reverie.run.watch import learn
+
+
+def offline(config: Config) -> Path:
+    """Train until `run.steps` updates, resuming if the folder has a checkpoint.
+
+    Returns the run folder.
+    """
+    config = settle(config)
+    run = getattr(config.of_agent, "run", "")
+    return learn(config, Recordings(config.offline, config.seed, run))
+
+
+def settle(config: Config) -> Config:
+    """The config with all that the run it looks through has to say."""
+    run = getattr(config.of_agent, "run", "")
+    if not run:
+        return config
+    path = checkpoint.locate(Path(run))
+    other = read_config(home_of(path))
+    mine = replace(config.of_agent, on=other.agent)
+    crop = config.offline.images.crop
+    images = images_of(path)
+    wanted = images.config if images else ImageConfig()
+    if max(crop) and crop != wanted.crop:
+        raise UserError(
+            f"{run} was trained on images of {wanted.crop}, offline.images.crop says "
+            f"{crop}.\n  Fix: leave out offline.images.crop."
+        )
+    prepared = replace(config.offline.images, crop=wanted.crop)
+    keys = config.offline.keys or (tuple(images.raw) if images else ())
+    settled = replace(config.offline, images=prepared, keys=keys)
+    changes: dict[str, Any] = {other.agent: other.of_agent, config.agent: mine}
+    return replace(config, offline=settled, **changes)
