@@ -89,7 +89,7 @@ def look(
 
 
 def judge_episodes(
-    agent: Agent, feed: RecordingFeed, images: Images, config: LookConfig
+    agent: Agent | Judging, feed: RecordingFeed, images: Images, config: LookConfig
 ) -> Iterator[tuple[str, dict[str, float], int]]:
     """The mean of each loss over the real rows of each episode, and how many count."""
     if not isinstance(agent, Judging):

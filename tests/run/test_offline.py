@@ -1,0 +1,361 @@
+"""Runs on recordings: from a folder of episodes to a judged world and a clone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from reverie import cli
+from reverie.api import Space, UserError
+from reverie.data.images import ImageConfig, Images
+from reverie.data.readers import open_reader
+from reverie.data.recordings import RecordingFeed
+from reverie.data.store import write_episode
+from reverie.envs.reach import Reach, ReachConfig
+from reverie.run import checkpoint
+from reverie.run.config import resolve
+from reverie.run.demonstrate import successes
+from reverie.run.evaluate import (
+    check_same_actions,
+    evaluate,
+    interval,
+    load_agent,
+    play_episodes,
+)
+from reverie.run.folder import read_config
+from reverie.run.offline import offline, settle
+from reverie.run.offline_eval import LookConfig, dream_on, judge_episodes, look
+from reverie.run.recordings import OfflineConfig, Recordings, images_of
+from reverie.run.watch import Watch
+
+CPU = torch.device("cpu")
+SIDE = 16
+TINY = {
+    "device": "cpu",
+    "logger.outputs": "jsonl",
+    "run.steps": 4,
+    "run.log_every": 2,
+    "run.report_every": 2,
+    "run.save_every": 2,
+    "dreamer.batch_size": 3,
+    "dreamer.batch_length": 5,
+    "dreamer.enc.mults": (1, 1),
+    "dreamer.dec.mults": (1, 1),
+    "dreamer.enc.depth": 8,
+    "dreamer.dec.depth": 8,
+    "bc.enc.mults": (1, 1),
+    "bc.enc.depth": 2,
+    "bc.enc.units": 8,
+    "bc.head.units": 8,
+    "bc.head.layers": 1,
+    "bc.batch_size": 4,
+    "offline.look.context": 2,
+    "offline.look.horizon": 3,
+    "offline.look.batch": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings")
+    env = Reach(ReachConfig(size=(SIDE, SIDE)))
+    found = zip(range(12), successes(env, "reach", 0, 0.0), strict=False)
+    for i, episode in found:
+        kept = {k: v for k, v in episode.items() if k[:4] != "log/"}
+        write_episode(folder, f"demo_{i}", kept)
+    return folder
+
+
+def settings(data, logdir, *names, **flags):
+    where = {"offline.data": str(data), "logdir": str(logdir)}
+    return resolve(["debug", "offline", *names], flags={**TINY, **where, **flags})
+
+
+def lines(path, key):
+    rows = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+    return [row[key] for row in rows if key in row]
+
+
+@pytest.fixture(scope="module")
+def world(data, tmp_path_factory):
+    flags = {"offline.images.crop": (14, 14)}
+    return offline(settings(data, tmp_path_factory.mktemp("world") / "run", **flags))
+
+
+def test_a_world_is_learnt_and_judged_without_an_environment(world):
+    for key in ("image", "proprio", "rew", "con", "dyn", "rep"):
+        assert np.isfinite(lines(world, f"report/loss/{key}")).all()
+    for name in ("model", "copy", "mean"):
+        assert lines(world, f"report/openloop/image/{name}_at_1")
+        assert lines(world, f"report/openloop/proprio/{name}")
+    assert not lines(world, "train/loss/policy")
+    (best,) = (world / "best").iterdir()
+    kept = checkpoint.read_part(best, "loop")["lowest"]
+    assert kept == pytest.approx(min(lines(world, "report/loss")), rel=1e-5)
+
+
+def test_the_actor_may_learn_along(data, tmp_path):
+    flags = {"dreamer.behaviour": "True", "run.steps": 2}
+    path = offline(settings(data, tmp_path / "run", **flags))
+    assert lines(path, "train/loss/policy")
+
+
+def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(data, world, tmp_path):
+    flags = {"offline.images.crop": (14, 14)}
+    offline(settings(data, tmp_path / "run", **flags, **{"run.steps": 2}))
+    path = offline(settings(data, tmp_path / "run", **flags))
+    ours, theirs = (
+        checkpoint.read_part(checkpoint.locate(p), "agent") for p in (path, world)
+    )
+    for key, value in theirs["enc"].items():
+        assert torch.equal(ours["enc"][key], value), key
+
+
+@pytest.fixture(scope="module")
+def clone(data, world, tmp_path_factory):
+    flags = {"bc.run": str(world)}
+    path = tmp_path_factory.mktemp("clone") / "run"
+    return offline(settings(data, path, "bc", **flags))
+
+
+def test_a_clone_takes_over_what_the_world_knows(world, clone):
+    config = read_config(clone)
+    assert config.bc.on == "dreamer"
+    assert config.dreamer == read_config(world).dreamer
+    assert config.offline.images.crop == (14, 14)
+    theirs = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
+    mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
+    for key, value in theirs.items():
+        assert torch.equal(mine["eyes"][f"encoder.{key}"], value)
+    assert mine["order"] == ["image", "proprio"]
+
+
+def test_a_clone_is_measured_with_the_images_it_was_trained_on(clone):
+    result = evaluate(clone, 3, [("task", "reach"), ("env.reach.size", (SIDE, SIDE))])
+    assert len(result["successes"]) == 3
+    assert (
+        0 <= result["success_low"] <= result["success"] <= result["success_high"] <= 1
+    )
+    assert result["checkpoint"] == next((clone / "best").iterdir()).name
+
+
+def test_the_command_says_how_often_a_clone_succeeds(clone, capsys):
+    size = ["--env.reach.size", str(SIDE), str(SIDE)]
+    code = cli.main(["eval", str(clone), "--episodes", "2", "--task", "reach", *size])
+    assert code == 0
+    assert "reach: success" in capsys.readouterr().out
+
+
+def test_an_environment_that_looks_different_is_refused(clone):
+    with pytest.raises(UserError, match=r"image: \(16, 16, 3\) was learnt"):
+        evaluate(clone, 1, [("task", "reach")])
+
+
+def test_an_environment_with_other_actions_is_refused():
+    two, three = ({"action": Space(np.float32, (n,))} for n in (2, 3))
+    with pytest.raises(UserError, match=r"action \(2,\), lift takes action \(3,\)"):
+        check_same_actions(two, three, "lift")
+    check_same_actions(two, two, "lift")
+
+
+def test_a_crop_other_than_the_world_had_is_refused(data, world, tmp_path):
+    flags = {"bc.run": str(world), "offline.images.crop": (12, 12)}
+    with pytest.raises(UserError, match="was trained on images of"):
+        settle(settings(data, tmp_path / "run", "bc", **flags))
+
+
+def test_keys_in_another_order_than_the_world_has_are_refused(data, world, tmp_path):
+    flags = {"bc.run": str(world), "bc.keys": ("proprio", "image")}
+    with pytest.raises(UserError, match="the order was image, proprio"):
+        offline(settings(data, tmp_path / "run", "bc", **flags))
+
+
+def test_recordings_without_a_key_the_world_sees_are_refused(world, tmp_path):
+    folder = tmp_path / "blind"
+    env = Reach(ReachConfig(size=(SIDE, SIDE)))
+    for i, episode in zip(range(3), successes(env, "reach", 0, 0.0), strict=False):
+        kept = {k: v for k, v in episode.items() if k not in ("image", "log/success")}
+        write_episode(folder, f"demo_{i}", kept)
+    with pytest.raises(UserError, match="has no image"):
+        offline(settings(folder, tmp_path / "run", "bc", **{"bc.run": str(world)}))
+
+
+def test_vectors_alone_are_enough(data, tmp_path):
+    flags = {"offline.keys": ("proprio",), "run.steps": 2}
+    path = offline(settings(data, tmp_path / "run", **flags))
+    assert lines(path, "report/openloop/proprio/model")
+    assert not lines(path, "report/openloop/image/model")
+
+
+def test_a_run_without_progress_ends_early(data, tmp_path):
+    flags = {"run.steps": 50, "run.report_every": 1, "offline.patience": 2}
+    path = offline(
+        settings(data, tmp_path / "run", "bc", **flags, **{"bc.opt.lr": 0.0})
+    )
+    assert lines(path, "train/opt/updates")[-1] == 3
+
+
+def test_nothing_to_learn_from_is_a_sentence(tmp_path, capsys):
+    assert cli.main(["offline", "--logdir", str(tmp_path / "run")]) == 2
+    assert "--offline.data PATH" in capsys.readouterr().err
+    missing = ["--offline.data", str(tmp_path / "none")]
+    assert cli.main(["bc", *missing, "--logdir", str(tmp_path / "run")]) == 2
+    assert "There is nothing at" in capsys.readouterr().err
+
+
+def test_recordings_are_split_by_seed_by_masks_or_not_at_all(data):
+    whole = Recordings(OfflineConfig(str(data), split=0.0), 0)
+    assert whole.training.names() == whole.judging.names()
+    half = Recordings(OfflineConfig(str(data), split=0.5), 0)
+    assert not set(half.training.names()) & set(half.judging.names())
+    assert len(half.judging.names()) == 6
+    two = Recordings(OfflineConfig(str(data), eval_data=str(data)), 0)
+    assert len(two.judging.names()) == len(two.training.names()) == 12
+    two.close()
+
+
+# What is measured
+
+
+def feed_of(data, **changes):
+    return RecordingFeed(open_reader(data), {}, CPU, **changes)
+
+
+class Oracle:
+    """A world that knows how the hand moves; `late` acts one action behind."""
+
+    def __init__(self, late=False):
+        self.obs_space = {"proprio": Space(np.float32, (2,))}
+        self.act_space = {"action": Space(np.float32, (2,))}
+        self.late = late
+
+    def seed(self, seed):
+        pass
+
+    def begin(self, context):
+        # a world that follows rows knows the actions between them, not the last one
+        return context["proprio"][:, -1], context["action"][:, -2]
+
+    def step(self, state, action):
+        place, before = state
+        taken = before if self.late else action["action"]
+        place = np.clip(place + 0.15 * taken, -1, 1)
+        return (place, action["action"]), {"proprio": place.astype(np.float32)}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_only_the_right_actions_foresee_what_came(data, late):
+    feed = feed_of(data)
+    batch = next(feed.episodes(4))
+    arrays = {k: v.numpy() for k, v in batch.items() if k != "episode"}
+    drawn = dream_on(Oracle(late), arrays, 2, 3)["proprio"]
+    error = np.abs(drawn - arrays["proprio"][:, 2:5])[arrays["mask"][:, 2:5]].max()
+    assert (error < 1e-5) is not late
+    feed.close()
+
+
+def test_padding_counts_nowhere(data, world):
+    """Losses of an episode are the same alone and beside a longer one."""
+    config = read_config(world)
+    agent = load_agent(
+        config, checkpoint.locate(world), Reach(ReachConfig((SIDE, SIDE)))
+    )
+    images = Images(ImageConfig((14, 14)), open_reader(data).obs_space)
+    feed = feed_of(data)
+    (batch,) = list(feed.episodes(1, limit=1))
+    batch = images.middle(batch)
+    rows = int(batch["mask"].sum())
+    more = {
+        k: torch.cat([v, v[:, -1:].repeat_interleave(7, 1)], 1)
+        for k, v in batch.items()
+        if v.ndim > 1
+    }
+    more["is_first"][:, 1:] = False
+    more["mask"][:, rows:] = False
+    one, other = (agent.judge(b) for b in (batch, more))
+    for key, loss in one[0].items():
+        longer = other[0][key]
+        torch.testing.assert_close(longer[:, :rows], loss)
+        assert longer.shape[1] == rows + 7
+    assert other[1].sum() == rows
+    feed.close()
+
+
+class Counting:
+    """Judges every row by its number, and padding as horrible."""
+
+    def judge(self, batch):
+        rows = torch.arange(batch["mask"].shape[1]).float()
+        loss = torch.where(batch["mask"], rows, 1e9)
+        return {"row": loss}, batch["mask"]
+
+
+def test_means_are_over_real_rows_and_the_table_names_episodes(data):
+    feed = feed_of(data)
+    images = Images(ImageConfig(), open_reader(data).obs_space)
+    table = list(judge_episodes(Counting(), feed, images, LookConfig(batch=5)))
+    assert [name for name, _, _ in table] == open_reader(data).names()
+    for _, losses, count in table:
+        assert losses["row"] == pytest.approx((count - 1) / 2)
+    feed.close()
+
+
+def test_few_episodes_and_rows_may_be_asked_for(data, world):
+    config = read_config(world)
+    agent = load_agent(
+        config, checkpoint.locate(world), Reach(ReachConfig((SIDE, SIDE)))
+    )
+    feed = feed_of(data)
+    images = images_of(checkpoint.locate(world))
+    asked = LookConfig(episodes=3, length=4, context=2, horizon=10, batch=2)
+    table = list(judge_episodes(agent.agent, feed, images, asked))
+    assert [count for _, _, count in table] == [4, 4, 4]
+    found = look(agent.agent, feed, images, asked)
+    assert found["openloop/image"].ndim == 4  # a video
+    assert "openloop/image/model_at_1" in found
+    assert "openloop/image/model_at_5" not in found
+    feed.close()
+
+
+def test_the_interval_of_a_rate_is_wilsons():
+    low, high = interval(9, 10)
+    assert (low, high) == pytest.approx((0.5958, 0.9821), abs=1e-3)
+    assert interval(0, 5)[0] == 0
+    assert interval(5, 5)[1] == 1
+
+
+def test_success_counts_whenever_it_came():
+    class Env(Reach):
+        def _obs(self, first=False):
+            obs = super()._obs(first)
+            obs["log/success"] = np.float32(self._steps == 1)
+            return obs
+
+    from reverie.envs.pool import make_pool
+    from reverie.run.config import Config
+    from reverie.run.parts import make_agent
+
+    config = Config(agent="random")
+    pool = make_pool(lambda i: Env(ReachConfig(length=4), i), 2, config.env.pool)
+    agent = make_agent(config, pool, CPU, "float32")
+    assert [p.success for p in play_episodes(agent, pool, 3)] == [1.0] * 3
+    pool.close()
+
+
+def test_the_material_is_kept_with_the_run(world):
+    images = images_of(checkpoint.locate(world))
+    assert images.config.crop == (14, 14)
+    assert sorted(images.raw) == ["image", "proprio"]
+
+
+def test_weights_may_come_from_another_run(data, world, tmp_path):
+    flags = {"offline.images.crop": (14, 14), "run.from_checkpoint": str(world)}
+    config = settings(data, tmp_path / "run", **flags)
+    with Watch(config, Recordings(config.offline, config.seed)) as run:
+        run.start()
+        mine = run.agent.world.enc.state_dict()
+    theirs = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
+    assert all(torch.equal(value, mine[key]) for key, value in theirs.items())
