@@ -97,18 +97,18 @@ class Hdf5Reader(Reader):
                 group = self._group(name)
                 steps = len(_get(group, self.map.action))
                 obs = _obs_of(group, self.map)
-                pairs = bool(_next_of(group, self.map, list(obs)))
+                pairs = bool(_next_of(group, self.map, obs))
                 self._lengths[name] = _rows(steps, _length(obs), pairs, self.map)
         return self._lengths[name]
 
     def read(self, name: str) -> Episode:
         with self._lock, _readable():
             group = self._group(name)
-            before = {k: np.asarray(v) for k, v in _obs_of(group, self.map).items()}
-            after = {
-                key: np.asarray(value)
-                for key, value in _next_of(group, self.map, list(before)).items()
-            }
+            obs = _obs_of(group, self.map)
+            then = _next_of(group, self.map, obs)
+            # all but the first row is in `next_obs`, where there is one
+            before = {k: np.asarray(v[:1] if then else v) for k, v in obs.items()}
+            after = {key: np.asarray(value) for key, value in then.items()}
             action = np.asarray(_get(group, self.map.action))
             reward = _optional(group, self.map.reward, len(action))
             terminal = _optional(group, self.map.terminal, len(action))
@@ -219,19 +219,8 @@ def _assemble(
         ends = ends & (reward > 0)
     elif map.ends == "never":
         ends = np.zeros_like(ends)
-    if not before:
-        raise BadEpisode(f"has no observations in {map.obs!r}")
-    lengths = {key: len(value) for key, value in before.items()}
-    if len(set(lengths.values())) > 1:
-        raise BadEpisode(f"has observations of several lengths, {lengths}")
     seen = before
     if after:
-        for key, value in after.items():
-            if value.shape != before[key].shape:
-                raise BadEpisode(
-                    f"{key!r} has shape {before[key].shape} in {map.obs!r} and "
-                    f"{value.shape} in {map.next_obs!r}"
-                )
         seen = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
     elif map.alignment == "led":
         action, reward, ends = action[1:], reward[1:], ends[1:]
@@ -253,21 +242,34 @@ def _rows(steps: int, seen: int, pairs: bool, map: KeyMap) -> int:
 def _obs_of(group: Any, map: KeyMap) -> dict[str, Any]:
     if map.keys:
         pairs = [pair.partition("=")[::2] for pair in map.keys]
-        return {ours: _get(group, theirs) for ours, theirs in pairs}
-    found = group.get(map.obs)
-    if found is None or not _is_group(found):
-        inside = ", ".join(sorted(group)) or "nothing"
-        raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
-    return {key: found[key] for key in found if not _is_group(found[key])}
+        found = {ours: _get(group, theirs) for ours, theirs in pairs}
+    else:
+        inner = group.get(map.obs)
+        if inner is None or not _is_group(inner):
+            inside = ", ".join(sorted(group)) or "nothing"
+            raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
+        found = {key: inner[key] for key in inner if not _is_group(inner[key])}
+    if not found:
+        raise BadEpisode(f"has no observations in {map.obs!r}")
+    lengths = {key: len(value) for key, value in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadEpisode(f"has observations of several lengths, {lengths}")
+    return found
 
 
-def _next_of(group: Any, map: KeyMap, keys: list[str]) -> dict[str, Any]:
+def _next_of(group: Any, map: KeyMap, obs: dict[str, Any]) -> dict[str, Any]:
     found = None if map.keys or map.alignment == "led" else group.get(map.next_obs)
     if found is None:
         return {}
-    if missing := [key for key in keys if key not in found]:
+    if missing := [key for key in obs if key not in found]:
         raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
-    return {key: found[key] for key in keys}
+    for key, value in obs.items():
+        if value.shape != found[key].shape:
+            raise BadEpisode(
+                f"{key!r} has shape {value.shape} in {map.obs!r} and "
+                f"{found[key].shape} in {map.next_obs!r}"
+            )
+    return {key: found[key] for key in obs}
 
 
 def _get(group: Any, key: str) -> Any:
