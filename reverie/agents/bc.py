@@ -39,6 +39,7 @@ from reverie.api import (
     Window,
     sight,
 )
+from reverie.nets import standard
 from reverie.nets.adam import Adam, AdamConfig, decaying
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Encoder, EncoderConfig
@@ -190,10 +191,13 @@ class BC:
 
     @property
     def curious(self) -> bool:
-        return self.config.normalize != "none"
+        own = self.base is None and standard.curious(self.eyes)
+        return own or self.config.normalize != "none"
 
     def inform(self, statistics: Statistics) -> None:
-        """Scale actions by what is known of all of them."""
+        """Scale actions, and own images, by what is known of all of them."""
+        if self.base is None:
+            standard.inform(self.eyes, statistics)
         for key in self.scale.spaces:
             known = statistics[key]
             mean, std, low, high = (torch.as_tensor(x).float() for x in known)

@@ -42,12 +42,13 @@ from reverie.api import (
     Report,
     Spaces,
     StateDict,
+    Statistics,
     UserError,
     Window,
     World,
     sight,
 )
-from reverie.nets import fast
+from reverie.nets import fast, standard
 from reverie.nets.blocks import initialize
 from reverie.nets.dice import Dice
 from reverie.nets.heads import PolicyHead, check_actions
@@ -449,6 +450,14 @@ class Dreamer:
             norms = [torch.linalg.vector_norm(g) for g in grads if g is not None]
             metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
         return metrics
+
+    @property
+    def curious(self) -> bool:
+        return standard.curious(self.world)
+
+    def inform(self, statistics: Statistics) -> None:
+        """Standardise images by what is known of all of them."""
+        standard.inform(self.world, statistics)
 
     @torch.no_grad()
     def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ from reverie.nets.blocks import (
 )
 from reverie.nets.inputs import Concat
 from reverie.nets.outs import MSE, Categorical, Output
+from reverie.nets.standard import Standard, StandardMSE
 
 SMALLEST, LARGEST = 3, 16
 """Allowed sides of the smallest feature map."""
@@ -64,6 +66,11 @@ class EncoderConfig:
     """Side of the convolution kernels."""
     strided: bool = False
     """Halve by strided convolutions instead of max-pooling."""
+    standard: Literal["none", "batch", "dataset"] = "none"
+    """Take out the mean and deviation of pixels: of the batch, or of all recordings;
+    otherwise images are only centred."""
+    minstd: float = 1e-3
+    """Least deviation to divide by then."""
     cnn_keys: str = ".*"
     """Pattern of the image keys to see; it must match the whole key."""
     mlp_keys: str = ".*"
@@ -101,6 +108,10 @@ class DecoderConfig:
     """Blocks of the layer from `deter` to the smallest map; 0 for one dense layer."""
     strided: bool = False
     """Double by strided transposed convolutions instead of repeating pixels."""
+    standard: Literal["none", "batch", "dataset"] = "none"
+    """Draw images with mean and deviation taken out, as the encoder sees them."""
+    minstd: float = 1e-3
+    """Least deviation to divide by then."""
     cnn_keys: str = ".*"
     """Pattern of the image keys to draw; it must match the whole key."""
     mlp_keys: str = ".*"
@@ -264,6 +275,7 @@ class Encoder(nn.Module):
                 self.add_module(f"cnn{i}norm", Norm(config.norm, units))
                 channels, h, w = units, h // stride, w // stride
             self.width += h * w * channels
+            self.standards = make_standards(images, config)
 
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype
@@ -286,8 +298,8 @@ class Encoder(nn.Module):
         batch = images[0].shape[:-3]
         h, w = self.canvas
         centered = [
-            image.reshape(-1, *image.shape[-3:]).to(dtype) / 255 - 0.5
-            for image in images
+            self._centre(key, image.reshape(-1, *image.shape[-3:]), dtype)
+            for key, image in zip(self.imgkeys, images, strict=True)
         ]
         x = torch.cat(
             [F.pad(x, (0, 0, 0, w - x.shape[2], 0, h - x.shape[1])) for x in centered],
@@ -299,6 +311,12 @@ class Encoder(nn.Module):
                 x = halve(x)
             x = self.act(getattr(self, f"cnn{i}norm")(x))
         return x.reshape(*batch, -1)  # flattened in (h, w, c) order
+
+    def _centre(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.standards is None:
+            return image.to(dtype) / 255 - 0.5
+        standardised: Tensor = self.standards[key](image.float() / 255)
+        return standardised.to(dtype)
 
 
 class Decoder(nn.Module):
@@ -324,6 +342,7 @@ class Decoder(nn.Module):
             if space.is_discrete and space.low.any():
                 self.lows[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
+        self.standards = make_standards(self.images, config)
         if self.images:
             self._build_images(deter, stoch)
 
@@ -400,15 +419,29 @@ class Decoder(nn.Module):
             x = self.act(getattr(self, f"conv{i}norm")(x))
         fine = config.strided or config.outer
         x = self.imgout(x) if fine else self.imgout.after_doubling(x)
-        x = torch.sigmoid(x.float())
+        x = x.float() if self.standards else torch.sigmoid(x.float())
         x = x.reshape(*batch, *x.shape[1:])
         outs: dict[str, Output] = {}
         channels = [space.shape[2] for space in self.images.values()]
         parts = torch.split(x, channels, -1)
         for (key, space), part in zip(self.images.items(), parts, strict=True):
             height, width, _ = space.shape
-            outs[key] = MSE(part[..., :height, :width, :], 3, _as_fraction)
+            drawn = part[..., :height, :width, :]
+            outs[key] = MSE(drawn, 3, _as_fraction)
+            if self.standards:
+                standard = self.standards[key]
+                assert isinstance(standard, Standard)
+                outs[key] = StandardMSE(drawn, standard)
         return outs
+
+
+def make_standards(
+    images: Spaces, config: EncoderConfig | DecoderConfig
+) -> ByKey | None:
+    if config.standard == "none" or not images:
+        return None
+    mode, floor = config.standard, config.minstd
+    return ByKey({k: Standard(k, s.shape, mode, floor) for k, s in images.items()})
 
 
 def make_vector_out(space: Space, inputs: int, outscale: float) -> nn.ModuleDict:

@@ -82,6 +82,7 @@ class FastDecoder(Decoder):
             config.kernel == SIDE
             and not config.strided
             and not config.outer
+            and config.standard == "none"
             and is_fusable(norm, self.act, dtype)
         )
 

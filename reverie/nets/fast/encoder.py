@@ -93,6 +93,7 @@ class FastEncoder(Encoder):
             config.kernel == SIDE
             and not config.strided
             and not config.outer
+            and config.standard == "none"
             and all(image.dtype == torch.uint8 for image in images)
             and is_fusable(norm, self.act, dtype)
         )
