@@ -361,7 +361,7 @@ def test_a_damaged_hdf5_file_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda d: d.__delitem__("actions"), None),
+        (lambda d: d.__delitem__("actions"), "has no 'actions', only dones"),
         (lambda d: d.__delitem__("obs"), "has no group 'obs'"),
         (lambda d: d.__delitem__("next_obs/speed"), "has no speed in 'next_obs'"),
         (lambda d: cut(d, "rewards"), "'rewards' has 3 rows"),
@@ -378,9 +378,6 @@ def test_a_demo_that_lacks_something_is_bad_and_the_others_are_not(
     with h5py.File(path, "a") as file:
         change(file["data/demo_1"])
     reader = open_reader(path)
-    if complaint is None:
-        assert reader.names() == ["demo_0", "demo_2"]
-        return
     with pytest.raises(BadEpisode, match=complaint):
         reader.read("demo_1")
     assert slip(reader.read("demo_2")) < 1e-5
@@ -391,6 +388,37 @@ def cut(demo, key):
     value = demo[key][:3]
     del demo[key]
     demo[key] = value
+
+
+def test_a_file_with_all_steps_in_a_row_is_cut_where_marks_are(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    episodes = [walk(n, seed=n, ends=n != 9) for n in (5, 9, 12)]
+    steps = [to_steps(episode, ACTION) for episode in episodes]
+    with h5py.File(tmp_path / "flat.hdf5", "w") as file:
+        file["observations"] = np.concatenate([s[0]["position"][:-1] for s in steps])
+        file["actions"] = np.concatenate([s[1]["action"] for s in steps])
+        file["rewards"] = np.concatenate([s[2] for s in steps])
+        file["terminals"] = np.concatenate([s[3] for s in steps])
+        timeouts = np.zeros(26, bool)
+        timeouts[13] = True
+        file["timeouts"] = timeouts
+        file["infos/qpos"] = np.zeros((26, 2))
+    marks = ("terminals", "timeouts")
+    keys = {"keys": ("position=observations",), "terminal": "terminals"}
+    reader = open_reader(
+        tmp_path / "flat.hdf5", map=hdf5().KeyMap(breaks=marks, final="drop", **keys)
+    )
+    assert reader.names() == ["episode_0", "episode_1", "episode_2"]
+    for name, episode in zip(reader.names(), episodes, strict=True):
+        found = reader.read(name)
+        assert len(found["reward"]) == reader.rows(name) == len(episode["reward"]) - 1
+        assert slip(found) < 1e-5
+    repeating = hdf5().KeyMap(breaks=marks, **keys)
+    whole = open_reader(tmp_path / "flat.hdf5", map=repeating)
+    ends = [whole.read(name)["is_terminal"][-1] for name in whole.names()]
+    assert ends == [True, False, True]
+    with pytest.raises(UserError, match="no array 'done' of 26 steps"):
+        open_reader(tmp_path / "flat.hdf5", map=hdf5().KeyMap(breaks=("done",), **keys))
 
 
 def test_an_hdf5_file_without_episodes_asks_for_the_group(tmp_path):

@@ -51,6 +51,9 @@ class KeyMap:
     """Zero in every step where there is none."""
     terminal: str = "dones"
     """Whether a step ended the task; never where there is none."""
+    breaks: tuple[str, ...] = ()
+    """Arrays that mark the last step of an episode, where a file holds all steps in a
+    row (`terminals timeouts`)."""
     alignment: Literal["chosen", "led"] = "chosen"
     """Whether action t was chosen in row t of the file, or led to it."""
     final: Literal["repeat", "drop"] = "repeat"
@@ -76,6 +79,7 @@ class Hdf5Reader(Reader):
             found = (files[0].glob(pattern) for pattern in ("*.hdf5", "*.h5"))
             files = [Path(p) for p in in_order(str(p) for some in found for p in some)]
         self._where: dict[str, tuple[Path, str]] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
         self._lengths: dict[str, int] = {}
         self._open: dict[Path, Any] = {}
         self._lock = threading.RLock()  # HDF5 reads one thing at a time anyway
@@ -133,7 +137,11 @@ class Hdf5Reader(Reader):
         try:
             root = file if place in (".", "", "/") else file.get(place)
             inside = [] if root is None else [k for k in root if _is_group(root[k])]
-            inside = [k for k in inside if self.map.action in root[k]]
+            if not any(self.map.action in root[k] for k in inside):
+                inside = []  # whatever these groups are, they are no episodes
+            if self.map.breaks:
+                self._list_stretches(path, prefix)
+                return
             if not inside and self.map.action in file:
                 self._where[prefix.rstrip("_") or path.stem] = (path, "/")
             for name in in_order(inside):
@@ -144,9 +152,30 @@ class Hdf5Reader(Reader):
         except (OSError, RuntimeError, KeyError) as error:
             raise _damaged(path, error) from None
 
+    def _list_stretches(self, path: Path, prefix: str) -> None:
+        file = self._file(path)
+        steps = len(_get(file, self.map.action))
+        last = np.zeros(steps, bool)
+        for key in self.map.breaks:
+            if key not in file or file[key].shape[:1] != (steps,):
+                raise UserError(
+                    f"{path} has no array {key!r} of {steps} steps, but "
+                    f"{', '.join(sorted(file))}.\n  Fix: name those that mark the "
+                    "last step of an episode with --map.breaks."
+                )
+            last |= np.asarray(file[key]).reshape(steps, -1)[:, 0] != 0
+        stops = [*(np.flatnonzero(last) + 1).tolist(), steps]
+        start = 0
+        for stop in dict.fromkeys(stops):
+            if stop > start:
+                name = f"{prefix}episode_{len(self._where)}"
+                self._where[name], self._spans[name] = (path, "/"), (start, stop)
+            start = stop
+
     def _group(self, name: str) -> Any:
         path, place = self._where[name]
-        return self._file(path)[place]
+        group = self._file(path)[place]
+        return _Stretch(group, *self._spans[name]) if name in self._spans else group
 
     def _file(self, path: Path) -> Any:
         with self._lock:
@@ -156,6 +185,31 @@ class Hdf5Reader(Reader):
                 except OSError as error:
                     raise _damaged(path, error) from None
             return self._open[path]
+
+
+class _Stretch:
+    """Some steps of a file in which episodes follow each other, like a group."""
+
+    def __init__(self, group: Any, start: int, stop: int):
+        self.group, self.start, self.stop = group, start, stop
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.group
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.group)
+
+    def __getitem__(self, key: str) -> Any:
+        found = self.group[key]
+        if _is_group(found):
+            return _Stretch(found, self.start, self.stop)
+        return found[self.start : self.stop]
+
+    def get(self, key: str) -> Any:
+        return None if self.group.get(key) is None else self[key]
+
+    def keys(self) -> Any:
+        return self.group.keys()
 
 
 def write_robomimic(
