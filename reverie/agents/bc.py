@@ -45,7 +45,9 @@ from reverie.nets.blocks import initialize
 from reverie.nets.conv import Encoder, EncoderConfig
 from reverie.nets.dice import Dice
 from reverie.nets.heads import check_actions
+from reverie.nets.older import OlderEncoder, OlderEncoderConfig
 
+OLDER = "dreamerv3-torch"
 PRECISIONS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -60,9 +62,10 @@ class BCConfig:
     length: int = 1
     """Rows of each; one is enough without any memory."""
     run: str = ""
-    """A run, or a checkpoint, whose world is looked through; none for own eyes."""
+    """A run, or a checkpoint, whose world is looked through, or the `latest.pt` of
+    dreamerv3-torch; none for own eyes."""
     on: str = ""
-    """The agent of that run, as found there."""
+    """The agent of that run, as found there; `dreamerv3-torch` for such a file."""
     see: Literal["encoder", "state"] = "encoder"
     """Its encoder alone, or the state of the whole world."""
     tune: bool = False
@@ -72,6 +75,8 @@ class BCConfig:
     checked against the order the eyes were trained with."""
     enc: EncoderConfig = EncoderConfig()
     """Own eyes."""
+    older: OlderEncoderConfig = OlderEncoderConfig()
+    """The encoder of dreamerv3-torch, as found in its file."""
     head: CloneHeadConfig = CloneHeadConfig()
     """What is cloned into."""
     normalize: Literal["none", "bounds", "moments"] = "none"
@@ -120,7 +125,7 @@ class BC:
         self.obs_space, self.act_space = _chosen(sight(obs_space), config), act_space
         generator = torch.Generator().manual_seed(seed)
         if base is None:
-            encoder = Encoder(self.obs_space, config.enc)
+            encoder = self._encoder()
             initialize(encoder, generator)
             self.eyes: Any = EncoderEyes(encoder, PRECISIONS[precision])
         else:
@@ -132,7 +137,7 @@ class BC:
         self.scale = ActionScale(act_space)
         for part in (self.eyes, self.head, self.scale):
             part.to(device)
-        self.learns = config.tune or base is None
+        self.learns = config.tune or not config.on
         learnt: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.learns:
             learnt.append(("eyes", self.eyes))
@@ -186,8 +191,11 @@ class BC:
 
     def adopt(self, state: StateDict) -> None:
         """See with the weights of another run, whose agent it looks through."""
-        assert self.base is not None
-        self.base.load_weights(state)
+        if self.base is not None:
+            self.base.load_weights(state)
+            return
+        check_fit("encoder", self.eyes.encoder.state_dict(), state)
+        self.eyes.encoder.load_state_dict(state["encoder"])
 
     @property
     def curious(self) -> bool:
@@ -245,6 +253,11 @@ class BC:
         return losses + [f"grad/{name}" for name in self.opt.nonfinite()]
 
     # Keeping
+
+    def _encoder(self) -> nn.Module:
+        if self.config.on == OLDER:
+            return OlderEncoder(self.obs_space, self.config.older, self.config.keys)
+        return Encoder(self.obs_space, self.config.enc)
 
     def components(self) -> dict[str, nn.Module]:
         return {"eyes": self.eyes, "head": self.head, "scale": self.scale}

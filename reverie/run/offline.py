@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reverie.agents.bc import OLDER
 from reverie.api import UserError
+from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
 from reverie.data.images import ImageConfig
 from reverie.run import checkpoint
 from reverie.run.config import Config
@@ -35,6 +37,9 @@ def settle(config: Config) -> Config:
     run = getattr(config.of_agent, "run", "")
     if not run:
         return config
+    if is_torch_file(run):
+        mine = replace(config.of_agent, on=OLDER, older=sizes_of(read_encoder(run)))
+        return replace(config, **{config.agent: mine})
     path = checkpoint.locate(Path(run))
     other = read_config(home_of(path))
     mine = replace(config.of_agent, on=other.agent)

@@ -447,7 +447,7 @@ def make_agent(
     device.avoid_crashes(where, precision)
     on: Any = getattr(config.of_agent, "on", "")
     base = None
-    if on:  # it looks through the world of another agent, which nobody trains
+    if on in agents.AGENTS:  # it looks through the world of another, left as it is
         other = replace(config, agent=on, compile="none")
         base = make_agent(other, spaces, where, precision)
     return agents.make(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from reverie.api import Agent, Informed, Metrics, Moments, StateDict, UserError
+from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.data.form import Episode, with_flags
 from reverie.data.images import ImageConfig, Images, fit, read_images
 from reverie.data.readers import Reader, open_reader
@@ -100,16 +101,21 @@ class Recordings:
         if it is to, and tell it about its recordings.
         """
         if self.run:
-            path = checkpoint.locate(Path(self.run))
-            if images := images_of(path):
-                fit(images, self.images.raw, self.config.data)
             learner: Any = agent
-            learner.adopt(checkpoint.read_part(path, "agent"))
+            learner.adopt(self._weights(self.run))
         if isinstance(agent, Informed) and agent.curious:
             found = measure(self.training, prepare=self.images.middle)
             agent.inform(
                 {k: Moments(s.mean, s.std, s.min, s.max) for k, s in found.items()}
             )
+
+    def _weights(self, run: str) -> StateDict:
+        if is_torch_file(run):
+            return {"encoder": read_encoder(run)}
+        path = checkpoint.locate(Path(run))
+        if images := images_of(path):
+            fit(images, self.images.raw, self.config.data)
+        return checkpoint.read_part(path, "agent")
 
     def report(self, agent: Agent, feed: Any) -> Metrics:
         return look(agent, feed, self.images, self.config.look)

@@ -1,0 +1,106 @@
+"""The encoder of the older PyTorch Dreamer, for weights that were trained in it.
+
+Images are halved by convolutions of stride two, rounding up, with layer norm over
+channels; vectors are squashed and go through a stack of layers. Neither has biases. The
+image's features come first, channels outermost. Vectors are read in the order in which
+they are given: such files do not say which it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import Spaces, UserError
+from reverie.nets.blocks import symlog
+
+EPS = 1e-3
+
+
+@dataclass(frozen=True)
+class OlderEncoderConfig:
+    """Sizes of that encoder; a file brings its own."""
+
+    depth: int = 32
+    """Channels of the first stage; every other one has twice those before it."""
+    stages: int = 0
+    """Convolutions; 0 for as many as leave 4 to 7 pixels a side."""
+    layers: int = 5
+    """Layers for vectors."""
+    units: int = 1024
+    """Their width."""
+
+
+class OlderEncoder(nn.Module):
+    """See the top of this file."""
+
+    def __init__(
+        self, spaces: Spaces, config: OlderEncoderConfig, order: Sequence[str] = ()
+    ):
+        super().__init__()
+        self.imgkeys = [k for k, s in spaces.items() if s.is_image]
+        vectors = [k for k in order if k in spaces] or sorted(spaces)
+        self.veckeys = [k for k in vectors if not spaces[k].is_image]
+        if len(self.imgkeys) > 1:
+            raise UserError(
+                "The older encoder sees one image, stacked along its channels, not "
+                f"{', '.join(self.imgkeys)}.\n  Fix: choose with --bc.keys."
+            )
+        self.convs, self.cnorms = nn.ModuleList(), nn.ModuleList()
+        self.linears, self.norms = nn.ModuleList(), nn.ModuleList()
+        self.width = 0
+        for key in self.imgkeys:
+            height, width, channels = spaces[key].shape
+            count = config.stages or int(math.log2(height) - math.log2(4))
+            for i in range(count):
+                units = config.depth * 2**i
+                self.convs.append(nn.Conv2d(channels, units, 4, 2, bias=False))
+                self.cnorms.append(nn.LayerNorm(units, EPS))
+                channels, height, width = units, -(-height // 2), -(-width // 2)
+            self.width += height * width * channels
+        if self.veckeys:
+            width = sum(math.prod(spaces[key].shape) for key in self.veckeys)
+            for _ in range(config.layers):
+                self.linears.append(nn.Linear(width, config.units, bias=False))
+                self.norms.append(nn.LayerNorm(config.units, EPS))
+                width = config.units
+            self.width += width
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Something to begin with; weights come from a file."""
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter, generator=generator)
+
+    def forward(
+        self, obs: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        parts = [self._see(obs[key], dtype) for key in self.imgkeys]
+        if self.veckeys:
+            flat = [obs[key].float().flatten(2) for key in self.veckeys]
+            x = symlog(torch.cat(flat, -1)).to(dtype)
+            for linear, norm in zip(self.linears, self.norms, strict=True):
+                x = F.silu(norm(linear(x)))
+            parts.append(x)
+        return torch.cat(parts, -1)
+
+    def _see(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        x = image.reshape(-1, *image.shape[-3:]).to(dtype) / 255 - 0.5
+        x = x.permute(0, 3, 1, 2)
+        for conv, norm in zip(self.convs, self.cnorms, strict=True):
+            x = conv(_pad(x))
+            x = F.silu(norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return x.reshape(*image.shape[:-3], -1)
+
+
+def _pad(x: Tensor) -> Tensor:
+    """What a side lacks for halving it rounded up; the odd pixel goes last."""
+    lacks = [max(0, 2 * (-(-side // 2) - 1) + 4 - side) for side in x.shape[-2:]]
+    (above, left), (h, w) = [lack // 2 for lack in lacks], lacks
+    return F.pad(x, (left, w - left, above, h - above))

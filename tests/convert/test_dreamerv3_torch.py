@@ -1,0 +1,143 @@
+"""Encoders of dreamerv3-torch: the same weights, however they were saved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reverie.agents.bc import BC, OLDER, BCConfig
+from reverie.agents.bc_head import CloneHeadConfig
+from reverie.api import Space, UserError
+from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
+from reverie.nets.older import OlderEncoder, OlderEncoderConfig
+
+ACTION = {"action": Space(np.float32, (2,), -1, 1)}
+SPACES = {
+    "image": Space(np.uint8, (16, 16, 3)),
+    "b": Space(np.float32, (3,)),
+    "a": Space(np.float32, (2,)),
+}
+CPU = torch.device("cpu")
+
+
+def theirs(prefix="_wm."):
+    """A state as that code saves it: two convolutions, two layers for vectors."""
+    g = torch.Generator().manual_seed(0)
+    cnn, mlp = f"{prefix}encoder._cnn.layers", f"{prefix}encoder._mlp.layers"
+    return {
+        f"{cnn}.0.weight": torch.randn(4, 3, 4, 4, generator=g),
+        f"{cnn}.1.norm.weight": torch.rand(4, generator=g),
+        f"{cnn}.1.norm.bias": torch.rand(4, generator=g),
+        f"{cnn}.3.weight": torch.randn(8, 4, 4, 4, generator=g),
+        f"{cnn}.4.norm.weight": torch.rand(8, generator=g),
+        f"{cnn}.4.norm.bias": torch.rand(8, generator=g),
+        f"{mlp}.Encoder_linear0.weight": torch.randn(6, 5, generator=g),
+        f"{mlp}.Encoder_norm0.weight": torch.rand(6, generator=g),
+        f"{mlp}.Encoder_norm0.bias": torch.rand(6, generator=g),
+        f"{mlp}.Encoder_linear1.weight": torch.randn(6, 6, generator=g),
+        f"{mlp}.Encoder_norm1.weight": torch.rand(6, generator=g),
+        f"{mlp}.Encoder_norm1.bias": torch.rand(6, generator=g),
+        f"{prefix}dynamics.W": torch.zeros(1, 3),
+        "_task_behavior.actor.x": torch.zeros(2),
+    }
+
+
+def save(path, prefix="_wm."):
+    torch.save({"agent_state_dict": theirs(prefix), "optims_state_dict": {}}, path)
+    return path
+
+
+def observe(rows=3):
+    rng = np.random.default_rng(0)
+    found = {
+        "image": rng.integers(0, 256, (rows, 1, 16, 16, 3), np.uint8),
+        "a": rng.normal(size=(rows, 1, 2)).astype(np.float32),
+        "b": 10 * rng.normal(size=(rows, 1, 3)).astype(np.float32),
+    }
+    return {key: torch.as_tensor(value) for key, value in found.items()}
+
+
+def by_hand(obs, order):
+    """The same, written out; even sides are padded by one pixel all around."""
+    state = theirs()
+    weights = [v for k, v in state.items() if ".encoder." in k]
+    x = (obs["image"][:, 0] / 255 - 0.5).permute(0, 3, 1, 2)
+    for i in (0, 3):
+        x = F.conv2d(F.pad(x, (1, 1, 1, 1)), weights[i], stride=2).permute(0, 2, 3, 1)
+        x = F.layer_norm(x, x.shape[-1:], *weights[i + 1 : i + 3], eps=1e-3)
+        x = F.silu(x).permute(0, 3, 1, 2)
+    y = torch.cat([obs[key][:, 0] for key in order], -1)
+    y = y.sign() * torch.log1p(y.abs())
+    for i in (6, 9):
+        y = F.layer_norm(y @ weights[i].T, (6,), *weights[i + 1 : i + 3], eps=1e-3)
+        y = F.silu(y)
+    return torch.cat([x.flatten(1), y], -1)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_features_are_those_of_the_original(tmp_path, order):
+    weights = read_encoder(save(tmp_path / "latest.pt"))
+    encoder = OlderEncoder(SPACES, sizes_of(weights), order)
+    encoder.load_state_dict(weights)
+    features = encoder(observe(), torch.float32)[:, 0]
+    torch.testing.assert_close(features, by_hand(observe(), order))
+    assert encoder.width == features.shape[-1] == 4 * 4 * 8 + 6
+
+
+def test_compiled_and_plain_models_give_the_same_encoder(tmp_path):
+    plain = read_encoder(save(tmp_path / "plain.pt"))
+    compiled = read_encoder(save(tmp_path / "compiled.pt", "_wm._orig_mod."))
+    assert plain.keys() == compiled.keys()
+    assert all(torch.equal(plain[key], compiled[key]) for key in plain)
+
+
+@pytest.mark.parametrize(
+    ("side", "image", "both"), [(64, 4096, 5120), (78, 6400, 7424), (84, 9216, 10240)]
+)
+def test_sizes_are_those_of_the_original(side, image, both):
+    spaces = {"image": Space(np.uint8, (side, side, 3))}
+    assert OlderEncoder(spaces, OlderEncoderConfig()).width == image
+    spaces["a"] = Space(np.float32, (2,))
+    assert OlderEncoder(spaces, OlderEncoderConfig()).width == both
+
+
+def test_a_clone_sees_with_it_and_leaves_it_alone(tmp_path):
+    weights = read_encoder(save(tmp_path / "latest.pt"))
+    head = CloneHeadConfig(layers=1, units=8)
+    config = BCConfig(on=OLDER, older=sizes_of(weights), head=head)
+    agent = BC(SPACES, ACTION, config, device=CPU)
+    agent.adopt({"encoder": weights})
+    assert agent.eyes.order == ["image", "a", "b"]
+    assert not any(name.startswith("eyes") for name in agent.opt.names)
+    _, action, _ = agent.policy(
+        agent.initial(3),
+        {
+            **{k: v[:, 0].numpy() for k, v in observe().items()},
+            "is_first": np.ones(3, bool),
+        },
+        "eval",
+    )
+    assert action["action"].shape == (3, 2)
+    wide = BCConfig(on=OLDER, older=OlderEncoderConfig(depth=8), head=head)
+    with pytest.raises(UserError, match="encoder"):
+        BC(SPACES, ACTION, wide, device=CPU).adopt({"encoder": weights})
+
+
+def test_other_files_and_pickled_code_are_refused(tmp_path):
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match="has no encoder of dreamerv3-torch"):
+        read_encoder(tmp_path / "other.pt")
+    torch.save([1], tmp_path / "list.pt")
+    with pytest.raises(UserError, match="has no encoder"):
+        read_encoder(tmp_path / "list.pt")
+    torch.save({"agent_state_dict": print}, tmp_path / "evil.pt")
+    with pytest.raises(UserError):
+        read_encoder(tmp_path / "evil.pt")
+
+
+def test_two_images_are_too_many():
+    spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
+    with pytest.raises(UserError, match="sees one image"):
+        OlderEncoder(spaces, OlderEncoderConfig())
