@@ -524,8 +524,8 @@ def _from_suite(task: str, name: str, config: EnvConfig) -> Env:
             "--task package.module:function."
         )
     if not suite.is_installed:
-        sentence_and_fix = f"Task {task!r} {suite.missing}"
-        raise UserError(sentence_and_fix)
+        lacks, fix = suite.missing
+        raise UserError(f"Task {task!r} {lacks}\n  Fix: {fix}")
     try:
         return suite.build(name, config)
     except (ImportError, AttributeError) as error:  # versions that do not fit

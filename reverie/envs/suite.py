@@ -86,23 +86,20 @@ class Suite:
             return False
 
     @property
-    def missing(self) -> str:
-        """That its package is not installed, and how to get it on this Python."""
+    def missing(self) -> tuple[str, str]:
+        """That its package is not installed; and how to get it on this Python."""
         note = f" {self.note}" if self.note else ""
         lacks = f"needs the package {self.package!r}, which is not installed.{note}"
         if self.newest_python is None or sys.version_info[:2] <= self.newest_python:
-            return f"{lacks}\n  Fix: {self.install}"
+            return lacks, self.install
         newest, here = (
             ".".join(map(str, version))
             for version in (self.newest_python, sys.version_info[:2])
         )
-        fix = f"python{newest} -m venv OTHER && OTHER/bin/{self.install}"
+        lacks += f" It installs on Python {newest} at most, and this is {here}."
         if self.script:  # makes its own
-            fix = f"{self.install} python{newest}"
-        return (
-            f"{lacks} It installs on Python {newest} at most, and this is {here}.\n"
-            f"  Fix: {fix}"
-        )
+            return lacks, f"{self.install} python{newest}"
+        return lacks, f"python{newest} -m venv OTHER && OTHER/bin/{self.install}"
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
