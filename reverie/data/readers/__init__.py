@@ -192,8 +192,8 @@ def infer_spaces(
             if key in episode and episode[key].shape[1:] == shown[key].shape[1:]:
                 value = episode[key]
                 least, most = value.min(0, initial=0), value.max(0, initial=0)
-                low[key] = np.minimum(low.get(key, least), least)
-                high[key] = np.maximum(high.get(key, most), most)
+                low[key] = np.asarray(np.minimum(low.get(key, least), least))
+                high[key] = np.asarray(np.maximum(high.get(key, most), most))
     missing = [key for key in actions if key not in shown]
     if not shown or missing:
         what = f"has no {', '.join(missing)}" if shown else "has no readable episode"
