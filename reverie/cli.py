@@ -202,6 +202,7 @@ def _finish(
 
 def _eval(arguments: list[str]) -> int:
     from reverie.data.sources import is_source
+    from reverie.run import judge
     from reverie.run.checkpoint import locate
     from reverie.run.evaluate import evaluate
     from reverie.run.folder import home_of, read_config
@@ -219,7 +220,11 @@ def _eval(arguments: list[str]) -> int:
             "  Fix: leave out --configs and --config; single settings may change."
         )
     logdir = Path(settings.places[0])
-    if is_source(read_config(home_of(locate(logdir))).task):
+    config = read_config(home_of(locate(logdir)))
+    if config.offline.data and "task" not in dict(settings.flags):
+        print(judge.in_words(judge.judge_run(logdir, settings.flags)))
+        return 0
+    if is_source(config.task):
         print(in_words(measure_boundaries(logdir, int(episodes))))
         return 0
     result = evaluate(logdir, int(episodes), settings.flags)
@@ -506,8 +511,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         _eval,
-        "LOGDIR [--episodes 100] [--SETTING VALUE ...]",
-        "measure a trained agent",
+        "LOGDIR [--episodes 100] [--task TASK] [--SETTING VALUE ...]",
+        "measure a trained agent; one of recordings by them, or in a task",
         settings=False,
     ),
     "demo": Command(

@@ -217,6 +217,60 @@ def test_recordings_are_split_by_seed_by_masks_or_not_at_all(data):
     two.close()
 
 
+def test_a_run_is_judged_by_what_was_set_aside(world, clone, capsys):
+    assert cli.main(["eval", str(world)]) == 0
+    assert "foreseen image" in capsys.readouterr().out
+    found = json.loads((world / "judgement.json").read_text())
+    assert [row["name"] for row in found["episodes"]]
+    assert {"rows", "image", "rew"} <= found["episodes"][0].keys()
+    assert len(found["openloop"]["image"]["model"]) == 3
+    names = {path.name for path in (world / "judgement").iterdir()}
+    assert {"image.png", "proprio.png"} <= names
+    assert any(name.startswith("openloop_image.") for name in names)
+    assert cli.main(["eval", str(clone)]) == 0
+    assert "loss action" in capsys.readouterr().out
+
+
+def catch_recordings(folder):
+    from reverie.envs.catch import Catch, CatchConfig
+
+    env, rng = Catch(CatchConfig(rows=4, cols=4, size=(4, 4))), np.random.default_rng(0)
+    for i in range(6):
+        rows, obs = [], env.reset(i)
+        while True:
+            last = bool(obs["is_last"])
+            space = env.act_space["action"]
+            action = space.zeros() if last else space.sample(rng)
+            rows.append({**obs, "action": action})
+            if last:
+                break
+            obs = env.step({"action": action})
+        keys = [key for key in rows[0] if key[:4] != "log/"]
+        episode = {k: np.stack([np.asarray(row[k]) for row in rows]) for k in keys}
+        write_episode(folder, f"demo_{i}", episode)
+
+
+def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_path):
+    catch_recordings(tmp_path / "data")
+    flags = {
+        **TINY,
+        "logdir": str(tmp_path / "run"),
+        "offline.data": str(tmp_path / "data"),
+        "offline.split": 0.5,
+        "offline.look.context": 1,
+        "run.steps": 2,
+        "iris.learn.world_model.batch": 4,
+        "iris.learn.tokenizer.batch": 4,
+    }
+    path = offline(resolve(["iris_tiny", "offline"], flags=flags))
+    assert lines(path, "train/loss/tokenizer/l1")
+    assert lines(path, "train/loss/world_model/latents")
+    assert not [
+        k for k in (path / "metrics.jsonl").read_text().split('"') if "actor" in k
+    ]
+    assert lines(path, "report/openloop/image/model")
+
+
 # What is measured
 
 
