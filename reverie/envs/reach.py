@@ -21,7 +21,7 @@ TABLE = np.array([30, 34, 46], np.float32)
 MARK = np.array([250, 90, 70], np.float32)
 HAND = np.array([90, 200, 250], np.float32)
 
-MARK_SIZE, HAND_SIZE = 0.16, 0.1
+MARK_SIZE, HAND_SIZE = 0.18, 0.1
 """How large both are drawn, as radii on the table."""
 
 
@@ -33,7 +33,7 @@ class ReachConfig:
     """Steps after which an episode is cut."""
     speed: float = 0.15
     """How far an action of 1 moves the hand."""
-    radius: float = 0.12
+    radius: float = 0.18
     """How near the hand must come to the mark."""
 
     def __post_init__(self) -> None:

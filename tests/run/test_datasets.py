@@ -9,13 +9,15 @@ import pytest
 from PIL import Image
 from walks import ACTION, slip, walk, write_npz
 
-from reverie.api import Space
+from reverie.api import Space, UserError
 from reverie.cli import main
 from reverie.data import stats
 from reverie.data.readers import npz, open_reader
 from reverie.data.store import write_episode
+from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import datasets
 from reverie.run.datasets import ConvertOptions, Progress
+from reverie.run.demonstrate import successes
 
 
 @pytest.fixture
@@ -189,8 +191,15 @@ def test_demonstrations_of_reach_go_all_the_way(here, capsys):
     assert run("demos again.hdf5 --episodes 12 --noise 0.1 --seed 1") == 0
     same = open_reader(again).read("demo_3")["action"]
     np.testing.assert_array_equal(same, source.read("demo_3")["action"])
-    assert "failed 50 times" in complaint("demos x.hdf5 --noise 100", capsys)
-    assert not (here / "x.hdf5").exists()
+
+
+def test_an_expert_that_never_arrives_is_given_up():
+    class Lazy(Reach):
+        def expert(self):
+            return {"action": np.zeros(2, np.float32)}
+
+    with pytest.raises(UserError, match="failed 50 times in a row"):
+        next(successes(Lazy(ReachConfig(length=2)), "lazy", 0, 0.0))
 
 
 def test_progress_is_a_bar_on_a_terminal_and_tenths_elsewhere(capsys, monkeypatch):
