@@ -23,6 +23,7 @@ from reverie.data.form import BadEpisode, problems
 from reverie.data.readers import Reader, npz
 from reverie.data.readers.about import About, write_json
 from reverie.data.recipe import Prepared, Recipe
+from reverie.data.segments import TEMPORARY
 from reverie.data.shelf import Bad
 from reverie.data.store import write_episode
 
@@ -190,6 +191,8 @@ def _begin(partial: Path, plan: dict[str, Any], destination: Path) -> None:
                 f"{partial} was left behind by another conversion to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
+        for half in partial.glob(f".*{TEMPORARY}"):  # of a process that was killed
+            half.unlink()
         return
     partial.mkdir(parents=True)
     write_json(path, plan)

@@ -34,6 +34,8 @@ class Survey:
     terminal: int = 0
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    sound: str = ""
+    """The first episode with nothing wrong, if any."""
     doubts: list[str] = field(default_factory=list)
     """What is suspicious about all of them together."""
 
@@ -86,6 +88,7 @@ def survey(reader: Reader, limit: int = 0) -> Survey:
         except BadEpisode as error:
             found.bad[name] = str(error)
             continue
+        found.sound = found.sound or name
         found.lengths.append(len(episode["reward"]))
         found.returns.append(float(episode["reward"].sum()))
         found.terminal += int(episode["is_terminal"][-1])

@@ -131,14 +131,11 @@ def inspect_data(path: str, options: InspectOptions) -> int:
     reader = open_data(path, options.map)
     found = survey(reader, options.episodes)
     print(found.describe())
-    for name in reader.names():
-        if name not in found.bad:
-            frames = _film(reader.read(name))
-            if frames is not None:
-                out = Path(options.out or f"{_name_of(path)}.png").expanduser()
-                sheet = contact_sheet(enlarge(frames, 96), SHEET)
-                print(f"  {name} at a glance: {write_image(out, sheet)}")
-            break
+    frames = _film(reader.read(found.sound)) if found.sound else None
+    if frames is not None:
+        out = Path(options.out or f"{_name_of(path)}.png").expanduser()
+        sheet = write_image(out, contact_sheet(enlarge(frames, 96), SHEET))
+        print(f"  {found.sound} at a glance: {sheet}")
     reader.close()
     return 2 if found.bad else 0
 

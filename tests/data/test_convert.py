@@ -119,12 +119,14 @@ def test_an_interrupted_conversion_goes_on_and_was_never_seen_half_done(
     monkeypatch.setattr(conversion.npz, "write_folder_file", write)
     with pytest.raises(UserError, match="left behind by another conversion"):
         convert(Arm(), out, ConvertConfig(recipe=STACK))
+    (tmp_path / "out.partial" / ".demo_3-9.npz.tmp").write_bytes(b"half")
     again, told = Arm(), []
     done = convert(again, out, progress=lambda n, total: told.append((n, total)))
     assert (done.written, done.kept) == (2, 2)
     assert not {*calls} & {*again.reads[-2:]}
     assert told[-1] == (4, 4)
     assert len(list(out.glob("*.npz"))) == 4
+    assert not [path for path in out.iterdir() if path.suffix == ".tmp"]
     assert not list(out.glob("plan.json"))
     with pytest.raises(UserError, match="exists already"):
         convert(Arm(), out)

@@ -50,6 +50,10 @@ def test_inspect_tells_what_is_there_and_draws_a_contact_sheet(here, capsys):
     assert run("inspect demos --episodes 3 --out sheet.png") == 2
     assert "wrong: demo_0" in capsys.readouterr().out
     assert (here / "sheet.png").exists()
+    for path in (here / "demos").glob("demo_[01]-*.npz"):
+        path.write_bytes(b"PK")
+    assert run("inspect demos --episodes 2") == 2
+    assert "demo_2 at a glance" in capsys.readouterr().out
 
 
 def test_vectors_alone_have_no_sheet_and_no_film(here, capsys):
