@@ -7,6 +7,7 @@ the row before or after.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ class Survey:
     obs_space: Spaces
     act_space: Spaces
     masks: dict[str, list[str]]
+    remarks: dict[str, str] = field(default_factory=dict)
     looked: int = 0
     lengths: list[int] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
@@ -61,6 +63,8 @@ class Survey:
                 lines.append(f"  {title} {key:<28} {kind:<18} [{low:.4g}, {high:.4g}]")
         for mask, members in self.masks.items():
             lines.append(f"  mask {mask}: {len(members)} episodes")
+        for key, text in self.remarks.items():
+            lines.append(f"  {key}: {textwrap.shorten(text, 200)}")
         if self.is_fine:
             lines.append("Nothing wrong was found.")
         for number, (name, why) in enumerate(self.bad.items()):
@@ -75,9 +79,8 @@ class Survey:
 def survey(reader: Reader, limit: int = 0) -> Survey:
     """Look at every episode, or at `limit` of them, spread from first to last."""
     names = reader.names()
-    found = Survey(
-        reader.origin, len(names), reader.obs_space, reader.act_space, reader.masks
-    )
+    spaces = (reader.obs_space, reader.act_space)
+    found = Survey(reader.origin, len(names), *spaces, reader.masks, reader.remarks)
     motion = Motion()
     for name in some(names, limit or len(names)):
         found.looked += 1

@@ -206,6 +206,15 @@ def measure_data(path: str, options: StatsOptions) -> int:
     statistics.save(out, found)
     print(statistics.table(found))
     print(f"Saved as {out}.")
+    means = {k: s.mean[None] for k, s in found.items() if s.mean.ndim == 3}
+    spread = {f"{k} std": found[k].std[None] for k in means}
+    shades = {
+        k: (255 * v).round().astype(np.uint8) for k, v in (means | spread).items()
+    }
+    picture = _film(shades)
+    if picture is not None:
+        image = write_image(out.with_suffix(".png"), enlarge(picture[0]))
+        print(f"Mean and deviation of images: {image}")
     return 0
 
 

@@ -82,6 +82,7 @@ def test_convert_then_split_then_measure(here, capsys):
     assert list(held.obs_space) == list(reader.obs_space)
     assert run("stats parts/train") == 0
     assert "Saved as parts/train.stats.npz" in capsys.readouterr().out
+    assert Image.open(here / "parts" / "train.stats.png").size[0] > 100
     assert stats.load(here / "parts" / "train.stats.npz")["speed"].count == 48
     assert "exists already" in complaint("split out parts", capsys)
     assert "exists already" in complaint("convert demos out", capsys)
@@ -177,7 +178,9 @@ def test_demonstrations_of_reach_go_all_the_way(here, capsys):
     assert set(source.masks) == {"train", "valid"}
     assert source.act_space["action"] == Space(np.float32, (2,), -1, 1)
     assert json.loads(source.attributes()["env_args"])["env_name"] == "reach"
+    capsys.readouterr()
     assert run("inspect reach.hdf5") == 0
+    assert '"env_name": "reach"' in capsys.readouterr().out
     assert run("convert reach.hdf5 out --images image --vectors proprio") == 0
     assert run("split out parts --mask train valid") == 0
     assert run("split reach.hdf5 others --mask train valid") == 0

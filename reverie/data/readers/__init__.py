@@ -37,6 +37,11 @@ class Reader(ABC):
     """Named selections of episodes that came with them (robomimic's filter keys)."""
 
     @property
+    def remarks(self) -> dict[str, str]:
+        """What else was noted down with them, for people."""
+        return {}
+
+    @property
     def obs_space(self) -> Spaces:
         """Keys in the order that is stored with them; without the `FLAGS`."""
         return self._spaces[0]

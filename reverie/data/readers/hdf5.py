@@ -118,6 +118,10 @@ class Hdf5Reader(Reader):
             terminal = _optional(group, self.map.terminal, len(action))
         return _assemble(before, after, action, reward, terminal, self.map)
 
+    @property
+    def remarks(self) -> dict[str, str]:
+        return {key: str(value) for key, value in self.attributes().items()}
+
     def attributes(self, name: str = "") -> dict[str, Any]:
         """What is noted on an episode, or on the group of all (`env_args`, ...)."""
         first = name or next(iter(self._where))
