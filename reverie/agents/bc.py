@@ -95,6 +95,11 @@ class BCConfig:
                 "A memory cannot be learnt from single rows.\n  Fix: --bc.length 32"
             )
 
+    @property
+    def rows(self) -> int:
+        """Rows of one update."""
+        return self.batch_size * self.length
+
 
 class CloneMemory(NamedTuple):
     """What goes on from one step of acting to the next."""

@@ -29,7 +29,32 @@ def offline(config: Config) -> Path:
     """
     config = settle(config)
     run = getattr(config.of_agent, "run", "")
-    return learn(config, Recordings(config.offline, config.seed, run))
+    material = Recordings(config.offline, config.seed, run)
+    return learn(in_updates(config, material.steps), material)
+
+
+def in_updates(config: Config, steps: int) -> Config:
+    """The config with passes over so many steps counted in updates.
+
+    They end at `run.steps` updates at the latest, and are judged at least as often as
+    `run.report_every` says.
+    """
+    offline = config.offline
+    if not offline.passes:
+        return config
+    rows = getattr(config.of_agent, "rows", None)
+    if rows is None:
+        raise UserError(
+            f"The agent {config.agent!r} does not count passes over recordings.\n"
+            "  Fix: leave out offline.passes, and give --run.steps."
+        )
+    once = max(1, steps // rows)
+    steps = min(config.run.steps, once * offline.passes)
+    run = replace(config.run, clock="steps", steps=steps)
+    if offline.report_passes:
+        every = min(config.run.report_every, once * offline.report_passes)
+        run = replace(run, report_every=every)
+    return replace(config, run=run)
 
 
 def settle(config: Config) -> Config:

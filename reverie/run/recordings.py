@@ -7,6 +7,7 @@ that whoever uses the run later prepares observations the same way.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from reverie.api import Agent, Informed, Metrics, Moments, StateDict, UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
-from reverie.data.form import Episode, with_flags
+from reverie.data.form import BadEpisode, Episode, with_flags
 from reverie.data.images import ImageConfig, Images, fit, read_images
 from reverie.data.readers import Reader, open_reader
 from reverie.data.recordings import RecordingFeed, RecordingsConfig
@@ -45,12 +46,19 @@ class OfflineConfig:
     """How recordings are kept at hand."""
     look: LookConfig = field(default_factory=LookConfig)
     """How the run is judged."""
+    passes: int = 0
+    """Passes over the recordings, but no more than `run.steps` updates, for agents that
+    learn from single rows; 0 to count updates."""
+    report_passes: int = 0
+    """Passes between two evaluations, but no more than `run.report_every` updates."""
     patience: int = 0
     """Evaluations without a better one after which the run ends; 0 for never."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.split < 1 or self.patience < 0:
-            raise ValueError("split is at least 0 and below 1, and patience at least 0")
+        if not 0 <= self.split < 1:
+            raise ValueError(f"split must be at least 0 and below 1, not {self.split}")
+        if min(self.passes, self.report_passes, self.patience) < 0:
+            raise ValueError("passes, report_passes and patience must be at least 0")
 
 
 class Recordings:
@@ -81,6 +89,15 @@ class Recordings:
         else:
             return reader, reader
         return Subset(reader, names[0]), Subset(reader, names[1])
+
+    @property
+    def steps(self) -> int:
+        """Actions taken in the training episodes."""
+        reader, steps = self.training, 0
+        for name in reader.names():
+            with contextlib.suppress(BadEpisode):
+                steps += reader.rows(name) - 1
+        return steps
 
     # What a run asks of its material.
 

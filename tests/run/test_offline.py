@@ -26,7 +26,7 @@ from reverie.run.evaluate import (
     play_episodes,
 )
 from reverie.run.folder import read_config
-from reverie.run.offline import offline, settle
+from reverie.run.offline import in_updates, offline, settle
 from reverie.run.offline_eval import LookConfig, dream_on, judge_episodes, look
 from reverie.run.recordings import OfflineConfig, Recordings, images_of
 from reverie.run.watch import Watch
@@ -52,6 +52,7 @@ TINY = {
     "bc.head.units": 8,
     "bc.head.layers": 1,
     "bc.batch_size": 4,
+    "offline.passes": 0,
     "offline.look.context": 2,
     "offline.look.horizon": 3,
     "offline.look.batch": 2,
@@ -269,6 +270,51 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         k for k in (path / "metrics.jsonl").read_text().split('"') if "actor" in k
     ]
     assert lines(path, "report/openloop/image/model")
+
+
+def test_passes_are_counted_in_updates(data):
+    flags = {**TINY, "offline.passes": 3, "offline.report_passes": 2}
+    flags |= {"bc.batch_size": 10, "offline.data": str(data)}
+    config = resolve(["offline", "bc"], flags=flags)
+    assert in_updates(config, 45).run.steps == 4  # `run.steps` ends it
+    free = resolve(["offline", "bc"], flags={**flags, "run.steps": 1e9})
+    assert in_updates(free, 45).run.steps == 3 * 4
+    assert in_updates(free, 45).run.report_every == 2  # as `run.report_every` says
+    rare = resolve(["offline", "bc"], flags={**flags, "run.report_every": 1e9})
+    assert in_updates(rare, 45).run.report_every == 2 * 4
+    assert in_updates(rare, 5).run.steps == 3
+    world = resolve(["offline"], flags=flags)
+    with pytest.raises(UserError, match="does not count passes"):
+        in_updates(world, 45)
+    rows = Recordings(OfflineConfig(str(data), split=0.0), 0).steps
+    lengths = [open_reader(data).rows(name) for name in open_reader(data).names()]
+    assert rows == sum(lengths) - 12
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "split", "passes"),
+    [
+        ("bc", 1e-4, 0.1, 20),
+        ("bc_can_PH", 5e-4, 0.1, 1000),
+        ("bc_lift_PH", 3e-4, 0.2, 1000),
+    ],
+)
+def test_presets_have_the_published_settings(name, lr, split, passes):
+    config = resolve(["offline", "bc", name])
+    assert (config.agent, config.bc.batch_size) == ("bc", 256)
+    assert (config.bc.opt.lr, config.bc.opt.wd, config.bc.opt.clip) == (lr, 0, 100)
+    assert (config.offline.split, config.offline.passes) == (split, passes)
+    head = config.bc.head
+    assert (head.kind, head.layers, head.units, head.loss) == ("mlp", 4, 1024, "mse")
+    assert config.offline.images.crop == ((78, 78) if name != "bc" else (0, 0))
+    robomimic = resolve(["offline", "robomimic"])
+    assert "aux_" in robomimic.dreamer.enc.mlp_keys
+    assert "aux_" not in robomimic.dreamer.dec.mlp_keys
+    assert robomimic.offline.images.crop == (78, 78)
+    assert not robomimic.dreamer.behaviour
+    lift = resolve(["robosuite_lift"])
+    assert (lift.task, lift.run.envs, lift.run.steps) == ("robosuite_Lift", 1, 50_000)
+    assert lift.run.train_ratio == 512
 
 
 # What is measured
