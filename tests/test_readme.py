@@ -99,8 +99,10 @@ def understand(words: list[str]) -> None:
     """Raise, or fail, unless the command line would be accepted."""
     name, rest = words[0], words[1:]
     assert name in COMMANDS, f"there is no command {name!r}"
-    if name in ("train", "train_eval"):
-        _training_config(_settings(rest))
+    below = {"train": [], "train_eval": [], "offline": ["offline"]}
+    below["bc"] = ["offline", "bc"]
+    if name in below:
+        _training_config(_settings(rest), below[name])
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
