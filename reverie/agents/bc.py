@@ -172,6 +172,11 @@ class BC:
         self, memory: Memory, obs: Obs, mode: Mode = "train"
     ) -> tuple[Memory, Action, Notes]:
         """The action it thinks most likely, within the bounds of its space."""
+        if mode == "train":
+            raise UserError(
+                "A clone learns from recordings, not from what it does itself.\n"
+                "  Fix: reverie bc --offline.data PATH"
+            )
         keys = (*self.obs_space, "is_first")
         batch: Batch = {
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys

@@ -35,6 +35,13 @@ class WorldDreams:
     def seed(self, seed: int) -> None:
         self.dice = Dice(seed, "dreams", self.device)
 
+    @property
+    @torch.no_grad()
+    def foreseen(self) -> list[str]:
+        """The keys that the world draws; others are zero in its rows."""
+        states = map1(lambda x: x[:, None], self.world.initial(1))
+        return [key for key in self.world.decode(states) if key in self.obs_space]
+
     @torch.no_grad()
     def begin(self, context: Batch) -> Any:
         keys = (*self.obs_space, *self.act_space, "is_first")

@@ -48,6 +48,9 @@ HARMLESS = (
     "run.report_batches",
     "run.keep_",
     "run.max_nonfinite",
+    "offline.look.",
+    "offline.keep.",
+    "offline.patience",
 )
 """Settings that may change when a run is resumed, by how they start."""
 

@@ -146,7 +146,8 @@ def dream_on(
         action = {key: batch[key][:, t] for key in dreams.act_space}
         state, row = dreams.step(state, action)
         rows.append(row)
-    keys = [key for key in dreams.obs_space if key in rows[0] and key in batch]
+    drawn = getattr(dreams, "foreseen", dreams.obs_space)
+    keys = [key for key in drawn if key in rows[0] and key in batch]
     return {key: np.stack([row[key] for row in rows], 1) for key in keys}
 
 

@@ -191,6 +191,20 @@ def test_vectors_alone_are_enough(data, tmp_path):
     assert not lines(path, "report/openloop/image/model")
 
 
+def test_keys_that_are_seen_but_not_drawn_are_not_judged(data, tmp_path):
+    flags = {"dreamer.dec.mlp_keys": "none", "run.steps": 1}
+    path = offline(settings(data, tmp_path / "run", **flags))
+    assert lines(path, "report/openloop/image/model")
+    assert not lines(path, "report/openloop/proprio/model")
+
+
+def test_a_clone_does_not_learn_from_acting(tmp_path, capsys):
+    logdir = ["--logdir", str(tmp_path / "run"), "--device", "cpu"]
+    flags = ["--agent", "bc", "--run.envs", "1", "--bc.enc.mults", "1", "1"]
+    assert cli.main(["train", "--task", "catch", *flags, *logdir]) == 2
+    assert "reverie bc --offline.data PATH" in capsys.readouterr().err
+
+
 def test_a_run_without_progress_ends_early(data, tmp_path):
     flags = {"run.steps": 50, "run.report_every": 1, "offline.patience": 2}
     path = offline(
