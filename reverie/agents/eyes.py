@@ -40,6 +40,24 @@ class EncoderEyes(nn.Module):
         return self.encoder(batch, self.dtype).float(), memory
 
 
+class FrameEncoder(nn.Module):
+    """The part of a world that turns frames into tokens (`embed_frames`)."""
+
+    def __init__(self, part: Any, key: str, shape: tuple[int, ...]):
+        super().__init__()
+        self.part, self.imgkeys, self.veckeys = part, [key], list[str]()
+        blank = torch.zeros(1, *shape, dtype=torch.uint8)
+        blank = blank.to(next(part.parameters()).device)
+        with torch.no_grad():
+            self.width = part.embed_frames(blank, torch.float32).shape[-1]
+
+    def forward(
+        self, obs: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        tokens: Tensor = self.part.embed_frames(obs[self.imgkeys[0]], dtype)
+        return tokens
+
+
 class StateEyes(nn.Module):
     """The state of a world that follows what is seen and done."""
 
@@ -64,7 +82,7 @@ class StateEyes(nn.Module):
 
 def eyes_of(agent: Any, see: str, obs_space: Spaces) -> EncoderEyes | StateEyes:
     """The eyes of an agent: its world's encoder, or its whole world."""
-    world = getattr(agent, "world", None)
+    world: Any = getattr(agent, "world", None)
     if see == "state" and all(
         hasattr(world, verb) for verb in ("initial", "observe", "features")
     ):
@@ -72,6 +90,9 @@ def eyes_of(agent: Any, see: str, obs_space: Spaces) -> EncoderEyes | StateEyes:
     encoder = getattr(world, "enc", None)
     if see == "encoder" and isinstance(encoder, Encoder):
         return EncoderEyes(encoder, agent.dtype)
+    part = getattr(world, "dynamics", None)
+    if see == "encoder" and hasattr(part, "embed_frames"):
+        return EncoderEyes(FrameEncoder(part, world.key, world.shape), world.dtype)
     other = "state" if see == "encoder" else "encoder"
     raise UserError(
         f"The world of this agent has no {see} to clone on.\n"

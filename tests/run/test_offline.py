@@ -284,6 +284,13 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         k for k in (path / "metrics.jsonl").read_text().split('"') if "actor" in k
     ]
     assert lines(path, "report/openloop/image/model")
+    flags |= {"bc.run": str(path), "logdir": str(tmp_path / "clone")}
+    clone = offline(resolve(["iris_tiny", "offline", "bc"], flags=flags))
+    mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
+    assert mine["order"] == ["image"]
+    theirs = checkpoint.read_part(checkpoint.locate(path), "agent")["world_model"]
+    for key, value in theirs.items():
+        assert torch.equal(value, mine["eyes"][f"encoder.part.{key}"])
 
 
 def test_passes_are_counted_in_updates(data):
