@@ -214,6 +214,9 @@ def _eval(arguments: list[str]) -> int:
     episodes = settings.take("episodes", "100")
     if not str(episodes).isdigit() or int(episodes) < 1:
         raise UserError("--episodes takes a whole number.\n  Fix: --episodes 100")
+    videos = settings.take("videos", "0")
+    if not str(videos).isdigit():
+        raise UserError("--videos takes a whole number.\n  Fix: --videos 5")
     if settings.names or settings.files:
         raise UserError(
             "An evaluation uses the settings saved with the run.\n"
@@ -227,7 +230,7 @@ def _eval(arguments: list[str]) -> int:
     if is_source(config.task):
         print(in_words(measure_boundaries(logdir, int(episodes))))
         return 0
-    result = evaluate(logdir, int(episodes), settings.flags)
+    result = evaluate(logdir, int(episodes), settings.flags, videos=int(videos))
     if "success" in result:
         low, high = 100 * result["success_low"], 100 * result["success_high"]
         print(
@@ -511,7 +514,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         _eval,
-        "LOGDIR [--episodes 100] [--task TASK] [--SETTING VALUE ...]",
+        "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]",
         "measure a trained agent; one of recordings by them, or in a task",
         settings=False,
     ),

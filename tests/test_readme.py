@@ -109,6 +109,7 @@ def understand(words: list[str]) -> None:
         settings = _settings(rest, places=1)
         assert len(settings.places) == 1 or not rest
         settings.take("episodes", "100")
+        settings.take("videos", "0")
         _resolve(settings)
     elif name == "bench" and rest[:1] == ["envs"]:
         _bench_envs_request(rest[1:])

@@ -28,6 +28,7 @@ from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import Config, with_flags
+from reverie.run.films import Films
 from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.parts import (
     EVAL_SEEDS,
@@ -56,10 +57,12 @@ def evaluate(
     episodes: int = 100,
     flags: Sequence[tuple[str, Any]] = (),
     make_env: MakeEnv | None = None,
+    videos: int = 0,
 ) -> dict[str, Any]:
     """Play episodes with the newest checkpoint of a run, or with the one named.
 
-    Writes the scores to `eval.json` in the run folder and returns the summary.
+    Writes the scores to `eval.json` in the run folder and returns the summary. With
+    `videos`, so many episodes, and as many that failed, are filmed to `eval/`.
     """
     path = checkpoint.locate(logdir)
     home = home_of(path)
@@ -70,7 +73,9 @@ def evaluate(
     envs = make_envs(config, count, EVAL_SEEDS, make_env)
     try:
         agent = load_agent(config, path, envs)
-        played = play_episodes(agent, envs, episodes)
+        space = envs.obs_space
+        films = Films(home / "eval", space, count, videos) if videos else None
+        played = play_episodes(agent, envs, episodes, films=films)
     finally:
         envs.close()
     result = {
@@ -136,7 +141,11 @@ def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:
 
 
 def play_episodes(
-    agent: Agent, envs: Envs, episodes: int, replay: Replay | None = None
+    agent: Agent,
+    envs: Envs,
+    episodes: int,
+    replay: Replay | None = None,
+    films: Films | None = None,
 ) -> list[Played]:
     """Play whole episodes, as many in each environment as in any other.
 
@@ -153,6 +162,8 @@ def play_episodes(
         action = rest_at_end(action, obs)
         if replay is not None:
             replay.add({**obs, **action, **notes})
+        if films is not None:
+            films.add(obs)
         scores += obs["reward"]
         lengths += 1
         done = obs.get(SUCCESS)
@@ -162,6 +173,8 @@ def play_episodes(
                 found = None if done is None else float(success[index])
                 score, length = float(scores[index]), int(lengths[index])
                 played[index].append(Played(score, length, found))
+                if films is not None:
+                    films.end(int(index), found)
             scores[index], lengths[index], success[index] = 0, -1, 0
         if all(len(p) >= q for p, q in zip(played, quota, strict=True)):
             return [episode for per_env in played for episode in per_env]

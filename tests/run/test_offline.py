@@ -25,6 +25,7 @@ from reverie.run.evaluate import (
     load_agent,
     play_episodes,
 )
+from reverie.run.films import Films
 from reverie.run.folder import read_config
 from reverie.run.offline import in_updates, offline, settle
 from reverie.run.offline_eval import LookConfig, dream_on, judge_episodes, look
@@ -145,9 +146,20 @@ def test_a_clone_is_measured_with_the_images_it_was_trained_on(clone):
 
 def test_the_command_says_how_often_a_clone_succeeds(clone, capsys):
     size = ["--env.reach.size", str(SIDE), str(SIDE)]
-    code = cli.main(["eval", str(clone), "--episodes", "2", "--task", "reach", *size])
-    assert code == 0
+    words = ["eval", str(clone), "--episodes", "3", "--task", "reach", *size]
+    assert cli.main([*words, "--videos", "1"]) == 0
     assert "reach: success" in capsys.readouterr().out
+    found = json.loads((clone / "eval.json").read_text())["successes"]
+    names = sorted(path.stem for path in (clone / "eval").iterdir())
+    assert names[0].startswith("0000")
+    assert any("failed" in name for name in names) is not all(found)
+    assert cli.main([*words, "--videos", "some"]) == 2
+    assert "--videos 5" in capsys.readouterr().err
+
+
+def test_what_shows_no_images_is_not_filmed(tmp_path):
+    with pytest.raises(UserError, match="no images to film"):
+        Films(tmp_path, {"proprio": Space(np.float32, (2,))}, 1, 1)
 
 
 def test_an_environment_that_looks_different_is_refused(clone):
