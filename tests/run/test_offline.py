@@ -305,6 +305,25 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         assert torch.equal(value, mine["eyes"][f"encoder.part.{key}"])
 
 
+def test_a_clone_looks_through_a_file_of_dreamerv3_torch(data, tmp_path):
+    cnn, mlp = "_wm._orig_mod.encoder._cnn.layers", "_wm._orig_mod.encoder._mlp.layers"
+    state = {
+        f"{cnn}.0.weight": torch.rand(4, 3, 4, 4),
+        f"{cnn}.1.norm.weight": torch.rand(4),
+        f"{cnn}.1.norm.bias": torch.rand(4),
+        f"{mlp}.Encoder_linear0.weight": torch.rand(6, 2),
+        f"{mlp}.Encoder_norm0.weight": torch.rand(6),
+        f"{mlp}.Encoder_norm0.bias": torch.rand(6),
+    }
+    torch.save({"agent_state_dict": state}, tmp_path / "latest.pt")
+    flags = {"bc.run": str(tmp_path / "latest.pt"), "run.steps": 2}
+    path = offline(settings(data, tmp_path / "run", "bc", **flags))
+    mine = checkpoint.read_part(checkpoint.locate(path), "agent")["eyes"]
+    assert torch.equal(mine["encoder.convs.0.weight"], state[f"{cnn}.0.weight"])
+    size = ("env.reach.size", (SIDE, SIDE))
+    assert "success" in evaluate(path, 1, [("task", "reach"), size])
+
+
 def test_passes_are_counted_in_updates(data):
     flags = {**TINY, "offline.passes": 3, "offline.report_passes": 2}
     flags |= {"bc.batch_size": 10, "offline.data": str(data)}
