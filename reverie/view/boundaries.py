@@ -69,7 +69,9 @@ def _row(frames: np.ndarray, marks: np.ndarray, colour: tuple[int, ...]) -> np.n
     return np.concatenate(tiles, 1)
 
 
-def _tile(frame: np.ndarray, marked: bool | np.bool_, colour: tuple[int, ...]) -> np.ndarray:
+def _tile(
+    frame: np.ndarray, marked: bool | np.bool_, colour: tuple[int, ...]
+) -> np.ndarray:
     """A frame with a border, coloured if it is marked, and a gap around it."""
     height, width = frame.shape[:2]
     tile = _paper(height + 2 * BORDER + GAP, width + 2 * BORDER + GAP)
