@@ -13,6 +13,7 @@ refreshes what the replay keeps.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -224,6 +225,12 @@ class Dreamer:
             self.speed_up(compile == "graph", overlap)
         elif compile != "none" and device.type == "cpu":
             fast.accelerate_host(self.world)
+        elif compile != "none":
+            warnings.warn(
+                "Triton is not installed, so updates run kernel by kernel: the same "
+                "results, but much slower. `pip install triton` mends it.",
+                stacklevel=2,
+            )
 
     # Acting
 
