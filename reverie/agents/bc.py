@@ -9,7 +9,6 @@ is none.
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from reverie.agents.bc_head import ActionScale, CloneHead, CloneHeadConfig
 from reverie.agents.eyes import EncoderEyes, check_order, eyes_of
-from reverie.agents.sizes import check_fit
+from reverie.agents.sizes import check_fit, load_components, matching
 from reverie.api import (
     Action,
     Agent,
@@ -290,23 +289,10 @@ class BC:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match, if they read the same keys."""
         mine = self.components()
-        try:
-            chosen = [name for name in mine if re.fullmatch(components, name)]
-        except re.error:
-            chosen = []
-        if not chosen:
-            raise UserError(
-                f"No component matches {components!r}.\n"
-                f"  Fix: use a pattern for some of {', '.join(mine)}."
-            )
-        if "eyes" in chosen:
+        if "eyes" in matching(mine, components):
             saved = state.get("order", self.eyes.order)
             check_order(self.eyes.order, saved, "The checkpoint")
-        for name in chosen:
-            check_fit(name, mine[name].state_dict(), state)
-        for name in chosen:
-            mine[name].load_state_dict(state[name])
-        return chosen
+        return load_components(mine, state, components)
 
 
 def led_to(batch: Batch, act_space: Spaces) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ refreshes what the replay keeps.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +26,7 @@ from reverie.agents.actor_critic import ActorCritic
 from reverie.agents.dreamer_config import DreamerConfig
 from reverie.agents.dreams import WorldDreams
 from reverie.agents.openloop import openloop
-from reverie.agents.sizes import check_fit
+from reverie.agents.sizes import load_components
 from reverie.api import (
     FLAGS,
     Action,
@@ -526,20 +525,7 @@ class Dreamer:
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over weights and statistics of the components that match."""
-        mine = self.components()
-        try:
-            chosen = [name for name in mine if re.fullmatch(components, name)]
-        except re.error:
-            chosen = []
-        if not chosen:
-            raise UserError(
-                f"No component matches {components!r}.\n"
-                f"  Fix: use a pattern for some of {', '.join(mine)}."
-            )
-        for name in chosen:
-            check_fit(name, mine[name].state_dict(), state)
-        for name in chosen:
-            mine[name].load_state_dict(state[name])
+        chosen = load_components(self.components(), state, components)
         if self.shadows:
             self.shadows.refresh()
         self.before_update()

@@ -12,7 +12,6 @@ of the replay are shifted at the border, by `to_segment`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from reverie.agents.epochs import Epochs
 from reverie.agents.iris_config import PARTS, IrisConfig
 from reverie.agents.iris_report import look
 from reverie.agents.pixel_actor_critic import PixelActorCritic, Recall
-from reverie.agents.sizes import check_fit
+from reverie.agents.sizes import load_components
 from reverie.api import (
     Action,
     Batch,
@@ -348,20 +347,7 @@ class Iris:
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match."""
-        mine = self.components()
-        try:
-            chosen = [name for name in mine if re.fullmatch(components, name)]
-        except re.error:
-            chosen = []
-        if not chosen:
-            raise UserError(
-                f"No component matches {components!r}.\n"
-                f"  Fix: use a pattern for some of {', '.join(mine)}."
-            )
-        for name in chosen:
-            check_fit(name, mine[name].state_dict(), state)
-        for name in chosen:
-            mine[name].load_state_dict(state[name])
+        chosen = load_components(self.components(), state, components)
         self._dreamt_is_old = True
         return chosen
 

@@ -1,14 +1,41 @@
-"""Refuse weights of another shape, and say which size they are."""
+"""Load weights part by part; refuse those of another shape, and say their size."""
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from typing import Any
 
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
+
+
+def load_components(
+    mine: dict[str, nn.Module], state: StateDict, pattern: str
+) -> list[str]:
+    """Load the components whose names match, all or none; says which."""
+    chosen = matching(mine, pattern)
+    for name in chosen:
+        check_fit(name, mine[name].state_dict(), state)
+    for name in chosen:
+        mine[name].load_state_dict(state[name])
+    return chosen
+
+
+def matching(mine: dict[str, nn.Module], pattern: str) -> list[str]:
+    """The components that a pattern names; it must name one."""
+    try:
+        chosen = [name for name in mine if re.fullmatch(pattern, name)]
+    except re.error:
+        chosen = []
+    if not chosen:
+        raise UserError(
+            f"No component matches {pattern!r}.\n"
+            f"  Fix: use a pattern for some of {', '.join(mine)}."
+        )
+    return chosen
 
 
 def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
