@@ -19,8 +19,8 @@ Everything that does not depend on the step before is computed for all steps at 
 posteriors do not see the beliefs, so states are drawn before any belief is known, and
 the loops are left with the products of the recurrent units alone.
 
-Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` state, `P` three
-times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
+Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` upper state, `Y`
+lower state, `P` three times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
 from reverie.nets.dice import Dice
 from reverie.nets.gaussian import Gaussian
-from reverie.nets.gru import GRU
+from reverie.nets.gru import GRU, Route
 from reverie.nets.inputs import Concat
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.nets.strided import (
@@ -116,6 +116,11 @@ class VTAConfig:
     hides that from it, so its gradient is not that of the bound."""
     mask_scale: float = 1.0
     """Weight of the KL of the flags."""
+    lower_state: int = 0
+    """Width of the lower level's stochastic states, 0 for the same as `state`."""
+    linked: bool = False
+    """Let the upper prior see how the last segment ended. The original's knows only how
+    it began, so a new segment has to pay for everything that happened since."""
 
     def __post_init__(self) -> None:
         sizes = (self.context, self.length, self.belief, self.state)
@@ -133,6 +138,11 @@ class VTAConfig:
             raise ValueError("segment limits and obs_std must be above 0")
 
     @property
+    def lower(self) -> int:
+        """Width of the lower level's states."""
+        return self.lower_state or self.state
+
+    @property
     def window(self) -> int:
         """Frames of a window."""
         return self.length + 2 * self.context
@@ -144,7 +154,7 @@ class Chapter(NamedTuple):
     abs_belief: Float[Tensor, "*b D"]
     abs_state: Float[Tensor, "*b Z"]
     obs_belief: Float[Tensor, "*b D"]
-    obs_state: Float[Tensor, "*b Z"]
+    obs_state: Float[Tensor, "*b Y"]
     read: Float[Tensor, "*b"]  # whether this step began a segment
     foreseen: Float[Tensor, "*b 2"]  # logits of the next step's flag
 
@@ -163,7 +173,7 @@ class Story(NamedTuple):
     abs_state: Float[Tensor, "B S Z"]
     abs_feat: Float[Tensor, "B S D"]
     obs_belief: Float[Tensor, "B S D"]
-    obs_state: Float[Tensor, "B S Z"]
+    obs_state: Float[Tensor, "B S Y"]
     obs_feat: Float[Tensor, "B S D"]
     foreseen: Float[Tensor, "B S 2"]  # the prior's logits of the *next* flag
     prior_abs: Gaussian
@@ -252,7 +262,7 @@ class VTA(nn.Module):
                 "  Fix: resize them, for example to 32 x 32."
             )
         self.config, self.dtype = config, dtype
-        belief, state = config.belief, config.state
+        belief, state, lower = config.belief, config.state, config.lower
         self.actions = Concat(act_space) if act_space else None
         inputs = self.actions.width if self.actions else 0
 
@@ -262,13 +272,14 @@ class VTA(nn.Module):
         self.foresee = nn.Linear(belief, 2)
         self.readers = GRU(belief, belief, 3)  # abs forward, obs forward, abs backward
         self.abs_cell = GRU(state + inputs, belief)
-        self.obs_cell = GRU(state + belief, belief)
+        self.obs_cell = GRU(lower + belief, belief)
         self.abs_feat = nn.Linear(belief + state, belief)
-        self.obs_feat = nn.Linear(belief + state, belief)
-        self.prior_abs = Head(belief, state)
-        self.prior_obs = Head(belief, state)
+        self.obs_feat = nn.Linear(belief + lower, belief)
+        ending = belief + lower if config.linked else 0
+        self.prior_abs = Head(belief + ending, state)
+        self.prior_obs = Head(belief, lower)
         self.post_abs = Head(2 * belief, state)
-        self.post_obs = Head(2 * belief, state)
+        self.post_obs = Head(2 * belief, lower)
         self.register_buffer("age", torch.zeros(()))
         self.register_buffer("temperature", torch.tensor(config.temperature))
 
@@ -289,9 +300,10 @@ class VTA(nn.Module):
         """Before anything was seen; a segment is about to begin."""
         config, like = self.config, self.foresee.weight
         belief = like.new_zeros(batch, config.belief)
-        state = like.new_zeros(batch, config.state)
+        upper = like.new_zeros(batch, config.state)
+        lower = like.new_zeros(batch, config.lower)
         certain = both_ways(like.new_zeros(batch, 2), 1.0)
-        return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
+        return Chapter(belief, upper, belief, lower, like.new_zeros(batch), certain)
 
     def loss(self, state: Any, batch: Batch, dice: Dice) -> WorldLoss:
         """Losses of the modelled frames; a window brings its own context along."""
@@ -450,14 +462,19 @@ class VTA(nn.Module):
             taken = self._acted(batch)[:, context : context + length - 1]
             acted.append(taken)
         gates = self.abs_cell.gates(torch.cat(acted, -1))  # (1, B, S - 1, P)
-        abs_belief = self._upper(abs_fwd[:, context - 1], gates, read, copy)
+        start = abs_fwd[:, context - 1]
+        route = Route(None, mask[None, :, 1:, READ], mask[None, :, 1:, COPY])
+        moved = self.abs_cell.scan(gates, start[None], route)[0]
+        abs_belief = torch.cat([start[:, None], moved], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
         post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
         obs_state = post_obs.sample(dice)
-        last = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
+        (last,) = _delayed(obs_state)
         gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
-        obs_belief = self._lower(gates, abs_feat, read, copy)
+        route = Route(None, mask[None, ..., COPY], None, (read * abs_feat)[None])
+        start = torch.zeros_like(abs_feat[None, :, 0])
+        obs_belief = self.obs_cell.scan(gates, start, route)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
         return Story(
             embed,
@@ -474,7 +491,7 @@ class VTA(nn.Module):
             obs_state,
             obs_feat,
             self.foresee(obs_feat),
-            self.prior_abs(abs_belief),
+            self._foretell(abs_belief, *_delayed(obs_belief, obs_state)),
             post_abs,
             self.prior_obs(obs_belief),
             post_obs,
@@ -489,41 +506,12 @@ class VTA(nn.Module):
         and the third after it.
         """
         copy = mask[..., COPY]
-        after = torch.roll(copy.flip(1), 1, 1)  # what came last when going backwards
-        keep = torch.stack([torch.ones_like(copy), copy, after])[..., None]
-        ahead = self.readers.gates(embed)
-        gates = by_step(torch.cat([ahead[:2], ahead[2:].flip(2)]))
-        state = embed.new_zeros(3, len(embed), self.config.belief)
-        states = []
-        for t, (gate, stay) in enumerate(zip(gates, keep.unbind(2), strict=True)):
-            state = self.readers.step(gate, state * stay if t else state)
-            states.append(state)
-        abs_fwd, obs_fwd, abs_bwd = torch.stack(states, 2).unbind(0)
-        return abs_fwd, obs_fwd, abs_bwd.flip(1)
-
-    def _upper(
-        self, start: Tensor, gates: Tensor, read: Tensor, copy: Tensor
-    ) -> Float[Tensor, "B S D"]:
-        belief, beliefs = start[None], [start]
-        steps = zip(
-            by_step(gates), read[:, 1:].unbind(1), copy[:, 1:].unbind(1), strict=True
-        )
-        for gate, new, old in steps:
-            belief = new * self.abs_cell.step(gate, belief) + old * belief
-            beliefs.append(belief[0])
-        return torch.stack(beliefs, 1)
-
-    def _lower(
-        self, gates: Tensor, start: Tensor, read: Tensor, copy: Tensor
-    ) -> Float[Tensor, "B S D"]:
-        begun = read * start  # (B, S, D)
-        belief = torch.zeros_like(start[:, 0])[None]
-        beliefs = []
-        steps = zip(by_step(gates), begun.unbind(1), copy.unbind(1), strict=True)
-        for gate, new, old in steps:
-            belief = new + old * self.obs_cell.step(gate, belief)
-            beliefs.append(belief[0])
-        return torch.stack(beliefs, 1)
+        after = torch.roll(copy, -1, 1)  # backwards, what comes later was before
+        keep = torch.stack([torch.ones_like(copy), copy, after])
+        start = embed.new_zeros(3, len(embed), self.config.belief)
+        gates = self.readers.gates(embed)
+        abs_fwd, obs_fwd, abs_bwd = self.readers.scan(gates, start, Route(keep), {2})
+        return abs_fwd, obs_fwd, abs_bwd
 
     def _dream(
         self, state: Chapter, action: dict[str, Tensor], dice: Dice, jumpy: bool
@@ -549,7 +537,8 @@ class VTA(nn.Module):
     ) -> Chapter:
         """Draw both states, given the upper belief and whether a segment begins."""
         begins = read[:, None] > 0
-        drawn = self.prior_abs(abs_belief).sample(dice)
+        prior = self._foretell(abs_belief, state.obs_belief, state.obs_state)
+        drawn = prior.sample(dice)
         abs_state = torch.where(begins, drawn, state.abs_state)
         feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
         gates = self.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
@@ -560,6 +549,12 @@ class VTA(nn.Module):
         return Chapter(
             abs_belief, abs_state, obs_belief, obs_state, read, self.foresee(seen)
         )
+
+    def _foretell(self, belief: Tensor, last_belief: Tensor, last_state: Tensor) -> Any:
+        """The upper prior, after the lower level ended as it did."""
+        if self.config.linked:
+            belief = torch.cat([belief, last_belief, last_state], -1)
+        return self.prior_abs(belief)
 
     def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
         """Row t holds the action that was chosen on seeing frame t."""
@@ -623,11 +618,6 @@ class VTA(nn.Module):
         )
 
 
-def by_step(gates: Float[Tensor, "G B T P"]) -> tuple[Tensor, ...]:
-    """The gates of each step, together in memory."""
-    return gates.movedim(2, 0).contiguous().unbind(0)
-
-
 def _hold(
     fresh: Float[Tensor, "B S Z"],
     read: Float[Tensor, "B S 1"],
@@ -640,3 +630,8 @@ def _hold(
         held = new + stay * held
         values.append(held)
     return torch.stack(values, 1)
+
+
+def _delayed(*parts: Float[Tensor, "B S _"]) -> list[Float[Tensor, "B S _"]]:
+    """Each by one step; nothing comes before the first."""
+    return [F.pad(part[:, :-1], (0, 0, 1, 0)) for part in parts]
