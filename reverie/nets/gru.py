@@ -1,18 +1,32 @@
 """Gated recurrent units whose inputs are known beforehand.
 
 What a unit makes of its inputs does not depend on its past, so it is computed for all
-steps at once (`gates`); only the rest is left to the loop (`step`). Several units of
-one size run side by side as one batched product.
+steps at once (`gates`); only the rest is left to the loop (`scan`, by `step`). Several
+units of one size run side by side as one batched product.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+
+class Route(NamedTuple):
+    """How states are passed on besides by the unit, each left out if it does nothing.
+
+    A state is `move * unit(keep * last) + stay * last + fresh`.
+    """
+
+    keep: Float[Tensor, "G B T"] | None = None
+    move: Float[Tensor, "G B T"] | None = None
+    stay: Float[Tensor, "G B T"] | None = None
+    fresh: Float[Tensor, "G B T D"] | None = None
 
 
 class GRU(nn.Module):
@@ -51,6 +65,25 @@ class GRU(nn.Module):
             return moved
         return combine(gates, hidden, state)
 
+    def scan(
+        self,
+        gates: Float[Tensor, "G B T W"],
+        start: Float[Tensor, "G B D"],
+        route: Route,
+        backwards: Collection[int] = (),
+    ) -> Float[Tensor, "G B T D"]:
+        """The states of all steps; the units named in `backwards` begin at the end."""
+        parts = [gates, *route]
+        steps = zip(*(_in_order(part, backwards, gates) for part in parts), strict=True)
+        state, states = start, []
+        for gate, keep, move, stay, fresh in steps:
+            moved = self.step(gate, state if keep is None else state * keep)
+            moved = moved if move is None else move * moved
+            moved = moved if stay is None else moved + stay * state
+            state = moved if fresh is None else moved + fresh
+            states.append(state)
+        return _turn(torch.stack(states, 2), backwards)
+
 
 def combine(
     gates: Float[Tensor, "*b W"],
@@ -63,3 +96,21 @@ def combine(
     reset, update = openings.chunk(2, -1)
     candidate = gates[..., 2 * width :] + reset * hidden[..., 2 * width :]
     return torch.lerp(torch.tanh(candidate), state, update)
+
+
+def _in_order(
+    part: Tensor | None, backwards: Collection[int], gates: Tensor
+) -> list[Tensor | None]:
+    """A part of a sequence step by step, in the order in which units see it."""
+    if part is None:
+        return [None] * gates.shape[2]
+    part = part if part.ndim == gates.ndim else part[..., None]
+    return list(_turn(part, backwards).movedim(2, 0).contiguous().unbind(0))
+
+
+def _turn(x: Float[Tensor, "G B T *any"], backwards: Collection[int]) -> Tensor:
+    """Flip time for some units."""
+    if not backwards:
+        return x
+    units = enumerate(x.unbind(0))
+    return torch.stack([u.flip(1) if i in backwards else u for i, u in units])
