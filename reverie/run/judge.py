@@ -114,7 +114,7 @@ def _draw(
             for name, curve in _curves(error).items()
         }
         title = f"{key} after {config.offline.look.context} rows"
-        picture = draw_curves(lines, title, "steps ahead", "error")
+        picture = draw_curves(lines, title, "steps ahead", "error", smooth=False)
         write_image(folder / f"{_file(key)}.png", picture)
     ending = "mp4" if can_write_mp4() else "gif"
     for key, film in video.items():

@@ -1,7 +1,7 @@
 """Learning curves as pictures, with nothing but Pillow.
 
 Each run is a line, the mean of a window of episodes, on a band of two standard errors
-of that mean. Drawn at twice the size and scaled down, for smooth lines.
+of that mean.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import numpy as np
 from jaxtyping import UInt8
 
 from reverie.api import UserError
+from reverie.view.axes import (
+    AXIS,
+    COLOURS,
+    FAINT,
+    GRID,
+    INK,
+    PAPER,
+    SCALE,
+    axis,
+    font,
+    label,
+    ticks,
+)
 from reverie.view.video import write_image
 
 WIDTH, HEIGHT = 960, 560
-SCALE = 2
 LEFT, RIGHT, TOP, BOTTOM = 84, 28, 64, 64
-
-PAPER, GRID, AXIS = (255, 255, 255), (232, 234, 237), (154, 160, 166)
-INK, FAINT = (32, 33, 36), (95, 99, 104)
-COLOURS = [  # told apart by colour-blind readers too (Okabe and Ito)
-    (0, 114, 178),
-    (213, 94, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (230, 159, 0),
-    (86, 180, 233),
-]
 
 Curve = Sequence[tuple[float, float]]
 """(step, score) of one episode after the other."""
@@ -72,20 +73,22 @@ def draw_curves(
     title: str = "",
     x_label: str = "environment steps",
     y_label: str = "score",
+    smooth: bool = True,
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The picture of one or several runs."""
+    """The picture of one or several runs; points stay as they are, unless `smooth`."""
     from PIL import Image, ImageDraw
 
-    lines = {name: _smooth(curve) for name, curve in curves.items() if len(curve)}
+    drawn = {name: curve for name, curve in curves.items() if len(curve)}
+    lines = {name: _smooth(curve, smooth) for name, curve in drawn.items()}
     x_range, y_range = _ranges(lines)
-    x_ticks = _ticks(*x_range, count=8)
-    y_ticks = _ticks(*y_range, count=6)
+    x_ticks = ticks(*x_range, count=8)
+    y_ticks = ticks(*y_range, count=6)
     y_range = min(y_range[0], y_ticks[0]), max(y_range[1], y_ticks[-1])
 
     image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
     draw = ImageDraw.Draw(image, "RGBA")
-    to_x = _axis(*x_range, LEFT * SCALE, (WIDTH - RIGHT) * SCALE)
-    to_y = _axis(*y_range, (HEIGHT - BOTTOM) * SCALE, TOP * SCALE)
+    to_x = axis(*x_range, LEFT * SCALE, (WIDTH - RIGHT) * SCALE)
+    to_y = axis(*y_range, (HEIGHT - BOTTOM) * SCALE, TOP * SCALE)
     _draw_axes(draw, x_ticks, y_ticks, to_x, to_y)
     _draw_words(draw, title, x_label, y_label)
     for (steps, _, low, high), colour in zip(lines.values(), _colours(), strict=False):
@@ -104,7 +107,7 @@ def draw_curves(
         _draw_legend(draw, lines)
     else:
         middle = (WIDTH * SCALE / 2, HEIGHT * SCALE / 2)
-        draw.text(middle, "no episode has ended yet", FAINT, _font(18), anchor="mm")
+        draw.text(middle, "no episode has ended yet", FAINT, font(18), anchor="mm")
     small = image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
     return np.asarray(small, np.uint8)
 
@@ -112,11 +115,11 @@ def draw_curves(
 Smooth = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _smooth(curve: Curve, points: int = 200) -> Smooth:
-    """Steps, mean, and the band around it, over windows of episodes."""
+def _smooth(curve: Curve, smooth: bool, points: int = 200) -> Smooth:
+    """Steps, mean, and the band around it, over windows of episodes or of one each."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
-    half = max(1, count // 40) if count > 4 else 0
+    half = max(1, count // 40) if smooth and count > 4 else 0
     centres = np.unique(np.linspace(0, count - 1, min(points, count)).round())
     rows = []
     for centre in centres.astype(int):
@@ -137,37 +140,8 @@ def _ranges(lines: dict[str, Smooth]) -> tuple[tuple[float, float], ...]:
     return (0.0, last or 1.0), (low - margin, high + margin)
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers between the ends: 1, 2 or 5 times a power of ten apart."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
-
-
-def _axis(low: float, high: float, start: float, end: float) -> Any:
-    span = (high - low) or 1.0
-    return lambda value: start + (float(value) - low) / span * (end - start)
-
-
-def _label(value: float) -> str:
-    """1500000 -> 1.5M; short, whatever the size."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.4g}"
-
-
 def _colours() -> list[tuple[int, int, int]]:
     return COLOURS * 20
-
-
-def _font(size: int) -> Any:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size * SCALE)
 
 
 def _draw_axes(
@@ -178,20 +152,20 @@ def _draw_axes(
     for tick in y_ticks:
         y = to_y(tick)
         draw.line((left, y, right, y), fill=GRID, width=2)
-        draw.text((left - 20, y), _label(tick), FAINT, _font(14), anchor="rm")
+        draw.text((left - 20, y), label(tick), FAINT, font(14), anchor="rm")
     for tick in x_ticks:
         x = to_x(tick)
         draw.line((x, bottom, x, bottom + 10), fill=AXIS, width=2)
-        draw.text((x, bottom + 18), _label(tick), FAINT, _font(14), anchor="mt")
+        draw.text((x, bottom + 18), label(tick), FAINT, font(14), anchor="mt")
     draw.line((left, bottom, right, bottom), fill=AXIS, width=3)
 
 
 def _draw_words(draw: Any, title: str, x_label: str, y_label: str) -> None:
     left, right = LEFT * SCALE, (WIDTH - RIGHT) * SCALE
     top, bottom = TOP * SCALE, (HEIGHT - BOTTOM) * SCALE
-    draw.text((left, 30), title, INK, _font(18), anchor="lt")
-    draw.text((left - 20, top - 52), y_label, FAINT, _font(14), anchor="rt")
-    draw.text((right, bottom + 62), x_label, FAINT, _font(14), anchor="rt")
+    draw.text((left, 30), title, INK, font(18), anchor="lt")
+    draw.text((left - 20, top - 52), y_label, FAINT, font(14), anchor="rt")
+    draw.text((right, bottom + 62), x_label, FAINT, font(14), anchor="rt")
 
 
 def _draw_legend(draw: Any, lines: dict[str, Smooth]) -> None:
@@ -203,13 +177,13 @@ def _draw_legend(draw: Any, lines: dict[str, Smooth]) -> None:
         )
     ]
     rows.sort(key=lambda row: -row[0])
-    font = _font(14)
-    texts = [f"{name}:  {_label(round(score, 4))}" for score, name, _ in rows]
-    width = max(draw.textlength(text, font) for text in texts) + 72
+    words = font(14)
+    texts = [f"{name}:  {label(round(score, 4))}" for score, name, _ in rows]
+    width = max(draw.textlength(text, words) for text in texts) + 72
     left, top, pitch = (LEFT + 14) * SCALE, (TOP + 8) * SCALE, 22 * SCALE
     box = (left, top, left + width, top + pitch * len(rows) + 16)
     draw.rounded_rectangle(box, 10, fill=(255, 255, 255, 225), outline=GRID, width=2)
     for index, (text, (_, _, colour)) in enumerate(zip(texts, rows, strict=True)):
         y = top + 8 + pitch * (index + 0.5)
         draw.line((left + 14, y, left + 44, y), fill=colour, width=6)
-        draw.text((left + 56, y), text, INK, font, anchor="lm")
+        draw.text((left + 56, y), text, INK, words, anchor="lm")

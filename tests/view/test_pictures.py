@@ -14,7 +14,8 @@ from PIL import Image
 
 from reverie.api import UserError
 from reverie.view import video as video_module
-from reverie.view.curve import COLOURS, draw_curves, read_scores, write_curve
+from reverie.view.axes import COLOURS
+from reverie.view.curve import draw_curves, read_scores, write_curve
 from reverie.view.episodes import contact_sheet, strip
 from reverie.view.video import (
     can_write_mp4,
@@ -181,3 +182,13 @@ def test_a_curve_is_made_from_a_run_folder(tmp_path):
     assert Image.open(path).size == (960, 560)
     with pytest.raises(UserError, match="no scores to draw"):
         write_curve(tmp_path / "curve.png", {"run": tmp_path / "nowhere"})
+
+
+def test_points_that_are_not_smoothed_stay_where_they_are():
+    spike = [(float(i), 10.0 * (i == 5)) for i in range(10)]
+    heights = []
+    for smooth in (True, False):
+        picture = draw_curves({"run": spike}, smooth=smooth).astype(int)
+        line = np.abs(picture - COLOURS[0]).sum(-1) < 40
+        heights.append(np.ptp(np.flatnonzero(line[200:].any(1))))  # below the legend
+    assert heights[1] > 1.5 * heights[0]
