@@ -1,7 +1,8 @@
 """Judge a run on recordings by those that were set aside, in numbers and pictures.
 
-The run folder gets `judgement.json`, with a line per episode and the open-loop error of
-every key by horizon, and in `judgement/` a plot per key and a film per image.
+The run folder gets `judgement.json`, with a line per episode, the open-loop error of
+every key by horizon, and what fans say of every entry of a vector; and in `judgement/`
+a plot per key, a picture of fans per vector and a film per image.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 from reverie.api import Dreaming
 from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
+from reverie.run.fans import Fans, fan_table
 from reverie.run.folder import home_of, read_config
-from reverie.run.offline_eval import OpenLoop, judge_episodes, open_loop
+from reverie.run.offline_eval import OpenLoop, judge_episodes, look_at_fans, open_loop
 from reverie.run.parts import make_agent
 from reverie.run.recordings import Recordings
 from reverie.view.curve import draw_curves
@@ -44,11 +46,14 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
     feed = material.open(agent, where)
     look, images = config.offline.look, material.images
     errors: dict[str, OpenLoop] = {}
-    video: dict[str, Any] = {}
+    shown: dict[str, Any] = {}  # films and pictures
+    fans: dict[str, Fans] = {}
     try:
         table = list(judge_episodes(agent, feed, images, look))
         if isinstance(agent, Dreaming):
-            errors, video = open_loop(agent.dreams(0), feed, images, look)
+            errors, shown = open_loop(agent.dreams(0), feed, images, look)
+            fans, pictures = look_at_fans(agent, feed, images, look)
+            shown |= pictures
     finally:
         feed.close()
         material.close()
@@ -57,6 +62,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
         "data": config.offline.eval_data or config.offline.data,
         "losses": _means(table),
         "openloop": {key: _curves(error) for key, error in errors.items()},
+        "fans": fan_table(fans),
         "episodes": [
             {"name": name, "rows": rows, **losses} for name, losses, rows in table
         ],
@@ -64,7 +70,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
     with contextlib.suppress(PermissionError):  # somebody else's run may be judged
         data = json.dumps(result, indent=1).encode()
         checkpoint.replace_file(home / "judgement.json", data)
-        _draw(home / "judgement", config, errors, video)
+        _draw(home / "judgement", config, errors, shown)
     return result
 
 
@@ -79,6 +85,15 @@ def in_words(result: dict[str, Any]) -> str:
             for name, curve in curves.items()
         ]
         lines.append(f"  foreseen {key:<20} {', '.join(parts)}")
+    for key, fan in result["fans"].items():
+        rmse, spread, coverage = (
+            np.nanmean([_numbers(row) for row in fan[name]])
+            for name in ("rmse", "spread", "coverage")
+        )
+        lines.append(
+            f"  fans of {key:<21} off by {rmse:.4g}, {spread:.4g} apart, enclose "
+            f"{coverage:.0%} of what came ({fan['expected_coverage']:.0%} if they knew)"
+        )
     return "\n".join(lines)
 
 
@@ -106,7 +121,7 @@ def _numbers(curve: list[float | None]) -> list[float]:
 
 
 def _draw(
-    folder: Path, config: Config, errors: dict[str, OpenLoop], video: dict[str, Any]
+    folder: Path, config: Config, errors: dict[str, OpenLoop], shown: dict[str, Any]
 ) -> None:
     for key, error in errors.items():
         lines = {
@@ -117,8 +132,11 @@ def _draw(
         picture = draw_curves(lines, title, "steps ahead", "error", smooth=False)
         write_image(folder / f"{_file(key)}.png", picture)
     ending = "mp4" if can_write_mp4() else "gif"
-    for key, film in video.items():
-        write_video(folder / f"{_file(key)}.{ending}", enlarge(film), FPS)
+    for key, value in shown.items():
+        if value.ndim == 4:
+            write_video(folder / f"{_file(key)}.{ending}", enlarge(value), FPS)
+        else:
+            write_image(folder / f"{_file(key)}.png", value)
 
 
 def _file(key: str) -> str:

@@ -5,20 +5,24 @@ real rows, never over padding. And how far can the world be trusted without look
 (`Dreaming`): it watches some rows of an episode, then goes on with the recorded actions
 alone, and every key it draws is compared with what really came, step by step. Next to
 it stand two things anybody could do without a model: to copy the last row seen, and to
-name the mean of all rows.
+name the mean of all rows. How sure it is of vectors, and whether it may be, is asked by
+`fans.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from reverie.api import Agent, Batch, Dreaming, Dreams, Judging, Metrics
 from reverie.data.images import Images
 from reverie.data.recordings import RecordingFeed
+from reverie.data.segments import Arrays
+from reverie.run.dreaming import dream_on
+from reverie.run.fans import FanConfig, Fans, fan_metrics, open_fans
 from reverie.view.openloop import openloop_video
 
 SHOWN = 6
@@ -43,6 +47,8 @@ class LookConfig:
     """Steps it then goes on for."""
     video: bool = True
     """Whether to draw the first of them: truth, model, error."""
+    fan: FanConfig = field(default_factory=FanConfig)
+    """How sure it may be of vectors."""
 
     def __post_init__(self) -> None:
         if min(self.episodes, self.length) < 0:
@@ -82,6 +88,8 @@ def look(
                         at = float(curve[step - 1])
                         metrics[f"openloop/{key}/{name}_at_{step}"] = at
         metrics |= video
+        fans, pictures = look_at_fans(agent, feed, images, config)
+        metrics |= fan_metrics(fans) | pictures
         if "loss" not in metrics:
             models = [metrics[f"openloop/{key}/model"] for key in errors]
             metrics["loss"] = sum(models)
@@ -132,23 +140,18 @@ def open_loop(
     return {key: _join(pieces) for key, pieces in found.items()}, video
 
 
-def dream_on(
-    dreams: Dreams, batch: dict[str, np.ndarray], context: int, horizon: int
-) -> dict[str, np.ndarray]:
-    """What a world draws for the rows after the context, by the recorded actions.
-
-    The action of row t leads to row t + 1, so the first one it is told is that of the
-    last row it has seen.
-    """
-    seen = {key: value[:, :context] for key, value in batch.items()}
-    state, rows = dreams.begin(seen), list[Any]()
-    for t in range(context - 1, context - 1 + horizon):
-        action = {key: batch[key][:, t] for key in dreams.act_space}
-        state, row = dreams.step(state, action)
-        rows.append(row)
-    drawn = getattr(dreams, "foreseen", dreams.obs_space)
-    keys = [key for key in drawn if key in rows[0] and key in batch]
-    return {key: np.stack([row[key] for row in rows], 1) for key in keys}
+def look_at_fans(
+    agent: Dreaming, feed: RecordingFeed, images: Images, config: LookConfig
+) -> tuple[dict[str, Fans], Metrics]:
+    """Fans of the first episodes, and pictures of those of the first one."""
+    if not config.fan.samples:
+        return {}, {}
+    few = replace(config, batch=1, episodes=config.fan.episodes)
+    episodes = (
+        {key: value[0].cpu().numpy() for key, value in batch.items()}
+        for _, batch in _batches(feed, images, few)
+    )
+    return open_fans(agent.dreams(1), episodes, config.fan, config.context)
 
 
 def _batches(
@@ -161,9 +164,7 @@ def _batches(
         yield [names[number] for number in numbers], images.middle(batch)
 
 
-def _mean_rows(
-    feed: RecordingFeed, images: Images, keys: list[str]
-) -> dict[str, np.ndarray]:
+def _mean_rows(feed: RecordingFeed, images: Images, keys: list[str]) -> Arrays:
     """The mean of each key over the rows of some episodes."""
     some = [images.middle(batch) for batch in feed.episodes(1, limit=AVERAGED)]
     return {
@@ -192,8 +193,8 @@ def _join(pieces: list[OpenLoop]) -> OpenLoop:
 
 
 def _videos(
-    batch: dict[str, np.ndarray],
-    drawn: dict[str, np.ndarray],
+    batch: Arrays,
+    drawn: Arrays,
     context: int,
     horizon: int,
 ) -> Metrics:

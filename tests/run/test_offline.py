@@ -18,6 +18,7 @@ from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.demonstrate import successes
+from reverie.run.dreaming import dream_on
 from reverie.run.evaluate import (
     check_same_actions,
     evaluate,
@@ -28,7 +29,7 @@ from reverie.run.evaluate import (
 from reverie.run.films import Films
 from reverie.run.folder import read_config
 from reverie.run.offline import in_updates, offline, settle
-from reverie.run.offline_eval import LookConfig, dream_on, judge_episodes, look
+from reverie.run.offline_eval import LookConfig, judge_episodes, look
 from reverie.run.recordings import OfflineConfig, Recordings, images_of
 from reverie.run.watch import Watch
 
@@ -57,6 +58,8 @@ TINY = {
     "offline.look.context": 2,
     "offline.look.horizon": 3,
     "offline.look.batch": 2,
+    "offline.look.fan.samples": 3,
+    "offline.look.fan.horizon": 4,
 }
 
 
@@ -93,6 +96,9 @@ def test_a_world_is_learnt_and_judged_without_an_environment(world):
     for name in ("model", "copy", "mean"):
         assert lines(world, f"report/openloop/image/{name}_at_1")
         assert lines(world, f"report/openloop/proprio/{name}")
+    for name in ("rmse", "spread", "coverage", "copy_rmse"):
+        assert np.isfinite(lines(world, f"report/fan/proprio/{name}")).all()
+    assert min(lines(world, "report/fan/proprio/spread")) > 0  # each by its own chance
     assert not lines(world, "train/loss/policy")
     (best,) = (world / "best").iterdir()
     kept = checkpoint.read_part(best, "loop")["lowest"]
@@ -246,13 +252,18 @@ def test_recordings_are_split_by_seed_by_masks_or_not_at_all(data):
 
 def test_a_run_is_judged_by_what_was_set_aside(world, clone, capsys):
     assert cli.main(["eval", str(world)]) == 0
-    assert "foreseen image" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "foreseen image" in said
+    assert "fans of proprio" in said
     found = json.loads((world / "judgement.json").read_text())
     assert [row["name"] for row in found["episodes"]]
     assert {"rows", "image", "rew"} <= found["episodes"][0].keys()
     assert len(found["openloop"]["image"]["model"]) == 3
+    fans = found["fans"]["proprio"]
+    assert len(fans["rmse"]) == len(fans["spread"]) == 4
+    assert len(fans["coverage"][0]) == 2
     names = {path.name for path in (world / "judgement").iterdir()}
-    assert {"image.png", "proprio.png"} <= names
+    assert {"image.png", "proprio.png", "fan_proprio.png"} <= names
     assert any(name.startswith("openloop_image.") for name in names)
     assert cli.main(["eval", str(clone)]) == 0
     assert "loss action" in capsys.readouterr().out
