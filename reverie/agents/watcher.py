@@ -34,6 +34,7 @@ from reverie.api import (
     UserError,
     Window,
 )
+from reverie.nets import fast
 from reverie.nets.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.dice import Dice
 from reverie.nets.tree import map1
@@ -114,6 +115,8 @@ class Watcher:
         )
         self.dice = {key: Dice(seed, key, device) for key in ("train", "report")}
         self.update: Callable[[Batch], Metrics] = self.learn
+        if compile != "none" and fast.available(device):
+            fast.accelerate(self.world)
         if compile == "graph" and device.type == "cuda":
             from reverie.nets.fast.graph import Replayed
 

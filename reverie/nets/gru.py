@@ -35,9 +35,17 @@ class GRU(nn.Module):
     The gates are those of `torch.nn.GRUCell`, in its order: reset, update, candidate.
     """
 
-    def __init__(self, inputs: int, width: int, count: int = 1):
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        count: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ):
+        """Products with the past may be in `dtype`, where that is faster."""
         super().__init__()
         self.inputs, self.width, self.count = inputs, width, count
+        self.dtype = dtype
         self.weight_ih = nn.Parameter(torch.empty(count, 3 * width, inputs))
         self.weight_hh = nn.Parameter(torch.empty(count, 3 * width, width))
         self.bias_ih = nn.Parameter(torch.empty(count, 3 * width))

@@ -59,6 +59,8 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     )
     from reverie.nets.fast.transformer import FastTransformer
     from reverie.nets.fast.twohot import FastHead
+    from reverie.nets.fast.unit_scan import FastGRU
+    from reverie.nets.gru import GRU
     from reverie.nets.heads import Head, PolicyHead
     from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
     from reverie.nets.transformer import Transformer
@@ -74,4 +76,5 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         FrameDecoder: FastFrameDecoder,
         Double: FastDouble,
         Transformer: FastTransformer,
+        GRU: FastGRU,
     }
