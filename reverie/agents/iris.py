@@ -12,7 +12,8 @@ of the replay are shifted at the border, by `to_segment`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,13 +45,16 @@ from reverie.api import (
     Window,
     sight,
 )
+from reverie.nets import fast
 from reverie.nets.adam import Adam, decaying
 from reverie.nets.dice import Dice
+from reverie.nets.tree import map1
 from reverie.worlds.iris.world import IrisWorld, Segment
 
 __all__ = ["Iris", "IrisConfig", "to_segment"]
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Learner = Callable[[tuple[Batch, ...]], Metrics]
 REPORTED = 8
 """Sequences of a report."""
 
@@ -61,6 +65,13 @@ class IrisMemory(NamedTuple):
     recall: Recall
     frames: UInt8[Tensor, "N T h w c"]  # the newest of the episode; black before it
     stretch: Int[Tensor, " N"]  # of collecting in which `recall` began; on the CPU
+
+
+class Looking(NamedTuple):
+    """The part of it that lives on the device."""
+
+    recall: Recall
+    frames: UInt8[Tensor, "N T h w c"]
 
 
 class Iris:
@@ -100,6 +111,10 @@ class Iris:
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             self.world.save_memory()
+        quick = compile != "none" and fast.available(device)
+        if quick:
+            fast.accelerate(self.world)
+            fast.accelerate(self.actor_critic)
         # What dreams are dreamt in: the world itself, or a copy in half precision.
         self.dreamt = self.world
         if self.world.dtype != torch.float32:
@@ -119,6 +134,15 @@ class Iris:
             REPORTED, longest + 1, select="episodes", online=False
         )
         self._last = "", dict[str, Tensor]()
+        self.replays = quick and compile == "graph"
+        self.learning = {name: self._learner(name) for name in PARTS}
+        self.acting = {purpose: self._actor(purpose) for purpose in ("policy", "eval")}
+        if compile != "none" and device.type == "cuda" and not quick:
+            warnings.warn(
+                "Triton is not installed, so updates run kernel by kernel: the same "
+                "results, but much slower. `pip install triton` mends it.",
+                stacklevel=2,
+            )
 
     # Acting
 
@@ -141,47 +165,66 @@ class Iris:
         begin with an empty memory.
         """
         training = mode == "train"
-        dice = self.dice["policy" if training else "eval"]
+        purpose = "policy" if training else "eval"
         first = torch.as_tensor(np.asarray(obs["is_first"]))
         last = torch.as_tensor(np.asarray(obs["is_last"]))
-        image = torch.as_tensor(obs[self.image]).to(self.device)
-        frames = torch.where(_like(first, memory.frames), 0, memory.frames)
-        stretch = self.rhythm.epoch if training else 0
+        looking = Looking(memory.recall, memory.frames)
+        seen = {"image": torch.as_tensor(obs[self.image]), "first": first}
+        stretch, began = self.rhythm.epoch if training else 0, memory.stretch
         if training and self.rhythm.is_random:
-            recall = memory.recall
-            index = self._random(len(image), dice)
-            began = memory.stretch
+            looking, choice = self._wander(looking, seen)
+        elif (late := (began != stretch) & ~last).any():
+            looking = self._look_back(looking, first, late)
+            seen["first"] = torch.zeros_like(first)
+            looking, choice, _ = self.act(purpose, looking, seen)
+            began = torch.where(late, stretch, began)
         else:
-            late = (memory.stretch != stretch) & ~last
-            recall = self._begin(memory.recall, frames, first, late)
-            recall, index = self._choose(recall, image, dice, training)
-            began = torch.where(late, stretch, memory.stretch)
-        frames = torch.cat([frames, image[:, None]], 1)[:, 1:]
+            looking, choice, _ = self.acting[purpose](looking, seen)
         if training:
             self.rhythm.took(int((~last).sum()))
         dtype = self.act_space[self.action].dtype
-        action = (index.cpu().numpy() + self.low).astype(dtype)
-        return IrisMemory(recall, frames, began), {self.action: action}, {}
+        index = np.asarray(map1(lambda x: x.cpu(), choice)["index"])
+        action = (index + self.low).astype(dtype)
+        memory = IrisMemory(looking.recall, looking.frames, began)
+        return memory, {self.action: action}, {}
 
-    def _begin(
-        self,
-        recall: Recall,
-        frames: UInt8[Tensor, "N T h w c"],
-        first: Bool[Tensor, " N"],
-        late: Bool[Tensor, " N"],
-    ) -> Recall:
-        """Forget where an episode begins; burn in where a stretch of acting does."""
+    def act(
+        self, purpose: str, looking: Looking, seen: Batch
+    ) -> tuple[Looking, dict[str, Tensor], Notes]:
+        """See the newest frames and choose; all on the device."""
+        image = seen["image"].to(self.device)
+        recall, frames = self._forget(looking, seen["first"])
+        recall, index = self._choose(recall, image, purpose)
+        return Looking(recall, _newest(frames, image)), {"index": index}, {}
+
+    def _wander(
+        self, looking: Looking, seen: Batch
+    ) -> tuple[Looking, dict[str, Tensor]]:
+        """Choose anything, and remember only what was seen."""
+        image = seen["image"].to(self.device)
+        frames = torch.where(_like(seen["first"], looking.frames), 0, looking.frames)
+        index = self._random(len(image), self.dice["policy"])
+        return Looking(looking.recall, _newest(frames, image)), {"index": index}
+
+    def _forget(self, looking: Looking, first: Bool[Tensor, " N"]) -> Looking:
+        """Begin anew where an episode does."""
+        recall, frames = looking
         empty = self.actor_critic.online.initial(len(frames))
-        if first.any():
-            recall = _where(first, empty, recall)
-        if late.any():
-            recall = _where(late, self.actor_critic.burn_in(frames), recall)
-        return recall
+        frames = torch.where(_like(first, frames), 0, frames)
+        return Looking(_where(first, empty, recall), frames)
+
+    def _look_back(
+        self, looking: Looking, first: Bool[Tensor, " N"], late: Bool[Tensor, " N"]
+    ) -> Looking:
+        """Burn in where a stretch of acting begins."""
+        recall, frames = self._forget(looking, first)
+        return Looking(_where(late, self.actor_critic.burn_in(frames), recall), frames)
 
     def _choose(
-        self, recall: Recall, image: Tensor, dice: Dice, training: bool
+        self, recall: Recall, image: Tensor, purpose: str
     ) -> tuple[Recall, Int[Tensor, " N"]]:
-        acting = self.config.acting
+        acting, training = self.config.acting, purpose == "policy"
+        dice = self.dice[purpose]
         epsilon = acting.epsilon if training else acting.eval_epsilon
         temperature = acting.temperature if training else acting.eval_temperature
         sample = acting.sample if training else acting.eval_sample
@@ -218,16 +261,24 @@ class Iris:
         self.rhythm.trained()
         return metrics
 
-    def _update(self, name: str, feed: Feed) -> Metrics:
+    def _update(self, name: str, feed: Feed, learn: Learner | None = None) -> Metrics:
         rounds = getattr(self.config.learn, name).accumulate
-        return self.update(name, [feed(name) for _ in range(rounds)])
+        return self.update(name, [feed(name) for _ in range(rounds)], learn)
 
-    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
-        """An update of each part, to be timed; that of the last one with its dream."""
-        return {name: partial(self._update, name, feed) for name in PARTS}
-
-    def update(self, name: str, batches: list[Batch]) -> Metrics:
+    def update(
+        self, name: str, batches: Sequence[Batch], learn: Learner | None = None
+    ) -> Metrics:
         """One update of a part, from the gradients of all batches together."""
+        if name == "actor_critic":
+            self._dream_world()
+        metrics = dict((learn or self.learning[name])(tuple(batches)))
+        self._last = name, {k: x for k, x in metrics.items() if k[:5] == "loss/"}
+        if name != "actor_critic":
+            self._dreamt_is_old = True
+        return metrics
+
+    def learn(self, name: str, batches: tuple[Batch, ...]) -> Metrics:
+        """Everything an update does on the device, in place: what a graph records."""
         opt, rounds = self.opts[name], len(batches)
         total, found = torch.zeros((), device=self.device), dict[str, Any]()
         grads: list[Tensor] = []
@@ -243,9 +294,6 @@ class Iris:
             found = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
             found |= {f"{name}/{k}": x for k, x in metrics.items()}
         _, metrics = opt.apply(total, grads)
-        self._last = name, {k: x for k, x in found.items() if k[:5] == "loss/"}
-        if name != "actor_critic":
-            self._dreamt_is_old = True
         in_row = {"opt/nonfinite_in_row": metrics.pop("opt/nonfinite_in_row")}
         return {**found, **{f"{name}/{k}": x for k, x in metrics.items()}, **in_row}
 
@@ -295,6 +343,16 @@ class Iris:
     def _segment(self, batch: Batch) -> Segment:
         ends = "is_last" if self.config.ends == "last" else "is_terminal"
         return to_segment(batch, self.image, self.action, self.low, ends)
+
+    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+        """An update of each part, to be timed; that of the last one with its dream.
+
+        Each is recorded anew, so that the memory it takes shows as well.
+        """
+        return {
+            name: partial(self._update, name, feed, self._learner(name))
+            for name in PARTS
+        }
 
     # Looking
 
@@ -352,6 +410,25 @@ class Iris:
         return chosen
 
     # Private
+
+    def _learner(self, name: str) -> Learner:
+        """How to update a part: by running it, or on a GPU by replaying it."""
+        learn = partial(self.learn, name)
+        if not self.replays:
+            return learn
+        from reverie.nets.fast.graph import Replayed
+
+        label = f"update of the {name.replace('_', ' ')}"
+        return Replayed(learn, label, self.device, [self.dice["train"].generator])
+
+    def _actor(self, purpose: str) -> Callable[[Looking, Batch], Any]:
+        """How to act, likewise."""
+        act = partial(self.act, purpose)
+        if not self.replays:
+            return act
+        from reverie.nets.fast.acting import Acting
+
+        return Acting(act, self.device, [self.dice[purpose].generator])
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
@@ -450,6 +527,13 @@ def choose_action(act_space: Spaces) -> tuple[str, int, int]:
 def _like(mask: Tensor, x: Tensor) -> Tensor:
     mask = mask.to(x.device)
     return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+
+
+def _newest(
+    frames: UInt8[Tensor, "N T h w c"], image: UInt8[Tensor, "N h w c"]
+) -> UInt8[Tensor, "N T h w c"]:
+    """The last frames when one more was seen."""
+    return torch.cat([frames, image[:, None]], 1)[:, 1:]
 
 
 def _where(mask: Bool[Tensor, " N"], new: Recall, old: Recall) -> Recall:

@@ -1,0 +1,174 @@
+"""Δ-IRIS with its GPU twins in place learns and acts as without them.
+
+On a CPU the kernels run in Triton's interpreter. Recorded updates need a GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_iris import lived, make_env, settings
+
+from reverie.agents.iris import Iris
+from reverie.agents.iris_config import PARTS
+from reverie.nets import fast
+
+pytest.importorskip("triton")
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+SMALL = {
+    "iris.learn.tokenizer.batch": 2,
+    "iris.learn.tokenizer.length": 3,
+    "iris.learn.world_model.batch": 2,
+    "iris.learn.world_model.length": 3,
+    "iris.learn.actor_critic.batch": 2,
+    "iris.actor_critic.horizon": 2,
+    "iris.world_model.transformer.layers": 1,
+}
+
+
+def make(device=CPU, compile="none", precision="float32", **flags) -> Iris:
+    env = make_env()
+    return Iris(
+        env.obs_space,
+        env.act_space,
+        settings(**SMALL, **flags),
+        device=device,
+        precision=precision,
+        compile=compile,
+    )
+
+
+def batches(count=1):
+    """What an agent lived through, to be learnt from by others."""
+    agent = make()
+    feed = lived(agent)
+    return {name: [feed(name) for _ in range(count)] for name in PARTS}
+
+
+def kinds(module):
+    return {type(part).__name__ for part in module.modules()}
+
+
+def test_twins_learn_what_plain_parts_learn(monkeypatch):
+    monkeypatch.setattr(fast, "available", lambda device: True)
+    plain, quick = make(), make(compile="step")
+    for module in (quick.world, quick.actor_critic, quick.dreamt):
+        assert "FastFrameEncoder" in kinds(module)
+    meals = batches()
+    for name in PARTS:
+        one, two = (agent.update(name, meals[name]) for agent in (plain, quick))
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4, msg=key)
+    for mine, other in zip(
+        plain.world.parameters(), quick.world.parameters(), strict=True
+    ):
+        torch.testing.assert_close(other, mine, rtol=1e-3, atol=2e-3)
+
+
+def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):
+    monkeypatch.setattr(fast, "available", lambda device: True)
+    quick = make(compile="step", precision="bfloat16")
+    assert quick.dreamt is not quick.world
+    assert {"FastFrameDecoder", "FastTransformer"} <= kinds(quick.dreamt)
+
+
+def test_without_twins_a_gpu_is_told_so(monkeypatch):
+    monkeypatch.setattr(fast, "available", lambda device: False)
+    assert make(compile="step").replays is False
+    assert "FastFrameEncoder" not in kinds(make(compile="step").world)
+
+
+def test_parts_are_timed_with_learners_of_their_own():
+    agent = make()
+    pieces = agent.parts(lived(agent))
+    assert list(pieces) == list(PARTS)
+    learners = [piece.args[-1] for piece in pieces.values()]
+    assert not set(map(id, learners)) & set(map(id, agent.learning.values()))
+    agent.rhythm.took(0)
+    before = agent.opts["tokenizer"].step.clone()
+    pieces["tokenizer"]()
+    assert agent.opts["tokenizer"].step == before + 1
+
+
+def on_device(meals):
+    return {
+        name: [{key: x.to(CUDA) for key, x in batch.items()} for batch in meal]
+        for name, meal in meals.items()
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_recorded_update_is_the_update(name, count):
+    meals = on_device(batches(count))
+    found = []
+    for compile in ("step", "graph"):
+        agent = make(CUDA, compile, "bfloat16")
+        losses = []
+        for _ in range(6):
+            metrics = agent.update(name, meals[name])
+            losses.append(float(metrics[f"{name}/opt/loss"]))
+        found.append(losses)
+    learner = agent.learning[name]
+    assert learner.works
+    assert any(not isinstance(x, int) for x in learner.recordings.values())
+    assert agent.opts[name].step == 6
+    assert found[1] == pytest.approx(found[0], rel=5e-2, abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_recorded_dreams_see_the_world_of_now():
+    meals = on_device(batches())
+    agent = make(CUDA, "graph", "bfloat16")
+    for _ in range(4):
+        agent.update("actor_critic", meals["actor_critic"])
+    for _ in range(5):
+        agent.update("tokenizer", meals["tokenizer"])
+    agent.update("actor_critic", meals["actor_critic"])
+    world, dreamt = agent.world.tokenizer, agent.dreamt.tokenizer
+    torch.testing.assert_close(dreamt.quantizer.codebook, world.quantizer.codebook)
+    mine, other = world.frame.layers[0].weight, dreamt.frame.layers[0].weight
+    torch.testing.assert_close(other, mine.to(other.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PARTS)
+def test_updates_never_wait_for_the_device(name):
+    meals = on_device(batches())
+    agent = make(CUDA, "graph", "bfloat16")
+    for _ in range(4):
+        agent.update(name, meals[name])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            agent.update(name, meals[name])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_recorded_acting_remembers_and_chooses_as_running_does():
+    flags = {"iris.acting.eval_sample": False}
+    rng = np.random.default_rng(0)
+    agents = [make(CUDA, mode, **flags) for mode in ("step", "graph")]
+    memories = [agent.initial(3) for agent in agents]
+    for step in range(8):
+        obs = {
+            "image": rng.integers(0, 256, (3, 4, 4, 3), dtype=np.uint8),
+            "is_first": np.array([step == 0, step in (0, 5), step == 0]),
+            "is_last": np.array([False, step == 4, False]),
+        }
+        for i, agent in enumerate(agents):
+            memories[i], action, _ = agent.policy(memories[i], obs, mode="eval")
+            assert isinstance(action["action"], np.ndarray)
+        one, two = memories
+        assert torch.equal(one.frames, two.frames)
+        torch.testing.assert_close(one.recall, two.recall, rtol=1e-3, atol=1e-3)
+    assert agents[1].acting["eval"].act.recordings
