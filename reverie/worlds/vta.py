@@ -270,9 +270,10 @@ class VTA(nn.Module):
         self.dec = ImageDecoder(side, channels, belief, config.bias)
         self.detector = TimeConvs(belief, belief, config.layers, 2)
         self.foresee = nn.Linear(belief, 2)
-        self.readers = GRU(belief, belief, 3)  # abs forward, obs forward, abs backward
-        self.abs_cell = GRU(state + inputs, belief)
-        self.obs_cell = GRU(lower + belief, belief)
+        # abs forward, obs forward, abs backward
+        self.readers = GRU(belief, belief, 3, dtype)
+        self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
+        self.obs_cell = GRU(lower + belief, belief, dtype=dtype)
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + lower, belief)
         ending = belief + lower if config.linked else 0
