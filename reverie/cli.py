@@ -254,10 +254,12 @@ def _demo(arguments: list[str]) -> int:
 def _bench(arguments: list[str]) -> int:
     if arguments[:1] == ["envs"]:
         return _bench_envs(arguments[1:])
-    from reverie.run.bench import bench, compare, growth
+    from reverie.run.bench import bench, compare
 
     options, resolve = _bench_request(arguments)
     if options.vary:
+        from reverie.run.growth import growth
+
         growth(resolve, options)
     elif options.compare:
         compare(resolve([], {}), options)
@@ -527,7 +529,8 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(
         _bench,
         "[--configs BLOCK ...] [--compare] [--bench.vary size|batch|length|image]\n"
-        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.output FILE], or:\n"
+        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.at_once 1]\n"
+        "    [--bench.output FILE], or:\n"
         "  envs [--tasks TASK ...] [--counts 8 16] [--seconds 1] [--output FILE]",
         "measure how fast a config is on this machine",
     ),

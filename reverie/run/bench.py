@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from reverie.api import Action, Agent, Divided, Envs, Obs, Spaces, UserError
+from reverie.api import Action, Agent, Divided, Envs, Mode, Obs, Spaces, UserError
 from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay
@@ -34,14 +34,8 @@ from reverie.run.config import Config
 from reverie.run.folder import about, place
 from reverie.run.parts import MakeEnv, make_agent, make_envs
 
-OFF_TREND = 1.3
-"""How far a configuration may be from what its neighbours suggest."""
-
 WARM_UP = 4
 """Calls before the first measured one: kernels are built and graphs recorded then."""
-
-Resolve = Callable[[list[str], dict[str, Any]], Config]
-"""The user's config with these blocks and settings on top."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +48,21 @@ class BenchConfig:
     """Steps in the replay, if its capacity allows."""
     vary: Literal["", "size", "batch", "length", "image"] = ""
     """Instead of one table: how an update grows with this."""
+    at_once: int = 1
+    """How many of those configurations are brought up side by side, each in a process
+    of its own; they are still timed one by one."""
     compare: bool = False
     """Instead: how many times as fast it is as without anything that speeds it up."""
     output: str = ""
     """The JSON file; by itself `bench.json` in the logdir."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or self.seconds < 0 or self.steps < 1:
+        counts = (self.repeats, self.steps, self.at_once)
+        if min(counts) < 1 or self.seconds < 0:
             raise UserError(
                 "A measurement takes at least one repetition and one step.\n"
                 "  Fix: --bench.repeats 3 --bench.seconds 1 --bench.steps 100000"
             )
-
-
-VARIANTS: dict[str, dict[int, tuple[list[str], dict[str, Any]]]] = {
-    "size": {n: ([f"size{n}m"], {}) for n in (12, 25, 50, 100, 200, 400)},
-    "batch": {n: ([], {r".*\.batch_size": n}) for n in (8, 16, 32, 64)},
-    "length": {n: ([], {r".*\.batch_length": n}) for n in (32, 64, 96, 128)},
-    "image": {n: ([], {"env.resize": (n, n)}) for n in (64, 80, 96, 112, 128)},
-}
-"""What can be varied (parameters in millions, sequences, steps of each, pixels): the
-blocks and settings on top of the user's."""
 
 
 class Timing(NamedTuple):
@@ -99,7 +87,7 @@ def bench(
     with Bench(config, options, make_env) as subject:
         results = subject.measure()
     print(table(results))
-    return _write(config, options, {"about": about(), "results": results})
+    return write(config, options, {"about": about(), "results": results})
 
 
 def compare(
@@ -125,36 +113,7 @@ def compare(
     print(
         f"--compile none / --compile {quick.compile}\n" + _rows(found["ratios"].items())
     )
-    return _write(config, options, {"about": about(), **found})
-
-
-def growth(
-    resolve: Resolve, options: BenchConfig, make_env: MakeEnv | None = None
-) -> dict[str, Any]:
-    """Measure updates of a row of configs, print how they grow, and write the JSON."""
-    rows: list[dict[str, Any]] = []
-    for label, variant in VARIANTS[options.vary].items():
-        config = resolve(*variant)
-        with Bench(config, options, make_env) as subject:
-            update = subject.update()
-            row = {
-                options.vary: label,
-                "parameters": subject.parameters(),
-                "update_ms": update.mean,
-                "update_ms_all": update.ms,
-                **subject.memory(),
-            }
-        rows.append(row)
-        print(
-            f"  {options.vary} {label:>5}: {update.mean:9.3f} ms ± {update.spread:.3f}",
-            flush=True,
-        )
-    sizes = [row[options.vary] for row in rows]
-    off = trend(sizes, [row["update_ms"] for row in rows])
-    for row, factor in zip(rows, off, strict=True):
-        row["off_trend"] = factor
-    print(growth_table(options.vary, rows))
-    return _write(config, options, {"about": about(), "growth": rows})
+    return write(config, options, {"about": about(), **found})
 
 
 class Bench:
@@ -190,6 +149,8 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         devices.seed_everything(config.seed)
+        if not config.deterministic:
+            devices.be_quick(self.device)
         precision = devices.pick_precision(config.precision, self.device)
         self.envs: Envs = make_envs(config, config.run.envs, 0, self._make_env)
         self._closing.append(self.envs.close)
@@ -230,7 +191,7 @@ class Bench:
         found["first_update_s"] = self.first_update()
         found["update_ms"] = self.update().ms
         found.update(self.memory())  # before others use any
-        found["parts_ms"] = {name: timing.ms for name, timing in self.parts().items()}
+        found["parts_ms"], found["parts_gb"] = self.parts()
         found["policy_ms"] = {str(n): self.policy(n).ms for n in (1, 16)}
         found["env_steps_per_s"] = self.env_rate()
         found["replay_mb_per_s"] = self.replay_rates()
@@ -242,6 +203,13 @@ class Bench:
         self.agent.train(self.feed)
         self.wait()
         return time.time() - started()
+
+    def warm_up(self) -> None:
+        """Have the replay full, kernels built and graphs recorded."""
+        self.fill(self.replay.capacity)
+        for _ in range(WARM_UP):
+            self.agent.train(self.feed)
+        self.wait()
 
     def update(self) -> Timing:
         """A whole update, fed from a full replay."""
@@ -259,12 +227,22 @@ class Bench:
             "policy, 16 envs": self._acting(16),
         }
 
-    def parts(self) -> dict[str, Timing]:
-        """The pieces of an update, each alone."""
+    def parts(self) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """The pieces of an update, each alone, and the GPU memory each takes at most.
+
+        That of the agent's weights is part of it, that of the replay is not.
+        """
         if not isinstance(self.agent, Divided):
-            return {}
-        pieces = self.agent.parts(self.feed)
-        return {name: self.time(piece)[0] for name, piece in pieces.items()}
+            return {}, {}
+        times, most = dict[str, list[float]](), dict[str, float]()
+        for name, piece in self.agent.parts(self.feed).items():
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+            times[name] = self.time(piece)[0].ms
+            memory = self.memory()
+            if "gpu_peak_gb" in memory:
+                most[name] = memory["gpu_peak_gb"] - memory["gpu_replay_gb"]
+        return times, most
 
     def policy(self, envs: int) -> Timing:
         """One call of the policy, from arrays to arrays."""
@@ -274,10 +252,12 @@ class Bench:
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         memory = self.agent.initial(envs)
+        # agents with a rhythm of their own may begin by acting at random
+        mode: Mode = "train" if self.agent.rhythm is None else "eval"
 
         def call() -> None:
             nonlocal memory
-            memory, _, _ = self.agent.policy(memory, obs, mode="train")
+            memory, _, _ = self.agent.policy(memory, obs, mode)
 
         return call
 
@@ -400,19 +380,6 @@ def started() -> float:
 _LOADED = time.time()
 
 
-def trend(sizes: Sequence[float], times: Sequence[float]) -> list[float]:
-    """How far each time is from what its two neighbours suggest; 1 at the ends.
-
-    Costs grow by powers, so the line between neighbours is one of logarithms.
-    """
-    x, y = np.log(sizes), np.log(times)
-    off = np.zeros(len(x))
-    for i in range(1, len(x) - 1):
-        part = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
-        off[i] = y[i] - (y[i - 1] + part * (y[i + 1] - y[i - 1]))
-    return [float(factor) for factor in np.exp(off)]
-
-
 def table(found: dict[str, Any]) -> str:
     """The results of one config, for people."""
     head = (
@@ -431,26 +398,13 @@ def table(found: dict[str, Any]) -> str:
     rows.append(("environment steps per second", found["env_steps_per_s"]))
     for verb, rate in found["replay_mb_per_s"].items():
         rows.append((f"replay {verb}, MB/s", rate))
+    for name, most in found["parts_gb"].items():
+        rows.append((f"GPU memory of {name}, GB", most))
     for key in ("peak_gb", "gpu_peak_gb", "gpu_replay_gb"):
         if key in found:
             label = {"peak_gb": "memory", "gpu_peak_gb": "GPU memory"}
             rows.append((f"{label.get(key, 'of it replay')}, GB", found[key]))
     return head + "\n" + _rows(rows)
-
-
-def growth_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
-    """How updates grow, for people; what is off the trend is marked."""
-    lines = [f"{name:>8} {'params':>9} {'ms':>10} {'grows':>7} {'off trend':>10}"]
-    before = None
-    for row in rows:
-        ms, off = row["update_ms"], row["off_trend"]
-        grows = f"{ms / before:.2f}x" if before else ""
-        bad = off > OFF_TREND or off < 1 / OFF_TREND
-        mark = f"{off:.2f}x" + (" <--" if bad else "")
-        params = f"{row['parameters'] / 1e6:.1f}M"
-        lines.append(f"{row[name]:>8} {params:>9} {ms:>10.3f} {grows:>7} {mark:>10}")
-        before = ms
-    return "\n".join(lines)
 
 
 def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
@@ -480,9 +434,10 @@ def _resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-def _write(
+def write(
     config: Config, options: BenchConfig, found: dict[str, Any]
 ) -> dict[str, Any]:
+    """Keep what was found beside its config; returns both."""
     path = Path(options.output).expanduser()
     if not options.output:
         path = place(config.logdir) / "bench.json"

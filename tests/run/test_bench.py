@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 
-import numpy as np
 import pytest
 
 from reverie.api import UserError
 from reverie.cli import main
 from reverie.run import bench as benches
-from reverie.run.bench import Bench, BenchConfig, growth, started, trend
+from reverie.run.bench import Bench, BenchConfig, started
 from reverie.run.config import resolve
 
 QUICK = BenchConfig(repeats=2, seconds=0.0, steps=600)
@@ -68,54 +67,6 @@ def test_calls_that_are_timed_together_alternate():
     assert len(one.ms) == len(two.ms) == 2
     switches = sum(a != b for a, b in itertools.pairwise(seen))
     assert switches == 5  # 1 and 2 to warm up, then 1 2 1 2
-
-
-def test_growth_is_shown_and_what_is_off_the_trend_marked(
-    monkeypatch, tmp_path, capsys
-):
-    few = {n: ([], {r".*\.batch_size": n}) for n in (2, 4, 8)}
-    monkeypatch.setitem(benches.VARIANTS, "batch", few)
-    options = BenchConfig(1, 0.0, 600, "batch", output=str(tmp_path / "x.json"))
-    seen = []
-
-    def more(blocks, settings):
-        config = resolve(["debug", *blocks], flags={**FLAGS, **settings})
-        seen.append(config.dreamer.batch_size)
-        return config
-
-    found = growth(more, options)
-    assert seen == [2, 4, 8]
-    assert [row["batch"] for row in found["growth"]] == [2, 4, 8]
-    assert found["growth"][0]["parameters"] > 0
-    assert "off trend" in capsys.readouterr().out
-    rows = [
-        {"batch": n, "parameters": 1e6, "update_ms": ms, "off_trend": off}
-        for n, ms, off in ((1, 1.0, 1.0), (2, 4.0, 1.5), (4, 8.0, 1.0))
-    ]
-    lines = benches.growth_table("batch", rows).splitlines()
-    assert ["<--" in line for line in lines] == [False, False, True, False]
-
-
-def test_every_variant_resolves():
-    for name, variants in benches.VARIANTS.items():
-        for size, (blocks, settings) in variants.items():
-            config = resolve(["atari100k", *blocks], flags=settings)
-            found = {
-                "size": config.dreamer.rssm.deter,
-                "batch": config.dreamer.batch_size,
-                "length": config.dreamer.batch_length,
-                "image": config.env.resize[0],
-            }[name]
-            assert found == size or name == "size"
-
-
-def test_a_power_law_has_no_outliers_whatever_its_steps():
-    sizes = [32, 64, 96, 128]
-    np.testing.assert_allclose(trend(sizes, [x**1.7 for x in sizes]), 1)
-    off = trend(sizes, [32, 64 * 1.4, 96, 128])
-    assert off[1] == pytest.approx(1.4)
-    assert off[2] < 1
-    assert off[0] == off[3] == 1
 
 
 def test_the_replay_is_full_and_everything_is_let_go(tmp_path):
