@@ -76,10 +76,24 @@ def draw_curves(
     smooth: bool = True,
 ) -> UInt8[np.ndarray, "h w 3"]:
     """The picture of one or several runs; points stay as they are, unless `smooth`."""
-    from PIL import Image, ImageDraw
-
     drawn = {name: curve for name, curve in curves.items() if len(curve)}
     lines = {name: _smooth(curve, smooth) for name, curve in drawn.items()}
+    return draw_lines(lines, title, x_label, y_label)
+
+
+Line = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Steps, what is drawn as a line over them, and the band around it: low, high."""
+
+
+def draw_lines(
+    lines: Mapping[str, Line],
+    title: str = "",
+    x_label: str = "environment steps",
+    y_label: str = "score",
+) -> UInt8[np.ndarray, "h w 3"]:
+    """The picture of lines, each on a band of its own."""
+    from PIL import Image, ImageDraw
+
     x_range, y_range = _ranges(lines)
     x_ticks = ticks(*x_range, count=8)
     y_ticks = ticks(*y_range, count=6)
@@ -112,10 +126,7 @@ def draw_curves(
     return np.asarray(small, np.uint8)
 
 
-Smooth = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _smooth(curve: Curve, smooth: bool, points: int = 200) -> Smooth:
+def _smooth(curve: Curve, smooth: bool, points: int = 200) -> Line:
     """Steps, mean, and the band around it, over windows of episodes or of one each."""
     steps, scores = np.array(sorted(curve, key=lambda point: point[0])).T
     count = len(scores)
@@ -130,7 +141,7 @@ def _smooth(curve: Curve, smooth: bool, points: int = 200) -> Smooth:
     return x, line, low, high
 
 
-def _ranges(lines: dict[str, Smooth]) -> tuple[tuple[float, float], ...]:
+def _ranges(lines: Mapping[str, Line]) -> tuple[tuple[float, float], ...]:
     if not lines:
         return (0.0, 1.0), (0.0, 1.0)
     last = max(float(steps[-1]) for steps, *_ in lines.values())
@@ -168,7 +179,7 @@ def _draw_words(draw: Any, title: str, x_label: str, y_label: str) -> None:
     draw.text((right, bottom + 62), x_label, FAINT, font(14), anchor="rt")
 
 
-def _draw_legend(draw: Any, lines: dict[str, Smooth]) -> None:
+def _draw_legend(draw: Any, lines: Mapping[str, Line]) -> None:
     """Names and last means in the upper left, ordered from best to worst."""
     rows = [
         (float(mean[-1]), name, colour)
