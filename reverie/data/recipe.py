@@ -1,7 +1,7 @@
 """What to make of the keys of an episode: choose, order, stack, flip and resize.
 
 The same recipe serves a conversion (`data/convert.py`) and reading on the fly
-(`Prepared`), so both give the same episodes.
+(`data/reading.py`), so both give the same episodes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ class Recipe:
     def chooses(self) -> bool:
         return bool(self.images or self.vectors or self.aux)
 
+    @property
+    def wanted(self) -> list[str]:
+        """The keys it names, each once."""
+        return [*dict.fromkeys((*self.images, *self.vectors, *self.aux, *self.flip))]
+
     def spaces(self, obs_space: Spaces, origin: str) -> Spaces:
         """The observations that come of it; says what is missing or does not fit."""
-        wanted = [*self.images, *self.vectors, *self.aux, *self.flip]
-        if missing := [key for key in dict.fromkeys(wanted) if key not in obs_space]:
+        if missing := [key for key in self.wanted if key not in obs_space]:
             raise UserError(
                 f"{origin} has no {', '.join(missing)}, but {', '.join(obs_space)}.\n"
                 "  Fix: choose from these, with --images, --vectors, --aux and --flip."
@@ -69,8 +73,7 @@ class Recipe:
         rest = {k: episode[k] for k in (*act_space, *FLAGS) if k in episode}
         rest |= {k: v for k, v in episode.items() if k.startswith("log/")}
         seen = {k: v for k, v in episode.items() if k not in rest}
-        wanted = [*self.images, *self.vectors, *self.aux, *self.flip]
-        if missing := [key for key in wanted if key not in seen]:
+        if missing := [key for key in self.wanted if key not in seen]:
             raise BadEpisode(f"has no {', '.join(map(repr, missing))}")
         seen = {key: self._view(key, value) for key, value in seen.items()}
         if not self.chooses:
@@ -133,7 +136,10 @@ class Prepared(Reader):
         return self.inner.rows(name)
 
     def read(self, name: str) -> Episode:
-        return self.recipe.apply(self.inner.read(name), self.act_space)
+        recipe, inner = self.recipe, self.inner
+        some = recipe.chooses
+        episode = inner.read_some(name, recipe.wanted) if some else inner.read(name)
+        return recipe.apply(episode, self.act_space)
 
     def close(self) -> None:
         self.inner.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -40,6 +40,9 @@ class Subset(Reader):
 
     def read(self, name: str) -> Episode:
         return self.inner.read(name)
+
+    def read_some(self, name: str, keys: Collection[str]) -> Episode:
+        return self.inner.read_some(name, keys)
 
     def close(self) -> None:
         self.inner.close()

@@ -20,15 +20,15 @@ from reverie.api import UserError
 from reverie.data import stats as statistics
 from reverie.data.convert import PARTIAL, ConvertConfig, convert
 from reverie.data.form import BadEpisode, Episode
-from reverie.data.readers import READERS, Reader, open_reader
 from reverie.data.readers.about import About, write_json
 from reverie.data.readers.hdf5 import KeyMap
 from reverie.data.readers.npz import NpzReader
 from reverie.data.readers.store import StoreReader
-from reverie.data.recipe import ROBOMIMIC, Recipe
+from reverie.data.reading import Reading, open_mapped
 from reverie.data.shelf import Bad
 from reverie.data.split import FRACTION, masked, split_by_mask, split_by_seed
 from reverie.data.survey import survey
+from reverie.envs import EnvConfig
 from reverie.view.episodes import contact_sheet
 from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
 
@@ -42,6 +42,8 @@ class Verb(NamedTuple):
     function: Callable[..., int]
     options: type
     places: tuple[str, ...] = ("PATH",)
+    shared: tuple[str, ...] = ()
+    """Options that are settings of a run as well, so that blocks may set them."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +56,19 @@ class InspectOptions:
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
-    like: Literal["", "robomimic"] = ""
-    """Begin with the usual keys of one arm in robomimic's demonstrations."""
-    images: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
-    aux: tuple[str, ...] = ()
-    flip: tuple[str, ...] = ()
-    size: tuple[int, int] = (0, 0)
+class ConvertOptions(Reading):
     format: Literal["npz", "store"] = "npz"
+    """NPZ files as dreamerv3-torch writes them, or files of our own, larger and
+    faster to read."""
     bad: Bad = "stop"
+    """Leave out episodes with NaN, wrong lengths or missing keys, or stop."""
     jobs: int = 1
+    """Threads that work side by side."""
     first: int = 0
     """Only the first so many episodes; 0 for all."""
-    map: KeyMap = field(default_factory=KeyMap)
 
     def config(self) -> ConvertConfig:
-        usual = ROBOMIMIC if self.like else Recipe()
-        recipe = Recipe(
-            self.images or usual.images,
-            self.vectors or usual.vectors,
-            self.aux or usual.aux,
-            self.flip,
-            self.size,
-        )
-        return ConvertConfig(recipe, self.format, self.bad, self.jobs)
+        return ConvertConfig(self.recipe, self.format, self.bad, self.jobs)
 
 
 @dataclass(frozen=True)
@@ -105,6 +95,7 @@ class DemosOptions:
     seed: int = 0
     noise: float = 0.0
     """Deviation of what is added to the expert's actions."""
+    env: EnvConfig = field(default_factory=EnvConfig)
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,7 @@ class ViewOptions:
 
 def inspect_data(path: str, options: InspectOptions) -> int:
     """Print what is in recordings; 2 if something is wrong with them."""
-    reader = open_data(path, options.map)
+    reader = open_mapped(path, options.map)
     found = survey(reader, options.episodes)
     print(found.describe())
     frames = _film(reader.read(found.sound)) if found.sound else None
@@ -142,7 +133,7 @@ def inspect_data(path: str, options: InspectOptions) -> int:
 
 def convert_data(path: str, folder: str, options: ConvertOptions) -> int:
     destination = Path(folder).expanduser()
-    reader = open_data(path, options.map)
+    reader = open_mapped(path, options.map)
     names = reader.names()[: options.first or None]
     bar = Progress("converted")
     done = convert(reader, destination, options.config(), names, bar)
@@ -165,7 +156,7 @@ def split_data(path: str, folder: str, options: SplitOptions) -> int:
         raise UserError(
             f"{destination} exists already.\n  Fix: remove it, or name another folder."
         )
-    reader = open_data(path, options.map)
+    reader = open_mapped(path, options.map)
     if options.mask:
         parts = split_by_mask(reader, *options.mask)
     else:
@@ -194,7 +185,7 @@ def split_data(path: str, folder: str, options: SplitOptions) -> int:
 
 
 def measure_data(path: str, options: StatsOptions) -> int:
-    reader = open_data(path, options.map)
+    reader = open_mapped(path, options.map)
     names = masked(reader, options.mask) if options.mask else reader.names()
     found = statistics.measure(reader, names)
     reader.close()
@@ -220,7 +211,7 @@ def measure_data(path: str, options: StatsOptions) -> int:
 
 def view_data(path: str, options: ViewOptions) -> int:
     """Write a film of one episode, all cameras side by side."""
-    reader = open_data(path, options.map)
+    reader = open_mapped(path, options.map)
     names = reader.names()
     name = options.episode or names[0]
     if name not in names:
@@ -250,7 +241,9 @@ def record_demos(path: str, options: DemosOptions) -> int:
     from reverie.run.demonstrate import demonstrate
 
     out, count = Path(path).expanduser(), options.episodes
-    rows = demonstrate(options.task, out, count, options.seed, options.noise)
+    rows = demonstrate(
+        options.task, out, count, options.seed, options.noise, options.env
+    )
     print(f"{count} demonstrations of {options.task} with {rows} rows in {out}.")
     return 0
 
@@ -261,20 +254,8 @@ VERBS: dict[str, Verb] = {
     "split": Verb(split_data, SplitOptions, ("SRC", "DST")),
     "stats": Verb(measure_data, StatsOptions),
     "view": Verb(view_data, ViewOptions),
-    "demos": Verb(record_demos, DemosOptions, ("FILE",)),
+    "demos": Verb(record_demos, DemosOptions, ("FILE",), ("task", "env")),
 }
-
-
-def open_data(path: str, map: KeyMap) -> Reader:
-    """The reader for a path; a key map is for HDF5 alone."""
-    if map == KeyMap():
-        return open_reader(path)
-    if not READERS["hdf5"].claims(path):
-        raise UserError(
-            f"--map says where things lie in HDF5 files, and {path} is none.\n"
-            "  Fix: leave it out."
-        )
-    return open_reader(path, map=map)
 
 
 class Progress:

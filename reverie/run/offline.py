@@ -2,7 +2,8 @@
 
 The loop is that of `watch.py`; its material are episodes (`recordings.py`). A clone on
 the world of another run takes over what that run knows: the settings of its agent, its
-weights, the keys it sees and how images are prepared for it.
+weights, the keys it sees, how images are prepared for it and, of the same recordings,
+how they are read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from reverie.agents.bc import OLDER
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
 from reverie.data.images import ImageConfig
+from reverie.data.reading import Reading
 from reverie.run import checkpoint
 from reverie.run.config import Config
 from reverie.run.folder import home_of, read_config
@@ -78,6 +80,9 @@ def settle(config: Config) -> Config:
         )
     prepared = replace(config.offline.images, crop=wanted.crop)
     keys = config.offline.keys or (tuple(images.raw) if images else ())
-    settled = replace(config.offline, images=prepared, keys=keys)
+    read = config.offline.read
+    if read == Reading() and config.offline.data == other.offline.data:
+        read = other.offline.read
+    settled = replace(config.offline, images=prepared, keys=keys, read=read)
     changes: dict[str, Any] = {other.agent: other.of_agent, config.agent: mine}
     return replace(config, offline=settled, **changes)

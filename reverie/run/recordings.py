@@ -18,7 +18,8 @@ from reverie.api import Agent, Informed, Metrics, Moments, StateDict, UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.data.form import BadEpisode, Episode, with_flags
 from reverie.data.images import ImageConfig, Images, fit, read_images
-from reverie.data.readers import Reader, open_reader
+from reverie.data.readers import Reader
+from reverie.data.reading import Reading
 from reverie.data.recordings import RecordingFeed, RecordingsConfig
 from reverie.data.split import Subset, split_by_mask, split_by_seed
 from reverie.data.stats import measure
@@ -34,7 +35,9 @@ class OfflineConfig:
     """The recordings to learn from: a file or folder that `reverie data inspect`
     knows."""
     eval_data: str = ""
-    """Those to judge by; if none, some of `data` are set aside."""
+    """Those to judge by, read the same way; if none, some of `data` are set aside."""
+    read: Reading = field(default_factory=Reading)
+    """What is made of their keys, as `reverie data convert` would."""
     split: float = 0.1
     """The share that is set aside; selections `train` and `valid` of the recordings
     themselves come first."""
@@ -70,7 +73,7 @@ class Recordings:
                 "There are no recordings to learn from.\n  Fix: --offline.data PATH"
             )
         self.config, self.seed, self.run = config, seed, run
-        reader = Chosen(open_reader(config.data), config.keys)
+        reader = Chosen(config.read.open(config.data), config.keys)
         self.images = Images(config.images, reader.obs_space)
         self.obs_space = with_flags(self.images.obs_space)
         self.act_space = reader.act_space
@@ -79,7 +82,7 @@ class Recordings:
     def _split(self, reader: Reader) -> tuple[Reader, Reader]:
         config = self.config
         if config.eval_data:
-            judges = open_reader(config.eval_data)
+            judges = config.read.open(config.eval_data)
             fit(self.images, judges.obs_space, config.eval_data)
             return reader, Chosen(judges, tuple(reader.obs_space))
         if {"train", "valid"} <= reader.masks.keys():
@@ -176,7 +179,7 @@ class Chosen(Reader):
         return self.inner.rows(name)
 
     def read(self, name: str) -> Episode:
-        return self.inner.read(name)
+        return self.inner.read_some(name, list(self.obs_space))
 
     def close(self) -> None:
         self.inner.close()

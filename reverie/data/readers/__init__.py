@@ -11,7 +11,7 @@ import functools
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ class Reader(ABC):
     @abstractmethod
     def read(self, name: str) -> Episode:
         """One episode; `BadEpisode` says why it cannot be had."""
+
+    def read_some(self, name: str, keys: Collection[str]) -> Episode:
+        """One episode, of whose observations these are wanted.
+
+        A reader that can leave the others unread does.
+        """
+        return self.read(name)
 
     def close(self) -> None:  # noqa: B027
         """Let go of open files, for those that keep any."""

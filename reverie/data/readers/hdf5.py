@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +106,15 @@ class Hdf5Reader(Reader):
         return self._lengths[name]
 
     def read(self, name: str) -> Episode:
+        return self._read(name, None)
+
+    def read_some(self, name: str, keys: Collection[str]) -> Episode:
+        return self._read(name, keys)
+
+    def _read(self, name: str, keys: Collection[str] | None) -> Episode:
         with self._lock, _readable():
             group = self._group(name)
-            obs = _obs_of(group, self.map)
+            obs = _obs_of(group, self.map, keys)
             then = _next_of(group, self.map, obs)
             # all but the first row is in `next_obs`, where there is one
             before = {k: np.asarray(v[:1] if then else v) for k, v in obs.items()}
@@ -297,7 +303,9 @@ def _rows(steps: int, seen: int, pairs: bool, map: KeyMap) -> int:
     return steps if dropped else steps + 1
 
 
-def _obs_of(group: Any, map: KeyMap) -> dict[str, Any]:
+def _obs_of(
+    group: Any, map: KeyMap, wanted: Collection[str] | None = None
+) -> dict[str, Any]:
     if map.keys:
         pairs = [pair.partition("=")[::2] for pair in map.keys]
         found = {ours: _get(group, theirs) for ours, theirs in pairs}
@@ -307,6 +315,10 @@ def _obs_of(group: Any, map: KeyMap) -> dict[str, Any]:
             inside = ", ".join(sorted(group)) or "nothing"
             raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
         found = {key: inner[key] for key in inner if not _is_group(inner[key])}
+    if wanted is not None:
+        if missing := [key for key in wanted if key not in found]:
+            raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
+        found = {key: found[key] for key in wanted}
     if not found:
         raise BadEpisode(f"has no observations in {map.obs!r}")
     lengths = {key: len(value) for key, value in found.items()}
