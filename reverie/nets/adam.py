@@ -72,6 +72,7 @@ class Adam:
     ):
         self.parameters, self.config = parameters, config
         self.names, self.tensors = list(parameters), list(parameters.values())
+        self.leaves = self.tensors  # what the loss is differentiated by
         decays = set(decays)
         assert decays <= set(parameters), decays - set(parameters)
         self.decays = [t for name, t in parameters.items() if name in decays]
@@ -89,26 +90,43 @@ class Adam:
 
     def gradients(self, loss: Float[Tensor, ""]) -> list[Tensor]:
         """The gradient of every parameter; zero where the loss has no say."""
-        return list(torch.autograd.grad(loss, self.tensors, materialize_grads=True))
+        return list(torch.autograd.grad(loss, self.leaves, materialize_grads=True))
 
     @torch.no_grad()
     def apply(
         self, loss: Float[Tensor, ""], grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
-        config = self.config
-        self.norms.copy_(torch.stack(torch._foreach_norm(grads)))
+        self.norms.copy_(self._measure(grads))
         norm = torch.linalg.vector_norm(self.norms)
         ok = torch.isfinite(loss) & torch.isfinite(norm)
         gate = ok.float()
         self.step.add_(gate)
         self.skipped.add_(1 - gate)
         self.in_row.add_(1).mul_(1 - gate)
+        factor = torch.ones_like(norm)
+        if self.config.clip:
+            factor = (self.config.clip / (norm + 1e-6)).clamp(max=1)
+        self._move(grads, torch.where(ok, factor, 0), ok)
+        return ok, {
+            "opt/loss": loss,
+            "opt/updates": self.step.clone(),
+            "opt/grad_norm": norm,
+            "opt/skipped": self.skipped.clone(),
+            "opt/nonfinite_in_row": self.in_row.clone(),
+        }
 
+    def _measure(self, grads: list[Tensor]) -> Float[Tensor, " P"]:
+        """The norm of every gradient."""
+        return torch.stack(torch._foreach_norm(grads)).float()
+
+    def _move(
+        self, grads: list[Tensor], factor: Float[Tensor, ""], ok: Bool[Tensor, ""]
+    ) -> None:
+        """Follow the gradients times `factor`."""
+        config, gate = self.config, ok.float()
         # nothing times zero is no number, unless it was none before: so, `where`
-        grads = [torch.where(ok, grad, 0) for grad in grads]
-        if config.clip:
-            factor = (config.clip / (norm + 1e-6)).clamp(max=1)
-            torch._foreach_mul_(grads, torch.where(ok, factor, 0))
+        grads = [torch.where(ok, grad.float(), 0) for grad in grads]
+        torch._foreach_mul_(grads, factor)
         squares = torch._foreach_mul(grads, grads)
         self._average(self.mu, grads, (1 - config.beta1) * gate)
         self._average(self.nu, squares, (1 - config.beta2) * gate)
@@ -120,13 +138,6 @@ class Adam:
         updates = torch._foreach_div(self.mu, magnitude)
         torch._foreach_mul_(updates, -config.lr * gate / self._debias(config.beta1))
         torch._foreach_add_(self.tensors, updates)
-        return ok, {
-            "opt/loss": loss,
-            "opt/updates": self.step.clone(),
-            "opt/grad_norm": norm,
-            "opt/skipped": self.skipped.clone(),
-            "opt/nonfinite_in_row": self.in_row.clone(),
-        }
 
     def nonfinite(self) -> list[str]:
         """The tensors whose gradients were not finite in the last update."""

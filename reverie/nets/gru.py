@@ -93,6 +93,23 @@ class GRU(nn.Module):
         return _turn(torch.stack(states, 2), backwards)
 
 
+class Hold(nn.Module):
+    """Keeps the value with which each segment began: `read * new + copy * last`."""
+
+    def forward(
+        self,
+        fresh: Float[Tensor, "B T Z"],
+        read: Float[Tensor, "B T"],
+        copy: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T Z"]:
+        held = torch.zeros_like(fresh[:, 0])
+        begun, values = read[..., None] * fresh, []
+        for new, stay in zip(begun.unbind(1), copy[..., None].unbind(1), strict=True):
+            held = new + stay * held
+            values.append(held)
+        return torch.stack(values, 1)
+
+
 def combine(
     gates: Float[Tensor, "*b W"],
     hidden: Float[Tensor, "*b W"],

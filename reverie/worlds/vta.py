@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
 from reverie.nets.dice import Dice
 from reverie.nets.gaussian import Gaussian
-from reverie.nets.gru import GRU, Route
+from reverie.nets.gru import GRU, Hold, Route
 from reverie.nets.inputs import Concat
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.nets.strided import (
@@ -274,6 +274,7 @@ class VTA(nn.Module):
         self.readers = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
         self.obs_cell = GRU(lower + belief, belief, dtype=dtype)
+        self.hold = Hold()
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + lower, belief)
         ending = belief + lower if config.linked else 0
@@ -454,17 +455,17 @@ class VTA(nn.Module):
 
         now = slice(context, context + length)
         mask = mask[:, now]
-        read, copy = mask[..., READ, None], mask[..., COPY, None]
+        read, copy = mask[..., READ], mask[..., COPY]
         before = abs_fwd[:, context - 1 : context + length - 1]
         post_abs = self.post_abs(torch.cat([before, abs_bwd[:, now]], -1))
-        abs_state = _hold(post_abs.sample(dice), read, copy)
+        abs_state = self.hold(post_abs.sample(dice), read, copy)
         acted = [abs_state[:, :-1]]
         if self.actions is not None:
             taken = self._acted(batch)[:, context : context + length - 1]
             acted.append(taken)
         gates = self.abs_cell.gates(torch.cat(acted, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
-        route = Route(None, mask[None, :, 1:, READ], mask[None, :, 1:, COPY])
+        route = Route(None, read[None, :, 1:], copy[None, :, 1:])
         moved = self.abs_cell.scan(gates, start[None], route)[0]
         abs_belief = torch.cat([start[:, None], moved], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
@@ -473,7 +474,8 @@ class VTA(nn.Module):
         obs_state = post_obs.sample(dice)
         (last,) = _delayed(obs_state)
         gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
-        route = Route(None, mask[None, ..., COPY], None, (read * abs_feat)[None])
+        begun = read[..., None] * abs_feat
+        route = Route(None, copy[None], None, begun[None])
         start = torch.zeros_like(abs_feat[None, :, 0])
         obs_belief = self.obs_cell.scan(gates, start, route)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
@@ -617,20 +619,6 @@ class VTA(nn.Module):
             enabled=half,
             cache_enabled=False,
         )
-
-
-def _hold(
-    fresh: Float[Tensor, "B S Z"],
-    read: Float[Tensor, "B S 1"],
-    copy: Float[Tensor, "B S 1"],
-) -> Float[Tensor, "B S Z"]:
-    """Keep the value with which each segment began."""
-    held = torch.zeros_like(fresh[:, 0])
-    values = []
-    for new, stay in zip((read * fresh).unbind(1), copy.unbind(1), strict=True):
-        held = new + stay * held
-        values.append(held)
-    return torch.stack(values, 1)
 
 
 def _delayed(*parts: Float[Tensor, "B S _"]) -> list[Float[Tensor, "B S _"]]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from reverie.nets.gru import GRU, Route
+from reverie.nets.gru import GRU, Hold, Route
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast.unit_scan import FastGRU
+from reverie.nets.fast.unit_scan import FastGRU, FastHold
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUTES = {
@@ -81,6 +81,20 @@ def test_products_in_half_precision_stay_close():
         assert mine.dtype == theirs.dtype
         error = torch.linalg.vector_norm(mine - theirs)
         assert error < 2e-3 * torch.linalg.vector_norm(theirs)
+
+
+def test_values_are_held_as_by_the_plain_loop():
+    generator, found = torch.Generator().manual_seed(0), []
+    fresh = torch.randn(19, 6, 5, generator=generator)
+    read = (torch.rand(19, 6, generator=generator) > 0.6).float()
+    weight = torch.randn(19, 6, 5, generator=generator).to(DEVICE)
+    for hold in (Hold(), FastHold()):
+        parts = (fresh, read, 1 - read)
+        leaves = [x.clone().to(DEVICE).requires_grad_() for x in parts]
+        held = hold(*leaves)
+        found.append([held, *torch.autograd.grad((held * weight).sum(), leaves)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_units_that_do_not_fit_take_the_plain_way():

@@ -47,6 +47,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     """The twin of every plain part that has one."""
     from reverie.nets.blocks import MLP
     from reverie.nets.conv import Decoder, Encoder
+    from reverie.nets.fast.batch_norm import FastImageDecoder, FastImageEncoder
     from reverie.nets.fast.categorical import FastPolicyHead
     from reverie.nets.fast.decoder import FastDecoder
     from reverie.nets.fast.encoder import FastEncoder
@@ -59,10 +60,11 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     )
     from reverie.nets.fast.transformer import FastTransformer
     from reverie.nets.fast.twohot import FastHead
-    from reverie.nets.fast.unit_scan import FastGRU
-    from reverie.nets.gru import GRU
+    from reverie.nets.fast.unit_scan import FastGRU, FastHold
+    from reverie.nets.gru import GRU, Hold
     from reverie.nets.heads import Head, PolicyHead
     from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
+    from reverie.nets.strided import ImageDecoder, ImageEncoder
     from reverie.nets.transformer import Transformer
 
     return {
@@ -77,4 +79,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         Double: FastDouble,
         Transformer: FastTransformer,
         GRU: FastGRU,
+        Hold: FastHold,
+        ImageEncoder: FastImageEncoder,
+        ImageDecoder: FastImageDecoder,
     }

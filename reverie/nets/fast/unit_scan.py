@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.nets.fast.launch import can_launch, differentiable
-from reverie.nets.gru import GRU, Route
+from reverie.nets.gru import GRU, Hold, Route
 
 ROWS = 16
 """Rows of one program: the fewest that a product takes."""
@@ -45,6 +45,43 @@ class FastGRU(GRU):
         weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
         turned = sum(1 << unit for unit in backwards)
         return differentiable(_Scan, gates, start, weight, bias, *route, turned)
+
+
+class FastHold(Hold):
+    """The same in one kernel each way."""
+
+    def forward(
+        self,
+        fresh: Float[Tensor, "B T Z"],
+        read: Float[Tensor, "B T"],
+        copy: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T Z"]:
+        if not can_launch(fresh.device, fresh.dtype):
+            return super().forward(fresh, read, copy)
+        return differentiable(_Hold, fresh, read, copy)
+
+
+class _Hold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fresh: Tensor, read: Tensor, copy: Tensor) -> Tensor:
+        fresh, read, copy = (x.contiguous() for x in (fresh, read, copy))
+        held = torch.empty_like(fresh)
+        rows, steps, width = fresh.shape
+        sizes = rows, steps, width, triton.next_power_of_2(width), ROWS
+        _hold[(triton.cdiv(rows, ROWS),)](fresh, read, copy, held, *sizes, num_warps=1)
+        ctx.save_for_backward(fresh, read, copy, held)
+        return held
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
+        fresh, read, copy, held = ctx.saved_tensors
+        grads = [torch.empty_like(x) for x in (fresh, read, copy)]
+        rows, steps, width = fresh.shape
+        sizes = rows, steps, width, triton.next_power_of_2(width), ROWS
+        _hold_back[(triton.cdiv(rows, ROWS),)](
+            *(slope.contiguous(), fresh, read, copy, held, *grads, *sizes), num_warps=1
+        )
+        return tuple(grads)
 
 
 class _Scan(torch.autograd.Function):
@@ -283,3 +320,58 @@ def _backward(
         dstate = dlast
 
     tl.store(dstart + begin, dstate, mask)
+
+
+@triton.jit
+@no_type_check
+def _hold(
+    fresh, read, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr
+):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    col = tl.arange(0, Z)[None, :]
+    inside = row < rows
+    mask = inside[:, None] & (col < width)
+    value = tl.zeros((R, Z), tl.float32)
+    for t in range(steps):
+        flag = row * steps + t
+        place = flag[:, None] * width + col
+        new = tl.load(fresh + place, mask, 0.0)
+        new *= tl.load(read + flag, inside, 0.0)[:, None]
+        value = new + value * tl.load(copy + flag, inside, 0.0)[:, None]
+        tl.store(held + place, value, mask)
+
+
+@triton.jit
+@no_type_check
+def _hold_back(
+    slope,
+    fresh,
+    read,
+    copy,
+    held,
+    dfresh,
+    dread,
+    dcopy,
+    rows,
+    steps,
+    width,
+    Z: tl.constexpr,
+    R: tl.constexpr,
+):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    col = tl.arange(0, Z)[None, :]
+    inside = row < rows
+    mask = inside[:, None] & (col < width)
+    dvalue = tl.zeros((R, Z), tl.float32)
+    for i in range(steps):
+        flag = row * steps + (steps - 1 - i)
+        place = flag[:, None] * width + col
+        left = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
+        last = tl.load(held + place - width, mask & left, 0.0)
+        new = tl.load(fresh + place, mask, 0.0)
+        dvalue += tl.load(slope + place, mask, 0.0)
+        tl.store(dread + flag, tl.sum(dvalue * new, 1), inside)
+        tl.store(dcopy + flag, tl.sum(dvalue * last, 1), inside)
+        begun = dvalue * tl.load(read + flag, inside, 0.0)[:, None]
+        tl.store(dfresh + place, begun, mask)
+        dvalue *= tl.load(copy + flag, inside, 0.0)[:, None]
