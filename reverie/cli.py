@@ -6,6 +6,7 @@ import errno
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -373,7 +374,7 @@ def _data_request(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
     """What a verb on recordings is to work on, and its options."""
     from reverie.run.datasets import VERBS
 
-    _, schema, wanted = VERBS[verb]
+    _, schema, wanted, shared = VERBS[verb]
     settings = _settings(arguments, places=len(wanted))
     if len(settings.places) != len(wanted):
         raise UserError(
@@ -388,8 +389,26 @@ def _data_request(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
                 f"{configs.suggest(flag, known)}\n"
                 f"  Fix: choose from {', '.join('--' + name for name in known)}."
             )
-    layer = configs.flag_layer(schema, settings.flags, schema())
-    return settings.places, configs.resolve(schema, [("the flags", layer)])
+    below = _shared(verb, settings, shared)
+    start: Any = configs.resolve(schema, [("the blocks", below)])
+    layer = configs.flag_layer(schema, settings.flags, start)
+    layers = [("the blocks", below), ("the flags", layer)]
+    return settings.places, configs.resolve(schema, layers)
+
+
+def _shared(verb: str, settings: Settings, shared: Sequence[str]) -> dict[str, Any]:
+    """What blocks say about options that are settings of a run as well."""
+    named = settings.names or settings.files
+    if named and not shared:
+        raise UserError(
+            f"`reverie data {verb}` takes no blocks of settings.\n"
+            "  Fix: leave out --configs and --config."
+        )
+    task = [(name, value) for name, value in settings.flags if name == "task"]
+    if not named and not (task and shared):
+        return {}
+    whole = _resolve(settings._replace(flags=task))
+    return {name: value for name, value in asdict(whole).items() if name in shared}
 
 
 def _data_balls(arguments: list[str]) -> int:

@@ -9,6 +9,9 @@ of recorded demonstrations.
 
 An episode ends by its horizon, which is not terminal. Success does not end it unless
 asked to; `log/success` tells whether the task is done at this very step.
+
+`expert` knows how to lift the cube of Lift (see `lift.py`). It asks the simulator where
+things are, which no observation tells unless `object` is set.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 
 from reverie.api import Action, Obs, Space, Spaces, UserError
 from reverie.envs.headless import prepare
+from reverie.envs.lift import Scene, lift
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import nearest
@@ -87,7 +91,7 @@ class Robosuite:
     def __init__(self, name: str, config: RobosuiteConfig | None = None, seed: int = 0):
         self.config = config = config or RobosuiteConfig()
         prepare(bool(config.cameras), instead="--env.robosuite.cameras ''")
-        task = SHORT.get(name, name)
+        self._task = task = SHORT.get(name, name)
         robots = [config.robot] * (2 if task.startswith("TwoArm") else 1)
         with _quiet():
             _warm_up(task, robots, config)
@@ -131,6 +135,25 @@ class Robosuite:
         seen, reward, done, _ = self._sim.step(move)
         over = self.config.end_on_success and self.is_success
         return self._obs(seen, **flags(reward, last=bool(done or over), terminal=over))
+
+    def expert(self) -> Action:
+        """What to do now, for demonstrations; only Lift knows."""
+        if self._task != "Lift" or self.config.controller != "OSC_POSE":
+            raise UserError(
+                f"There is no expert for {self._task} with {self.config.controller}.\n"
+                "  Fix: --task robosuite_Lift --env.robosuite.controller OSC_POSE"
+            )
+        data, robot = self._sim.sim.data, self._sim.robots[0]
+        hand, cube = robot.eef_site_id["right"], self._sim.cube_body_id
+        fingers = robot._ref_gripper_joint_pos_indexes["right"]
+        scene = Scene(
+            hand=np.array(data.site_xpos[hand]),
+            hand_axes=np.reshape(data.site_xmat[hand], (3, 3)),
+            cube=np.array(data.body_xpos[cube]),
+            cube_axes=np.reshape(data.body_xmat[cube], (3, 3)),
+            opening=float(np.abs(data.qpos[fingers]).sum()),
+        )
+        return {"action": lift(scene).astype(np.float32)}
 
     @property
     def is_success(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from reverie import envs
 from reverie.api import Env, UserError
+from reverie.config import differences
 from reverie.data.form import Episode
 from reverie.data.readers.hdf5 import write_robomimic
 from reverie.data.split import split_by_seed
@@ -22,7 +23,12 @@ HELD_OUT = 0.1
 
 
 def demonstrate(
-    task: str, path: Path, episodes: int = 100, seed: int = 0, noise: float = 0.0
+    task: str,
+    path: Path,
+    episodes: int = 100,
+    seed: int = 0,
+    noise: float = 0.0,
+    config: envs.EnvConfig | None = None,
 ) -> int:
     """Write so many successful episodes of an expert; returns how many rows they have.
 
@@ -36,7 +42,11 @@ def demonstrate(
         )
     if episodes < 2:
         raise UserError("Fewer than two demonstrations.\n  Fix: --episodes 100")
-    env = envs.make(task, envs.EnvConfig(), seed)
+    config = config or envs.EnvConfig()
+    env = envs.make(task, config, seed)
+    settings = {
+        name: new for name, (_, new) in differences(envs.EnvConfig(), config).items()
+    }
     rows = 0
     names = [f"demo_{i}" for i in range(episodes)]
     train, valid = split_by_seed(names, HELD_OUT, seed)
@@ -55,7 +65,7 @@ def demonstrate(
             played(),
             env.act_space,
             masks={"train": train, "valid": valid},
-            env_args={"env_name": task, "type": "reverie", "env_kwargs": {}},
+            env_args={"env_name": task, "type": "reverie", "env_kwargs": settings},
         )
     finally:
         env.close()

@@ -131,6 +131,18 @@ class TestRobosuite:
         lift._sim.sim.data.set_joint_qpos(cube, np.array([0, 0, 1.2, 1, 0, 0, 0.0]))
         assert lift.step(zero(lift))["log/success"] == 1
 
+    def test_the_expert_lifts_the_cube(self) -> None:
+        config = envs.RobosuiteConfig(cameras=(), hard_reset=False, end_on_success=True)
+        env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
+        ends = []
+        for seed in range(5):
+            obs = env.reset(seed)
+            while not obs["is_last"]:
+                obs = env.step(env.expert())
+            ends.append(bool(obs["log/success"]))
+        env.close()
+        assert ends == [True] * 5
+
     @draws
     def test_frames_of_both_cameras_are_upright(self) -> None:
         config = envs.RobosuiteConfig(cameras=("agentview", "robot0_eye_in_hand"))

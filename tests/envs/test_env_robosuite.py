@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError, sight
+from reverie.cli import main
+from reverie.data.readers import open_reader
 from reverie.envs import headless, robosuite
 from reverie.envs.robosuite import RobosuiteConfig
 from reverie.run.config import resolve
@@ -40,7 +44,19 @@ class Arm:
             get_state=lambda: SimpleNamespace(flatten=lambda: np.zeros(3)),
             set_state_from_flattened=self._set,
             forward=lambda: None,
+            data=SimpleNamespace(
+                site_xpos=np.array([[0.1, 0, 1.0]]),
+                site_xmat=np.diag([1.0, -1, -1]).reshape(1, 9),
+                body_xpos=np.array([[0, 0, 0.82]]),
+                body_xmat=np.eye(3).reshape(1, 9),
+                qpos=np.array([0.04, -0.04]),
+            ),
         )
+        fingers = {"right": [0, 1]}
+        robot = SimpleNamespace(
+            eef_site_id={"right": 0}, _ref_gripper_joint_pos_indexes=fingers
+        )
+        self.robots, self.cube_body_id = [robot], 0
 
     @property
     def action_dim(self) -> int:
@@ -215,6 +231,38 @@ def test_an_episode_begins_in_a_recorded_state() -> None:
     assert env.reset_to(np.array([9.0, 0, 0]))["robot0_joint_pos"][0] == 9
     with pytest.raises(UserError, match=r"shape \(4,\), this task has \(3,\)"):
         env.reset_to(np.zeros(4))
+
+
+def test_demonstrations_show_no_place_of_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("h5py")
+    monkeypatch.chdir(tmp_path)
+    words = "data demos lift.hdf5 --configs lift --episodes 2 --env.robosuite.size 9 9"
+    assert main(words.split()) == 0
+    reader = open_reader("lift.hdf5")
+    episode = reader.read("demo_0")
+    assert sight(reader.obs_space).keys() == {
+        "image",
+        "robot0_joint_pos",
+        "robot0_joint_vel",
+        "robot0_gripper_qpos",
+        "robot0_gripper_qvel",
+        "aux_robot0_joint_pos_sin",
+        "aux_robot0_joint_pos_cos",
+    }
+    assert episode["image"].shape == (4, 9, 9, 6)  # up after three steps
+    assert episode["is_terminal"].tolist() == [False, False, False, True]
+    np.testing.assert_array_equal(episode["action"][0][[0, 2, 6]], [-1, -1, -1])
+    made = json.loads(reader.attributes()["env_args"])["env_kwargs"]
+    assert made["robosuite.cameras"] == ["agentview", "robot0_eye_in_hand"]
+
+
+def test_only_lift_has_an_expert() -> None:
+    for env in (make("robosuite_Can"), make(controller="JOINT_VELOCITY")):
+        env.reset()
+        with pytest.raises(UserError, match="no expert"):
+            env.expert()
 
 
 def test_tasks_for_two_arms_get_two() -> None:
