@@ -68,22 +68,7 @@ class RunFolder:
 
     def open(self, config: Config) -> None:
         """Create or resume the folder; refuse if its settings were others."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with telling_when_full(self.path):
-                self._lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise UserError(
-                f"The run folder {self.path} cannot be written: {error.strerror}.\n"
-                "  Fix: give --logdir a folder you may write to."
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"Another process is using the run folder {self.path}.\n"
-                "  Fix: wait for it to end, or give another --logdir."
-            ) from None
+        self._lock = hold(self.path)
         # Before its first save a run has nothing that other settings could spoil.
         if self.config_path.exists() and (self.path / "ckpt").exists():
             refuse_changes(read_config(self.path), config, self.path)
@@ -103,6 +88,27 @@ class RunFolder:
             starts = []
         starts = [*starts, about()][-100:]
         replace_file(path, json.dumps(starts, indent=1).encode())
+
+
+def hold(path: Path, what: str = "run folder") -> IO[str]:
+    """Create a folder, and keep others out of it until the file is closed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with telling_when_full(path):
+            lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"The {what} {path} cannot be written: {error.strerror}.\n"
+            "  Fix: give --logdir a folder you may write to."
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(
+            f"Another process is using the {what} {path}.\n"
+            "  Fix: wait for it to end, or give another --logdir."
+        ) from None
+    return lock
 
 
 def read_config(logdir: Path) -> Config:
