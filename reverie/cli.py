@@ -35,6 +35,15 @@ SETTINGS_HELP = """\
 """
 
 
+BELOW: dict[str, tuple[str, ...]] = {
+    "train": (),
+    "train_eval": (),
+    "offline": ("offline",),
+    "bc": ("offline", "bc"),
+}
+"""Commands that train, and the blocks that lie beneath all others in each."""
+
+
 class Command(NamedTuple):
     function: Callable[[list[str]], int]
     usage: str
@@ -178,13 +187,13 @@ def _train_eval(arguments: list[str]) -> int:
 def _offline(arguments: list[str]) -> int:
     from reverie.run.offline import offline
 
-    return _finish(offline, arguments, ["offline"])
+    return _finish(offline, arguments, BELOW["offline"])
 
 
 def _bc(arguments: list[str]) -> int:
     from reverie.run.offline import offline
 
-    return _finish(offline, arguments, ["offline", "bc"])
+    return _finish(offline, arguments, BELOW["bc"])
 
 
 def _finish(
@@ -244,6 +253,48 @@ def _eval(arguments: list[str]) -> int:
         f"length {result['length']:.4g}, over {result['count']:.0f} episodes"
     )
     return 0
+
+
+def _sweep(arguments: list[str]) -> int:
+    from reverie.run.signals import Interrupted
+    from reverie.run.sweep import sweep
+
+    try:
+        sweep(_sweep_request(arguments))
+    except Interrupted as stop:
+        print("Saved. The same command goes on.", file=sys.stderr)
+        return stop.exit_code
+    return 0
+
+
+def _sweep_request(arguments: list[str]) -> Any:
+    """The plan of a sweep: a file, or what a folder of one says."""
+    from reverie.run.folder import place
+    from reverie.run.sweep import PLAN
+    from reverie.run.sweep_plan import make_plan
+
+    count = next((i for i, w in enumerate(arguments) if w[:2] == "--"), len(arguments))
+    places, words = arguments[:count], arguments[count:]
+    logdir = dict(configs.parse_flags(words)).get("logdir")
+    if not places and isinstance(logdir, str) and (place(logdir) / PLAN).exists():
+        places = [str(place(logdir) / PLAN)]
+    if len(places) not in (1, 2):
+        raise UserError(
+            "A sweep takes a file with ranges, and then the command to run.\n"
+            "  Fix: reverie sweep FILE [COMMAND], or reverie sweep --logdir FOLDER"
+        )
+    command = places[1] if len(places) == 2 else None
+    return make_plan(Path(places[0]), command, words, _config_of)
+
+
+def _config_of(command: str, words: list[str]) -> Any:
+    """The config of a command that trains."""
+    if command not in BELOW:
+        raise UserError(
+            f"A sweep cannot run {command!r}.{configs.suggest(command, BELOW)}\n"
+            f"  Fix: choose from {', '.join(BELOW)}."
+        )
+    return _training_config(_settings(words), BELOW[command])
 
 
 def _demo(arguments: list[str]) -> int:
@@ -537,6 +588,13 @@ COMMANDS: dict[str, Command] = {
         _eval,
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]",
         "measure a trained agent; one of recordings by them, or in a task",
+        settings=False,
+    ),
+    "sweep": Command(
+        _sweep,
+        "FILE [COMMAND] [--jobs 1] [--trials 20] [--logdir DIR] [--SETTING VALUE ...]\n"
+        "    (see docs/sweep.md; --logdir DIR alone goes on)",
+        "search for settings: many runs of a command, and the best of them",
         settings=False,
     ),
     "demo": Command(
