@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ from reverie.nets.adam import Adam, decaying
 from reverie.nets.dice import Dice
 from reverie.nets.tree import map1
 from reverie.worlds.iris.world import IrisWorld, Segment
+
+if TYPE_CHECKING:
+    from reverie.nets.fast.shadow import Shadows
 
 __all__ = ["Iris", "IrisConfig", "to_segment"]
 
@@ -121,6 +124,11 @@ class Iris:
             self.dreamt = self.world.frozen_copy(self.world.dtype)
         self._dreamt_is_old = True
 
+        self.shadows: Shadows | None = None
+        if quick:
+            from reverie.nets.fast.shadow import Shadows
+
+            self.shadows = Shadows([self.world], self.world.dtype)
         self.opts = {name: self._optimizer(name) for name in PARTS}
         purposes = ("policy", "eval", "train", "report")
         self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
@@ -406,6 +414,8 @@ class Iris:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match."""
         chosen = load_components(self.components(), state, components)
+        if self.shadows is not None:
+            self.shadows.refresh()
         self._dreamt_is_old = True
         return chosen
 
@@ -446,7 +456,14 @@ class Iris:
             if parameter.requires_grad
         }
         decays = [key for key in decaying(module) if key in trained]
-        return Adam(trained, getattr(self.config.learn, name).opt, decays)
+        learn = getattr(self.config.learn, name)
+        if self.shadows is None:
+            return Adam(trained, learn.opt, decays)
+        from reverie.nets.fast.adam import FusedAdam
+
+        return FusedAdam(
+            trained, learn.opt, decays, self.shadows, full=learn.accumulate > 1
+        )
 
     def _window(self, name: str) -> Window:
         """Sequences of so many frames, and the row that tells the outcome of each."""

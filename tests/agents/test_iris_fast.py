@@ -13,6 +13,7 @@ from test_iris import lived, make_env, settings
 from reverie.agents.iris import Iris
 from reverie.agents.iris_config import PARTS
 from reverie.nets import fast
+from reverie.nets.fast.shadow import Shadows
 
 pytest.importorskip("triton")
 
@@ -83,6 +84,32 @@ def test_without_twins_a_gpu_is_told_so(monkeypatch):
     assert "FastFrameEncoder" not in kinds(make(compile="step").world)
 
 
+@pytest.fixture
+def _without_onednn():
+    """Whose half precision ends the process on some machines."""
+    before = torch.backends.mkldnn.set_flags(False)
+    yield
+    torch.backends.mkldnn.set_flags(*before)
+
+
+@pytest.mark.usefixtures("_without_onednn")
+@pytest.mark.parametrize("name", ["tokenizer", "world_model"])
+def test_every_weight_is_used_through_its_copy(name):
+    meal = batches()[name][0]
+    found = []
+    for shadowed in (False, True):
+        agent = make(precision="bfloat16")
+        tensors = agent.opts[name].tensors
+        if shadowed:
+            shadows = Shadows([agent.world], torch.bfloat16)
+            tensors = [shadows.leaf(tensor) for tensor in tensors]
+        losses, _ = agent.losses(name, agent._segment(meal))
+        total = torch.stack([x.mean() for x in losses.values()]).sum()
+        found.append(torch.autograd.grad(total, tensors))
+    for plain, copied in zip(*found, strict=True):
+        assert torch.equal(plain, copied.float())
+
+
 def test_parts_are_timed_with_learners_of_their_own():
     agent = make()
     pieces = agent.parts(lived(agent))
@@ -108,8 +135,9 @@ def on_device(meals):
 def test_a_recorded_update_is_the_update(name, count):
     meals = on_device(batches(count))
     found = []
-    for compile in ("step", "graph"):
-        agent = make(CUDA, compile, "bfloat16")
+    flags = {f"iris.learn.{name}.accumulate": count}
+    for compile in ("none", "step", "graph"):
+        agent = make(CUDA, compile, "bfloat16", **flags)
         losses = []
         for _ in range(6):
             metrics = agent.update(name, meals[name])
@@ -120,6 +148,7 @@ def test_a_recorded_update_is_the_update(name, count):
     assert any(not isinstance(x, int) for x in learner.recordings.values())
     assert agent.opts[name].step == 6
     assert found[1] == pytest.approx(found[0], rel=5e-2, abs=1e-3)
+    assert found[2] == pytest.approx(found[1], rel=5e-2, abs=1e-3)
 
 
 @pytest.mark.gpu
