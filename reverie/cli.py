@@ -214,19 +214,18 @@ def _eval(arguments: list[str]) -> int:
     from reverie.data.sources import is_source
     from reverie.run import judge
     from reverie.run.checkpoint import locate
-    from reverie.run.evaluate import evaluate
+    from reverie.run.evaluate import FAILURES, evaluate
     from reverie.run.folder import home_of, read_config
     from reverie.run.measure import in_words, measure_boundaries
 
     settings = _settings(arguments, places=1)
     if not settings.places:
         raise UserError("Which run?\n  Fix: reverie eval LOGDIR")
-    episodes = settings.take("episodes", "100")
-    if not str(episodes).isdigit() or int(episodes) < 1:
-        raise UserError("--episodes takes a whole number.\n  Fix: --episodes 100")
-    videos = settings.take("videos", "0")
-    if not str(videos).isdigit():
-        raise UserError("--videos takes a whole number.\n  Fix: --videos 5")
+    episodes = _whole(settings, "episodes", 100)
+    if episodes < 1:
+        raise UserError("--episodes takes at least one.\n  Fix: --episodes 100")
+    videos = _whole(settings, "videos", 0)
+    failures = _whole(settings, "failures", FAILURES)
     if settings.names or settings.files:
         raise UserError(
             "An evaluation uses the settings saved with the run.\n"
@@ -238,9 +237,11 @@ def _eval(arguments: list[str]) -> int:
         print(judge.in_words(judge.judge_run(logdir, settings.flags)))
         return 0
     if is_source(config.task):
-        print(in_words(measure_boundaries(logdir, int(episodes))))
+        print(in_words(measure_boundaries(logdir, episodes)))
         return 0
-    result = evaluate(logdir, int(episodes), settings.flags, videos=int(videos))
+    result = evaluate(
+        logdir, episodes, settings.flags, videos=videos, failures=failures
+    )
     if "success" in result:
         low, high = 100 * result["success_low"], 100 * result["success_high"]
         print(
@@ -252,7 +253,17 @@ def _eval(arguments: list[str]) -> int:
         f"(min {result['score_min']:.4g}, max {result['score_max']:.4g}), "
         f"length {result['length']:.4g}, over {result['count']:.0f} episodes"
     )
+    if "files" in result:
+        print("\n".join(["Films, and episodes that failed:", *result["files"]]))
     return 0
+
+
+def _whole(settings: Settings, name: str, default: int) -> int:
+    """A flag of the command's own that counts something."""
+    value = str(settings.take(name, default))
+    if not value.isdigit():
+        raise UserError(f"--{name} takes a whole number.\n  Fix: --{name} 5")
+    return int(value)
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -586,7 +597,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         _eval,
-        "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]",
+        "LOGDIR [--episodes 100] [--videos 0] [--failures 10] [--task TASK]\n"
+        "    [--SETTING VALUE ...]",
         "measure a trained agent; one of recordings by them, or in a task",
         settings=False,
     ),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import Config, with_flags
+from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.parts import (
@@ -41,6 +43,8 @@ from reverie.run.parts import (
 from reverie.run.recordings import images_of
 
 SUCCESS = "log/success"
+FAILURES = 10
+"""Failed episodes that an evaluation keeps, unless it is told how many."""
 
 
 class Played(NamedTuple):
@@ -58,11 +62,13 @@ def evaluate(
     flags: Sequence[tuple[str, Any]] = (),
     make_env: MakeEnv | None = None,
     videos: int = 0,
+    failures: int = FAILURES,
 ) -> dict[str, Any]:
     """Play episodes with the newest checkpoint of a run, or with the one named.
 
     Writes the scores to `eval.json` in the run folder and returns the summary. With
-    `videos`, so many episodes, and as many that failed, are filmed to `eval/`.
+    `videos`, so many episodes, and as many that failed, are filmed to `eval/`. Up to
+    `failures` of those that failed are kept in `eval/failures`, as recordings.
     """
     path = checkpoint.locate(logdir)
     home = home_of(path)
@@ -73,9 +79,8 @@ def evaluate(
     envs = make_envs(config, count, EVAL_SEEDS, make_env)
     try:
         agent = load_agent(config, path, envs)
-        space = envs.obs_space
-        films = Films(home / "eval", space, count, videos) if videos else None
-        played = play_episodes(agent, envs, episodes, films=films)
+        witnesses = _witnesses(home / "eval", envs, videos, failures)
+        played = play_episodes(agent, envs, episodes, witnesses=witnesses)
     finally:
         envs.close()
     result = {
@@ -87,10 +92,26 @@ def evaluate(
     }
     if "success" in result:
         result["successes"] = [bool(episode.success) for episode in played]
+    written = [str(path) for witness in witnesses for path in witness.paths]
+    if written:
+        result["files"] = written
     data = json.dumps(result, indent=1).encode()
     with contextlib.suppress(PermissionError):  # somebody else's run may be measured
         checkpoint.replace_file(home / "eval.json", data)
     return result
+
+
+def _witnesses(folder: Path, envs: Envs, videos: int, failures: int) -> list[Witness]:
+    """Those who write down what is played; nobody in somebody else's folder."""
+    found: list[Witness] = []
+    if not os.access(folder.parent, os.W_OK):
+        return found
+    if videos:
+        found.append(Films(folder, envs.obs_space, len(envs), videos))
+    if failures:
+        spaces = envs.obs_space, envs.act_space
+        found.append(Failures(folder / "failures", *spaces, len(envs), failures))
+    return found
 
 
 def load_agent(config: Config, path: Path, spaces: Any) -> Agent:
@@ -140,12 +161,27 @@ def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:
         )
 
 
+class Witness(Protocol):
+    """Whoever follows what is played: films, or a record of what failed."""
+
+    paths: list[Path]
+    """What it has written."""
+
+    def add(self, obs: Obs, action: Action) -> None:
+        """What all environments show now, and what is done about it."""
+        ...
+
+    def end(self, index: int, success: float | None) -> None:
+        """The episode of one environment is over, and was asked for."""
+        ...
+
+
 def play_episodes(
     agent: Agent,
     envs: Envs,
     episodes: int,
     replay: Replay | None = None,
-    films: Films | None = None,
+    witnesses: Sequence[Witness] = (),
 ) -> list[Played]:
     """Play whole episodes, as many in each environment as in any other.
 
@@ -162,8 +198,8 @@ def play_episodes(
         action = rest_at_end(action, obs)
         if replay is not None:
             replay.add({**obs, **action, **notes})
-        if films is not None:
-            films.add(obs)
+        for witness in witnesses:
+            witness.add(obs, action)
         scores += obs["reward"]
         lengths += 1
         done = obs.get(SUCCESS)
@@ -173,8 +209,8 @@ def play_episodes(
                 found = None if done is None else float(success[index])
                 score, length = float(scores[index]), int(lengths[index])
                 played[index].append(Played(score, length, found))
-                if films is not None:
-                    films.end(int(index), found)
+                for witness in witnesses:
+                    witness.end(int(index), found)
             scores[index], lengths[index], success[index] = 0, -1, 0
         if all(len(p) >= q for p, q in zip(played, quota, strict=True)):
             return [episode for per_env in played for episode in per_env]

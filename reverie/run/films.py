@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Obs, Spaces, UserError
+from reverie.api import Action, Obs, Spaces, UserError
 from reverie.view.video import can_write_mp4, enlarge, write_video
 
 FPS = 15
@@ -29,8 +29,8 @@ class Films:
         self._frames: list[list[np.ndarray]] = [[] for _ in range(envs)]
         self._ended = self._failed = 0
 
-    def add(self, obs: Obs) -> None:
-        """What all environments show now."""
+    def add(self, obs: Obs, action: Action) -> None:
+        """What all environments show now; what is done about it is not filmed."""
         rows = zip(self._frames, obs[self.key], obs["is_first"], strict=True)
         for frames, image, first in rows:
             if first:  # also where nobody asked for the episode before

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from reverie import cli
-from reverie.api import Space, UserError
+from reverie.api import FLAGS, Space, UserError
+from reverie.data.form import problems
 from reverie.data.images import ImageConfig, Images
 from reverie.data.readers import open_reader
 from reverie.data.recordings import RecordingFeed
@@ -26,6 +27,7 @@ from reverie.run.evaluate import (
     load_agent,
     play_episodes,
 )
+from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import read_config
 from reverie.run.offline import in_updates, offline, settle
@@ -161,6 +163,44 @@ def test_the_command_says_how_often_a_clone_succeeds(clone, capsys):
     assert any("failed" in name for name in names) is not all(found)
     assert cli.main([*words, "--videos", "some"]) == 2
     assert "--videos 5" in capsys.readouterr().err
+
+
+def test_episodes_that_failed_are_kept_as_recordings(clone, tmp_path, capsys):
+    size = ("env.reach.size", (SIDE, SIDE))
+    flags = [("task", "reach"), size, ("run.eval_envs", 3), ("env.reach.length", 5)]
+    folder = clone / "eval" / "failures"
+    result = evaluate(clone, 7, flags, failures=4)
+    failed = result["successes"].count(False)
+    assert failed > 1  # it has hardly learnt
+    reader = open_reader(folder)
+    assert len(reader.names()) == len(result["files"]) == min(4, failed)
+    for name in reader.names():
+        episode = reader.read(name)
+        assert not problems(episode, reader.obs_space, reader.act_space)
+        assert episode["is_last"].sum() == episode["is_last"][-1] == 1
+        assert set(episode) == {"image", "proprio", "action", *FLAGS}
+        assert episode["image"].shape[1:] == (SIDE, SIDE, 3)  # as it was, not cut
+        moved = np.clip(episode["proprio"] + 0.15 * episode["action"], -1, 1)
+        np.testing.assert_allclose(moved[:-1], episode["proprio"][1:], atol=1e-5)
+        assert not episode["action"][-1].any()
+    sheet, film = str(tmp_path / "sheet.png"), str(tmp_path / "film.gif")
+    assert cli.main(["data", "inspect", str(folder), "--out", sheet]) == 0
+    assert cli.main(["data", "view", str(folder), "--out", film]) == 0
+    assert evaluate(clone, 2, flags, failures=1)["successes"].count(False)
+    assert len(open_reader(folder).names()) == 1  # others made room
+    assert "files" not in evaluate(clone, 2, flags, failures=0)
+
+
+def test_an_agent_that_never_fails_leaves_no_failures(tmp_path):
+    spaces = {"proprio": Space(np.float32, (2,))}, {"action": Space(np.float32, (2,))}
+    kept = Failures(tmp_path / "failures", *spaces, 1, 3)
+    row = {"proprio": np.zeros((1, 2), np.float32), "reward": np.zeros(1, np.float32)}
+    row |= {key: np.zeros(1, bool) for key in FLAGS[1:]}
+    for success in (1.0, None):
+        kept.add(row, {"action": np.zeros((1, 2), np.float32)})
+        kept.end(0, success)
+    assert not kept.paths
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_shows_no_images_is_not_filmed(tmp_path):
