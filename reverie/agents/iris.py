@@ -321,15 +321,11 @@ class Iris:
             return found.losses, found.metrics
         nets = self.actor_critic
         world = self._dream_world()
-        dream = nets.dream(world, segment.image, segment.action, dice)
-        view = dream.states
-        learned = nets.loss(
-            segment.image[:, :-1],
-            view.image,
-            dream.actions["action"][:, :-1],
-            view.reward,
-            view.end,
-        )
+        before = segment.image[:, :-1]
+        recall = nets.burn_in(before)
+        dream = nets.dream(world, segment.image, segment.action, dice, recall=recall)
+        view, action = dream.states, dream.actions["action"][:, :-1]
+        learned = nets.loss(before, view.image, action, view.reward, view.end, recall)
         nets.update_target()
         return learned.losses, learned.metrics
 

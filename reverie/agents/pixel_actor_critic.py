@@ -206,14 +206,15 @@ class PixelActorCritic(nn.Module):
         action: Int[Tensor, "N L"],
         dice: Dice,
         horizon: int | None = None,
+        recall: Recall | None = None,
     ) -> Dream:
         """Act in the world from where some real frames end.
 
         `action` is what was done in each of them; the last frame's is not used.
+        `recall` is what is remembered of the frames before it, if that is known.
         """
         net = self.online
-        recall = self.burn_in(image[:, :-1])
-        memory: list[Recall] = [recall]
+        memory: list[Recall] = [recall or self.burn_in(image[:, :-1])]
 
         def policy(view: Any) -> Tensor:
             memory[0], opinion = net(memory[0], view.image[:, None])
@@ -241,17 +242,20 @@ class PixelActorCritic(nn.Module):
         action: Int[Tensor, "N H"],
         reward: Float[Tensor, "N H1"],
         end: Bool[Tensor, "N H1"],
+        recall: Recall | None = None,
     ) -> Learned:
         """What dreams teach: losses `actions`, `entropy` and `values`.
 
-        `before` are the real frames watched first. A dream of H actions has H + 1
+        `before` are the real frames watched first, and `recall` what the network
+        remembers of them, if that is known. A dream of H actions has H + 1
         frames; `reward` and `end` belong to *arriving* at a frame, so the first has
         none. The total is the sum of the means.
         """
         config = self.config
-        opinion = self._look(self.online, before, image[:, :-1])
+        recall = recall or self.burn_in(before)
+        _, opinion = self.online(recall, image[:, :-1])
         with torch.no_grad():
-            seen = self._look(self.target, before, image)
+            _, seen = self.target(self.burn_in(before, self.target), image)
             values = self.value(seen.value).pred()
             done = end.float()
             never = torch.zeros_like(done)
@@ -296,7 +300,3 @@ class PixelActorCritic(nn.Module):
         """See one frame of a real environment and choose from the policy's logits."""
         recall, opinion = self.online(recall, image[:, None])
         return recall, choose(opinion.policy[:, 0])
-
-    def _look(self, net: PixelNet, before: Tensor, image: Tensor) -> Opinion:
-        opinion: Opinion = net(self.burn_in(before, net), image)[1]
-        return opinion

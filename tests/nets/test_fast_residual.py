@@ -92,6 +92,20 @@ def test_doubling_and_its_gradients():
     compare(*twins(Double(32)), torch.randn(2, 3, 5, 32, device=DEVICE))
 
 
+@torch.no_grad()
+def test_a_kernel_made_beforehand_is_made_again_when_weights_moved():
+    net, quick = twins(Double(32))
+    x = torch.randn(2, 3, 3, 32, device=DEVICE)
+    quick.prepare()
+    place = quick.ready.data_ptr()
+    for layer in (net, quick):
+        layer.conv.weight.add_(1)
+    assert not torch.allclose(quick(x), net(x), rtol=1e-3, atol=1e-3)
+    quick.prepare()
+    assert quick.ready.data_ptr() == place
+    torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("net", [FrameEncoder, FrameDecoder])
 def test_whole_networks(net):
     config = FrameConfig(32, 6, (1, 2), (1, 1))

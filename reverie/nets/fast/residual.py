@@ -68,15 +68,26 @@ class FastFrameDecoder(FrameDecoder):
 
 
 class FastDouble(Double):
+    ready: Tensor | None = None
+
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         if not can_launch(x.device, x.dtype):
             return super().forward(x)
-        weight, bias = self.conv.shadow or (self.conv.weight, self.conv.bias)
-        weight = doubling_kernel(weight.float()).to(x.dtype)
-        bias = bias.to(x.dtype)
+        weight = self._kernel(x.dtype) if self.ready is None else self.ready
+        _, bias = self.conv.cast(x.dtype)
         x = x.permute(0, 3, 1, 2)
         y = F.conv_transpose2d(x, weight, bias, stride=2, padding=1)
         return y.permute(0, 2, 3, 1)
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Make the kernel once, for weights that stand still; again if they moved."""
+        kernel = self._kernel(self.conv.weight.dtype)
+        self.ready = kernel if self.ready is None else self.ready.copy_(kernel)
+
+    def _kernel(self, dtype: torch.dtype) -> Float[Tensor, "i o 4 4"]:
+        weight, _ = self.conv.shadow or (self.conv.weight, self.conv.bias)
+        return doubling_kernel(weight.float()).to(dtype)
 
 
 def doubling_kernel(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 4 4"]:

@@ -302,8 +302,10 @@ class IrisWorld(nn.Module):
     def refresh(self, twin: IrisWorld) -> None:
         """Bring a frozen copy up to date, in place."""
         mine, its = ([*w.parameters(), *w.buffers()] for w in (self, twin))
-        for new, old in zip(mine, its, strict=True):
-            old.copy_(new)
+        torch._foreach_copy_(its, mine)
+        for layer in twin.modules():
+            if hasattr(layer, "prepare"):  # what can be made of weights beforehand
+                layer.prepare()  # type: ignore[operator]
 
     def _feed(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         outputs, cache_after = self.dynamics(x, cache)
