@@ -110,13 +110,12 @@ class Watcher:
         make = WORLDS[config.world]
         self.world = make(config, obs_space, act_space, PRECISIONS[precision])
         self._initialize(seed)
-        self.opt = AMSGrad(
-            dict(self.world.named_parameters()), config.opt, precision == "float16"
-        )
+        is_fast = compile != "none" and fast.available(device)
+        self.opt = self._optimizer(is_fast, precision == "float16")
+        if is_fast:
+            fast.accelerate(self.world)
         self.dice = {key: Dice(seed, key, device) for key in ("train", "report")}
         self.update: Callable[[Batch], Metrics] = self.learn
-        if compile != "none" and fast.available(device):
-            fast.accelerate(self.world)
         if compile == "graph" and device.type == "cuda":
             from reverie.nets.fast.graph import Replayed
 
@@ -153,14 +152,15 @@ class Watcher:
     def learn(self, data: Batch) -> Metrics:
         """Everything an update does on the device, in place: what a graph records."""
         world = self.world.train()
-        buffers = list(world.buffers())
-        before = [buffer.clone() for buffer in buffers]
+        before = self._buffers()
         rows = len(next(iter(data.values())))
         found = world.loss(world.initial(rows), data, self.dice["train"])
         means = {key: loss.mean() for key, loss in found.losses.items()}
         ok, metrics = self.opt.update(torch.stack(list(means.values())).sum())
-        for buffer, old in zip(buffers, before, strict=True):
-            buffer.copy_(torch.where(ok, buffer, old))
+        for (buffers, old), (_, new) in zip(before, self._buffers(), strict=True):
+            parts = torch.where(ok, new, old).split([x.numel() for x in buffers])
+            pairs = zip(parts, buffers, strict=True)
+            torch._foreach_copy_(buffers, [part.view_as(x) for part, x in pairs])
         losses = {f"loss/{key}": mean.detach() for key, mean in means.items()}
         return {**found.metrics, **losses, **metrics}
 
@@ -299,6 +299,21 @@ class Watcher:
         check_fit("world", self.world.state_dict(), state)
         self.world.load_state_dict(state["world"])
         return ["world"]
+
+    def _buffers(self) -> list[tuple[list[Tensor], Tensor]]:
+        """What updates change besides weights, and its values in one row, by kind."""
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self.world.buffers():
+            kinds.setdefault(buffer.dtype, []).append(buffer)
+        return [(x, torch.cat([b.flatten() for b in x])) for x in kinds.values()]
+
+    def _optimizer(self, is_fast: bool, scaling: bool) -> AMSGrad:
+        named: dict[str, Tensor] = dict(self.world.named_parameters())
+        if not is_fast:
+            return AMSGrad(named, self.config.opt, scaling)
+        from reverie.nets.fast.amsgrad import FusedAMSGrad
+
+        return FusedAMSGrad(named, self.config.opt, scaling)
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)

@@ -76,32 +76,14 @@ class AMSGrad:
         self, loss: Float[Tensor, ""], grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
         config, counters = self.config, self.counters
-        self.norms.copy_(torch.stack(torch._foreach_norm(grads)))
+        self.norms.copy_(self._measure(grads))
         norm = torch.linalg.vector_norm(self.norms)
         ok = torch.isfinite(loss) & torch.isfinite(norm)
-        gate = ok.float()
         self._count(loss, ok)
-        step = counters["step"].clamp(min=1)
-
-        grads = [torch.where(ok, grad, 0) for grad in grads]
+        factor = torch.ones_like(norm)
         if config.clip:
             factor = (config.clip / (norm + 1e-6)).clamp(max=1)
-            torch._foreach_mul_(grads, torch.where(ok, factor, 0))
-        mean, square = self.moments["mean"], self.moments["square"]
-        largest = self.moments["largest"]
-        torch._foreach_mul_(mean, 1 - (1 - config.beta1) * gate)
-        torch._foreach_add_(mean, grads, alpha=1 - config.beta1)
-        torch._foreach_mul_(grads, grads)
-        torch._foreach_mul_(square, 1 - (1 - config.beta2) * gate)
-        torch._foreach_add_(square, grads, alpha=1 - config.beta2)
-        torch._foreach_maximum_(largest, square)
-        magnitude = torch._foreach_sqrt(largest)
-        torch._foreach_div_(magnitude, torch.sqrt(1 - config.beta2**step))
-        torch._foreach_add_(magnitude, config.eps)
-        change = torch._foreach_div(mean, magnitude)
-        torch._foreach_mul_(change, -config.lr * gate / (1 - config.beta1**step))
-        torch._foreach_add_(self.tensors, change)
-
+        self._move(grads, factor, ok)
         metrics: Metrics = {
             "opt/loss": loss,
             "opt/updates": counters["step"].clone(),
@@ -113,6 +95,34 @@ class AMSGrad:
         if self.scaling:
             metrics["opt/grad_scale"] = counters["scale"].clone()
         return ok, metrics
+
+    def _measure(self, grads: list[Tensor]) -> Float[Tensor, " K"]:
+        """The norm of every gradient."""
+        return torch.stack(torch._foreach_norm(grads))
+
+    def _move(self, grads: list[Tensor], factor: Tensor, ok: Tensor) -> None:
+        """Step along gradients times `factor`, unless something was not finite."""
+        config, gate = self.config, ok.float()
+        grads = [torch.where(ok, grad, 0) for grad in grads]
+        torch._foreach_mul_(grads, torch.where(ok, factor, 0))
+        mean, square = self.moments["mean"], self.moments["square"]
+        largest = self.moments["largest"]
+        torch._foreach_mul_(mean, 1 - (1 - config.beta1) * gate)
+        torch._foreach_add_(mean, grads, alpha=1 - config.beta1)
+        torch._foreach_mul_(grads, grads)
+        torch._foreach_mul_(square, 1 - (1 - config.beta2) * gate)
+        torch._foreach_add_(square, grads, alpha=1 - config.beta2)
+        torch._foreach_maximum_(largest, square)
+        magnitude = torch._foreach_sqrt(largest)
+        torch._foreach_div_(magnitude, torch.sqrt(self._debias(config.beta2)))
+        torch._foreach_add_(magnitude, config.eps)
+        change = torch._foreach_div(mean, magnitude)
+        torch._foreach_mul_(change, -config.lr * gate / self._debias(config.beta1))
+        torch._foreach_add_(self.tensors, change)
+
+    def _debias(self, beta: float) -> Tensor:
+        """What is left of a beginning at zero."""
+        return 1 - beta ** self.counters["step"].clamp(min=1)
 
     def nonfinite(self) -> list[str]:
         """The tensors whose gradients were not finite in the last update."""
