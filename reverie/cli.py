@@ -390,7 +390,7 @@ def _envs(arguments: list[str]) -> int:
 def _check_env(arguments: list[str]) -> int:
     from reverie import envs
     from reverie.envs.check import check_env, describe
-    from reverie.envs.pool import summary
+    from reverie.envs.seat import summary
 
     settings = _settings(arguments, places=1)
     if not settings.places:

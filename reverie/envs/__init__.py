@@ -46,18 +46,13 @@ from reverie.envs.own import (
     refuse_wrong_spaces,
 )
 from reverie.envs.pinpad import PinPadConfig
-from reverie.envs.pool import (
-    EnvFailure,
-    PoolConfig,
-    Shifted,
-    make_pool,
-    summary,
-)
+from reverie.envs.pool import PoolConfig, Shifted, make_pool
 from reverie.envs.procgen import GAMES as PROCGEN_GAMES
 from reverie.envs.procgen import ProcgenConfig
 from reverie.envs.reach import ReachConfig
 from reverie.envs.robosuite import TASKS as ROBOSUITE_TASKS
 from reverie.envs.robosuite import RobosuiteConfig
+from reverie.envs.seat import EnvFailure, summary
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, nearest
 from reverie.envs.wrappers import Resample

@@ -18,7 +18,8 @@ import numpy as np
 
 from reverie.api import Action, Metrics, Obs, Space, Spaces, StateDict, UserError
 from reverie.envs.atari import AtariConfig, find_game
-from reverie.envs.pool import PoolConfig, pool_metrics, pool_state, saved_rows
+from reverie.envs.batches import pool_metrics, pool_state, saved_rows
+from reverie.envs.pool import PoolConfig
 from reverie.envs.rows import flag_spaces
 from reverie.envs.seeding import derive_seed
 

@@ -12,36 +12,26 @@ episode nor a thousand steps between them, stop the run with `EnvFailure`.
 
 from __future__ import annotations
 
-import logging
-import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import (
-    Action,
-    Env,
-    Envs,
-    Metrics,
-    Obs,
-    Spaces,
-    StateDict,
-    Stateful,
-    UserError,
+from reverie.api import Action, Env, Envs, Metrics, Obs, StateDict, UserError
+from reverie.envs.batches import (
+    common_spaces,
+    pool_metrics,
+    pool_state,
+    row_of,
+    saved_rows,
+    saved_waiting,
+    truncated_row,
+    waits,
+    write_row,
 )
+from reverie.envs.seat import MakeEnv, Seat, warn_of_error
 from reverie.envs.seeding import derive_seed
-
-MakeEnv = Callable[[int], Env]
-Rows = Mapping[str, np.ndarray]
-
-HEALTHY_STEPS = 1000
-"""After so many good steps earlier failures are forgiven."""
-
-log = logging.getLogger("reverie.envs")
 
 
 @dataclass(frozen=True)
@@ -81,10 +71,6 @@ class Shifted:
 
     def __call__(self, index: int) -> Env:
         return self.make_env(self.first + index)
-
-
-class EnvFailure(UserError):
-    """An environment failed so often that going on makes no sense."""
 
 
 def make_pool(
@@ -242,221 +228,3 @@ class LocalPool:
         for error in seat.take_errors():
             self._events["errors"] += 1
             warn_of_error(seat.index, error)
-
-
-class Seat:
-    """The place of one environment in a pool: builds, restarts and resumes it."""
-
-    def __init__(
-        self,
-        make_env: MakeEnv,
-        index: int,
-        failures: int,
-        seed: int | None,
-        attempt: int = 0,
-    ):
-        self.index = index
-        self.attempt = attempt
-        self._make_env = make_env
-        self._allowed = failures
-        self._seed = seed
-        self._env: Env | None = None
-        self._fresh = True
-        self._failures = 0
-        self._good_steps = 0
-        self._errors: list[str] = []
-
-    def open(self) -> None:
-        """Build the environment; errors of the first build are the caller's."""
-        try:
-            env = self._build()
-        except UserError:
-            raise
-        except Exception as error:
-            raise EnvFailure(
-                f"Environment {self.index} could not be built: {summary(error)}\n"
-                "  Fix: mend that; `reverie check-env TASK` builds just one."
-            ) from error
-        self.obs_space: Spaces = dict(env.obs_space)
-        self.act_space: Spaces = dict(env.act_space)
-
-    def reset(self) -> Obs:
-        """The first row of a new episode, however often it takes to get one."""
-        while True:
-            try:
-                obs = self._build().reset(self._fresh_seed() if self._fresh else None)
-                self._fresh = False
-                return obs
-            except UserError:
-                raise
-            except Exception as error:
-                self._fail(error)
-                time.sleep(min(0.1 * 2**self._failures, 5.0))
-
-    def step(self, action: Action) -> Obs | None:
-        """The next row, or None when the environment failed."""
-        assert self._env is not None
-        try:
-            obs = self._env.step(action)
-        except UserError:
-            raise
-        except Exception as error:
-            self._fail(error)
-            return None
-        self._good_steps += 1
-        if obs["is_last"] or self._good_steps >= HEALTHY_STEPS:
-            self._failures = self._good_steps = 0
-        return obs
-
-    def take_errors(self) -> list[str]:
-        """Errors since the last call, each in a few words."""
-        errors, self._errors = self._errors, []
-        return errors
-
-    def state_dict(self) -> StateDict:
-        env = self._env
-        return {
-            "attempt": self.attempt,
-            "failures": self._failures,
-            "env": env.state_dict() if is_resumable(env) else None,
-        }
-
-    def load_state_dict(self, state: StateDict) -> bool:
-        """Take over a saved state; False if a new episode has to be begun instead."""
-        self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
-        env = self._build()
-        if state["env"] is None or not is_resumable(env):
-            self.attempt += 1  # or the same episodes would come again
-            self._fresh = True
-            return False
-        env.load_state_dict(state["env"])
-        self._fresh = False
-        return True
-
-    def close(self) -> None:
-        env, self._env = self._env, None
-        if env is not None:
-            try:
-                env.close()
-            except Exception as error:
-                log.debug("environment %d did not close: %s", self.index, error)
-
-    def _build(self) -> Env:
-        if self._env is None:
-            self._env = self._make_env(self.index)
-            self._fresh = True
-        return self._env
-
-    def _fresh_seed(self) -> int | None:
-        if self._seed is None and self.attempt == 0:
-            return None
-        return derive_seed(self._seed or 0, self.index, self.attempt)
-
-    def _fail(self, error: Exception) -> None:
-        self.close()
-        self.attempt += 1
-        self._failures += 1
-        self._good_steps = 0
-        self._errors.append(summary(error))
-        if self._failures >= self._allowed:
-            raise EnvFailure(
-                failure_message(self.index, self._failures, summary(error))
-            ) from error
-
-
-def is_resumable(env: Any) -> TypeGuard[Stateful]:
-    """Whether an environment can be resumed exactly (`isinstance` cannot tell: it
-    overlooks what wrappers hand through)."""
-    return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
-
-
-def failure_message(index: int, failures: int, why: str) -> str:
-    return (
-        f"Environment {index} failed {failures} times in a row; the last time: {why}\n"
-        "  Fix: `reverie check-env TASK` tells what is wrong with an environment; "
-        "--env.pool.failures allows more failures."
-    )
-
-
-def summary(error: BaseException) -> str:
-    """An error in one line: what it says, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def warn_of_error(index: int, error: str) -> None:
-    log.warning(
-        "Environment %d failed and was restarted, its episode counts as truncated: %s",
-        index,
-        error,
-    )
-
-
-def pool_metrics(events: Counter[str]) -> Metrics:
-    """Restarts so far, in all and by cause."""
-    causes = ("errors", "crashes", "timeouts")
-    metrics = {f"env/{cause}": events[cause] for cause in causes}
-    return {"env/restarts": sum(metrics.values()), **metrics}
-
-
-def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
-    """The spaces all environments of a pool share."""
-    first = spaces[0]
-    for index, other in enumerate(spaces):
-        if other != first:
-            raise UserError(
-                f"Environment {index} has other spaces than environment 0.\n"
-                "  Fix: let every environment of a run show and take the same."
-            )
-    return first
-
-
-def write_row(rows: Rows, index: int, obs: Obs) -> None:
-    for key, array in rows.items():
-        array[index] = obs[key]
-
-
-def row_of(rows: Rows, index: int) -> Obs:
-    return {key: array[index] for key, array in rows.items()}
-
-
-def truncated_row(rows: Rows, index: int) -> Obs:
-    """The row that closes a broken episode: the last one again, as its end."""
-    end: dict[str, Any] = {"reward": 0.0, "is_first": False, "is_last": True}
-    return {**row_of(rows, index), **end, "is_terminal": False}
-
-
-def waits(is_last: np.ndarray, lockstep: bool) -> np.ndarray:
-    """Which environments wait for others to end their episode."""
-    holds = lockstep and not is_last.all()
-    return np.array(is_last, bool) if holds else np.zeros(len(is_last), bool)
-
-
-def pool_state(
-    seats: list[StateDict],
-    obs: Obs,
-    spaces: Spaces,
-    waiting: np.ndarray | None = None,
-) -> StateDict:
-    # The observations as a list, as their names may contain any character.
-    rows = [obs[key].copy() for key in sorted(spaces)]
-    state: StateDict = {"envs": seats, "obs": rows}
-    if waiting is not None and waiting.any():
-        state["waiting"] = waiting.copy()
-    return state
-
-
-def saved_waiting(state: StateDict, obs: Obs) -> np.ndarray:
-    """Which environments waited; one that had to begin anew does not."""
-    waiting = np.asarray(state.get("waiting", np.zeros(len(obs["is_last"]), bool)))
-    return np.asarray(waiting & obs["is_last"])
-
-
-def saved_rows(state: StateDict, spaces: Spaces, count: int) -> Obs:
-    if len(state["envs"]) != count:
-        raise UserError(
-            f"The checkpoint holds {len(state['envs'])} environments, this run has "
-            f"{count}.\n  Fix: set --run.envs {len(state['envs'])}."
-        )
-    return dict(zip(sorted(spaces), map(np.asarray, state["obs"]), strict=True))

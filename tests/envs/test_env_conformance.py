@@ -30,7 +30,7 @@ from reverie import envs
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import FLAGS, Env, Obs, sight
 from reverie.envs.check import check_env
-from reverie.envs.pool import is_resumable
+from reverie.envs.seat import is_resumable
 from reverie.envs.wrappers import Wrapper
 from reverie.run.evaluate import play_episodes
 

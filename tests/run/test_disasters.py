@@ -32,7 +32,7 @@ from reverie.cli import _settings, _training_config, main
 from reverie.data.archive import named_files
 from reverie.data.segments import problem
 from reverie.data.store import cut_episodes
-from reverie.envs.pool import EnvFailure
+from reverie.envs.seat import EnvFailure
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.folder import read_config
