@@ -158,7 +158,8 @@ class Watcher:
         means = {key: loss.mean() for key, loss in found.losses.items()}
         ok, metrics = self.opt.update(torch.stack(list(means.values())).sum())
         for (buffers, old), (_, new) in zip(before, self._buffers(), strict=True):
-            parts = torch.where(ok, new, old).split([x.numel() for x in buffers])
+            chosen = torch.where(ok, new, old)
+            parts = torch.split(chosen, [x.numel() for x in buffers])
             pairs = zip(parts, buffers, strict=True)
             torch._foreach_copy_(buffers, [part.view_as(x) for part, x in pairs])
         losses = {f"loss/{key}": mean.detach() for key, mean in means.items()}

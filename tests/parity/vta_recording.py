@@ -48,12 +48,12 @@ class NoiseDice(Dice):
         self.normals, self.uniforms = list(normals), list(uniforms)
 
     def normal(self, mean, std):
-        noise = self.normals.pop(0)
+        noise = self.normals.pop(0).to(mean.device)
         assert noise.shape == mean.shape, (noise.shape, mean.shape)
         return mean + std * noise
 
     def uniform(self, like):
-        noise = self.uniforms.pop(0)
+        noise = self.uniforms.pop(0).to(like.device)
         assert noise.shape == like.shape, (noise.shape, like.shape)
         return noise
 

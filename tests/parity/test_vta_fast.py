@@ -1,0 +1,111 @@
+"""VTA with its fast twins in place, against the same recordings.
+
+On the GPU where there is one, else in Triton's interpreter. The recorded units are
+narrower than the kernels take, so the loop over units is compared with the plain one
+at a width of 16 instead: all costs of a window, and every gradient.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_vta import cannot_matter, close
+from vta_recording import MODELS, NoiseDice, VTARecording, tensors, under
+
+from reverie.api import Space
+from reverie.convert.vta import from_reference
+from reverie.nets.amsgrad import AMSGradConfig
+from reverie.nets.dice import Dice
+from reverie.worlds.vta import VTA, VTAConfig
+
+pytest.importorskip("triton")
+
+from reverie.nets.fast import accelerate, unit_scan
+from reverie.nets.fast.amsgrad import FusedAMSGrad
+from reverie.nets.fast.batch_norm import FastImageDecoder, FastImageEncoder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.stack([loss.mean() for loss in losses.values()]).sum()
+
+
+def make_world(recording: VTARecording, anneal: float = 0.0, **more) -> VTA:
+    world = recording.make_world(anneal, **more).train().to(DEVICE)
+    accelerate(world)
+    assert isinstance(world.enc, FastImageEncoder)
+    assert isinstance(world.dec, FastImageDecoder)
+    return world
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_all_gradients(name):
+    recording = VTARecording(name)
+    world = make_world(recording)
+    batch = {key: value.to(DEVICE) for key, value in recording.batch.items()}
+    loss = total(world.loss(world.initial(1), batch, recording.dice()).losses)
+    close(loss.cpu(), torch.tensor(recording.data["train/train_loss"]), 1e-2)
+    names, parameters = zip(*world.named_parameters(), strict=True)
+    ours = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    for key, theirs in from_reference(tensors(recording.data, "grad/")).items():
+        gap = (ours[key].cpu() - theirs).abs().max()
+        assert gap <= max(1e-2, 1e-3 * theirs.abs().max()), key
+    state = world.state_dict()
+    for key, theirs in from_reference(tensors(recording.data, "buffer_after/")).items():
+        close(state[key].cpu(), theirs)
+
+
+def test_three_steps_of_the_optimizer():
+    recording = VTARecording(MODELS[-1])
+    data = tensors(recording.data, "opt/")
+    world = make_world(recording, recording.sizes["beta_anneal"], temperature=1.0)
+    batch = {key: value.to(DEVICE) for key, value in recording.batch.items()}
+    opt = FusedAMSGrad(dict(world.named_parameters()), AMSGradConfig())
+    for i in range(len(data["loss"])):
+        normals = [data["noise_z"][i], data["noise_s"][i]]
+        dice = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
+        loss = total(world.loss(world.initial(1), batch, dice).losses)
+        close(loss.cpu(), data["loss"][i], 1e-2)
+        _, metrics = opt.update(loss)
+        close(metrics["opt/grad_norm"].cpu(), data["grad_norm"][i])
+    ours = dict(world.named_parameters())
+    for key, value in from_reference(under(data, "param_after/")).items():
+        if not cannot_matter(key, world):
+            close(ours[key].cpu(), value, 1e-4, 0)
+
+
+@pytest.mark.parametrize("acts", [False, True])
+def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypatch):
+    calls = []
+    apply = unit_scan.differentiable
+    monkeypatch.setattr(
+        unit_scan, "differentiable", lambda *args: calls.append(0) or apply(*args)
+    )
+    rng = np.random.default_rng(0)
+    image = torch.tensor(rng.integers(0, 256, (3, 8, 16, 16, 3), np.uint8))
+    batch = {"image": image, "action": torch.tensor(rng.integers(0, 3, (3, 8)))}
+    batch = {key: value.to(DEVICE) for key, value in batch.items()}
+    config = VTAConfig(context=2, length=4, belief=16, state=3, layers=1)
+    obs_space = {"image": Space(np.uint8, (16, 16, 3), 0, 256)}
+    act_space = {"action": Space(np.int64, (), 0, 3)} if acts else {}
+    found = []
+    for is_fast in (False, True):
+        world = VTA(obs_space, act_space, config).train()
+        world.initialize(torch.Generator().manual_seed(0))
+        world.to(DEVICE)
+        if is_fast:
+            accelerate(world)
+        out = world.loss(world.initial(3), batch, Dice(0, "test", DEVICE))
+        grads = torch.autograd.grad(total(out.losses), list(world.parameters()))
+        names = [name for name, _ in world.named_parameters()]
+        named = dict(zip(names, grads, strict=True))
+        kept = {key: g for key, g in named.items() if not cannot_matter(key, world)}
+        buffers = dict(world.named_buffers())
+        found.append({**out.losses, **out.metrics, **kept, **buffers})
+    assert len(calls) == 4  # three loops of units, and one that holds
+    for key, theirs in found[0].items():
+        allowed = max(1e-5, 1e-3 * float(theirs.detach().abs().max()))
+        gap = (found[1][key] - theirs).abs().max()
+        assert gap <= allowed, key
