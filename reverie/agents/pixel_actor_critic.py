@@ -139,6 +139,12 @@ class PixelNet(nn.Module):
         self.actor = Plain(config.width, actions)
         self.critic = Zero(config.width, BINS if config.two_hot_values else 1)
 
+    @staticmethod
+    def twin() -> type[nn.Module]:
+        from reverie.agents.pixel_actor_critic_fast import FastPixelNet
+
+        return FastPixelNet
+
     def initial(self, rows: int) -> Recall:
         zeros = self.actor.weight.new_zeros(rows, self.width)
         return Recall(zeros, zeros)

@@ -5,6 +5,8 @@ On a CPU the kernels run in Triton's interpreter. Recorded updates need a GPU.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from test_iris import lived, make_env, settings
 
 from reverie.agents.iris import Iris
 from reverie.agents.iris_config import PARTS
+from reverie.agents.pixel_actor_critic import Recall
+from reverie.agents.pixel_actor_critic_fast import FastPixelNet
 from reverie.nets import fast
 from reverie.nets.fast.shadow import Shadows
 
@@ -69,6 +73,24 @@ def test_twins_learn_what_plain_parts_learn(monkeypatch):
         plain.world.parameters(), quick.world.parameters(), strict=True
     ):
         torch.testing.assert_close(other, mine, rtol=1e-3, atol=2e-3)
+
+
+def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
+    device = CUDA if torch.cuda.is_available() else CPU
+    plain = make(device).actor_critic.online
+    quick = copy.deepcopy(plain)
+    quick.__class__ = FastPixelNet
+    features = torch.randn(3, 4, plain.lstm.input_size, device=device)
+    start = Recall(*torch.randn(2, 3, plain.width, device=device))
+    found = []
+    for net in (plain, quick):
+        recall, hidden = net.watch(start, features)
+        grads = torch.autograd.grad(hidden.cos().sum(), list(net.lstm.parameters()))
+        found.append((recall, hidden, grads))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    recall, hidden = quick.watch(start, features[:, :0])
+    assert recall is start
+    assert hidden.shape == (3, 0, plain.width)
 
 
 def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):

@@ -1,0 +1,44 @@
+"""The actor-critic of Δ-IRIS on a GPU: what does not wait for the LSTM is done at once.
+
+The inputs of all steps are multiplied with their weights together; in the loop only the
+product with the hidden state is left, and one kernel for the gates.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.agents.pixel_actor_critic import PixelNet, Recall
+
+
+class FastPixelNet(PixelNet):
+    def watch(
+        self, recall: Recall, features: Float[Tensor, "N T F"]
+    ) -> tuple[Recall, Float[Tensor, "N T W"]]:
+        if not features.shape[1]:
+            return super().watch(recall, features)
+        lstm, states = self.lstm, []
+        biases = (lstm.bias_ih, lstm.bias_hh)
+        for seen in F.linear(features.transpose(0, 1), lstm.weight_ih):
+            remembered = F.linear(recall.hidden, lstm.weight_hh)
+            recall = Recall(*_gates(seen, remembered, recall.cell, *biases))
+            states.append(recall.hidden)
+        return recall, torch.stack(states, 1)
+
+
+def _gates(
+    seen: Tensor, remembered: Tensor, cell: Tensor, bias: Tensor, more: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Hidden state and cell after one step."""
+    if seen.device.type == "cuda":
+        # what `nn.LSTMCell` calls, but for the products
+        hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(
+            seen, remembered, cell, bias, more
+        )
+        return hidden, cell
+    enter, keep, new, leave = (seen + remembered + bias + more).chunk(4, -1)
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(leave) * torch.tanh(cell), cell
