@@ -170,9 +170,11 @@ class Watch:
         self.stopper.__enter__()
         self._closing.append(lambda: self.stopper.__exit__(None, None, None))
         device.seed_everything(config.seed)
+        self.device = device.pick_device(config.device)
         if config.deterministic:
             device.be_deterministic()
-        self.device = device.pick_device(config.device)
+        else:
+            device.be_quick(self.device)
         self.precision = device.pick_precision(config.precision, self.device)
         material = self.material
         self._closing.append(material.close)
