@@ -29,10 +29,9 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
-from reverie.api import UserError
-from reverie.log.record import Record
+from reverie.api import Metrics, UserError
+from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.terminal import format_number
-from reverie.log.wandb import Wandb
 from reverie.run.checkpoint import replace_file
 from reverie.run.children import Child, Slots
 from reverie.run.folder import hold, place
@@ -108,7 +107,7 @@ class Sweep:
         self.works: list[Work] = []
         self._curves: dict[int, Points] = {}
         self._lock: IO[str] | None = None
-        self._sink: Wandb | None = None
+        self._logger: Logger | None = None
 
     @property
     def goal(self) -> Goal:
@@ -144,8 +143,9 @@ class Sweep:
         replace_file(old, self.plan.dump().encode())
         (self.path / "trials").mkdir(exist_ok=True)
         self.stopper.__enter__()
-        if self.config.wandb:
-            self._sink = Wandb(self.path, settings=yaml.safe_load(self.plan.dump()))
+        outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
+        settings = yaml.safe_load(self.plan.dump())
+        self._logger = make_logger(outputs, self.path, settings=settings)
 
     def close(self) -> None:
         """Let what still runs save and end."""
@@ -160,10 +160,10 @@ class Sweep:
                 self.study.spend(work.attempt, work.child.seconds)
             self.works = []
             self.stopper.__exit__(None, None, None)
-            for part in (self._sink, self._lock):
+            for part in (self._logger, self._lock):
                 if part is not None:
                     part.close()
-            self._sink = self._lock = None
+            self._logger = self._lock = None
 
     def _refuse_others(self) -> None:
         """Leave folders alone that hold something else."""
@@ -218,11 +218,14 @@ class Sweep:
                 self._judge_early(work)
 
     def finish(self) -> None:
-        """Write what is known, and print it unless the sweep was asked to stop."""
+        """Draw what is known, and print it unless the sweep was asked to stop."""
         if self.stopper.asked is not None:
             self.close()
-            self.stopper.check()
         trials = self.write()
+        plot = picture(self.plan, trials, self.goal)
+        write_image(self.path / "plot.png", plot)
+        self._log({"plot": plot})
+        self.stopper.check()
         failed = [trial for trial in trials if trial.state == "failed"]
         best = best_of(trials, self.goal)
         if best is None and failed:
@@ -238,7 +241,7 @@ class Sweep:
         print(f"{self.path / 'table.csv'}\n{self.path / 'plot.png'}")
 
     def write(self) -> list[Trial]:
-        """The table and the plot of all that is known."""
+        """The table of all that is known."""
         trials = self.study.trials()
         ranges = self.plan.ranges
         text = table(trials, ranges, self.goal) + "\n"
@@ -246,7 +249,6 @@ class Sweep:
         replace_file(
             self.path / "table.csv", as_csv(trials, ranges, self.goal).encode()
         )
-        write_image(self.path / "plot.png", picture(self.plan, trials, self.goal))
         return trials
 
     # One run.
@@ -305,7 +307,9 @@ class Sweep:
         assert best.value is not None
         known = f"best {format_number(best.value)} of trial {best.number}"
         self._tell(attempt, f"{format_number(value)}, {known}")
-        self._send(attempt, value, best.value)
+        point = attempt.point.items()
+        numbers = {k: float(v) for k, v in point if not isinstance(v, str)}
+        self._log({"value": value, "best": best.value, **numbers})
 
     def _fail(self, attempt: Attempt, why: str) -> None:
         self.study.fail(attempt, why)
@@ -369,17 +373,11 @@ class Sweep:
         runs = (self.path / "trials").iterdir()
         return any(points_of(r, self.config.metric) for r in runs if r.is_dir())
 
-    def _send(self, attempt: Attempt, value: float, best: float) -> None:
-        if self._sink is None:
-            return
-        numbers = {
-            k: float(v) for k, v in attempt.point.items() if not isinstance(v, str)
-        }
-        trials = self.study.trials()
-        count = sum(trial.state == "done" for trial in trials)
-        scalars = {"sweep/value": value, "sweep/best": best, **numbers}
-        plot = picture(self.plan, trials, self.goal)
-        self._sink.write(Record(count, scalars, images={"sweep/plot": plot}))
+    def _log(self, metrics: Metrics) -> None:
+        if self._logger is not None:
+            judged = [t for t in self.study.trials() if t.value is not None]
+            self._logger.add(metrics, prefix="sweep")
+            self._logger.write(len(judged))
 
     def _tell(self, attempt: Attempt, what: str) -> None:
         self._say(f"trial {attempt.number} ({in_words(attempt.point)}): {what}")
