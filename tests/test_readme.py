@@ -24,6 +24,7 @@ from reverie.cli import (
     _data_request,
     _resolve,
     _settings,
+    _sweep_request,
     _training_config,
     main,
 )
@@ -84,7 +85,17 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_env.py").write_text(example_env())
+    saved_plans()
     return tmp_path
+
+
+def saved_plans() -> list[str]:
+    """The files that `docs/sweep.md` shows, here, under the names they have there."""
+    names = []
+    for text in blocks(DOCS / "sweep.md", "yaml"):
+        names.append(text.splitlines()[0].removeprefix("# "))
+        Path(names[-1]).write_text(text)
+    return names
 
 
 def test_there_is_something_to_check():
@@ -111,6 +122,9 @@ def understand(words: list[str]) -> None:
         settings.take("episodes", "100")
         settings.take("videos", "0")
         _resolve(settings)
+    elif name == "sweep":
+        if rest and "FILE" not in rest:
+            _sweep_request(rest if rest[0][:2] != "--" else [saved_plans()[0], *rest])
     elif name == "bench" and rest[:1] == ["envs"]:
         _bench_envs_request(rest[1:])
     elif name == "bench":
