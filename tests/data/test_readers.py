@@ -232,6 +232,7 @@ def test_minari(monkeypatch):
     episodes = [walk(5, 1), walk(8, 2)]
 
     class Dataset:
+        action_space = types.SimpleNamespace(shape=(2,))
         episode_indices = np.arange(2)
         storage = types.SimpleNamespace(
             get_episode_metadata=lambda ids: [
@@ -267,6 +268,38 @@ def test_minari(monkeypatch):
     )
     with pytest.raises(UserError, match="Fix: minari download runs-v0"):
         open_reader("minari:runs-v0")
+
+
+def test_minari_says_how_many_actions_there_are_and_no_key_hides_another(monkeypatch):
+    """Actions that nobody took are actions all the same."""
+    few = types.SimpleNamespace(n=np.int64(4), start=np.int64(1))
+    many = types.SimpleNamespace(spaces={"left": few, "right": None})
+
+    class Dataset:
+        episode_indices = np.arange(1)
+        storage = None
+        action_space = types.SimpleNamespace(spaces=(few, many))
+
+        def iterate_episodes(self, ids):
+            steps = np.ones(3, np.int64)
+            yield types.SimpleNamespace(
+                observations={
+                    "left": {"place": np.zeros((4, 2)), "speed": np.zeros((4, 1))},
+                    "right": {"place": np.zeros((4, 3))},
+                },
+                actions=(steps, {"left": steps, "right": np.zeros((3, 1))}),
+                rewards=np.zeros(3),
+                terminations=np.zeros(3, bool),
+            )
+
+    stand_in(monkeypatch, "minari", load_dataset=lambda name: Dataset())
+    reader = open_reader("minari:walks-v0")
+    assert list(reader.obs_space) == ["left/place", "speed", "right/place"]
+    space = reader.act_space
+    assert list(space) == ["action/0", "action/1/left", "action/1/right"]
+    for key in ("action/0", "action/1/left"):
+        assert (int(space[key].low), space[key].classes) == (1, 4)
+    assert space["action/1/right"].shape == (1,)
 
 
 @pytest.mark.parametrize("place", ["lerobot.datasets", "lerobot.common.datasets"])

@@ -49,7 +49,10 @@ class LeRobotReader(Reader):
             for key in ("next.reward", "next.done")
         )
         seen = {key: np.concatenate([v, v[-1:]]) for key, v in obs.items()}
-        return from_steps(seen, {"action": _stack(frames, "action")}, reward, done)
+        action = _stack(frames, "action")
+        if action.ndim == 1 and action.dtype.kind == "f":  # one entry comes as a number
+            action = action[:, None]
+        return from_steps(seen, {"action": action}, reward, done)
 
 
 def _short(key: str) -> str:

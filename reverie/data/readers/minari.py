@@ -7,11 +7,13 @@ action t is chosen in row t, so only the last row needs an action of zeros.
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from reverie.api import Spaces, UserError
+from reverie.api import Space, Spaces, UserError
 from reverie.data.form import BadEpisode, Episode, from_steps
 from reverie.data.readers import Reader, infer_spaces
 
@@ -36,8 +38,7 @@ class MinariReader(Reader):
     def read(self, name: str) -> Episode:
         number = int(name.removeprefix("episode_"))
         (found,) = self._data.iterate_episodes([number])
-        obs = _flatten(found.observations, "vector")
-        action = _flatten(found.actions, "action")
+        obs, action = _seen(found.observations), _done(found.actions)
         try:
             return from_steps(obs, action, found.rewards, found.terminations)
         except TypeError as error:
@@ -47,25 +48,57 @@ class MinariReader(Reader):
     def _spaces(self) -> tuple[Spaces, Spaces]:
         first = self.read(self.names()[0]) if self._ids else {}
         keys = [k for k in first if k == "action" or k.startswith("action/")]
-        return infer_spaces(self.origin, self.names(), self.read, keys or ["action"])
+        obs, act = infer_spaces(
+            self.origin, self.names(), self.read, keys or ["action"]
+        )
+        return obs, act | _counted(self._data.action_space, "action")
 
 
-def _flatten(value: Any, name: str) -> dict[str, np.ndarray]:
-    """A nest of dicts and tuples as arrays by path; one array goes by `name`.
+def _seen(value: Any) -> dict[str, np.ndarray]:
+    """Observations by their last name, or by the whole path where two share it.
 
-    A single observation that is an image is called `image`.
+    A single one is called `image` if it is one, and `vector` otherwise.
     """
-    if isinstance(value, dict):
-        found: dict[str, np.ndarray] = {}
-        for key, inner in value.items():
-            found |= _flatten(inner, f"{name}/{key}" if name == "action" else str(key))
-        return found
-    if isinstance(value, tuple):
-        return _flatten({str(i): part for i, part in enumerate(value)}, name)
-    array = np.asarray(value)
-    if name == "vector" and array.dtype == np.uint8 and array.ndim == 4:
-        name = "image"
-    return {name: array}
+    found = _flatten(value)
+    if list(found) == [""]:
+        array = found[""]
+        is_image = array.dtype == np.uint8 and array.ndim == 4
+        return {"image" if is_image else "vector": array}
+    last = Counter(path.rpartition("/")[2] for path in found)
+    short = {path: path.rpartition("/")[2] for path in found}
+    return {
+        short[path] if last[short[path]] == 1 else path: array
+        for path, array in found.items()
+    }
+
+
+def _done(value: Any) -> dict[str, np.ndarray]:
+    """Actions, as `action` or `action/PATH`."""
+    return {f"action/{p}" if p else "action": x for p, x in _flatten(value).items()}
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, np.ndarray]:
+    """A nest of dicts and tuples as arrays by path; one array has none."""
+    found: dict[str, np.ndarray] = {}
+    if not isinstance(value, dict | tuple):
+        return {path: np.asarray(value)}
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in pairs:
+        found |= _flatten(inner, f"{path}/{key}" if path else str(key))
+    return found
+
+
+def _counted(space: Any, name: str) -> Spaces:
+    """The discrete actions of an environment, of which recordings may lack some."""
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+        parts = [_counted(part, f"{name}/{key}") for key, part in pairs]
+        return {key: found for part in parts for key, found in part.items()}
+    if hasattr(space, "n") and hasattr(space, "start"):
+        start = int(space.start)
+        return {name: Space(np.int32, (), start, start + int(space.n))}
+    return {}
 
 
 def _load(name: str) -> Any:
