@@ -6,8 +6,9 @@ hidden layer that reads the actions is one product before the loop. Backward, th
 carries data gradients only; each weight gradient is one product over all B * T rows
 after it.
 
-The loop comes in three forms: plain operations (`scan_loop`), a few fused kernels
-a step (`scan_steps`), and one kernel that stays on the GPU for the whole sequence
+The loop comes in four forms: plain operations (`scan_loop`), a few fused kernels a step
+in Triton (`scan_steps`) or in CUDA, where weights stream in ahead of their use
+(`streamed`), and one kernel that stays on the GPU for the whole sequence
 (`persistent`). They leave the same tape behind.
 """
 
@@ -37,6 +38,7 @@ from reverie.nets.fast.scan_loop import (
     acted_rows,
     pack,
 )
+from reverie.nets.fast.streamed import scan as streamed
 
 __all__ = ["Dense", "Normed", "ScanWeights", "Unbiased", "scan"]
 
@@ -70,6 +72,8 @@ def choose(weights: ScanWeights, inputs: Inputs) -> ModuleType:
     if inputs.actions.is_cuda:
         from reverie.nets.fast import scan_steps  # Triton comes with CUDA alone
 
+        if streamed.pays(weights, inputs) and streamed.fits(weights, inputs):
+            return streamed
         if scan_steps.fits(weights, inputs):
             return scan_steps
     return scan_loop
