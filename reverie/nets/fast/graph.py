@@ -24,9 +24,9 @@ WARM_UP = 2
 class Replayed:
     """The function, replayed from the third call on with inputs of one shape.
 
-    Inputs may be in host memory; a replay has them on the device. What it returns is
-    overwritten by the next one: `fresh` copies it first. A function that cannot be
-    recorded goes on running plainly, and says so once.
+    Inputs may be in host memory; the function finds them on the device. What a replay
+    returns is overwritten by the next one: `fresh` copies it first. A function that
+    cannot be recorded goes on running plainly, and says so once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Replayed:
             return known.replay(inputs)
         if known < WARM_UP:
             self.recordings[key] = known + 1
-            return _aside(self.function, inputs)
+            return _aside(self.function, map1(lambda x: x.to(self.device), inputs))
         try:
             recording = Recording(self.function, inputs, self.device, self.generators)
         except RuntimeError as error:
