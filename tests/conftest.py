@@ -23,6 +23,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ["WANDB_MODE"] = "offline"
 if not torch.cuda.is_available():  # hand-written kernels run in Triton's interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
+torch.backends.cudnn.allow_tf32 = False  # float32 means float32 where it is compared
 
 CHECKED = (
     os.environ.get("REVERIE_TYPECHECK", "1") != "0"

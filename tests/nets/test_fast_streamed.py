@@ -108,6 +108,7 @@ def test_source_that_does_not_compile_is_no_obstacle(monkeypatch):
         assert streamed.kernels(streamed.Sizes(*SMALL), torch.device("cuda", 0)) is None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs tensors of a CPU")
 def test_a_cpu_is_left_to_the_plain_loop():
     weights, inputs, _ = make(2, 2, SMALL, torch.bfloat16)
     assert not streamed.fits(weights, inputs)
