@@ -27,6 +27,7 @@ from reverie.nets.dice import Dice
 from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
 from reverie.nets.outs import OneHot, Output
+from reverie.worlds.outcomes import outcome_losses, stack_actions
 
 
 @dataclass(frozen=True)
@@ -328,11 +329,7 @@ class RSSM(nn.Module):
 
     def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
         states, actions = self.dyn.dream(state, policy, horizon, dice)
-        stacked = {
-            key: torch.stack([action[key] for action in actions], 1)
-            for key in actions[0]
-        }
-        return Dream(states, stacked)
+        return Dream(states, stack_actions(actions))
 
     def outcome(
         self, feat: Float[Tensor, "*b F"]
@@ -345,14 +342,10 @@ class RSSM(nn.Module):
 
     def loss(self, state: State, batch: Batch, dice: Dice) -> WorldLoss:
         states, logits = self._follow(state, batch, dice)
-        losses = {
-            key: out.loss(batch[key]) for key, out in self._decode(states).items()
-        }
         feat = self.features(states)
         seen = feat if self.reward_grad else feat.detach()
-        losses["rew"] = self.rew(seen).loss(batch["reward"])
-        goes_on = (~batch["is_terminal"]).float() * self.discount
-        losses["con"] = self.con(feat).loss(goes_on)
+        told = self._decode(states), self.rew(seen), self.con(feat)
+        losses = outcome_losses(*told, batch, self.discount)
 
         # two KL terms, so that the prior chases the posterior faster than the reverse
         match = self.dyn.compare(logits, self.dyn.prior_logits(states.deter))

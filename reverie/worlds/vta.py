@@ -59,6 +59,7 @@ from reverie.worlds.boundaries import (
     log_density,
     reading,
 )
+from reverie.worlds.outcomes import stack_actions
 
 NOISE = 1e-4
 """Gumbel noise is made of uniform numbers this far from 0 and 1."""
@@ -362,8 +363,7 @@ class VTA(nn.Module):
             states.append(self._dream(states[-1], actions[-1], dice, jumpy))
             actions.append(policy(states[-1]))
         stacked = [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
-        acted = {k: torch.stack([a[k] for a in actions], 1) for k in actions[0]}
-        return Dream(Chapter(*stacked), acted)
+        return Dream(Chapter(*stacked), stack_actions(actions))
 
     def decode(self, states: Chapter) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))

@@ -36,6 +36,7 @@ from reverie.nets.inputs import Concat
 from reverie.nets.outs import Output
 from reverie.nets.strided import TimeConvs
 from reverie.worlds.boundaries import COPY, READ, both_ways, draw_flags, reading
+from reverie.worlds.outcomes import outcome_losses, stack_actions
 
 NOISE = 1e-8
 """Gumbel noise is made of uniform numbers this far from 0 and 1."""
@@ -406,11 +407,7 @@ class SegmentWorld(nn.Module):
         for _ in range(horizon):
             states.append(self.dyn.imagine(states[-1], actions[-1], dice))
             actions.append(policy(states[-1]))
-        stacked = {
-            key: torch.stack([action[key] for action in actions], 1)
-            for key in actions[0]
-        }
-        return Dream(_stack(states), stacked)
+        return Dream(_stack(states), stack_actions(actions))
 
     def outcome(
         self, feat: Float[Tensor, "*b F"]
@@ -423,14 +420,10 @@ class SegmentWorld(nn.Module):
 
     def loss(self, state: State, batch: Batch, dice: Dice) -> WorldLoss:
         states, beliefs = self._follow(state, batch, dice)
-        losses = {
-            key: out.loss(batch[key]) for key, out in self._decode(states).items()
-        }
         feat = self.features(states)
         seen = feat if self.reward_grad else feat.detach()
-        losses["rew"] = self.rew(seen).loss(batch["reward"])
-        goes_on = (~batch["is_terminal"]).float() * self.discount
-        losses["con"] = self.con(feat).loss(goes_on)
+        told = self._decode(states), self.rew(seen), self.con(feat)
+        losses = outcome_losses(*told, batch, self.discount)
         losses |= belief_losses(states, beliefs, self.config)
         metrics = {
             "boundary_ratio": states.read.mean(),
