@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 from walks import ACTION, same, slip, walk, write_npz
@@ -198,3 +203,43 @@ def test_a_folder_converts_to_itself(tmp_path):
     for name, episode in episodes.items():
         found = reader.read(name)
         same({k: found[k] for k in episode}, episode)
+
+
+SLOWLY = """
+import sys, time
+from reverie.cli import main
+from reverie.data import convert
+
+def write(*rest, write=convert.npz.write_folder_file):
+    time.sleep(0.1)
+    return write(*rest)
+
+convert.npz.write_folder_file = write
+main(sys.argv[1:])
+"""
+
+
+def test_a_conversion_that_was_killed_goes_on_to_the_same_result(tmp_path):
+    source, out, whole = tmp_path / "source", tmp_path / "out", tmp_path / "whole"
+    write_npz(source, [12] * 40)
+    words = f"data convert {source} {out} --images image --size 24 24 --jobs 2".split()
+    command = [sys.executable, "-c", SLOWLY, *words]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    partial = tmp_path / "out.partial"
+    while process.poll() is None and len(list(partial.glob("*.npz"))) < 5:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL  # it was not done yet
+    there = {path.name for path in partial.glob("*.npz")}
+    assert not out.exists()
+    assert 5 <= len(there) < 40
+    config = ConvertConfig(Recipe(images=("image",), size=(24, 24)), jobs=2)
+    done = convert(open_reader(source), out, config)
+    assert (done.kept, done.written) == (len(there), 40 - len(there))
+    convert(open_reader(source), whole, config)
+    names = {path.name for path in whole.iterdir()}
+    assert {path.name for path in out.iterdir()} == names
+    one, other = open_reader(out), open_reader(whole)
+    assert one.names() == other.names()
+    for name in one.names():
+        same(one.read(name), other.read(name))
