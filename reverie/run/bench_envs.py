@@ -2,15 +2,18 @@
 
     reverie bench envs --tasks atari_pong crafter_reward --counts 8 16
 
-The measure of a pool is the simulator itself (`raw`), which does the same work without
-our adapters, wrappers and pools: for Atari the emulator with the screens the settings
-ask for, for Crafter the game (with worlds made our way: its own takes seconds for one),
-for other suites the adapter alone. A pool is held against as many of them in turn (`8
-raw`), because they crowd each other out of the cache; `raw x 2` is two of it in
-processes of their own, which is what two workers could reach at best.
+The measure of a pool is the simulator itself (`raw`), without our adapters, wrappers
+and pools: for Atari the emulator with the screens the settings ask for, made with plain
+numpy and Pillow; for Crafter the stock game (with worlds made our way: its own takes
+seconds for one); for other suites the adapter alone. A pool is held against as many of
+them in turn (`8 raw`), because they crowd each other out of the cache. `8 raw x 2` is
+the same simulators in two processes that know nothing of each other: two busy cores
+are slower each, and no pool of two workers could do better.
 
 Overhead is what a step costs in processor time beyond the simulator, workers included:
-steps per second say as much about what else a machine is doing. All ways take turns.
+steps per second say as much about what else a machine is doing. All ways play the same
+episodes with the same actions, step for step, and take turns; the overhead is that of
+the median turn.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie import envs
-from reverie.api import Env, UserError
-from reverie.envs.wrappers import Wrapper, resize
+from reverie.api import Env, Space, UserError
+from reverie.envs.seeding import derive_seed
+from reverie.envs.wrappers import Wrapper
 
 
 class Sample(NamedTuple):
@@ -50,11 +54,14 @@ class Sample(NamedTuple):
         return self.work / max(1.0, self.steps)
 
 
-Step = Callable[[int], None]
-"""Takes a step; the number picks its action."""
+Step = Callable[[int], Any]
+"""Takes a step; the number picks its action. Simulators return their image."""
 
-Turn = Callable[[float], Sample]
-"""Runs for so many seconds."""
+Turn = Callable[[int], Sample]
+"""Takes so many steps in every environment."""
+
+ACTIONS = 1000
+"""Actions after which they repeat."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,9 @@ class EnvBenchConfig:
     workers: int = -1
     """Worker processes of a pool; -1 for one per core."""
     seconds: float = 1.0
-    """How long each way runs in its turn."""
+    """How long the simulators take for their turn; other ways take as many steps."""
     turns: int = 5
-    """How often; the table has all of them together, as new episodes come in bursts."""
+    """How often each way has its turn."""
     native: bool = True
     """Measure the vector environments written in C++, where they are installed."""
     output: str = ""
@@ -89,7 +96,12 @@ class Way:
     name: str
     turn: Turn
     close: Callable[[], object]
-    against: str = "raw"
+    count: int = 1
+    """Environments it steps."""
+
+    @property
+    def against(self) -> str:
+        return "raw" if self.count == 1 else f"{self.count} raw"
 
 
 def bench_envs(
@@ -128,12 +140,14 @@ def _measure(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> dict[str, dict[str, Any]]:
     """Every way's steps per second, cost of a step, and overhead over `raw`."""
+    pace = _pace(raw(task, settings), config.seconds)
     ways = _ways(task, config, settings)
     samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
     try:
         for _ in range(config.turns):
             for way in ways:
-                samples[way.name].append(way.turn(config.seconds))
+                steps = max(1, round(config.seconds * pace / way.count))
+                samples[way.name].append(way.turn(steps))
     finally:
         for way in ways:
             way.close()
@@ -146,39 +160,54 @@ def _measure(
             "rate": sums[way.name].rate,
             "cost": sums[way.name].cost,
             "against": way.against,
-            "overhead": sums[way.name].cost / sums[way.against].cost - 1,
+            "overhead": overhead(samples[way.name], samples[way.against]),
         }
         for way in ways
     }
 
 
+def overhead(ours: list[Sample], theirs: list[Sample]) -> float:
+    """What one way costs beyond another that took the same steps beside it."""
+    ratios = [one.cost / two.cost for one, two in zip(ours, theirs, strict=True)]
+    return statistics.median(ratios) - 1
+
+
+def _pace(turn: Turn, seconds: float) -> float:
+    """Roughly how many steps a second something takes."""
+    steps, sample = 1, turn(1)
+    while sample.seconds < seconds / 2:
+        steps *= 2
+        sample = turn(steps)
+    return sample.rate
+
+
 def _ways(task: str, config: EnvBenchConfig, settings: envs.EnvConfig) -> list[Way]:
     factory = envs.TaskFactory(task, settings, seed=0)
-    single = factory(0)
-    ways = [
-        Way("raw", raw(task, settings), lambda: None),
-        Way("single", steps_of(single), single.close),
-    ]
     workers = config.workers if config.workers > 0 else os.cpu_count() or 1
+    ways: list[Way] = []
+
+    def add(name: str, turn: Turn, close: Any, count: int) -> None:
+        if name not in [way.name for way in ways]:
+            ways.append(Way(name, turn, close, count))
+
+    single = factory(0)
+    add("raw", raw(task, settings), lambda: None, 1)
+    add("single", steps_of(single), single.close, 1)
     for count in config.counts:
-        bare = f"{count} raw"
-        ways.append(Way(bare, raw(task, settings, count), lambda: None, bare))
+        bare = "raw" if count == 1 else f"{count} raw"
+        add(bare, raw(task, settings, range(count)), lambda: None, count)
         local = envs.make_pool(factory, count, envs.PoolConfig())
-        ways.append(Way(f"pool of {count}", steps_of_pool(local), local.close, bare))
-    if workers > 1:
-        together = Together(task, settings, workers)
-        ways.append(Way(f"raw x {workers}", together, together.close))
-        for count in config.counts:
-            options = envs.PoolConfig(workers=min(workers, count))
-            pool = envs.make_pool(factory, count, options)
-            name = f"{count} in {min(workers, count)} workers"
-            bare = f"{count} raw"
-            ways.append(Way(name, steps_of_pool(pool), pool.close, bare))
-    for backend in _native(task) if config.native else ():
-        for count in config.counts:
+        add(f"pool of {count}", steps_of_pool(local), local.close, count)
+        split = min(workers, count)
+        if workers > 1:
+            together = Together(task, settings, count, split)
+            add(f"{bare} x {split}", together, together.close, count)
+            pool = envs.make_pool(factory, count, envs.PoolConfig(workers=split))
+            name = f"{count} in {split} workers"
+            add(name, steps_of_pool(pool), pool.close, count)
+        for backend in _native(task) if config.native else ():
             made = envs.make_pool(factory, count, envs.PoolConfig(native=backend))
-            name, bare = f"{count} in {backend}", f"{count} raw"
-            ways.append(Way(name, steps_of_pool(made), made.close, bare))
+            add(f"{count} in {backend}", steps_of_pool(made), made.close, count)
     return ways
 
 
@@ -192,13 +221,12 @@ def _native(task: str) -> list[Any]:
 
 def steps_of(env: Env) -> Turn:
     """Steps one environment with random actions."""
-    return _timed(_stepping(env))
+    return _timed(_stepping(env, 0))
 
 
-def _stepping(env: Env) -> Step:
-    rng = np.random.default_rng(0)
-    actions = {key: space.sample(rng, 1000) for key, space in env.act_space.items()}
-    env.reset(seed=0)
+def _stepping(env: Env, index: int, seed: int | None = None) -> Step:
+    actions = {k: s.sample(_rng(index), ACTIONS) for k, s in env.act_space.items()}
+    env.reset(seed)
 
     def step(turn: int) -> None:
         if env.step({key: value[turn] for key, value in actions.items()})["is_last"]:
@@ -209,79 +237,103 @@ def _stepping(env: Env) -> Step:
 
 def steps_of_pool(pool: Any) -> Turn:
     """Steps a pool with random actions; counts every environment."""
-    rng, count = np.random.default_rng(0), len(pool)
-    actions = {k: s.sample(rng, 1000, count) for k, s in pool.act_space.items()}
+    actions = {
+        key: np.stack([space.sample(_rng(i), ACTIONS) for i in range(len(pool))], 1)
+        for key, space in pool.act_space.items()
+    }
     pool.reset()
 
     def step(turn: int) -> None:
         pool.step({key: value[turn] for key, value in actions.items()})
 
-    return _timed(step, count, getattr(pool, "pids", ()))
+    return _timed(step, len(pool), getattr(pool, "pids", ()))
 
 
-def raw(task: str, settings: envs.EnvConfig, count: int = 1) -> Turn:
+def _rng(index: int) -> np.random.Generator:
+    """Where the actions of an environment come from, however it is stepped."""
+    return np.random.default_rng(index)
+
+
+def raw(task: str, settings: envs.EnvConfig, indices: Sequence[int] = (0,)) -> Turn:
     """Steps simulators of a task without anything of ours, one after the other."""
-    steps = [_raw_step(task, settings) for _ in range(count)]
+    steps = [_raw_step(task, settings, index) for index in indices]
 
     def step(turn: int) -> None:
         for each in steps:
             each(turn)
 
-    return _timed(step, count)
+    return _timed(step, len(steps))
 
 
-def _raw_step(task: str, settings: envs.EnvConfig) -> Step:
+def _raw_step(task: str, settings: envs.EnvConfig, index: int) -> Step:
     suite, name = envs.split_task(task)
+    seed = derive_seed(0, index)
     if suite.startswith("atari"):
-        return _raw_atari(name, settings)
+        return _raw_atari(name, settings, index, seed)
     if suite == "crafter":
-        return _raw_crafter(settings)
+        return _raw_crafter(settings, index, seed)
     env: Any = envs.make(task, settings)
     while isinstance(env, Wrapper):
         env = env.env
-    return _stepping(env)
+    return _stepping(env, index, seed)
 
 
-def _raw_atari(name: str, settings: envs.EnvConfig) -> Step:
+def _raw_atari(name: str, settings: envs.EnvConfig, index: int, seed: int) -> Step:
     from ale_py import ALEInterface, LoggerMode, roms
+    from PIL import Image
 
-    from reverie.envs.atari import GRAY, find_game
+    from reverie.envs.atari import GRAY, NOOP, find_game
 
     config = settings.atari
     ALEInterface.setLoggerMode(LoggerMode.Error)
     console = ALEInterface()
     console.setFloat("repeat_action_probability", config.sticky)
+    console.setInt("random_seed", seed)
     rom: Any = roms.get_rom_path(find_game(name))
     console.loadROM(rom)
     everything = config.actions == "all"
     known = console.getLegalActionSet() if everything else console.getMinimalActionSet()
-    actions = np.random.default_rng(0).choice([each.value for each in known], 1000)
+    picks = Space(np.dtype(np.int32), (), 0, len(known)).sample(_rng(index), ACTIONS)
+    actions = [known[pick].value for pick in picks]
+    size = config.size[::-1]
+    rng = np.random.default_rng(seed)
 
-    def step(turn: int) -> None:
+    def begin() -> None:
+        console.reset_game()
+        for _ in range(rng.integers(config.noops + 1)):
+            console.act(NOOP)
+
+    def step(turn: int) -> np.ndarray:
         screens = []
         for frame in range(config.repeat):
             console.act(actions[turn])
             if frame >= config.repeat - config.pooling:
                 screens.append(console.getScreenRGB())
-        image = resize(np.max(screens, 0), config.size)
+        screen = Image.fromarray(np.max(screens, 0))
+        image = np.asarray(screen.resize(size, Image.Resampling.BILINEAR))
         if config.gray:
-            (image @ GRAY).astype(np.uint8)
+            image = (image @ GRAY).astype(np.uint8)
         if console.game_over():
-            console.reset_game()
+            begin()
+        return image
 
+    begin()
     return step
 
 
-def _raw_crafter(settings: envs.EnvConfig) -> Step:
+def _raw_crafter(settings: envs.EnvConfig, index: int, seed: int) -> Step:
     from reverie.envs.crafter import make_game
 
-    game = make_game(settings.crafter, reward=True, seed=0)
+    game = make_game(settings.crafter, reward=True, seed=seed)
     game.reset()
-    actions = np.random.default_rng(0).integers(0, game.action_space.n, 1000)
+    known = Space(np.dtype(np.int32), (), 0, game.action_space.n)
+    actions = known.sample(_rng(index), ACTIONS)
 
-    def step(turn: int) -> None:
-        if game.step(actions[turn])[2]:
+    def step(turn: int) -> np.ndarray:
+        image, _, done, _ = game.step(actions[turn])
+        if done:
             game.reset()
+        return np.asarray(image)
 
     return step
 
@@ -290,13 +342,14 @@ def _timed(step: Step, count: int = 1, pids: Any = ()) -> Turn:
     """Turns of a function that takes `count` steps, with the help of processes."""
     counter = 0
 
-    def turn(seconds: float) -> Sample:
+    def turn(steps: int) -> Sample:
         nonlocal counter
-        steps, begin, work = 0, time.perf_counter(), _work(pids)
-        while (spent := time.perf_counter() - begin) < seconds:
-            step(counter % 1000)
-            steps, counter = steps + count, counter + 1
-        return Sample(steps, spent, _work(pids) - work)
+        begin, work = time.perf_counter(), _work(pids)
+        for _ in range(steps):
+            step(counter % ACTIONS)
+            counter += 1
+        spent = time.perf_counter() - begin
+        return Sample(steps * count, spent, _work(pids) - work)
 
     return turn
 
@@ -304,38 +357,41 @@ def _timed(step: Step, count: int = 1, pids: Any = ()) -> Turn:
 def _work(pids: Any) -> float:
     """Processor time this process and others have used, in seconds."""
     total = time.process_time()
-    for pid in pids:
-        stat = Path(f"/proc/{pid}/stat")
-        if stat.exists():  # elsewhere only our own time is known
-            fields = stat.read_text().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    if sys.platform.startswith("linux"):  # elsewhere only our own time is known
+        for pid in pids:
+            total += time.clock_gettime((~pid << 3) | 2)  # see clock_getcpuclockid
     return total
 
 
 class Together:
-    """The simulator in several processes at once: what workers could reach at best."""
+    """Simulators in several processes at once: what workers could reach at best."""
 
-    def __init__(self, task: str, settings: envs.EnvConfig, count: int):
+    def __init__(self, task: str, settings: envs.EnvConfig, count: int, helpers: int):
         import cloudpickle
 
-        parcel = cloudpickle.dumps((task, settings)).hex()
-        command = [sys.executable, "-m", "reverie.run.bench_envs", parcel]
+        shares = np.array_split(np.arange(count), helpers)
         self._helpers = [
             subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [
+                    *(sys.executable, "-m", "reverie.run.bench_envs"),
+                    cloudpickle.dumps((task, settings, share.tolist())).hex(),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
-            for _ in range(count)
+            for share in shares
         ]
-        self(0.0)  # until all of them are there
+        self(0)  # until all of them are there
 
-    def __call__(self, seconds: float) -> Sample:
+    def __call__(self, steps: int) -> Sample:
         for helper in self._helpers:
             assert helper.stdin is not None
-            print(seconds, file=helper.stdin, flush=True)
+            print(steps, file=helper.stdin, flush=True)
         answers = [helper.stdout.readline() for helper in self._helpers]  # type: ignore
         each = [Sample(*map(float, answer.split())) for answer in answers]
-        steps, work = sum(one.steps for one in each), sum(one.work for one in each)
-        return Sample(steps, max(one.seconds for one in each), work)
+        taken, work = sum(one.steps for one in each), sum(one.work for one in each)
+        return Sample(taken, max(one.seconds for one in each), work)
 
     def close(self) -> None:
         for helper in self._helpers:
@@ -343,13 +399,12 @@ class Together:
 
 
 def _help(parcel: str) -> None:
-    """The life of one of the processes: read seconds, write steps per second."""
+    """The life of one of the processes: read how many steps, write what they took."""
     import cloudpickle
 
     turn = raw(*cloudpickle.loads(bytes.fromhex(parcel)))
-    turn(0.1)
     for line in sys.stdin:
-        print(*turn(float(line)), flush=True)
+        print(*turn(int(line)), flush=True)
 
 
 def crafter_worlds(turns: int) -> dict[str, float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,10 +43,57 @@ def test_a_pool_counts_every_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         perf_counter=lambda: float(next(wall)), process_time=lambda: float(next(work))
     )
     monkeypatch.setattr(bench, "time", clock)
-    sample = bench.steps_of_pool(pool)(4.0)
+    sample = bench.steps_of_pool(pool)(3)
     assert pool.steps == 3
-    assert sample.rate == 3 * 7 / 4
+    assert sample.rate == 3 * 7
     assert sample.cost == 42 / (3 * 7)
+
+
+def test_the_overhead_is_that_of_the_median_turn() -> None:
+    """One turn in which somebody else was busy does not count."""
+    theirs = [bench.Sample(10, 1, work) for work in (1.0, 2.0, 1.0)]
+    ours = [bench.Sample(10, 1, work) for work in (1.2, 2.2, 9.0)]
+    assert bench.overhead(ours, theirs) == pytest.approx(0.2)
+
+
+def test_workers_are_counted_with_their_processor_time() -> None:
+    busy = (
+        "import sys\n"
+        "for line in sys.stdin:\n"
+        "    sum(range(3_000_000))\n"
+        "    print(flush=True)\n"
+    )
+    command = [sys.executable, "-c", busy]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        before = bench._work([other.pid])
+        own = time.process_time()
+        print(file=other.stdin, flush=True)
+        other.stdout.readline()
+        spent = bench._work([other.pid]) - before
+        assert spent > time.process_time() - own + 0.005
+        other.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("package", "task"), [("ale_py", "atari_pong"), ("crafter", "crafter_reward")]
+)
+def test_simulators_play_the_episodes_of_the_pool(package: str, task: str) -> None:
+    """Or their costs could not be compared; the last screen tells."""
+    pytest.importorskip(package)
+    settings = envs.EnvConfig()
+    pool = envs.make_pool(envs.TaskFactory(task, settings, seed=0), 2)
+    bench.steps_of_pool(pool)(40)
+    assert pool._obs is not None  # type: ignore[attr-defined]
+    wanted = pool._obs["image"]  # type: ignore[attr-defined]
+    for index in (0, 1):
+        step = bench._raw_step(task, settings, index)
+        for turn in range(40):
+            image = step(turn)
+        assert np.array_equal(np.squeeze(image), np.squeeze(wanted[index]))
 
 
 def test_the_table_holds_every_way_against_the_simulator(
@@ -54,7 +104,7 @@ def test_the_table_holds_every_way_against_the_simulator(
     assert main([*line.split(), "--output", str(output)]) == 0
     page = capsys.readouterr().out
     found = json.loads(output.read_text())
-    ways = ["raw", "single", "2 raw", "pool of 2", "raw x 2", "2 in 2 workers"]
+    ways = ["raw", "single", "2 raw", "pool of 2", "2 raw x 2", "2 in 2 workers"]
     assert list(found["catch"]) == ways
     for way in ways:
         assert f" {way} " in page
@@ -71,7 +121,7 @@ def test_settings_of_environments_count(capsys: pytest.CaptureFixture[str]) -> N
 def test_raw_simulators_step() -> None:
     for package, task in (("ale_py", "atari_pong"), ("crafter", "crafter_reward")):
         pytest.importorskip(package)
-        assert bench.raw(task, envs.EnvConfig())(0.02).rate > 0
+        assert bench.raw(task, envs.EnvConfig())(3).rate > 0
     assert bench._native("catch") == []
     assert "ale" in bench._native("atari_pong")
 
