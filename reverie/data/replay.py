@@ -7,11 +7,9 @@ step id (`timeline.py`), by which notes and priorities are written back.
 
 from __future__ import annotations
 
-import json
 import threading
-import zlib
-from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,7 +24,8 @@ from reverie.data.columns import (
     Segment,
     SegmentLost,
 )
-from reverie.data.episodes import Cutter, Episodes
+from reverie.data.cursor import Cursor
+from reverie.data.episodes import Episodes
 from reverie.data.plan import make_plan
 from reverie.data.sampling import (
     Fractions,
@@ -100,22 +99,6 @@ class Follower(Protocol):
         ...
 
 
-@dataclass
-class Cursor:
-    """Where the batches of one window stand."""
-
-    window: Window
-    selector: Selector
-    rng: np.random.Generator
-    starts: np.ndarray
-    piece: np.ndarray  # which of the `consec` pieces each row serves next
-    queue: deque[int] = field(default_factory=deque)  # online windows not yet served
-    pending: dict[int, int] = field(default_factory=dict)  # stream -> online start
-    cutter: Cutter | None = None  # chooses, where the window is cut by episode
-    served: tuple[np.ndarray, np.ndarray] | None = None  # its last ids and mask ...
-    waiting: tuple[np.ndarray, np.ndarray] | None = None  # ... and those put back
-
-
 class Replay:
     """Stores steps, cuts batches, takes back notes and priorities; see the module."""
 
@@ -170,12 +153,12 @@ class Replay:
         self._changed: set[Segment] = set()  # whose notes differ from their files
         self._cursors = {
             name: Cursor(
-                window=window,
-                selector=self._selector(window),
-                rng=np.random.default_rng([seed, zlib.crc32(name.encode())]),
-                starts=np.zeros(window.batch, np.int64),
-                piece=np.full(window.batch, window.consec, np.int64),
-                cutter=self._cutter(window),
+                name,
+                window,
+                self.timeline,
+                partial(self._selector, window),
+                self.episodes,
+                seed,
             )
             for name, window in windows.items()
         }
@@ -213,7 +196,7 @@ class Replay:
                 self.episodes.add(ids, rows["is_first"])
             self._inserts += count
             for cursor in self._online:
-                self._enqueue(cursor, ids)
+                cursor.enqueue(ids)
         return ids
 
     def add_episode(self, episode: dict[str, np.ndarray]) -> np.ndarray:
@@ -247,7 +230,7 @@ class Replay:
                 if self.episodes is not None:
                     self.episodes.add(ids, rows["is_first"])
                 for cursor in self._online:
-                    self._enqueue(cursor, ids)
+                    cursor.enqueue(ids)
                 self._inserts += stop - start
                 found.append(ids)
         return np.concatenate(found)
@@ -323,10 +306,7 @@ class Replay:
         """The last batch of this kind was never used: let it be the next again."""
         with self._lock:
             cursor = self._cursors[name]
-            if cursor.cutter is not None:
-                cursor.waiting = cursor.served
-            else:
-                cursor.piece -= 1
+            cursor.put_back()
             self._samples -= cursor.window.batch
             self._replayed -= cursor.window.batch * cursor.window.length
 
@@ -385,8 +365,7 @@ class Replay:
                 "spaces": _signature(self.spaces),
                 "timeline": self.timeline.state_dict(),
                 "cursors": {
-                    name: self._cursor_state(cursor)
-                    for name, cursor in self._cursors.items()
+                    name: cursor.state_dict() for name, cursor in self._cursors.items()
                 },
                 "counts": [
                     self._inserts,
@@ -446,8 +425,8 @@ class Replay:
             self._list_episodes(state)
             for name, cursor in self._cursors.items():
                 if name in state["cursors"]:
-                    self._load_cursor(cursor, state["cursors"][name])
-                    self._load_counts(cursor, state["cursors"][name], state)
+                    saved = state["cursors"][name]
+                    cursor.load_state_dict(saved, state.get("episodes"))
             counts = [int(count) for count in state["counts"]]
             self._inserts, self._samples, self._updates, self._replayed = counts
 
@@ -487,23 +466,12 @@ class Replay:
     def _sample(self, cursor: Cursor, batch: dict[str, np.ndarray]) -> None:
         window = cursor.window
         if cursor.cutter is not None:
-            waiting, cursor.waiting = cursor.waiting, None
-            if waiting is None or not self.timeline.live(waiting[0]).all():
-                waiting = cursor.cutter.cut(cursor.rng)
-            ids, batch["mask"][:] = cursor.served = waiting
+            ids, batch["mask"][:] = cursor.cut()
             self._gather(ids, batch)
             batch["consec"][:] = 0
-            self._samples += window.batch
-            self._replayed += window.batch * window.length
-            return
-        fresh = cursor.piece >= window.consec
-        fresh |= ~self.timeline.live(cursor.starts)
-        if fresh.any():
-            cursor.starts[fresh] = self._choose(cursor, int(fresh.sum()))
-            cursor.piece[fresh] = 0
-        ids = self.timeline.walk(cursor.starts, window.span)
-        self._assemble(cursor, ids, batch)
-        cursor.piece += 1
+        else:
+            self._assemble(cursor, cursor.walk(), batch)
+            cursor.piece += 1
         self._samples += window.batch
         self._replayed += window.batch * window.length
 
@@ -519,7 +487,7 @@ class Replay:
         ids = np.arange(timeline.first, timeline.total)
         ids = ids[timeline.live(ids) & ((ids < lost.first) | (ids >= lost.stop))]
         rows = ids % self.capacity
-        states = {name: self._cursor_state(c) for name, c in self._cursors.items()}
+        states = {name: c.state_dict() for name, c in self._cursors.items()}
         listed: StateDict = {}
         if self.episodes is not None:
             listed["episodes"] = self.episodes.state_dict()
@@ -527,14 +495,7 @@ class Replay:
         timeline.restore(timeline.state_dict(), ids, stream.astype(np.int64), position)
         self._list_episodes(listed)
         for name, state in states.items():
-            self._load_cursor(self._cursors[name], state)
-            self._load_counts(self._cursors[name], state, listed)
-
-    def _cutter(self, window: Window) -> Cutter | None:
-        if window.select != "episodes":
-            return None
-        assert self.episodes is not None
-        return Cutter(self.episodes, window)
+            self._cursors[name].load_state_dict(state, listed.get("episodes"))
 
     def _list_episodes(self, state: StateDict) -> None:
         if self.episodes is None:
@@ -545,14 +506,6 @@ class Replay:
         first = np.zeros(len(ids), bool)
         self.columns.gather(ids, {"is_first": first})
         self.episodes.rebuild(ids, first, state.get("episodes", {"begin": ()}))
-
-    def _load_counts(self, cursor: Cursor, saved: StateDict, state: StateDict) -> None:
-        if cursor.cutter is None:
-            return
-        if "cutter" in saved and "episodes" in state:
-            cursor.cutter.load_state_dict(saved["cutter"], state["episodes"])
-        else:
-            cursor.cutter = self._cutter(cursor.window)
 
     def _selector(self, window: Window) -> Selector:
         if window.select != "mixture":
@@ -572,74 +525,6 @@ class Replay:
             assert held + count <= self._tail, (held, count, self._tail)
             self.archive.drop(self.timeline.first)
             self.columns.drop(self.timeline.first)
-
-    def _cursor_state(self, cursor: Cursor) -> StateDict:
-        streams = np.array(list(cursor.pending), np.int64)
-        return {
-            "rng": json.dumps(cursor.rng.bit_generator.state),
-            "starts": cursor.starts.copy(),
-            "piece": cursor.piece.copy(),
-            "queue": np.array(cursor.queue, np.int64),
-            "pending": np.array(list(cursor.pending.values()), np.int64),
-            "pending_streams": streams,
-            "selector": cursor.selector.state_dict(),
-            "waiting": list(cursor.waiting or ()),
-            **({"cutter": cursor.cutter.state_dict()} if cursor.cutter else {}),
-        }
-
-    def _load_cursor(self, cursor: Cursor, state: StateDict) -> None:
-        timeline, span = self.timeline, cursor.window.span
-        cursor.rng.bit_generator.state = json.loads(state["rng"])
-        if np.shape(state["starts"]) == cursor.starts.shape:
-            cursor.starts = np.array(state["starts"], np.int64)
-            cursor.piece = np.array(state["piece"], np.int64)
-            cursor.piece[~timeline.whole(cursor.starts, span)] = cursor.window.consec
-        queue = np.array(state["queue"], np.int64)
-        cursor.queue = deque(queue[timeline.whole(queue, span)].tolist())
-        starts = np.array(state["pending"], np.int64)
-        streams = np.array(state["pending_streams"], np.int64)
-        same = timeline.live(starts) & (
-            timeline.stream[starts % self.capacity] == streams
-        )
-        cursor.pending = dict(
-            zip(streams[same].tolist(), starts[same].tolist(), strict=True)
-        )
-        cursor.served = cursor.waiting = None
-        if len(state.get("waiting", ())):
-            cursor.waiting = (state["waiting"][0], state["waiting"][1])
-        try:
-            cursor.selector.load_state_dict(state["selector"])
-        except KeyError:  # saved under other fractions: begin as if all were new
-            cursor.selector = self._selector(cursor.window)
-
-    def _enqueue(self, cursor: Cursor, ids: np.ndarray) -> None:
-        """Note which online windows begin or are completed by these steps."""
-        span = cursor.window.span
-        rows = ids % self.capacity
-        phase = self.timeline.position[rows] % span
-        streams = self.timeline.stream[rows]
-        for i in np.flatnonzero((phase == 0) | (phase == span - 1)):
-            stream = int(streams[i])
-            if phase[i] == 0:
-                cursor.pending[stream] = int(ids[i])
-            if phase[i] == span - 1:
-                start = cursor.pending.pop(stream, -1)
-                if start >= self.timeline.first:
-                    cursor.queue.append(start)
-        while cursor.queue and cursor.queue[0] < self.timeline.first:
-            cursor.queue.popleft()
-
-    def _choose(self, cursor: Cursor, count: int) -> np.ndarray:
-        starts: list[int] = []
-        while cursor.queue and len(starts) < count:
-            start = cursor.queue.popleft()
-            if start >= self.timeline.first:
-                starts.append(start)
-        rest = count - len(starts)
-        drawn = np.array(starts, np.int64)
-        if rest:
-            drawn = np.append(drawn, cursor.selector.draw(rest, cursor.rng))
-        return drawn
 
     def _gather(self, ids: np.ndarray, batch: dict[str, np.ndarray]) -> None:
         wanted = {k: s.shape for k, s in self.spaces.items() if k in batch}
