@@ -36,6 +36,16 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(module, "programs", programs)
 
 
+WAYS = {"shared": (1, 0), "at once": (8192, 256), "one after the other": (64, 256)}
+"""How programs share a map: `WHOLE` and `FEW_ROWS`."""
+
+
+@pytest.fixture(params=WAYS)
+def _each_way(request, monkeypatch):
+    for name, value in zip(("WHOLE", "FEW_ROWS"), WAYS[request.param], strict=True):
+        monkeypatch.setattr(group_norm, name, value)
+
+
 @pytest.fixture(autouse=True)
 def _no_tensor_floats():
     """Libraries round to them unless told not to, and these kernels do not."""
@@ -73,6 +83,7 @@ def compare(net, quick, x):
         )
 
 
+@pytest.mark.usefixtures("_each_way")
 @pytest.mark.parametrize(("inputs", "units"), [(64, 64), (32, 64)])
 def test_a_block_and_its_gradients(inputs, units):
     compare(
@@ -80,6 +91,20 @@ def test_a_block_and_its_gradients(inputs, units):
     )
 
 
+@pytest.mark.usefixtures("_each_way")
+@pytest.mark.parametrize("inputs", [64, 32])
+def test_a_block_adds_the_bias_of_what_comes_in(inputs):
+    net, quick = twins(Residual(inputs, 64))
+    first = torch.randn(inputs, device=DEVICE, requires_grad=True)
+    x = torch.randn(2, 5, 3, inputs, device=DEVICE)
+    y, z = net(x + first), quick(x, first)
+    torch.testing.assert_close(z, y, rtol=1e-4, atol=1e-4)
+    slope = torch.randn_like(y)
+    wanted, got = (torch.autograd.grad((out * slope).sum(), first) for out in (y, z))
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("_each_way")
 def test_almost_constant_maps():
     net, quick = twins(Residual(64, 64))
     x = 3 + 1e-3 * torch.randn(1, 4, 5, 64, device=DEVICE)

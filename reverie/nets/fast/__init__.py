@@ -56,6 +56,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         FastDouble,
         FastFrameDecoder,
         FastFrameEncoder,
+        FastHalve,
         FastResidual,
     )
     from reverie.nets.fast.transformer import FastTransformer
@@ -63,7 +64,13 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     from reverie.nets.fast.unit_scan import FastGRU, FastHold
     from reverie.nets.gru import GRU, Hold
     from reverie.nets.heads import Head, PolicyHead
-    from reverie.nets.residual import Double, FrameDecoder, FrameEncoder, Residual
+    from reverie.nets.residual import (
+        Double,
+        FrameDecoder,
+        FrameEncoder,
+        Halve,
+        Residual,
+    )
     from reverie.nets.strided import ImageDecoder, ImageEncoder
     from reverie.nets.transformer import Transformer
 
@@ -77,6 +84,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
         FrameEncoder: FastFrameEncoder,
         FrameDecoder: FastFrameDecoder,
         Double: FastDouble,
+        Halve: FastHalve,
         Transformer: FastTransformer,
         GRU: FastGRU,
         Hold: FastHold,

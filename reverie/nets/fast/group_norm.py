@@ -4,6 +4,10 @@ A norm is two kernels, one that sums and one that applies, each with several pro
 per map so that a few maps fill the GPU too. For the backward pass nothing needs to be
 kept but the map that came in: the activation is made again, in the kernel that reads
 the map anyway.
+
+Where there is less to do, launching kernels is what takes time, and then a program does
+all of it for some groups of one map: small maps are read once, and of a few large ones
+the second reading finds them in the cache.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reverie.nets.fast.launch import can_launch, programs
+from reverie.nets.fast.sums import add_up
 from reverie.nets.residual import EPS, GROUPS
 
 TILE = 2048
@@ -29,6 +34,54 @@ MOST_PARTS = 16
 """The most programs that share a map."""
 PER_PROCESSOR = 8
 """Programs to keep each processor busy with."""
+WHOLE = 8192
+"""Entries of a map that a program holds when it works on whole groups."""
+SECTOR = 32
+"""Bytes that lie together in memory: fewer at a time are not worth reading."""
+FEW_ROWS = 256
+"""Maps up to which large ones are worth less programs."""
+
+
+class Groups(NamedTuple):
+    """How programs share maps of which each does whole groups: grid and sizes."""
+
+    rows: int
+    pixels: int
+    channels: int
+    wide: int  # channels of a program
+    tall: int  # pixels it holds
+    share: int  # how often it takes so many
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return (self.rows, self.channels // self.wide)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        per = self.channels // GROUPS
+        return (self.pixels, self.share, self.channels, self.wide, per, self.tall)
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.wide * self.tall >= WHOLE // 2 else 4
+
+
+def whole_groups(x: Tensor) -> Groups | None:
+    """How to share these maps by groups, if that is the better way."""
+    rows, height, width, channels = x.shape
+    pixels = height * width
+    narrow = min(channels, max(SECTOR // x.element_size(), channels // GROUPS))
+    tall = triton.next_power_of_2(pixels)
+    if narrow * tall > WHOLE:
+        if rows > FEW_ROWS:
+            return None
+        tall = WHOLE // narrow
+    wide = narrow
+    enough = programs(x.device, rows * channels, 2)
+    while 2 * wide * tall <= WHOLE and rows * channels // (2 * wide) >= enough:
+        wide *= 2
+    wide = min(wide, channels)
+    return Groups(rows, pixels, channels, wide, tall, triton.cdiv(pixels, tall))
 
 
 def fits(x: Tensor, *channels: int) -> bool:
@@ -94,7 +147,15 @@ def normalize(
     x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The activation of a map, and what the norm measured: mean and 1 / deviation."""
-    sizes, active = Sizes(x), torch.empty_like(x)
+    active, groups = torch.empty_like(x), whole_groups(x)
+    if groups is not None:
+        stats = x.new_empty(groups.rows, 2, groups.channels, dtype=torch.float32)
+        _norm[groups.grid](
+            *(x, bias, scale, shift, stats, active, EPS, *groups.numbers),
+            num_warps=groups.warps,
+        )
+        return active, stats
+    sizes = Sizes(x)
     sums, stats = sum_up(x, sizes)
     _apply[sizes.grid](
         *(x, bias, scale, shift, sums, stats, active, EPS, *sizes.numbers),
@@ -110,7 +171,8 @@ class Slopes(NamedTuple):
     scale: Tensor
     shift: Tensor
     weight: Tensor
-    bias: Tensor  # the one before the norm, or if there is none, the sum of `more`
+    bias: Tensor  # the one before the norm
+    more: Tensor  # the sum over all pixels of what was added
 
 
 def slopes(
@@ -124,24 +186,33 @@ def slopes(
     more: Tensor | None = None,
 ) -> Slopes:
     """Go back through `conv(norm(x + bias))`; `more` is added to the gradient of x."""
-    sizes = Sizes(x)
     slope = convolve_back(grad, x, weight, of_input=True).contiguous()
-    sums = x.new_empty(*sizes.grid, 2, sizes.channels, dtype=torch.float32)
-    active = torch.empty_like(x)
+    groups, active = whole_groups(x), torch.empty_like(x)
+    if groups is not None and groups.share == 1:
+        dx = torch.empty_like(x)
+        sums = x.new_empty(groups.rows, 4, groups.channels, dtype=torch.float32)
+        _norm_back[groups.grid](
+            *(x, bias, scale, shift, stats, slope, more, active, dx, sums),
+            *groups.numbers,
+            num_warps=groups.warps,
+        )
+        dweight = convolve_back(grad, active, weight, of_input=False)
+        dshift, dscale, dbias, dmore = add_up(sums)
+        return Slopes(dx, dscale, dshift, dweight, dbias, dmore)
+    sizes = Sizes(x)
+    sums = x.new_empty(*sizes.grid, 4, sizes.channels, dtype=torch.float32)
     _sum_back[sizes.grid](
         *(x, bias, scale, shift, stats, slope, active, sums, *sizes.numbers),
         num_warps=WARPS,
     )
     dweight = convolve_back(grad, active, weight, of_input=False)
     dx = active  # no longer needed; its memory is
-    dbias = x.new_empty(*sizes.grid, sizes.channels, dtype=torch.float32)
     _apply_back[sizes.grid](
-        *(x, bias, scale, shift, stats, slope, sums, more, dx, dbias),
-        *sizes.numbers,
+        *(x, bias, scale, shift, stats, slope, sums, more, dx, *sizes.numbers),
         num_warps=WARPS,
     )
-    dshift, dscale = sums.sum((0, 1))
-    return Slopes(dx, dscale, dshift, dweight, dbias.sum((0, 1)))
+    dshift, dscale, dbias, dmore = add_up(sums.flatten(0, 1))
+    return Slopes(dx, dscale, dshift, dweight, dbias, dmore)
 
 
 @triton.jit
@@ -307,7 +378,7 @@ def _sum_back(
         dz *= open * (1 + z * (1 - open))
         dlift += dz
         dgain += dz * v
-    at = sums + (row * SPLIT + part) * 2 * CHANNELS + col
+    at = sums + (row * SPLIT + part) * 4 * CHANNELS + col
     tl.store(at, tl.sum(dlift, 0))
     tl.store(at + CHANNELS, tl.sum(dgain, 0))
 
@@ -324,7 +395,6 @@ def _apply_back(
     sums,
     more,
     dx,
-    dbias,
     pixels,
     SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -332,14 +402,14 @@ def _apply_back(
     GROUPS: tl.constexpr,
     TALL: tl.constexpr,
 ):
-    """The gradient of the map, and the sum over pixels of it, or of `more`."""
+    """The gradient of the map, and the sums over pixels of its two parts."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, CHANNELS)
     start_of_row = row.to(tl.int64) * pixels * CHANNELS
     dlift = tl.zeros((CHANNELS,), tl.float32)
     dgain = tl.zeros((CHANNELS,), tl.float32)
     for i in range(SPLIT):
-        at = sums + (row * SPLIT + i) * 2 * CHANNELS + col
+        at = sums + (row * SPLIT + i) * 4 * CHANNELS + col
         dlift += tl.load(at)
         dgain += tl.load(at + CHANNELS)
     middle = tl.load(stats + row * 2 * CHANNELS + col)
@@ -351,7 +421,8 @@ def _apply_back(
     count = pixels * (CHANNELS // GROUPS)
     level = grouped(dlift * gain, CHANNELS, GROUPS) / count
     tilt = grouped(dgain * gain, CHANNELS, GROUPS) / count
-    total = tl.zeros((TALL, CHANNELS), tl.float32)
+    own = tl.zeros((TALL, CHANNELS), tl.float32)
+    other = tl.zeros((TALL, CHANNELS), tl.float32)
     for i in range(SHARE):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
@@ -364,12 +435,129 @@ def _apply_back(
         dz *= open * (1 + z * (1 - open)) * gain[None, :]
         dv = (dz - level[None, :] - v * tilt[None, :]) * root[None, :]
         dv = tl.where(inside, dv, 0.0)
+        if bias is not None:
+            own += dv
         if more is not None:
             extra = tl.load(more + place, inside, 0.0).to(tl.float32)
-            tl.store(dx + place, dv + extra, inside)
-            total += extra
-        else:
-            tl.store(dx + place, dv, inside)
-            total += dv
-    if (bias is not None) or (more is not None):
-        tl.store(dbias + (row * SPLIT + part) * CHANNELS + col, tl.sum(total, 0))
+            other += extra
+            dv += extra
+        tl.store(dx + place, dv, inside)
+    at = sums + ((row * SPLIT + part) * 4 + 2) * CHANNELS + col
+    tl.store(at, tl.sum(own, 0))
+    tl.store(at + CHANNELS, tl.sum(other, 0))
+
+
+@triton.jit
+@no_type_check
+def _norm(
+    x,
+    bias,
+    scale,
+    shift,
+    stats,
+    out,
+    eps,
+    pixels,
+    SHARE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PER: tl.constexpr,
+    TALL: tl.constexpr,
+):
+    """Everything at once for some groups of one map."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = part * WIDE + tl.arange(0, WIDE)
+    start_of_row = row.to(tl.int64) * pixels * CHANNELS
+    here = x + start_of_row
+    first = tl.load(here + col).to(tl.float32)
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    square = tl.zeros((TALL, WIDE), tl.float32)
+    for i in range(SHARE):
+        pixel = i * TALL + tl.arange(0, TALL)[:, None]
+        inside = pixel < pixels
+        v = tl.load(here + pixel * CHANNELS + col[None, :], inside, 0.0).to(tl.float32)
+        v = tl.where(inside, v - first[None, :], 0.0)
+        total += v
+        square += v * v
+    sums = tl.sum(total, 0)
+    mean = sums / pixels  # less the first pixel
+    own = tl.sum(square, 0) - sums * mean
+    mean += first
+    if bias is not None:
+        mean += tl.load(bias + col).to(tl.float32)
+    middle = grouped(mean, WIDE, WIDE // PER) / PER
+    away = mean - middle
+    spread = grouped(own + pixels * away * away, WIDE, WIDE // PER)
+    root = tl.rsqrt(spread / (pixels * PER) + eps)
+    tl.store(stats + row * 2 * CHANNELS + col, middle)
+    tl.store(stats + row * 2 * CHANNELS + CHANNELS + col, root)
+    if bias is not None:
+        middle -= tl.load(bias + col).to(tl.float32)
+    gain = root * tl.load(scale + col).to(tl.float32)
+    lift = tl.load(shift + col).to(tl.float32) - middle * gain
+    for i in range(SHARE):
+        pixel = i * TALL + tl.arange(0, TALL)[:, None]
+        inside = pixel < pixels
+        place = pixel * CHANNELS + col[None, :]
+        v = tl.load(here + place, inside, 0.0).to(tl.float32)
+        z = v * gain[None, :] + lift[None, :]
+        tl.store(out + start_of_row + place, z * tl.sigmoid(z), inside)
+
+
+@triton.jit
+@no_type_check
+def _norm_back(
+    x,
+    bias,
+    scale,
+    shift,
+    stats,
+    slope,
+    more,
+    out,
+    dx,
+    sums,
+    pixels,
+    SHARE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PER: tl.constexpr,
+    TALL: tl.constexpr,
+):
+    """Everything at once on the way back, for groups that a program holds."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = part * WIDE + tl.arange(0, WIDE)
+    middle = tl.load(stats + row * 2 * CHANNELS + col)
+    root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
+    if bias is not None:
+        middle -= tl.load(bias + col).to(tl.float32)
+    gain = tl.load(scale + col).to(tl.float32)
+    lift = tl.load(shift + col).to(tl.float32)
+    pixel = tl.arange(0, TALL)[:, None]
+    inside = pixel < pixels
+    start_of_row = row.to(tl.int64) * pixels * CHANNELS
+    place = start_of_row + pixel * CHANNELS + col[None, :]
+    v = tl.load(x + place, inside, 0.0).to(tl.float32)
+    v = (v - middle[None, :]) * root[None, :]
+    z = v * gain[None, :] + lift[None, :]
+    open = tl.sigmoid(z)
+    tl.store(out + place, z * open, inside)
+    dz = tl.load(slope + place, inside, 0.0).to(tl.float32)
+    dz *= open * (1 + z * (1 - open))
+    dlift, dgain = tl.sum(dz, 0), tl.sum(dz * v, 0)
+    count = pixels * PER
+    level = grouped(dlift * gain, WIDE, WIDE // PER) / count
+    tilt = grouped(dgain * gain, WIDE, WIDE // PER) / count
+    dv = (dz * gain[None, :] - level[None, :] - v * tilt[None, :]) * root[None, :]
+    dv = tl.where(inside, dv, 0.0)
+    at = sums + row * 4 * CHANNELS + col
+    tl.store(at, dlift)
+    tl.store(at + CHANNELS, dgain)
+    tl.store(at + 2 * CHANNELS, tl.sum(dv, 0))
+    if more is not None:
+        extra = tl.load(more + place, inside, 0.0).to(tl.float32)
+        tl.store(at + 3 * CHANNELS, tl.sum(extra, 0))
+        dv += extra
+    else:
+        tl.store(at + 3 * CHANNELS, dlift * 0)
+    tl.store(dx + place, dv, inside)

@@ -1,10 +1,10 @@
 """Residual blocks in which a norm, an activation and the bias before them are one pass.
 
 A block is one step for autograd, which keeps what came in and the output of its first
-convolution (`group_norm.py` says how the rest is made again). Biases of the
-convolutions inside a block are never added by themselves: the next norm or the sum at
-the end of the block does it, and the kernels that go back sum up their gradients on the
-way. The first and last convolution of a network have kernels of their own
+convolution (`group_norm.py` says how the rest is made again). Biases of convolutions,
+inside a block or ahead of one, are never added by themselves: the next norm or the sum
+at the end of the block does it, and the kernels that go back sum up their gradients on
+the way. The first and last convolution of a network have kernels of their own
 (`narrow.py`).
 
 Doubling the side of a map and convolving is a transposed convolution with 4x4 kernels
@@ -31,11 +31,13 @@ from reverie.nets.fast.group_norm import (
 )
 from reverie.nets.fast.launch import can_launch, differentiable
 from reverie.nets.fast.narrow import from_few, is_narrow, norm_to_few
+from reverie.nets.fast.sums import sum_rows
 from reverie.nets.residual import (
     Conv,
     Double,
     FrameDecoder,
     FrameEncoder,
+    Halve,
     NormSilu,
     Residual,
 )
@@ -45,16 +47,21 @@ TILE = 4096
 
 
 class FastResidual(Residual):
-    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c2"]:
+    def forward(
+        self, x: Float[Tensor, "b h w c"], first: Float[Tensor, " c"] | None = None
+    ) -> Float[Tensor, "b h w c2"]:
+        """What the plain block makes of `x + first`."""
         if not fits(x, len(self.norm0.scale), len(self.norm1.scale)):
-            return super().forward(x)
+            return super().forward(x if first is None else x + first)
         norms = (self.norm0.scale, self.norm0.shift, self.norm1.scale, self.norm1.shift)
         weight, last = self.conv1.cast(x.dtype)
-        convs = (*self.conv0.cast(x.dtype), weight)
-        if self.skip is None:
-            return differentiable(_Block, x, *norms, *convs, last, None)
-        weight, more = self.skip.cast(x.dtype)
-        return differentiable(_Block, x, *norms, *convs, last + more, weight)
+        convs, skip = (*self.conv0.cast(x.dtype), weight), None
+        if self.skip is not None:
+            skip, more = self.skip.cast(x.dtype)
+            last = last + more
+        if first is not None:
+            last = last + (first if skip is None else skip.flatten(1) @ first)
+        return differentiable(_Block, x, first, *norms, *convs, last, skip)
 
 
 class FastFrameEncoder(FrameEncoder):
@@ -67,16 +74,26 @@ class FastFrameDecoder(FrameDecoder):
         return _through(self, x)
 
 
+class FastHalve(Halve):
+    def without_bias(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
+        """The convolution alone."""
+        weight, _ = self.conv.cast(x.dtype)
+        y = F.conv2d(x.permute(0, 3, 1, 2), weight, stride=2)
+        return y.permute(0, 2, 3, 1)
+
+
 class FastDouble(Double):
     ready: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         if not can_launch(x.device, x.dtype):
             return super().forward(x)
+        return self.without_bias(x) + self.conv.cast(x.dtype)[1]
+
+    def without_bias(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         weight = self._kernel(x.dtype) if self.ready is None else self.ready
-        _, bias = self.conv.cast(x.dtype)
         x = x.permute(0, 3, 1, 2)
-        y = F.conv_transpose2d(x, weight, bias, stride=2, padding=1)
+        y = F.conv_transpose2d(x, weight, stride=2, padding=1)
         return y.permute(0, 2, 3, 1)
 
     @torch.no_grad()
@@ -108,10 +125,16 @@ def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
     assert isinstance(first, Conv)
     assert isinstance(last, Conv)
     assert isinstance(norm, NormSilu)
+    bias: Tensor | None = None
     many, few = first.weight.shape[:2]
     x = from_few(x, first) if is_narrow(first, few, many, x) else first(x)
-    for layer in layers:
-        x = layer(x)
+    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+        if isinstance(layer, FastHalve | FastDouble) and _takes_bias(after, x):
+            x, bias = layer.without_bias(x), layer.conv.cast(x.dtype)[1]
+        elif isinstance(layer, FastResidual):
+            x, bias = layer(x, bias), None
+        else:
+            x = layer(x)
     few, many = last.weight.shape[:2]
     if is_narrow(last, few, many, x):
         return norm_to_few(x, norm, last)
@@ -120,6 +143,11 @@ def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
         return out
     weight, bias = last.cast(x.dtype)
     return differentiable(_NormConv, x, norm.scale, norm.shift, weight) + bias
+
+
+def _takes_bias(layer: Any, x: Tensor) -> bool:
+    """Whether a layer adds the bias of the one before it."""
+    return isinstance(layer, FastResidual) and can_launch(x.device, x.dtype)
 
 
 class _NormConv(torch.autograd.Function):
@@ -142,12 +170,14 @@ class _NormConv(torch.autograd.Function):
 
 
 class _Block(torch.autograd.Function):
-    """A residual block; `last` is the bias of all that is summed at its end."""
+    """A residual block; `first` is the bias of what comes in ahead of the first norm,
+    `last` that of all that is summed at its end."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        first: Tensor | None,
         scale0: Tensor,
         shift0: Tensor,
         scale1: Tensor,
@@ -159,14 +189,14 @@ class _Block(torch.autograd.Function):
         skip: Tensor | None,
     ) -> Tensor:
         x = x.contiguous()
-        active, stats0 = normalize(x, None, scale0, shift0)
+        active, stats0 = normalize(x, first, scale0, shift0)
         middle = convolve(active, weight0).contiguous()
         del active
         active, stats1 = normalize(middle, bias0, scale1, shift1)
         ctx.save_for_backward(
             *(x, scale0, shift0, stats0, weight0),
             *(middle, bias0, scale1, shift1, stats1, weight1),
-            *(last, skip),
+            *(first, last, skip),
         )
         y = convolve(active, weight1).contiguous()
         beside = x if skip is None else convolve(x, skip).contiguous()
@@ -177,7 +207,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, last, skip = ctx.saved_tensors
+        *saved, first, last, skip = ctx.saved_tensors
         x, scale0, shift0, stats0, weight0 = saved[:5]
         middle, bias0, scale1, shift1, stats1, weight1 = saved[5:]
         grad = grad.contiguous()
@@ -186,12 +216,12 @@ class _Block(torch.autograd.Function):
         if skip is not None:
             dskip = convolve_back(grad, x, skip, of_input=False)
             beside = convolve_back(grad, x, skip, of_input=True).contiguous()
-        back0 = slopes(back1.x, x, None, scale0, shift0, stats0, weight0, more=beside)
-        dlast = back0.bias
-        if skip is not None:
-            dlast = grad.sum((0, 1, 2), dtype=torch.float32)
+        back0 = slopes(back1.x, x, first, scale0, shift0, stats0, weight0, more=beside)
+        dfirst = None if first is None else back0.bias.to(first.dtype)
+        dlast = back0.more if skip is None else sum_rows(grad.flatten(0, 2))
         return (
-            *(back0.x, back0.scale, back0.shift, back1.scale, back1.shift),
+            *(back0.x, dfirst),
+            *(back0.scale, back0.shift, back1.scale, back1.shift),
             *(back0.weight, back1.bias.to(bias0.dtype), back1.weight),
             *(dlast.to(last.dtype), dskip),
         )
