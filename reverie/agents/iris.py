@@ -48,7 +48,6 @@ from reverie.api import (
 from reverie.nets import fast
 from reverie.nets.adam import Adam, decaying
 from reverie.nets.dice import Dice
-from reverie.nets.tree import map1
 from reverie.worlds.iris.world import IrisWorld, Segment
 
 if TYPE_CHECKING:
@@ -110,7 +109,9 @@ class Iris:
             dtype=PRECISIONS[precision],
             key=self.image,
         )
-        self.actor_critic = PixelActorCritic(space.shape, actions, config.actor_critic)
+        self.actor_critic = PixelActorCritic(
+            space.shape, actions, config.actor_critic, self.world.dtype
+        )
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             self.world.save_memory()
@@ -128,7 +129,9 @@ class Iris:
         if quick:
             from reverie.nets.fast.shadow import Shadows
 
-            self.shadows = Shadows([self.world], self.world.dtype)
+            nets = (self.actor_critic.online, self.actor_critic.target)
+            seeing = [net.frame for net in nets if net.dtype != torch.float32]
+            self.shadows = Shadows([self.world, *seeing], self.world.dtype)
         self.opts = {name: self._optimizer(name) for name in PARTS}
         purposes = ("policy", "eval", "train", "report")
         self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
@@ -191,7 +194,8 @@ class Iris:
         if training:
             self.rhythm.took(int((~last).sum()))
         dtype = self.act_space[self.action].dtype
-        index = np.asarray(map1(lambda x: x.cpu(), choice)["index"])
+        index: Any = choice["index"]  # replays answer in host memory
+        index = index.cpu().numpy() if isinstance(index, Tensor) else index
         action = (index + self.low).astype(dtype)
         memory = IrisMemory(looking.recall, looking.frames, began)
         return memory, {self.action: action}, {}
@@ -327,6 +331,8 @@ class Iris:
         view, action = dream.states, dream.actions["action"][:, :-1]
         learned = nets.loss(before, view.image, action, view.reward, view.end, recall)
         nets.update_target()
+        if self.shadows is not None:
+            self.shadows.refresh(frozen=True)  # those of the slow copy
         return learned.losses, learned.metrics
 
     def nonfinite(self) -> list[str]:

@@ -53,6 +53,9 @@ class PixelActorCriticConfig:
     """Values as numbers with two-hot targets in symlog; otherwise by squared error."""
     target_rate: float = 0.005
     """How much of the network flows into its slow copy at each batch."""
+    half: bool = True
+    """Where the run computes in bfloat16, let convolutions do so too; the original's
+    compute in float32 here. The LSTM and all losses always do."""
 
     def __post_init__(self) -> None:
         if min(self.width, self.horizon) < 1 or self.burn_in < 0:
@@ -128,9 +131,14 @@ class PixelNet(nn.Module):
     """Frames, through a convolutional network and an LSTM, to a policy and a value."""
 
     def __init__(
-        self, shape: tuple[int, ...], actions: int, config: PixelActorCriticConfig
+        self,
+        shape: tuple[int, ...],
+        actions: int,
+        config: PixelActorCriticConfig,
+        dtype: torch.dtype,
     ):
         super().__init__()
+        self.dtype = dtype
         height, width, colours = shape
         area = config.frame.side(height) * config.frame.side(width)
         self.width = config.width
@@ -151,9 +159,9 @@ class PixelNet(nn.Module):
 
     def features(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b F"]:
         """What is seen in frames; channels run fastest."""
-        rows = image.flatten(0, -4).float() / 255
+        rows = image.flatten(0, -4).to(self.dtype) / 255
         maps: Tensor = self.frame(rows)
-        return maps.reshape(*image.shape[:-3], -1)
+        return maps.float().reshape(*image.shape[:-3], -1)
 
     def watch(
         self, recall: Recall, features: Float[Tensor, "N T F"]
@@ -179,17 +187,22 @@ class PixelNet(nn.Module):
 
 
 class PixelActorCritic(nn.Module):
-    """See the top of this file."""
+    """See the top of this file. `dtype` is what convolutions may compute in."""
 
     bins: Tensor
 
     def __init__(
-        self, shape: tuple[int, ...], actions: int, config: PixelActorCriticConfig
+        self,
+        shape: tuple[int, ...],
+        actions: int,
+        config: PixelActorCriticConfig,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
         self.config, self.actions = config, actions
-        self.online = PixelNet(shape, actions, config)
-        self.target = PixelNet(shape, actions, config).requires_grad_(False)
+        dtype = dtype if config.half else torch.float32
+        self.online = PixelNet(shape, actions, config, dtype)
+        self.target = PixelNet(shape, actions, config, dtype).requires_grad_(False)
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def initialize(self, generator: torch.Generator) -> None:

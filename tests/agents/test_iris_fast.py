@@ -22,6 +22,7 @@ from reverie.nets.fast.shadow import Shadows
 pytest.importorskip("triton")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+DEVICE = CUDA if torch.cuda.is_available() else CPU
 
 
 SMALL = {
@@ -54,16 +55,24 @@ def batches(count=1):
     return {name: [feed(name) for _ in range(count)] for name in PARTS}
 
 
+def on_device(meals):
+    return {
+        name: [{key: x.to(DEVICE) for key, x in batch.items()} for batch in meal]
+        for name, meal in meals.items()
+    }
+
+
 def kinds(module):
     return {type(part).__name__ for part in module.modules()}
 
 
 def test_twins_learn_what_plain_parts_learn(monkeypatch):
     monkeypatch.setattr(fast, "available", lambda device: True)
-    plain, quick = make(), make(compile="step")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, quick = (make(DEVICE, compile) for compile in ("none", "step"))
     for module in (quick.world, quick.actor_critic, quick.dreamt):
         assert "FastFrameEncoder" in kinds(module)
-    meals = batches()
+    meals = on_device(batches())
     for name in PARTS:
         one, two = (agent.update(name, meals[name]) for agent in (plain, quick))
         assert one.keys() == two.keys()
@@ -76,12 +85,11 @@ def test_twins_learn_what_plain_parts_learn(monkeypatch):
 
 
 def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
-    device = CUDA if torch.cuda.is_available() else CPU
-    plain = make(device).actor_critic.online
+    plain = make(DEVICE).actor_critic.online
     quick = copy.deepcopy(plain)
     quick.__class__ = FastPixelNet
-    features = torch.randn(3, 4, plain.lstm.input_size, device=device)
-    start = Recall(*torch.randn(2, 3, plain.width, device=device))
+    features = torch.randn(3, 4, plain.lstm.input_size, device=DEVICE)
+    start = Recall(*torch.randn(2, 3, plain.width, device=DEVICE))
     found = []
     for net in (plain, quick):
         recall, hidden = net.watch(start, features)
@@ -95,7 +103,7 @@ def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
 
 def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):
     monkeypatch.setattr(fast, "available", lambda device: True)
-    quick = make(compile="step", precision="bfloat16")
+    quick = make(DEVICE, "step", "bfloat16")
     assert quick.dreamt is not quick.world
     assert {"FastFrameDecoder", "FastTransformer"} <= kinds(quick.dreamt)
 
@@ -115,7 +123,7 @@ def _without_onednn():
 
 
 @pytest.mark.usefixtures("_without_onednn")
-@pytest.mark.parametrize("name", ["tokenizer", "world_model"])
+@pytest.mark.parametrize("name", PARTS)
 def test_every_weight_is_used_through_its_copy(name):
     meal = batches()[name][0]
     found = []
@@ -123,7 +131,8 @@ def test_every_weight_is_used_through_its_copy(name):
         agent = make(precision="bfloat16")
         tensors = agent.opts[name].tensors
         if shadowed:
-            shadows = Shadows([agent.world], torch.bfloat16)
+            seeing = [net.frame for net in agent.actor_critic.children()]
+            shadows = Shadows([agent.world, *seeing], torch.bfloat16)
             tensors = [shadows.leaf(tensor) for tensor in tensors]
         losses, _ = agent.losses(name, agent._segment(meal))
         total = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -142,13 +151,6 @@ def test_parts_are_timed_with_learners_of_their_own():
     before = agent.opts["tokenizer"].step.clone()
     pieces["tokenizer"]()
     assert agent.opts["tokenizer"].step == before + 1
-
-
-def on_device(meals):
-    return {
-        name: [{key: x.to(CUDA) for key, x in batch.items()} for batch in meal]
-        for name, meal in meals.items()
-    }
 
 
 @pytest.mark.gpu

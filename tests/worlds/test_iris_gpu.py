@@ -185,8 +185,9 @@ def test_the_tokenizer_for_crafter_trains_within_eight_gigabytes():
     world.cuda()
     fast.accelerate(world)
     update = updater(world, "tokenizer", dice())
-    torch.cuda.empty_cache()
+    weights = sum(x.nbytes for x in world.parameters())
+    others = torch.cuda.memory_allocated() - 3 * weights  # of other tests
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         update(batch(rows=32, length=21, side=64))
-    assert torch.cuda.max_memory_allocated() <= 8e9
+    assert torch.cuda.max_memory_allocated() - others <= 8e9
