@@ -11,12 +11,14 @@ import pytest
 from reverie import cli
 from reverie.api import UserError
 from reverie.data import sources
+from reverie.data.sources import EVENT
 from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.run.view import view_boundaries
 from reverie.run.watch import Watch, load_watcher
+from reverie.view.video import can_write_mp4
 
 TINY = {
     "device": "cpu",
@@ -132,6 +134,27 @@ def test_an_agent_that_acts_cannot_watch(tmp_path):
         train(settings(tmp_path / "run", agent="dreamer"))
 
 
+def test_some_checkpoints_are_kept_for_good(tmp_path):
+    flags = {"run.save_every": 1, "run.keep_last": 1, "run.keep_every": 2}
+    path = train(settings(tmp_path / "run", **flags, **{"run.steps": 5}))
+    steps = sorted(int(p.name[:12]) for p in (path / "ckpt").iterdir())
+    assert steps == [2, 4, 5]
+
+
+def test_losses_and_pictures_are_written_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = {"logger.outputs": "tensorboard", "run.steps": 2}
+    path = train(settings(tmp_path / "run", **flags))
+    events = EventAccumulator(str(path), {"images": 0, "scalars": 0}).Reload()
+    tags = events.Tags()
+    assert {"train/loss/image", "train/temperature", "report/loss"} <= {
+        *tags["scalars"]
+    }
+    assert {"report/boundaries", "report/dream", "report/jumps"} <= {*tags["images"]}
+
+
 def test_the_temperature_is_in_the_progress_line(tmp_path, capsys):
     flags = {"logger.outputs": "terminal", "run.steps": 2}
     train(settings(tmp_path / "run", **flags))
@@ -144,10 +167,42 @@ def test_the_temperature_is_in_the_progress_line(tmp_path, capsys):
 
 def test_boundaries_are_drawn_on_their_own_frames(run, tmp_path):
     paths = view_boundaries(run, 1, 3, tmp_path)
-    assert {p.suffix for p in paths} == {".png", ".gif"} or {".png", ".mp4"}
+    film = "sequence_1.mp4" if can_write_mp4() else "sequence_1.gif"
+    strips = {f"sequence_1{kind}.png" for kind in ("", "_dream", "_jumps")}
+    assert {path.name for path in paths} == {film, *strips}
     assert all(path.stat().st_size for path in paths)
     assert cli.main(["view", "boundaries", str(run), "--num-samples", "2"]) == 0
     assert (run / "boundaries" / "sequence_0_jumps.png").exists()
+
+
+def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
+    run, tmp_path, monkeypatch
+):
+    drawn = {}
+
+    def strip(truth, again, found, chance, events):
+        drawn.update(truth=truth, found=found, chance=chance, events=events)
+        return np.zeros((4, 4, 3), np.uint8)
+
+    monkeypatch.setattr("reverie.run.view.sequence_strip", strip)
+    view_boundaries(run, 1, 3, tmp_path)
+    config, agent, feed = load_watcher(run, evaluation=3)
+    data = {key: value[1:2] for key, value in feed("report").items()}
+    feed.close()
+    context, length = config.watcher.vta.context, config.watcher.vta.length
+    now = slice(context, context + length)
+    np.testing.assert_array_equal(drawn["truth"], data["image"][:, now])
+    np.testing.assert_array_equal(drawn["events"], data[EVENT][:, now])
+    world = agent.world.eval()
+    dice = agent.dice["report"]
+    explained = world.explain({"image": data["image"]}, dice)
+    mask = explained.story.mask[..., 0].detach().numpy() > 0.5
+    np.testing.assert_array_equal(drawn["found"], mask)
+    # The detector's own logits of these very frames; the first one is forced.
+    logits = explained.story.found[:, now].detach()
+    chance = (logits / world.temperature).softmax(-1)[..., 0].numpy()
+    np.testing.assert_allclose(drawn["chance"][:, 1:], chance[:, 1:], rtol=1e-5)
+    assert drawn["chance"][0, 0] == 1
 
 
 @pytest.mark.parametrize(
@@ -262,6 +317,28 @@ def test_files_of_the_port_become_settings_of_ours(tmp_path):
     vta = watcher.vta
     assert (vta.anneal, vta.max_segment, vta.max_segments) == (75, 9, 5)
     assert (vta.loss, vta.levels) == ("bernoulli", "all")
+
+
+def test_files_of_the_port_are_trained_with_from_the_command_line(tmp_path, capsys):
+    path = write_json(
+        tmp_path / "a.json",
+        env_type="bouncing_balls",
+        seq_size=4,
+        init_size=2,
+        belief_size=8,
+        batch_size=3,
+        epoch_data_size=6,
+        max_iters=2,
+        gamma=0.99,
+    )
+    run = tmp_path / "run"
+    words = ["--source.evaluation", "5", "--logger.outputs", "jsonl"]
+    words += ["--device", "cpu", "--logdir", str(run)]
+    with pytest.warns(UserWarning, match="gamma"):
+        assert cli.main(["train", "--config", str(path), *words]) == 0
+    world = checkpoint.read_part(checkpoint.locate(run), "agent")["world"]
+    assert world["foresee.weight"].shape == (2, 8)
+    assert float(world["age"]) == 2
 
 
 def test_what_those_files_leave_out_has_their_defaults(tmp_path):
