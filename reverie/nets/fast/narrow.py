@@ -31,6 +31,7 @@ from reverie.nets.fast.group_norm import (
     sum_up,
 )
 from reverie.nets.fast.launch import can_launch, differentiable, programs
+from reverie.nets.fast.sums import add_up
 from reverie.nets.residual import EPS, Conv, NormSilu
 
 MOST_TAPS = 64
@@ -40,6 +41,10 @@ MOST_CHANNELS = 128
 WARPS = 8
 TALL = 64
 """Pixels that a program works on at a time."""
+MOST_STEPS = 8
+"""The most times it does."""
+MOST_ENTRIES = 2**30
+"""Of a map, since places in it are numbers of 32 bits."""
 
 
 def from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
@@ -64,7 +69,7 @@ def is_narrow(conv: Conv, few: int, many: int, x: Tensor) -> bool:
         and 9 * few <= MOST_TAPS
         and 16 <= many <= MOST_CHANNELS
         and triton.next_power_of_2(many) == many
-        and x.numel() > 0
+        and 0 < x.numel() < MOST_ENTRIES
         and can_launch(x.device, x.dtype)
     )
 
@@ -77,39 +82,43 @@ def _taps(few: int) -> int:
 class _FromFew(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x = x.contiguous()
         rows, height, width, few = x.shape
         many, total = len(weight), rows * height * width
-        out = x.new_empty(rows, height, width, many)
+        out, framed = x.new_empty(rows, height, width, many), _framed(x)
         matrix = rearrange(weight, "o i y x -> (y x i) o")
         matrix = F.pad(matrix, (0, 0, 0, _taps(few) - len(matrix))).contiguous()
-        _from_few[(triton.cdiv(total, TALL),)](
-            *(x, matrix, bias, out, total, height, width, few, len(matrix), many, TALL),
+        tiles = triton.cdiv(total, TALL)
+        steps = triton.cdiv(tiles, programs(x.device, tiles, per_processor=16))
+        steps = min(triton.next_power_of_2(steps), MOST_STEPS)  # few kinds to build
+        _from_few[(triton.cdiv(tiles, steps),)](
+            *(framed, matrix, bias, out, total, height, width, few, len(matrix)),
+            *(many, steps, TALL),
             num_warps=WARPS,
         )
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(framed, weight, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
+        framed, weight, bias = ctx.saved_tensors
         grad = grad.contiguous()
-        rows, height, width, few = x.shape
-        many, total, taps = len(weight), rows * height * width, _taps(few)
-        tiles = triton.cdiv(total, TALL)
-        count = programs(x.device, tiles, per_processor=8)
+        rows, height, width, many = grad.shape
+        few, total = framed.shape[-1], rows * height * width
+        taps, tiles = _taps(few), triton.cdiv(total, TALL)
+        count = programs(grad.device, tiles, per_processor=8)
         partial = grad.new_empty(count, taps + 1, many, dtype=torch.float32)
         _from_few_back[(count,)](
-            *(x, grad, partial, total, height, width, few, taps, many),
+            *(framed, grad, partial, total, height, width, few, taps, many),
             *(triton.cdiv(tiles, count), TALL),
             num_warps=WARPS,
         )
-        sums = partial.sum(0)
+        sums = add_up(partial)
         dweight = rearrange(
             sums[: 9 * few], "(y x i) o -> o i y x", y=3, x=3, i=few
         ).to(weight.dtype)
         dx = None
         if ctx.needs_input_grad[0]:
+            x = framed[:, 1:-1, 1:-1].contiguous()
             dx = convolve_back(grad, x, weight, of_input=True)
         return dx, dweight, sums[taps].to(bias.dtype)
 
@@ -141,29 +150,35 @@ class _NormToFew(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, scale, shift, stats, weight, bias = ctx.saved_tensors
-        grad, sizes = grad.contiguous(), Sizes(x, TALL)
+        framed, sizes = _framed(grad), Sizes(x, TALL)
         few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
         matrix = _matrix(weight).T.contiguous()
         taps = len(matrix)
         sums = x.new_empty(*sizes.grid, 2, many, dtype=torch.float32)
         dmatrix = x.new_empty(*sizes.grid, many, taps, dtype=torch.float32)
         _to_few_sum_back[sizes.grid](
-            *(x, scale, shift, stats, grad, matrix, sums, dmatrix, *sizes.numbers),
+            *(x, scale, shift, stats, framed, matrix, sums, dmatrix, *sizes.numbers),
             *(height, width, few, taps),
             num_warps=WARPS,
         )
         dx = torch.empty_like(x)
         _to_few_apply_back[sizes.grid](
-            *(x, scale, shift, stats, grad, matrix, sums, dx, *sizes.numbers),
+            *(x, scale, shift, stats, framed, matrix, sums, dx, *sizes.numbers),
             *(height, width, few, taps),
             num_warps=WARPS,
         )
-        dshift, dscale = sums.sum((0, 1))
+        dshift, dscale = add_up(sums.flatten(0, 1))
+        dmatrix = add_up(dmatrix.flatten(0, 1))
         dweight = rearrange(
-            dmatrix.sum((0, 1))[:, : 9 * few], "i (y x o) -> o i y x", y=3, x=3, o=few
+            dmatrix[:, : 9 * few], "i (y x o) -> o i y x", y=3, x=3, o=few
         )
         dbias = grad.sum((0, 1, 2), dtype=torch.float32)
         return dx, dscale, dshift, dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+def _framed(x: Tensor) -> Tensor:
+    """Maps with a frame of zeros, one pixel wide."""
+    return F.pad(x, (0, 0, 1, 1, 1, 1)).contiguous()
 
 
 def _matrix(weight: Tensor) -> Tensor:
@@ -174,17 +189,30 @@ def _matrix(weight: Tensor) -> Tensor:
 
 @triton.jit
 @no_type_check
-def _columns(x, at, inside, height, width, SIDE: tl.constexpr, FEW, TAPS: tl.constexpr):
-    """The neighbourhoods of pixels; with a side of -1 they are mirrored."""
+def _columns(
+    x,
+    at,
+    inside,
+    height,
+    width,
+    SIDE: tl.constexpr,
+    FEW: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """The neighbourhoods of pixels of padded maps; with a side of -1, mirrored.
+
+    Thousands of them are read per program, so places are numbers of 32 bits, and the
+    frame of zeros around each map takes the place of comparisons.
+    """
     k = tl.arange(0, TAPS)
-    tap, channel = k // FEW, k % FEW
-    down, right = (tap // 3 - 1) * SIDE, (tap % 3 - 1) * SIDE
-    y = (at // width % height)[:, None] + down[None, :]
-    z = (at % width)[:, None] + right[None, :]
-    real = inside[:, None] & (tap < 9)[None, :]
-    real = real & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-    place = (at[:, None] + down[None, :] * width + right[None, :]) * FEW
-    return tl.load(x + place + channel[None, :], real, 0.0)
+    tap = k // FEW
+    down, right = (tap // 3 - 1) * SIDE + 1, (tap % 3 - 1) * SIDE + 1
+    offset = (down * (width + 2) + right) * FEW + k % FEW
+    row, pixel = at // (height * width), at % (height * width)
+    above = row * (height + 2) + pixel // width
+    place = (above * (width + 2) + pixel % width) * FEW
+    real = inside[:, None] & (k < 9 * FEW)[None, :]
+    return tl.load(x + (place[:, None] + offset[None, :]), real, 0.0)
 
 
 @triton.jit
@@ -200,16 +228,21 @@ def _from_few(
     FEW: tl.constexpr,
     TAPS: tl.constexpr,
     MANY: tl.constexpr,
+    STEPS: tl.constexpr,
     TALL: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)
     col = tl.arange(0, MANY)
-    inside = at < total
-    columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
     kernel = tl.load(matrix + tl.arange(0, TAPS)[:, None] * MANY + col[None, :])
-    y = tl.dot(columns, kernel, input_precision="ieee")
-    y += tl.load(bias + col).to(tl.float32)[None, :]
-    tl.store(out + at[:, None] * MANY + col[None, :], y, inside[:, None])
+    lift = tl.load(bias + col).to(tl.float32)[None, :]
+    for step in range(STEPS):
+        tile = tl.program_id(0) * STEPS + step
+        at = tile * TALL + tl.arange(0, TALL)
+        inside = at < total
+        columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
+        y = tl.dot(columns, kernel, input_precision="ieee") + lift
+        there = out + tile.to(tl.int64) * TALL * MANY
+        place = tl.arange(0, TALL)[:, None] * MANY + col[None, :]
+        tl.store(there + place, y, inside[:, None])
 
 
 @triton.jit
@@ -232,10 +265,12 @@ def _from_few_back(
     dbias = tl.zeros((TALL, MANY), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        at = tile.to(tl.int64) * TALL + tl.arange(0, TALL)
+        at = tile * TALL + tl.arange(0, TALL)
         inside = at < total
         columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
-        slope = tl.load(grad + at[:, None] * MANY + col[None, :], inside[:, None], 0.0)
+        there = grad + tile.to(tl.int64) * TALL * MANY
+        place = tl.arange(0, TALL)[:, None] * MANY + col[None, :]
+        slope = tl.load(there + place, inside[:, None], 0.0)
         dmatrix = tl.dot(tl.trans(columns), slope, dmatrix, input_precision="ieee")
         dbias += slope.to(tl.float32)
     here = partial + tl.program_id(0).to(tl.int64) * (TAPS + 1) * MANY
@@ -334,7 +369,8 @@ def _to_few_sum_back(
     TAPS: tl.constexpr,
 ):
     """Gradients of shift and scale of each map, and of the weights."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1)
+    start_of_row = row.to(tl.int64) * pixels * CHANNELS
     col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
     middle = tl.load(stats + row * 2 * CHANNELS + col)
     root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
@@ -350,7 +386,7 @@ def _to_few_sum_back(
         at = row * pixels + pixel
         columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
         dz = tl.dot(columns, kernel, input_precision="ieee")
-        place = at[:, None] * CHANNELS + col[None, :]
+        place = start_of_row + (pixel[:, None] * CHANNELS + col[None, :])
         v = tl.load(x + place, inside[:, None], 0.0)
         kind = v.dtype
         v = (v.to(tl.float32) - middle[None, :]) * root[None, :]
@@ -364,7 +400,7 @@ def _to_few_sum_back(
     here = sums + (row * SPLIT + part) * 2 * CHANNELS + col
     tl.store(here, tl.sum(dlift, 0))
     tl.store(here + CHANNELS, tl.sum(dgain, 0))
-    here = dmatrix + (row * SPLIT + part) * CHANNELS * TAPS
+    here = dmatrix + (row.to(tl.int64) * SPLIT + part) * CHANNELS * TAPS
     tl.store(here + col[:, None] * TAPS + k[None, :], dkernel)
 
 
@@ -391,7 +427,8 @@ def _to_few_apply_back(
     TAPS: tl.constexpr,
 ):
     """The gradient of the map."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1)
+    start_of_row = row.to(tl.int64) * pixels * CHANNELS
     col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
     dlift = tl.zeros((CHANNELS,), tl.float32)
     dgain = tl.zeros((CHANNELS,), tl.float32)
@@ -413,7 +450,7 @@ def _to_few_apply_back(
         at = row * pixels + pixel
         columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
         dz = tl.dot(columns, kernel, input_precision="ieee")
-        place = at[:, None] * CHANNELS + col[None, :]
+        place = start_of_row + (pixel[:, None] * CHANNELS + col[None, :])
         v = tl.load(x + place, inside[:, None], 0.0).to(tl.float32)
         v = (v - middle[None, :]) * root[None, :]
         z = v * gain[None, :] + lift[None, :]
