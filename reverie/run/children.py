@@ -72,10 +72,10 @@ class Child:
 class Slots:
     """Room for so many processes."""
 
-    def __init__(self, program: Sequence[str], count: int):
+    def __init__(self, program: Sequence[str], count: int, any_gpu: bool = True):
         self.program = list(program)
         self.free = list(range(count))
-        self._spread = [shares(slot, count) for slot in range(count)]
+        self._shares = [shares(slot, count, any_gpu) for slot in range(count)]
 
     def start(
         self, words: Sequence[str], log: Path, slot: int, more: dict[str, str]
@@ -88,22 +88,25 @@ class Slots:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._spread[slot], **more},
+                env={**os.environ, **self._shares[slot], **more},
                 start_new_session=True,  # Ctrl-C is the parent's
                 preexec_fn=follow_into_death(),
             )
         return Child(process, log, slot, offset)
 
 
-def shares(slot: int, count: int) -> dict[str, str]:
-    """What the environment tells a process about its part of the machine."""
+def shares(slot: int, count: int, any_gpu: bool = True) -> dict[str, str]:
+    """What the environment tells a process about its part of the machine.
+
+    It gets one of several GPUs, unless it was told which one to use.
+    """
     found: dict[str, str] = {}
     if not any(name in os.environ for name in THREADS):
         cores = len(os.sched_getaffinity(0)) if _on_linux() else os.cpu_count() or 1
         found |= dict.fromkeys(THREADS, str(max(1, cores // count)))
     listed = os.environ.get(GPUS)
     gpus = listed.split(",") if listed else [str(i) for i in range(_gpus())]
-    if min(count, len(gpus)) > 1:
+    if any_gpu and min(count, len(gpus)) > 1:
         found[GPUS] = gpus[slot % len(gpus)]
     return found
 

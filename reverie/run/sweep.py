@@ -102,7 +102,8 @@ class Sweep:
         self.plan = replace(plan, config=replace(plan.config, logdir=str(self.path)))
         self.config = plan.config
         self.stopper = Stopper()
-        self.slots = Slots(program, plan.config.jobs)
+        any_gpu = "device" not in {*plan.settings, *plan.ranges}
+        self.slots = Slots(program, plan.config.jobs, any_gpu)
         self.attempts: list[Attempt] = []  # with seeds that were not started yet
         self.works: list[Work] = []
         self._curves: dict[int, Points] = {}

@@ -17,6 +17,7 @@ ends of its range and all of its choices.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -35,6 +36,8 @@ Resolve = Callable[[str, list[str]], Config]
 
 USUAL_TRIALS = 20
 OWN_FOLDER = "logdir"
+EVALUATION = ("episodes", "videos", "failures")
+"""What `reverie eval` has besides the settings of runs."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def make_plan(
         missing = "goal" if config.metric else "metric"
         example = "goal: min, or max" if config.metric else "metric: report/loss"
         raise UserError(f"{path} names no {missing}.\n  Fix: add `{example}`.")
-    first = resolve(config.command, [])  # whether there is such a command
-    assert isinstance(first, Config)
+    resolve(config.command, [])  # whether there is such a command
+    _check_evaluation(path, config.eval)
     if not ranges:
         raise UserError(
             f"{path} has no ranges, so there is nothing to search.\n"
@@ -169,6 +172,19 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def command_words(settings: Mapping[str, list[str]]) -> list[str]:
     return [w for name, words in settings.items() for w in (f"--{name}", *words)]
+
+
+def _check_evaluation(path: Path, flags: str | None) -> None:
+    """Raise unless evaluations take these flags: they come when all is trained."""
+    try:
+        found = configs.parse_flags(shlex.split(flags or ""))
+    except ValueError as error:  # a quote that does not end
+        raise UserError(
+            f"The flags for `eval` in {path} are not whole: {error}.\n"
+            "  Fix: eval: --task TASK --episodes 50"
+        ) from None
+    for name, _ in found:
+        _known(path, name, [*EVALUATION, *configs.names(Config)])
 
 
 def _mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:

@@ -467,6 +467,7 @@ def test_slots_share_the_machine(monkeypatch):
     found = [shares(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
     assert found == ["0", "1", "0"]
     assert "CUDA_VISIBLE_DEVICES" not in shares(0, 1)
+    assert "CUDA_VISIBLE_DEVICES" not in shares(0, 2, any_gpu=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert shares(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
@@ -677,6 +678,8 @@ GOOD = {
         ({"rangse": {}}, "Did you mean 'ranges'?"),
         ({"run.steps": 3}, "is a setting of runs"),
         ({"jobs": 0}, "0 as its jobs"),
+        ({"eval": "--episods 3"}, "Did you mean 'episodes'?"),
+        ({"eval": "--task 'reach"}, "are not whole"),
         (
             {"sampler": "grid", "ranges": {"run.train_ratio": {"low": 1, "high": 2}}},
             "count",
