@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 REVERIE = [sys.executable, "-m", "reverie.cli"]
+FREE = {"max_segments": 20, "max_segment": 20}
+SMALL = {"lower_state": 4, "state": 16}
 WAYS = {
     "base": {},
     "seg10": {"max_segments": 10},
@@ -27,6 +29,19 @@ WAYS = {
     "warm5": {"max_segments": 10, "obs_scale": 5, "obs_warmup": 8000},
     "warm8": {"max_segments": 10, "obs_scale": 8, "obs_warmup": 8000},
     "pays": {"read_pays": True},
+    "free": {"read_pays": True, **FREE},
+    "linked": {"linked": True, "state": 16, **FREE},
+    "linked_pays": {"linked": True, "state": 16, "read_pays": True, **FREE},
+    "low4": {"lower_state": 4, "state": 16, **FREE},
+    "low4_pays": {"lower_state": 4, "state": 16, "read_pays": True, **FREE},
+    "both": {"lower_state": 4, "linked": True, "state": 16, **FREE},
+    "both_pays": {
+        "lower_state": 4,
+        "linked": True,
+        "state": 16,
+        "read_pays": True,
+        **FREE,
+    },
     "pays_seg10": {"read_pays": True, "max_segments": 10},
     "pays_seg7_warm3": {
         "read_pays": True,
@@ -46,6 +61,10 @@ WAYS = {
         "obs_scale": 6,
         "obs_warmup": 8000,
     },
+    "deaf": {"feedback": False, "read_pays": True, **FREE},
+    "deaf_low4": {"feedback": False, "read_pays": True, **SMALL, **FREE},
+    "deaf_linked": {"feedback": False, "linked": True, "read_pays": True, **FREE},
+    "deaf_hidden": {"feedback": False, **FREE},
     "warm3_seg5": {"obs_scale": 3, "obs_warmup": 8000},
     "warm5_seg5": {"obs_scale": 5, "obs_warmup": 8000},
     "warm8_seg5": {"obs_scale": 8, "obs_warmup": 8000},

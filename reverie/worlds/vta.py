@@ -122,6 +122,10 @@ class VTAConfig:
     linked: bool = False
     """Let the upper prior see how the last segment ended. The original's knows only how
     it began, so a new segment has to pay for everything that happened since."""
+    feedback: bool = True
+    """Let the lower belief hear the lower states. If it does not, a segment goes as its
+    beginning foretold, every deviation is told anew at each step, and what changes for
+    good is cheaper to tell once: by a new segment."""
 
     def __post_init__(self) -> None:
         sizes = (self.context, self.length, self.belief, self.state)
@@ -473,7 +477,7 @@ class VTA(nn.Module):
         post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
         obs_state = post_obs.sample(dice)
         (last,) = _delayed(obs_state)
-        gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
+        gates = self.obs_cell.gates(torch.cat([self._heard(last), abs_feat], -1))
         begun = read[..., None] * abs_feat
         route = Route(None, copy[None], None, begun[None])
         start = torch.zeros_like(abs_feat[None, :, 0])
@@ -544,7 +548,8 @@ class VTA(nn.Module):
         drawn = prior.sample(dice)
         abs_state = torch.where(begins, drawn, state.abs_state)
         feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
-        gates = self.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
+        heard = self._heard(state.obs_state)
+        gates = self.obs_cell.gates(torch.cat([heard, feat], -1))
         moved = self.obs_cell.step(gates, state.obs_belief[None])[0]
         obs_belief = torch.where(begins, feat, moved)
         obs_state = self.prior_obs(obs_belief).sample(dice)
@@ -558,6 +563,10 @@ class VTA(nn.Module):
         if self.config.linked:
             belief = torch.cat([belief, last_belief, last_state], -1)
         return self.prior_abs(belief)
+
+    def _heard(self, state: Float[Tensor, "*b Y"]) -> Float[Tensor, "*b Y"]:
+        """What the lower belief is told of the lower state before."""
+        return state if self.config.feedback else torch.zeros_like(state)
 
     def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
         """Row t holds the action that was chosen on seeing frame t."""
