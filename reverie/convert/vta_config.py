@@ -7,10 +7,12 @@ are reported and left out, as that program did silently.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
 
+MAZE = "3d_maze_default"
 BLOCKS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
 
 NAMES = {
@@ -91,6 +93,8 @@ def from_vta_file(data: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[st
     if "exp_name" in given or "work_dir" in given:
         name = given.get("exp_name", "vta_bouncing_balls")
         found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
+    if kind == "3d_maze" and "maze_data_dir" not in given:
+        found["source.folder"] = _usual_folder(given.get("data_root", "data"))
     if kind == "bouncing_balls":
         gaussian = given.get("loss_type", "bce") != "bce"
         found["watcher.vta.loss"] = "gaussian" if gaussian else "bernoulli"
@@ -99,3 +103,9 @@ def from_vta_file(data: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[st
             found["watcher.vta.bits"] = given["obs_bit"]
     known = {*NAMES, *SILENT}
     return BLOCKS[kind], found, [key for key in data if key not in known]
+
+
+def _usual_folder(root: str) -> str:
+    """Where that program keeps its maze: below its data, or else right here."""
+    below, here = Path(root) / MAZE, Path(MAZE)
+    return str(here if here.is_dir() and not below.is_dir() else below)

@@ -349,6 +349,19 @@ def test_what_those_files_leave_out_has_their_defaults(tmp_path):
     assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
 
 
+def test_the_maze_of_the_port_is_looked_for_where_it_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_json(tmp_path / "a.json", env_type="3d_maze")
+    assert resolve(files=[path]).source.folder == "data/3d_maze_default"
+    (tmp_path / "3d_maze_default").mkdir()
+    assert resolve(files=[path]).source.folder == "3d_maze_default"
+    (tmp_path / "mine" / "3d_maze_default").mkdir(parents=True)
+    path = write_json(tmp_path / "b.json", env_type="3d_maze", data_root="mine")
+    assert resolve(files=[path]).source.folder == "mine/3d_maze_default"
+    path = write_json(tmp_path / "c.json", env_type="3d_maze", maze_data_dir="there")
+    assert resolve(files=[path]).source.folder == "there"
+
+
 def test_unknown_keys_of_those_files_are_reported_and_flags_still_win(tmp_path):
     path = write_json(
         tmp_path / "a.json", env_type="bouncing_balls", colour="blue", horizon=15
