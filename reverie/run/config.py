@@ -30,8 +30,8 @@ from reverie.run.recordings import OfflineConfig
 @dataclass(frozen=True)
 class Config:
     task: str = "catch"
-    """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, or sequences
-    to watch, `watch_<name>`."""
+    """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, sequences to
+    watch, `watch_<name>`, or `recordings`."""
     agent: Literal["bc", "dreamer", "iris", "random", "watcher"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"

@@ -17,7 +17,7 @@ from reverie.data.recordings import RecordingFeed
 from reverie.data.store import write_episode
 from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import checkpoint
-from reverie.run.config import resolve
+from reverie.run.config import Config, resolve
 from reverie.run.demonstrate import successes
 from reverie.run.dreaming import dream_on
 from reverie.run.evaluate import (
@@ -420,6 +420,16 @@ def test_presets_have_the_published_settings(name, lr, split, passes):
     assert lift.run.train_ratio == 512
 
 
+def test_runs_on_recordings_have_nothing_from_a_task():
+    """A block of settings belongs to the task it is named after."""
+    plain, learnt = Config(), resolve(["offline"])
+    assert learnt.task == "recordings"
+    assert learnt.dreamer.rssm == plain.dreamer.rssm
+    assert learnt.dreamer.enc == plain.dreamer.enc
+    assert learnt.dreamer.opt == plain.dreamer.opt
+    assert resolve(["offline", "bc"]).bc.enc == plain.bc.enc
+
+
 # What is measured
 
 
@@ -538,7 +548,6 @@ def test_success_counts_whenever_it_came():
             return obs
 
     from reverie.envs.pool import make_pool
-    from reverie.run.config import Config
     from reverie.run.parts import make_agent
 
     config = Config(agent="random")

@@ -12,10 +12,12 @@ from walks import ACTION, walk, write_npz
 
 from reverie import cli
 from reverie.api import UserError, Window
+from reverie.data.readers.hdf5 import write_robomimic
 from reverie.data.reading import Reading
+from reverie.data.recipe import ROBOMIMIC
 from reverie.data.recordings import RecordingFeed
 from reverie.run import checkpoint
-from reverie.run.folder import read_config
+from reverie.run.folder import read_config, read_spaces
 from reverie.run.recordings import OfflineConfig, Recordings
 
 h5py = pytest.importorskip("h5py")
@@ -41,8 +43,6 @@ TINY = shlex.split(
 
 def demos(path, count=6):
     """A file of robomimic's layout with two cameras, one upside down, and vectors."""
-    from reverie.data.readers.hdf5 import write_robomimic
-
     episodes = []
     for i in range(count):
         episode = walk(6 + i, seed=i)
@@ -137,6 +137,46 @@ def test_the_command_learns_the_same_from_a_file_as_from_its_conversion(tmp_path
     assert read_config(tmp_path / "clone").offline.read == READING
     assert cli.main(["eval", str(run)]) == 0  # judged as it was read
     assert json.loads((run / "judgement.json").read_text())["episodes"]
+
+
+def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
+    """Two cameras of 84 pixels, cut to 78, and the joints; from file to clone."""
+    rng, episodes, eye = np.random.default_rng(0), [], "robot0_eye_in_hand_image"
+    widths = dict.fromkeys((*ROBOMIMIC.vectors[:2], *ROBOMIMIC.aux), 7)
+    for i in range(3):
+        episode = walk(6, seed=i, size=84)
+        episode["agentview_image"] = episode.pop("image")
+        episode[eye] = 255 - episode["agentview_image"]
+        for key in (*ROBOMIMIC.vectors, *ROBOMIMIC.aux, "object"):
+            episode[key] = rng.normal(size=(7, widths.get(key, 2))).astype(np.float32)
+        episodes.append((f"demo_{i}", episode))
+    write_robomimic(tmp_path / "can.hdf5", episodes, ACTION)
+    data = ["--offline.data", str(tmp_path / "can.hdf5")]
+    read = ["--offline.read.like", "robomimic", "--offline.read.images"]
+    small = shlex.split(
+        """--device cpu --logger.outputs jsonl --run.steps 1 --offline.look.horizon 2
+        --offline.look.fan.samples 2 --offline.look.fan.horizon 2
+        --offline.look.fan.episodes 1"""
+    )
+    world, clone = tmp_path / "world", tmp_path / "clone"
+    words = ["offline", "--configs", "robomimic", "size1m", "--logdir", str(world)]
+    sizes = ["--dreamer.batch_size", "2", "--dreamer.batch_length", "4"]
+    cameras = ["agentview_image", eye]
+    assert cli.main([*words, *data, *read, *cameras, *sizes, *small]) == 0
+    seen = read_spaces(world).obs_space
+    assert seen["image"].shape == (78, 78, 6)
+    assert {key for key in seen if key[:4] == "aux_"} == {
+        "aux_robot0_joint_pos_sin",
+        "aux_robot0_joint_pos_cos",
+    }
+    logged = (world / "metrics.jsonl").read_text()
+    assert "train/loss/robot0_joint_pos" in logged
+    assert "train/loss/aux_" not in logged  # seen, but not predicted
+    assert "report/fan/robot0_joint_pos/coverage" in logged
+    words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
+    head = ["--bc.head.units", "8", "--bc.batch_size", "4"]
+    assert cli.main([*words, str(clone), *data, *head, *small]) == 0
+    assert read_spaces(clone).obs_space["image"].shape == (78, 78, 6)
 
 
 def test_only_what_is_wanted_is_unpacked(tmp_path):

@@ -1,0 +1,78 @@
+"""With the GPU twins in place, Δ-IRIS is still the original's function.
+
+What is asked of the plain parts is asked again of parts that were replaced, in Triton's
+interpreter, with the same tolerances. The interpreter takes minutes for it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import test_iris_agent as agent
+import test_iris_dynamics as dynamics
+import test_iris_tokenizer as tokenizer
+from iris_world_recording import tiny_world
+
+pytest.importorskip("triton")
+
+import triton
+
+from reverie.nets import fast
+from reverie.nets.fast.adam import FusedAdam
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not triton.knobs.runtime.interpret, reason="recorded numbers are on the CPU"
+    ),
+]
+
+
+def quick(make):
+    """The same, with every part replaced that has a twin."""
+
+    def made(*args, **kwargs):
+        module = make(*args, **kwargs)
+        fast.accelerate(module)
+        kinds = {type(part).__name__ for part in module.modules()}
+        assert {"FastFrameEncoder", "FastResidual"} <= kinds
+        return module
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _twins(monkeypatch):
+    for module in (tokenizer, dynamics):
+        monkeypatch.setattr(module, "tiny_world", quick(tiny_world))
+    monkeypatch.setattr(agent, "build", quick(agent.build))
+    for module in (tokenizer, dynamics, agent):
+        monkeypatch.setattr(module, "Adam", FusedAdam)
+
+
+def test_tokenizer_losses():
+    tokenizer.test_losses("eval", False)
+
+
+def test_tokenizer_update():
+    tokenizer.test_gradients_and_one_update(False)
+
+
+@pytest.mark.parametrize("variant", dynamics.SCALES)
+def test_world_model_update(variant):
+    dynamics.test_gradients_and_one_update(variant)
+
+
+@pytest.mark.parametrize("plan", dynamics.PLANS)
+def test_cached_steps(plan):
+    dynamics.test_cached_steps_equal_the_full_forward(dynamics.tiny_world(), plan)
+
+
+@pytest.mark.parametrize("variant", ["two_hot", "classes"])
+def test_a_dream(variant):
+    dynamics.test_a_dream_through_a_flush(variant)
+
+
+@pytest.mark.parametrize("form", agent.FORMS)
+def test_actor_critic_update(form):
+    agent.test_what_a_dream_teaches(form)
+    agent.test_gradients_and_the_step_they_lead_to(form)
