@@ -8,6 +8,7 @@ only), resizes it with Pillow's bilinear filter and grays it afterwards.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,9 +89,9 @@ class Atari:
         else:
             known = self._ale.getMinimalActionSet()
         self._actions = [action.value for action in known]
-        height, width = self._ale.getScreenDims()
-        self._screens = np.zeros((config.pooling, height, width, 3), np.uint8)
-        self._slot = 0
+        # Oldest first, and new arrays for every step: memory that environments hand to
+        # each other stays in the cache, memory that each keeps for itself does not.
+        self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
         self._game_on = False
@@ -120,8 +121,7 @@ class Atari:
             self._new_game()
         self._frames = 0
         self._lives = self._ale.lives()
-        self._grab()
-        self._screens[:] = self._screens[self._slot]
+        self._screens = [self._ale.getScreenRGB()]
         return self._obs(0.0, first=True)
 
     def step(self, action: Action) -> Obs:
@@ -135,7 +135,7 @@ class Atari:
             over = self._ale.game_over()
             cut = bool(config.length) and self._frames >= config.length
             if over or cut or frame >= config.repeat - config.pooling:
-                self._grab()
+                self._screens.append(self._ale.getScreenRGB())
             if over or cut:
                 break
         lives = self._ale.lives()
@@ -156,8 +156,8 @@ class Atari:
         return {
             "rng": save_rng(self._rng),
             "console": np.frombuffer(console, np.uint8).copy(),
-            "screens": self._screens.copy(),
-            "slot": self._slot,
+            "screens": np.stack(self._screens),
+            "slot": len(self._screens) - 1,
             "frames": self._frames,
             "lives": self._lives,
             "game_on": self._game_on,
@@ -169,8 +169,9 @@ class Atari:
         self._rng = load_rng(state["rng"])
         console = np.asarray(state["console"], np.uint8).tobytes()
         self._ale.restoreState(ALEState(console))
-        self._screens[:] = np.asarray(state["screens"])
-        self._slot, self._frames = int(state["slot"]), int(state["frames"])
+        newest = int(state["slot"])
+        self._screens = list(np.roll(np.asarray(state["screens"]), -1 - newest, 0))
+        self._frames = int(state["frames"])
         self._lives, self._game_on = int(state["lives"]), bool(state["game_on"])
 
     def _load(self, seed: int) -> None:
@@ -191,11 +192,6 @@ class Atari:
             if self._ale.game_over():
                 self._ale.reset_game()
 
-    def _grab(self) -> None:
-        """Take the screen into the oldest of the buffers."""
-        self._slot = (self._slot + 1) % len(self._screens)
-        self._ale.getScreenRGB(self._screens[self._slot])
-
     def _obs(
         self,
         reward: float,
@@ -203,12 +199,15 @@ class Atari:
         last: bool = False,
         terminal: bool = False,
     ) -> Obs:
-        size = self.config.size
+        size, pooling = self.config.size, self.config.pooling
+        screens = self._screens[-pooling:]
         if self.config.resize_first:
-            small = [resize(screen, size, "bilinear") for screen in self._screens]
-            image = np.max(small, 0)
+            small = [resize(screen, size, "bilinear") for screen in screens]
+            image = functools.reduce(np.maximum, small)
         else:
-            image = resize(self._screens.max(0), size, "bilinear")
+            image = resize(functools.reduce(np.maximum, screens), size, "bilinear")
+        # An episode that ends within a step is shown with screens of the one before.
+        self._screens = self._screens[-max(1, pooling - 1) :]
         if self.config.gray:
             image = (image @ GRAY).astype(np.uint8)[..., None]
         return {

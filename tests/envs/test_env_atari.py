@@ -40,12 +40,12 @@ class Console:
     def lives(self) -> int:
         return 100 - self.frame // 10
 
-    def getScreenRGB(self, buffer: np.ndarray) -> None:
+    def getScreenRGB(self) -> np.ndarray:
         # Even frames light the left half, odd ones the right: sprites that flicker.
-        half = buffer.shape[1] // 2
-        buffer[:] = 0
-        where = np.s_[:, :half] if self.frame % 2 == 0 else np.s_[:, half:]
-        buffer[where] = self.frame
+        screen = np.zeros((210, 160, 3), np.uint8)
+        where = np.s_[:, :80] if self.frame % 2 == 0 else np.s_[:, 80:]
+        screen[where] = self.frame
+        return screen
 
 
 def scripted(config: AtariConfig, game_length: int = 1000) -> tuple[Atari, Console]:
@@ -134,7 +134,7 @@ def test_the_first_image_is_one_frame() -> None:
 def test_resize_comes_before_gray_and_gray_truncates() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
     env = Atari("pong", AtariConfig())
-    env._screens[:] = noise
+    env._screens = [noise, noise]
     small = Image.fromarray(noise).resize((96, 96), Image.Resampling.BILINEAR)
     weighed = np.asarray(small) @ np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
     image = env._obs(0.0)["image"][..., 0]
@@ -172,8 +172,52 @@ def test_the_end_of_the_game_stops_the_repeat() -> None:
     assert row["is_last"]
     assert row["is_terminal"]
     assert row["reward"] == 5 + 6
-    assert row["image"].max() == 6
+    # Of the two frames of this step the last is shown, with the last of the one before.
+    assert (row["image"][:, :80] == 6).all()
+    assert not row["image"][:, 80:].any()
     assert console.frame == 6
+
+
+@pytest.mark.parametrize(
+    ("game_length", "left", "right"), [(5, 4, 5), (6, 6, 0), (7, 4, 7), (8, 8, 7)]
+)
+def test_an_end_within_a_step_shows_the_screen_before(
+    game_length: int, left: int, right: int
+) -> None:
+    env, _ = scripted(PLAIN, game_length)
+    env.reset()
+    step(env)  # frames 1 to 4
+    image = step(env)["image"]
+    assert (image[:, :80] == left).all()
+    assert (image[:, 80:] == right).all()
+
+
+@pytest.mark.parametrize("pooling", [1, 2, 3])
+def test_a_saved_game_goes_on_with_its_screens(pooling: int) -> None:
+    config = AtariConfig(pooling=pooling)
+    env = Atari("breakout", config, seed=3)
+    env.reset()
+    for action in range(5):
+        step(env, action)
+    other = Atari("breakout", config)
+    other.reset()
+    other.load_state_dict(env.state_dict())
+    assert len(other._screens) == max(1, pooling - 1)
+    for action in range(9):
+        one, two = step(env, action), step(other, action)
+        assert np.array_equal(one["image"], two["image"])
+
+
+def test_games_saved_with_a_ring_of_screens_go_on() -> None:
+    env = Atari("pong")
+    env.reset()
+    state = env.state_dict()
+    old, new = np.zeros((2, 210, 160, 3), np.uint8)
+    new[:] = 9
+    for slot, screens in ((0, [new, old]), (1, [old, new])):
+        env.load_state_dict({**state, "screens": np.stack(screens), "slot": slot})
+        assert (env._screens[-1] == 9).all()
+        assert not env._screens[0].any()
 
 
 @pytest.mark.parametrize("lives", ["unused", "discount", "reset"])
@@ -227,7 +271,7 @@ def test_screens_may_be_made_smaller_before_they_are_combined():
     for first in (False, True):
         config = AtariConfig((64, 64), gray=False, noops=0, resize_first=first)
         env, _ = scripted(config)
-        env._screens[:] = screens
+        env._screens = list(screens)
         found[first] = env._obs(0.0)["image"]
 
     def small(screen):
