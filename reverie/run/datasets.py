@@ -29,7 +29,7 @@ from reverie.data.shelf import Bad
 from reverie.data.split import FRACTION, masked, split_by_mask, split_by_seed
 from reverie.data.survey import survey
 from reverie.envs import EnvConfig
-from reverie.view.episodes import contact_sheet
+from reverie.view.episodes import cameras, contact_sheet
 from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
 
 SHEET = 32
@@ -54,6 +54,10 @@ class InspectOptions:
     """The contact sheet, a PNG; by itself `NAME.png` here."""
     map: KeyMap = field(default_factory=KeyMap)
 
+    def __post_init__(self) -> None:
+        if self.episodes < 0:
+            raise ValueError(f"episodes counts some, not {self.episodes}")
+
 
 @dataclass(frozen=True)
 class ConvertOptions(Reading):
@@ -66,6 +70,11 @@ class ConvertOptions(Reading):
     """Threads that work side by side."""
     first: int = 0
     """Only the first so many episodes; 0 for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jobs < 1 or self.first < 0:
+            raise ValueError("jobs begin at 1, and first at 0")
 
     def config(self) -> ConvertConfig:
         return ConvertConfig(self.recipe, self.format, self.bad, self.jobs)
@@ -85,6 +94,8 @@ class SplitOptions:
     def __post_init__(self) -> None:
         if len(self.mask) not in (0, 2):
             raise ValueError("mask takes two names, such as `--mask train valid`")
+        if self.jobs < 1:
+            raise ValueError(f"jobs begin at 1, not {self.jobs}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,10 @@ class ViewOptions:
     """An .mp4 or .gif file; by itself named after the episode, here."""
     fps: int = 15
     map: KeyMap = field(default_factory=KeyMap)
+
+    def __post_init__(self) -> None:
+        if self.fps < 1:
+            raise ValueError(f"fps begins at 1, not {self.fps}")
 
 
 def inspect_data(path: str, options: InspectOptions) -> int:
@@ -280,21 +295,13 @@ class Progress:
 
 def _film(episode: Episode) -> np.ndarray | None:
     """Every camera of an episode side by side, in three channels."""
-    views = []
-    for value in episode.values():
-        if value.dtype == np.uint8 and value.ndim == 4:
-            count = max(1, value.shape[-1] // 3)
-            whole = value.shape[-1] % 3 == 0
-            views += np.split(value, count, -1) if whole else [value[..., :1]]
+    pictures = (v for v in episode.values() if v.dtype == np.uint8 and v.ndim == 4)
+    views = [cameras(value) for value in pictures]
     if not views:
         return None
     tallest = max(view.shape[1] for view in views)
-    shown = []
-    for view in views:
-        below = [(0, 0), (0, tallest - view.shape[1]), (0, 0), (0, 0)]
-        colours = view.repeat(3, -1) if view.shape[-1] == 1 else view
-        shown.append(np.pad(colours, below))
-    return np.concatenate(shown, 2)
+    below = [((0, 0), (0, tallest - view.shape[1]), (0, 0), (0, 0)) for view in views]
+    return np.concatenate([np.pad(*x) for x in zip(views, below, strict=True)], 2)
 
 
 def _link(reader: NpzReader | StoreReader, names: list[str], folder: Path) -> None:

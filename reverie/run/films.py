@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import Action, Obs, Spaces, UserError
+from reverie.view.episodes import cameras
 from reverie.view.video import can_write_mp4, enlarge, write_video
 
 FPS = 15
@@ -44,7 +45,7 @@ class Films:
         if self._ended < self.count or (failed and self._failed < self.count):
             ending = "mp4" if can_write_mp4() else "gif"
             name = f"{self._ended:04d}{'_failed' if failed else ''}.{ending}"
-            film = enlarge(np.stack(frames))
+            film = enlarge(cameras(np.stack(frames)))
             self.paths.append(write_video(self.folder / name, film, FPS))
         self._ended += 1
         self._failed += failed

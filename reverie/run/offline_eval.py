@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reverie.api import Agent, Batch, Dreaming, Dreams, Judging, Metrics
+from reverie.api import Agent, Batch, Dreaming, Dreams, Judging, Metrics, UserError
 from reverie.data.images import Images
 from reverie.data.recordings import RecordingFeed
 from reverie.data.segments import Arrays
 from reverie.run.dreaming import dream_on
 from reverie.run.fans import FanConfig, Fans, fan_metrics, open_fans
+from reverie.view.episodes import cameras
 from reverie.view.openloop import openloop_video
 
 SHOWN = 6
@@ -159,19 +160,32 @@ def _batches(
 ) -> Iterator[tuple[list[str], Batch]]:
     names = feed.held_out.names()
     limits = (config.length or None, config.episodes or None)
+    numbers: list[int] = []
     for batch in feed.episodes(config.batch, *limits):
         numbers = batch.pop("episode").tolist()
         yield [names[number] for number in numbers], images.middle(batch)
+    if not numbers:
+        raise nothing_to_judge(feed)
 
 
 def _mean_rows(feed: RecordingFeed, images: Images, keys: list[str]) -> Arrays:
     """The mean of each key over the rows of some episodes."""
     some = [images.middle(batch) for batch in feed.episodes(1, limit=AVERAGED)]
+    if not some:
+        raise nothing_to_judge(feed)
     return {
         key: np.concatenate([b[key][0].double().cpu().numpy() for b in some]).mean(0)
         for key in keys
         if key in some[0]
     }
+
+
+def nothing_to_judge(feed: RecordingFeed) -> UserError:
+    return UserError(
+        f"None of the episodes of {feed.held_out.origin} that were set aside can be "
+        "used.\n  Fix: mend them (`reverie data inspect` names them), or name others "
+        "with --offline.eval_data."
+    )
 
 
 def _error(truth: np.ndarray, guess: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -200,9 +214,9 @@ def _videos(
 ) -> Metrics:
     videos: Metrics = {}
     for key, value in drawn.items():
-        if value.dtype != np.uint8 or value.ndim != 5 or value.shape[-1] not in (1, 3):
+        if value.dtype != np.uint8 or value.ndim != 5:
             continue
-        truth = batch[key][:SHOWN, : context + horizon]
-        model = np.concatenate([truth[:, :context], value[:SHOWN]], 1)
+        truth = cameras(batch[key][:SHOWN, : context + horizon])
+        model = np.concatenate([truth[:, :context], cameras(value[:SHOWN])], 1)
         videos[f"openloop/{key}"] = openloop_video(truth, model, context)
     return videos

@@ -1,4 +1,4 @@
-"""An episode at a glance: some of its frames, in rows."""
+"""An episode at a glance: some of its frames, in rows; and cameras side by side."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ def contact_sheet(
         top, left = gap + row * (height + gap), gap + column * (width + gap)
         sheet[top : top + height, left : left + width] = frame
     return sheet
+
+
+def cameras(
+    images: UInt8[np.ndarray, "*b h w c"],
+) -> UInt8[np.ndarray, "*b h W rgb"]:
+    """Cameras that were stacked along the channels, side by side, in colours.
+
+    Three channels are one camera; where they are no multiple of three, only the first
+    is shown, in grey.
+    """
+    count, rest = divmod(images.shape[-1], 3)
+    if rest or not count:
+        return images[..., :1].repeat(3, -1)
+    return np.concatenate(np.split(images, count, -1), -2)
 
 
 def strip(

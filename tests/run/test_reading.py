@@ -173,6 +173,9 @@ def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
     assert "train/loss/robot0_joint_pos" in logged
     assert "train/loss/aux_" not in logged  # seen, but not predicted
     assert "report/fan/robot0_joint_pos/coverage" in logged
+    assert cli.main(["eval", str(world)]) == 0
+    (film,) = (world / "judgement").glob("openloop_image.*")  # both cameras
+    assert film.stat().st_size
     words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
     head = ["--bc.head.units", "8", "--bc.batch_size", "4"]
     assert cli.main([*words, str(clone), *data, *head, *small]) == 0

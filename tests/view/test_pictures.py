@@ -16,7 +16,7 @@ from reverie.api import UserError
 from reverie.view import video as video_module
 from reverie.view.axes import COLOURS
 from reverie.view.curve import draw_curves, read_scores, write_curve
-from reverie.view.episodes import contact_sheet, strip
+from reverie.view.episodes import cameras, contact_sheet, strip
 from reverie.view.video import (
     can_write_mp4,
     encode_gif,
@@ -192,3 +192,14 @@ def test_points_that_are_not_smoothed_stay_where_they_are():
         line = np.abs(picture - COLOURS[0]).sum(-1) < 40
         heights.append(np.ptp(np.flatnonzero(line[200:].any(1))))  # below the legend
     assert heights[1] > 1.5 * heights[0]
+
+
+def test_stacked_cameras_stand_side_by_side():
+    one, two = np.full((2, 4, 5, 3), 10, np.uint8), np.full((2, 4, 5, 3), 20, np.uint8)
+    both = cameras(np.concatenate([one, two], -1))
+    assert both.shape == (2, 4, 10, 3)
+    np.testing.assert_array_equal(both[:, :, :5], one)
+    np.testing.assert_array_equal(both[:, :, 5:], two)
+    np.testing.assert_array_equal(cameras(one), one)
+    grey = np.arange(4, dtype=np.uint8) * np.ones((2, 4, 5, 1), np.uint8)
+    np.testing.assert_array_equal(cameras(grey), np.zeros((2, 4, 5, 3)))
