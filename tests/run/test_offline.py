@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from reverie.data.form import problems
 from reverie.data.images import ImageConfig, Images
 from reverie.data.readers import open_reader
 from reverie.data.recordings import RecordingFeed
+from reverie.data.split import Subset
 from reverie.data.store import write_episode
 from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import checkpoint
@@ -31,7 +33,7 @@ from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import read_config
 from reverie.run.offline import in_updates, offline, settle
-from reverie.run.offline_eval import LookConfig, judge_episodes, look
+from reverie.run.offline_eval import LookConfig, judge_episodes, look, open_loop
 from reverie.run.recordings import OfflineConfig, Recordings, images_of
 from reverie.run.watch import Watch
 
@@ -230,6 +232,22 @@ def test_keys_in_another_order_than_the_world_has_are_refused(data, world, tmp_p
     flags = {"bc.run": str(world), "bc.keys": ("proprio", "image")}
     with pytest.raises(UserError, match="the order was image, proprio"):
         offline(settings(data, tmp_path / "run", "bc", **flags))
+
+
+def test_recordings_with_other_actions_than_the_world_had_are_refused(world, tmp_path):
+    folder = tmp_path / "arm"
+    env = Reach(ReachConfig(size=(SIDE, SIDE)))
+    for i, episode in zip(range(3), successes(env, "reach", 0, 0.0), strict=False):
+        kept = {k: v for k, v in episode.items() if k != "log/success"}
+        kept["action"] = np.repeat(kept["action"], 3, -1)
+        write_episode(folder, f"demo_{i}", kept)
+    with pytest.raises(UserError, match=r"the actions action \(2,\), .* action \(6,\)"):
+        offline(settings(folder, tmp_path / "run", "bc", **{"bc.run": str(world)}))
+
+
+def test_a_clone_has_no_world_to_look_through(data, world, clone, tmp_path):
+    with pytest.raises(UserError, match=f"no world to look .*\n.*--bc.run {world}"):
+        offline(settings(data, tmp_path / "run", "bc", **{"bc.run": str(clone)}))
 
 
 def test_recordings_without_a_key_the_world_sees_are_refused(world, tmp_path):
@@ -466,7 +484,7 @@ def test_only_the_right_actions_foresee_what_came(data, late):
     arrays = {k: v.numpy() for k, v in batch.items() if k != "episode"}
     drawn = dream_on(Oracle(late), arrays, 2, 3)["proprio"]
     error = np.abs(drawn - arrays["proprio"][:, 2:5])[arrays["mask"][:, 2:5]].max()
-    assert (error < 1e-5) is not late
+    assert bool(error < 1e-5) is not late
     feed.close()
 
 
@@ -513,6 +531,25 @@ def test_means_are_over_real_rows_and_the_table_names_episodes(data):
     assert [name for name, _, _ in table] == open_reader(data).names()
     for _, losses, count in table:
         assert losses["row"] == pytest.approx((count - 1) / 2)
+    feed.close()
+
+
+def test_if_nothing_set_aside_can_be_read_a_sentence_says_so(data, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(data, folder)
+    first = open_reader(folder).names()[0]
+    (path,) = folder.glob(f"{first}-*")
+    path.write_bytes(path.read_bytes()[:300])
+    reader = open_reader(folder)
+    feed = feed_of(data, held_out=Subset(reader, [first]))
+    images = Images(ImageConfig(), reader.obs_space)
+    with (
+        pytest.warns(RuntimeWarning, match=f"{first} .*skipped"),
+        pytest.raises(UserError, match="None of the episodes of .* set aside"),
+    ):
+        list(judge_episodes(Counting(), feed, images, LookConfig()))
+    with pytest.raises(UserError, match="None of the episodes of .* set aside"):
+        open_loop(Oracle(), feed, images, LookConfig())
     feed.close()
 
 
