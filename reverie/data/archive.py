@@ -1,15 +1,18 @@
 """The replay on disk: which files hold which steps, written as training goes on.
 
-Saving writes only what no file holds yet. Files are never changed; the index (part of a
-checkpoint) names them with their checksums. A file may go only when neither the replay
-nor any kept checkpoint names it, so whenever the program is killed, the newest whole
-checkpoint finds everything it names.
+Threads write full segments while training goes on; until a file is whole, its steps are
+read from memory. Saving waits for them and writes only what no file holds yet. Files
+are never changed; the index (part of a checkpoint) names them with their checksums. A
+file may go only when neither the replay nor any kept checkpoint names it, so whenever
+the program is killed, the newest whole checkpoint finds everything it names.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,27 @@ from reverie.data.segments import Arrays, FileRecord, Source
 from reverie.data.timeline import Timeline
 
 STREAM, POSITION, ORDER = "#stream", "#position", "#order"
+
+WRITERS = 2
+"""Files that are written at the same time."""
+
+PENDING = WRITERS + 1
+"""Segments that may be on their way to a file."""
+
+
+@dataclass
+class Pending:
+    """Consecutive steps that a thread is writing, as they were when it began."""
+
+    first: int
+    order: np.ndarray
+    columns: Arrays
+    source: Future[Source]
+    late: list[np.ndarray] = field(default_factory=list)  # whose notes changed since
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.order)
 
 
 class Archive:
@@ -37,8 +61,11 @@ class Archive:
         self.segments: list[Segment] = []
         self.partial: Segment | None = None  # written by a save, soon superseded
         self.sealed = 0  # the id up to which steps are in files for good
+        self.refreshed: set[Segment] = set()  # whose notes are newer than in their file
+        self._pending: deque[Pending] = deque()
+        self._threads: ThreadPoolExecutor | None = None
         self._unsynced: list[str] = []
-        self._buffers: Arrays = {}  # kept, because fresh memory is slow to touch
+        self._buffers: list[Arrays] = []  # kept, because fresh memory is slow to touch
 
     @property
     def disk_bytes(self) -> int:
@@ -51,16 +78,56 @@ class Archive:
         )
 
     def seal(self, timeline: Timeline, columns: Columns) -> None:
-        """Write the full segments among the steps that no file holds."""
+        """Have the full segments among the steps that no file holds written."""
         while timeline.total - (first := self._next(timeline)) >= self.segment:
-            segment, order = self._write(timeline, columns, first, self.segment)
-            self.segments.append(segment)
-            self.sealed = segment.stop
-            columns.seal(segment, order)
+            self.await_sealed(columns, most=PENDING - 1)
+            out, order = self._collect(timeline, columns, first, self.segment)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(WRITERS, "seal")
+            stem = f"{first:012d}-{self.segment}"
+            source = self._threads.submit(files.write, self.directory, stem, out)
+            self._pending.append(Pending(first, order, out, source))
+
+    def await_sealed(
+        self, columns: Columns, stop: int = 0, most: int = PENDING
+    ) -> None:
+        """Take over the files that are whole, and wait for some.
+
+        For those of steps before `stop`, and until at most so many are on their way.
+        """
+        while self._pending and (
+            self._pending[0].source.done()
+            or len(self._pending) > most
+            or self.sealed < stop
+        ):
+            try:
+                source = self._pending[0].source.result()
+            except BaseException:
+                self.abandon()  # none of the later ones may come before it
+                raise
+            self._take_over(self._pending.popleft(), source, columns)
+
+    def touch(self, ids: np.ndarray) -> None:
+        """The notes of these steps have changed."""
+        for pending in self._pending:
+            inside = (ids >= pending.first) & (ids < pending.stop)
+            if inside.any():
+                pending.late.append(ids[inside])
+
+    def abandon(self) -> None:
+        """Forget what is on its way to a file; its steps are as if never sealed."""
+        while self._pending:
+            self._pending.popleft().source.exception()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
 
     def save(self, timeline: Timeline, columns: Columns) -> None:
         """Write every step that no file holds, and make sure all of it stays."""
         self.seal(timeline, columns)
+        self.await_sealed(columns, most=0)
         first = self._next(timeline)
         if timeline.total > first:
             count = timeline.total - first
@@ -69,7 +136,10 @@ class Archive:
                 self.partial.count,
             )
             if not same or self.notes:
-                self.partial, _ = self._write(timeline, columns, first, count)
+                out, _ = self._collect(timeline, columns, first, count)
+                self.partial = Segment(
+                    first, count, self._put(f"{first:012d}-{count}", out)
+                )
         else:
             self.partial = None
         index = self.index()
@@ -120,6 +190,8 @@ class Archive:
 
         A bad file is put aside and reported; its steps are lost, the rest goes on.
         """
+        self.abandon()
+        self.refreshed.clear()
         self.partial, self.segments, self.sealed = None, [], total
         firsts, counts = np.asarray(index["first"]), np.asarray(index["count"])
         spans = list(zip(firsts.tolist(), counts.tolist(), strict=True))
@@ -171,25 +243,45 @@ class Archive:
                 path.unlink(missing_ok=True)
 
     def _next(self, timeline: Timeline) -> int:
-        return max(self.sealed, timeline.first)
+        begun = self._pending[-1].stop if self._pending else self.sealed
+        return max(begun, timeline.first)
 
-    def _write(
+    def _collect(
         self, timeline: Timeline, columns: Columns, first: int, count: int
-    ) -> tuple[Segment, np.ndarray]:
+    ) -> tuple[Arrays, np.ndarray]:
+        """A copy of these steps as a file will hold them, and their order there."""
         ids = np.arange(first, first + count)
         stream = timeline.stream[ids % timeline.capacity]
         # steps of one environment side by side: a window is then one or two reads
         order = np.argsort(stream, kind="stable")
         ids = ids[order]
-        if len(next(iter(self._buffers.values()), ())) != count:
-            self._buffers = {k: space.zeros(count) for k, space in self.spaces.items()}
-        out = dict(self._buffers)
+        if count == self.segment and self._buffers:
+            out = self._buffers.pop()
+        else:
+            out = {key: space.zeros(count) for key, space in self.spaces.items()}
         columns.gather(ids, out)
-        out[STREAM] = stream[order].astype(np.int64)
-        out[POSITION] = timeline.position[ids % timeline.capacity]
-        out[ORDER] = order.astype(np.int32)
-        source = self._put(f"{first:012d}-{count}", out)
-        return Segment(first, count, source), order
+        more: Arrays = {
+            STREAM: stream[order].astype(np.int64),
+            POSITION: timeline.position[ids % timeline.capacity],
+            ORDER: order.astype(np.int32),
+        }
+        return {**out, **more}, order
+
+    def _take_over(self, pending: Pending, source: Source, columns: Columns) -> None:
+        """Steps are read from their file from now on."""
+        segment = Segment(pending.first, len(pending.order), source)
+        late = np.unique(np.concatenate([np.zeros(0, np.int64), *pending.late]))
+        notes = {key: space.zeros(len(late)) for key, space in self.notes.items()}
+        if len(late):
+            columns.gather(late, notes)
+        self._unsynced.append(source.record.name)
+        self.segments.append(segment)
+        self.sealed = segment.stop
+        columns.seal(segment, pending.order)
+        if len(late):
+            columns.scatter(late, notes)
+            self.refreshed.add(segment)
+        self._buffers.append({key: pending.columns[key] for key in self.spaces})
 
     def _put(self, stem: str, columns: Arrays) -> Source:
         source = files.write(self.directory, stem, columns)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from reverie.api import Metrics, Spaces, StateDict, UserError, Window
-from reverie.data.archive import ORDER, POSITION, STREAM, Archive
+from reverie.data.archive import ORDER, PENDING, POSITION, STREAM, Archive
 from reverie.data.columns import (
     Columns,
     DiskColumns,
@@ -123,14 +123,15 @@ class Replay:
         self.exact_notes = exact_notes
         self.capacity = capacity = _check_capacity(config, capacity, streams, windows)
         segment = min(config.segment, max(1, capacity // 4))
-        tail = 2 * max(segment, streams)
+        unit = max(segment, streams)
+        tail = (1 + PENDING) * unit
         mixing = [w for w in windows.values() if w.select == "mixture"]
         self.plan = make_plan(
             spaces,
             notes,
             capacity=capacity,
             storage=config.storage,
-            tail=tail,
+            tail=tail + PENDING * segment,
             saves=config.save,
             directory=directory,
             extra=26 * len(mixing) if config.fracs.priority else 0,
@@ -148,7 +149,7 @@ class Replay:
         else:
             assert directory is not None
             self.columns = DiskColumns(self.spaces, notes, capacity, tail, directory)
-        self._tail = tail
+        self._unit, self._tail = unit, tail
         self._recorded: int | None = None  # the stream of recorded episodes
         self._changed: set[Segment] = set()  # whose notes differ from their files
         self._cursors = {
@@ -215,8 +216,8 @@ class Replay:
             if self._recorded is None:
                 self._recorded = self.timeline.open_stream()
             found = []
-            for start in range(0, count, self._tail // 2):
-                stop = min(count, start + self._tail // 2)
+            for start in range(0, count, self._unit):
+                stop = min(count, start + self._unit)
                 rows = {}
                 for key, space in self.spaces.items():
                     if key in self.notes and key not in episode:
@@ -334,8 +335,10 @@ class Replay:
                 self.columns.scatter(ids, values)
             except SegmentLost as error:
                 self._lose(error)
-            if self.exact_notes and self.archive is not None:
-                self._changed |= self.archive.holding(ids)
+            if self.archive is not None:
+                self.archive.touch(ids)
+                if self.exact_notes:
+                    self._changed |= self.archive.holding(ids)
             return len(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
@@ -357,6 +360,7 @@ class Replay:
 
         The files of earlier saves stay until `collect` is told they may go.
         """
+        self._await_files()
         for follower in self.followers:  # which may wait for a thread that samples
             follower.settle()
         with self._lock:
@@ -378,6 +382,7 @@ class Replay:
             if self.episodes is not None:
                 state["episodes"] = self.episodes.state_dict()
             if self.archive is not None and self.config.save:
+                self._await_files()
                 self.archive.drop(self.timeline.first)
                 if self.exact_notes:
                     changed = self._changed.intersection(self.archive.segments)
@@ -434,6 +439,7 @@ class Replay:
         """Delete files that neither this replay nor any of these saves needs."""
         if self.archive is not None:
             with self._lock:
+                self._await_files()
                 self.archive.drop(self.timeline.first)
                 self.columns.drop(self.timeline.first)
                 indices = [state["files"] for state in kept if state["files"]]
@@ -441,6 +447,8 @@ class Replay:
 
     def close(self) -> None:
         """Let go of files and threads."""
+        if self.archive is not None:
+            self.archive.close()
         self.columns.close()
 
     def metrics(self) -> Metrics:
@@ -516,15 +524,31 @@ class Replay:
         )
 
     def _make_room(self, count: int) -> None:
-        """Move full segments from the tail to disk before it overflows."""
+        """Have full segments of the tail written before it overflows."""
+        archive, timeline = self.archive, self.timeline
+        assert archive is not None
+        if timeline.total + count - max(archive.sealed, timeline.first) <= self._unit:
+            return
+        archive.seal(timeline, self.columns)
+        archive.await_sealed(self.columns, timeline.total + count - self._tail)
+        self._note_refreshed()
+        held = timeline.total - max(archive.sealed, timeline.first)
+        assert held + count <= self._tail, (held, count, self._tail)
+        archive.drop(timeline.first)
+        self.columns.drop(timeline.first)
+
+    def _await_files(self) -> None:
+        """Wait for the segments that are being written."""
+        if self.archive is not None:
+            with self._lock:
+                self.archive.await_sealed(self.columns, most=0)
+                self._note_refreshed()
+
+    def _note_refreshed(self) -> None:
         assert self.archive is not None
-        held = self.timeline.total - max(self.archive.sealed, self.timeline.first)
-        if held + count > self._tail // 2:
-            self.archive.seal(self.timeline, self.columns)
-            held = self.timeline.total - self.archive.sealed
-            assert held + count <= self._tail, (held, count, self._tail)
-            self.archive.drop(self.timeline.first)
-            self.columns.drop(self.timeline.first)
+        if self.exact_notes:
+            self._changed |= self.archive.refreshed
+        self.archive.refreshed.clear()
 
     def _gather(self, ids: np.ndarray, batch: dict[str, np.ndarray]) -> None:
         wanted = {k: s.shape for k, s in self.spaces.items() if k in batch}
