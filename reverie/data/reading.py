@@ -33,6 +33,12 @@ class Reading:
     map: KeyMap = field(default_factory=KeyMap)
     """Where things lie in HDF5 files."""
 
+    def __post_init__(self) -> None:
+        if min(self.size) < 0 or (0 in self.size and max(self.size)):
+            raise ValueError(
+                f"size is a height and a width above zero, not {self.size}"
+            )
+
     @property
     def recipe(self) -> Recipe:
         usual = ROBOMIMIC if self.like else Recipe()

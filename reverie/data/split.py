@@ -54,8 +54,8 @@ def split_by_seed(
     """Names to train on and names to hold out; at least one of each."""
     if not 0 < fraction < 1 or len(names) < 2:
         raise UserError(
-            f"{len(names)} episodes cannot be split with {fraction} held out.\n"
-            "  Fix: --fraction 0.1, of at least two episodes."
+            f"Of {len(names)} episodes a share of {fraction} cannot be held out.\n"
+            "  Fix: give two episodes or more, and a share between 0 and 1."
         )
     count = min(max(1, round(fraction * len(names))), len(names) - 1)
     chosen = np.random.default_rng(seed).permutation(len(names))[:count]

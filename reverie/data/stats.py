@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,14 @@ def measure(
     for name in reader.names() if names is None else names:
         try:
             episode = reader.read(name)
-        except BadEpisode:
-            continue
-        if problems(episode, reader.obs_space, reader.act_space):
+            if wrong := problems(episode, reader.obs_space, reader.act_space):
+                raise BadEpisode("; ".join(wrong))
+        except BadEpisode as error:
+            warnings.warn(
+                f"{reader.origin}: {name} {error}; not measured",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             continue
         if prepare is not None:
             episode = prepare(episode)

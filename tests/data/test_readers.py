@@ -399,6 +399,9 @@ def test_a_damaged_hdf5_file_is_one_sentence(tmp_path):
         (lambda d: d.__delitem__("next_obs/speed"), "has no speed in 'next_obs'"),
         (lambda d: cut(d, "rewards"), "'rewards' has 3 rows"),
         (lambda d: cut(d, "obs/image"), "several lengths"),
+        (lambda d: single(d, "rewards"), "'rewards' has no rows"),
+        (lambda d: single(d, "obs/speed"), "'speed' is a single number"),
+        (lambda d: [cut(d, key, 0) for key in every(d)], "is empty"),
         (lambda d: cut(d, "next_obs/image"), r"in 'next_obs'"),
     ],
 )
@@ -417,10 +420,49 @@ def test_a_demo_that_lacks_something_is_bad_and_the_others_are_not(
     assert reader.act_space["action"] == ACTION["action"]
 
 
-def cut(demo, key):
-    value = demo[key][:3]
+def cut(demo, key, rows=3):
+    value = demo[key][:rows]
     del demo[key]
     demo[key] = value
+
+
+def single(demo, key):
+    del demo[key]
+    demo[key] = 3.0
+
+
+def every(demo):
+    """The arrays of a demonstration."""
+    found = []
+    demo.visititems(lambda name, thing: found.append(name) if shaped(thing) else None)
+    return found
+
+
+def shaped(thing):
+    return hasattr(thing, "shape")
+
+
+def test_words_among_the_observations_are_left_out(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "demos.hdf5"
+    write_robomimic(path)
+    with h5py.File(path, "a") as file:
+        for name, demo in file["data"].items():
+            count = len(demo["actions"])
+            for part in ("obs", "next_obs"):
+                demo[f"{part}/language"] = np.array([name.encode()] * count)
+    reader = open_reader(path)
+    assert "language" not in reader.obs_space
+    assert slip(reader.read("demo_2")) < 1e-5
+    assert reader.remarks["no numbers, left out"] == "language"
+
+
+def test_episodes_without_actions_say_what_they_have(tmp_path):
+    pytest.importorskip("h5py")
+    path = tmp_path / "demos.hdf5"
+    write_robomimic(path)
+    with pytest.raises(UserError, match=r"no 'moves' in 'data', but actions, dones"):
+        open_reader(path, map=hdf5().KeyMap(action="moves"))
 
 
 def test_a_file_with_all_steps_in_a_row_is_cut_where_marks_are(tmp_path):

@@ -84,8 +84,15 @@ class Hdf5Reader(Reader):
         self._open: dict[Path, Any] = {}
         self._lock = threading.RLock()  # HDF5 reads one thing at a time anyway
         self.masks: dict[str, list[str]] = {}
+        self._others: list[str] = []  # in groups that would be episodes with actions
         for file in files:
             self._list(file, prefix=f"{file.stem}_" if len(files) > 1 else "")
+        if not self._where and self._others:
+            raise UserError(
+                f"{path} has no {self.map.action!r} in {self.map.episodes!r}, but "
+                f"{', '.join(self._others[:12])}.\n  Fix: say which are the actions, "
+                "--map.action NAME, or where episodes are, --map.episodes GROUP."
+            )
         if not self._where:
             raise UserError(
                 f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: say which "
@@ -126,7 +133,13 @@ class Hdf5Reader(Reader):
 
     @property
     def remarks(self) -> dict[str, str]:
-        return {key: str(value) for key, value in self.attributes().items()}
+        found = {key: str(value) for key, value in self.attributes().items()}
+        with self._lock, _readable():
+            seen = self._group(next(iter(self._where))).get(self.map.obs)
+            inside = {} if seen is None or self.map.keys else seen
+            rest = [k for k in inside if not _is_group(seen[k])]
+            rest = [k for k in rest if not _is_seen(seen[k])]
+        return found | ({"no numbers, left out": ", ".join(rest)} if rest else {})
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         """What is noted on an episode, or on the group of all (`env_args`, ...)."""
@@ -148,6 +161,7 @@ class Hdf5Reader(Reader):
             root = file if place in (".", "", "/") else file.get(place)
             inside = [] if root is None else [k for k in root if _is_group(root[k])]
             if not any(self.map.action in root[k] for k in inside):
+                self._others = sorted({k for g in inside for k in root[g]})
                 inside = []  # whatever these groups are, they are no episodes
             if self.map.breaks:
                 self._list_stretches(path, prefix)
@@ -314,13 +328,15 @@ def _obs_of(
         if inner is None or not _is_group(inner):
             inside = ", ".join(sorted(group)) or "nothing"
             raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
-        found = {key: inner[key] for key in inner if not _is_group(inner[key])}
+        found = {key: inner[key] for key in inner if _is_seen(inner[key])}
     if wanted is not None:
         if missing := [key for key in wanted if key not in found]:
             raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
         found = {key: found[key] for key in wanted}
     if not found:
         raise BadEpisode(f"has no observations in {map.obs!r}")
+    if single := [key for key, value in found.items() if not value.shape]:
+        raise BadEpisode(f"{single[0]!r} is a single number, not one for every row")
     lengths = {key: len(value) for key, value in found.items()}
     if len(set(lengths.values())) > 1:
         raise BadEpisode(f"has observations of several lengths, {lengths}")
@@ -354,9 +370,10 @@ def _optional(group: Any, key: str, rows: int) -> np.ndarray:
     if key not in group:
         return np.zeros(rows, np.float32)
     value = np.asarray(group[key])
-    if len(value) != rows:
-        raise BadEpisode(f"{key!r} has {len(value)} rows, the actions have {rows}")
-    return value.reshape(rows, -1)[:, 0]
+    if value.shape[:1] != (rows,):
+        there = len(value) if value.ndim else "no"
+        raise BadEpisode(f"{key!r} has {there} rows, the actions have {rows}")
+    return value.reshape(rows, -1)[:, 0] if rows else value.ravel()
 
 
 def _length(obs: Mapping[str, Any]) -> int:
@@ -365,6 +382,11 @@ def _length(obs: Mapping[str, Any]) -> int:
 
 def _is_group(thing: Any) -> bool:
     return hasattr(thing, "keys")
+
+
+def _is_seen(thing: Any) -> bool:
+    """Whether something lies there that can be seen; words cannot."""
+    return not _is_group(thing) and thing.dtype.kind in "biuf"
 
 
 def _text(value: Any) -> str:
