@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from reverie.agents.bc import OLDER
-from reverie.api import UserError
+from reverie.api import Spaces, UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
 from reverie.data.images import ImageConfig
 from reverie.data.reading import Reading
 from reverie.run import checkpoint
 from reverie.run.config import Config
-from reverie.run.folder import home_of, read_config
+from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.recordings import Recordings, images_of
 from reverie.run.watch import learn
 
@@ -32,6 +32,8 @@ def offline(config: Config) -> Path:
     config = settle(config)
     run = getattr(config.of_agent, "run", "")
     material = Recordings(config.offline, config.seed, run)
+    if run and not is_torch_file(run):
+        check_actions(run, material.act_space, config.offline.data)
     return learn(in_updates(config, material.steps), material)
 
 
@@ -59,6 +61,18 @@ def in_updates(config: Config, steps: int) -> Config:
     return replace(config, run=run)
 
 
+def check_actions(run: str, act_space: Spaces, data: str) -> None:
+    """Raise unless recordings have the actions that a run was trained with."""
+    learnt = read_spaces(home_of(checkpoint.locate(Path(run)))).act_space
+    shapes = [{k: s.shape for k, s in x.items()} for x in (learnt, act_space)]
+    if shapes[0] != shapes[1]:
+        words = [", ".join(f"{k} {s}" for k, s in x.items()) for x in shapes]
+        raise UserError(
+            f"{run} was trained with the actions {words[0]}, {data} has {words[1]}.\n"
+            "  Fix: give recordings of the same machine, or train a world on these."
+        )
+
+
 def settle(config: Config) -> Config:
     """The config with all that the run it looks through has to say."""
     run = getattr(config.of_agent, "run", "")
@@ -69,6 +83,13 @@ def settle(config: Config) -> Config:
         return replace(config, **{config.agent: mine})
     path = checkpoint.locate(Path(run))
     other = read_config(home_of(path))
+    if hasattr(other.of_agent, "run"):
+        through = other.of_agent.run
+        better = f"--{config.agent}.run {through}" if through else "leave it out"
+        raise UserError(
+            f"{run} has no world to look through: its agent is {other.agent!r}, as "
+            f"that of this run.\n  Fix: {better}."
+        )
     mine = replace(config.of_agent, on=other.agent)
     crop = config.offline.images.crop
     images = images_of(path)

@@ -545,10 +545,10 @@ def test_if_nothing_set_aside_can_be_read_a_sentence_says_so(data, tmp_path):
     images = Images(ImageConfig(), reader.obs_space)
     with (
         pytest.warns(RuntimeWarning, match=f"{first} .*skipped"),
-        pytest.raises(UserError, match="None of the episodes of .* set aside"),
+        pytest.raises(UserError, match=r"None of the episodes of .* set aside"),
     ):
         list(judge_episodes(Counting(), feed, images, LookConfig()))
-    with pytest.raises(UserError, match="None of the episodes of .* set aside"):
+    with pytest.raises(UserError, match=r"None of the episodes of .* set aside"):
         open_loop(Oracle(), feed, images, LookConfig())
     feed.close()
 
