@@ -35,6 +35,18 @@ SETTINGS_HELP = """\
 """
 
 
+REFUSED = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""What the system says of paths that cannot be read or written."""
+
 BELOW: dict[str, tuple[str, ...]] = {
     "train": (),
     "train_eval": (),
@@ -422,7 +434,15 @@ def _data(arguments: list[str]) -> int:
             f"{configs.suggest(verb, DATA)}\n  Fix: reverie data inspect PATH, "
             "or reverie data export LOGDIR FOLDER"
         )
-    return DATA[verb](rest)
+    try:
+        return DATA[verb](rest)
+    except OSError as error:
+        if error.errno not in REFUSED or not error.filename:
+            raise
+        raise UserError(
+            f"{error.filename} cannot be used: {error.strerror}.\n"
+            "  Fix: name a file or folder that you may read, or write."
+        ) from None
 
 
 def _data_verb(verb: str, arguments: list[str]) -> int:

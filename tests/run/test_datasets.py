@@ -135,7 +135,15 @@ def test_a_film_shows_all_cameras_side_by_side(here, capsys):
         ("convert demos out --jobs many", "jobs should be a whole number"),
         ("convert demos out --like robomimic", "has no agentview_image"),
         ("convert demos out --map.action a", "is none"),
+        ("convert demos out --jobs 0", "jobs begin at 1"),
+        ("convert demos out --size 0 24", "a height and a width above zero"),
+        ("convert demos demos/demo_0-6.npz/out", "cannot be used: Not a directory"),
         ("split demos out --mask train", "mask takes two names"),
+        ("split demos out --jobs 0", "jobs begin at 1"),
+        ("split demos out --fraction 2", "a share of 2.0 cannot be held out"),
+        ("inspect demos --episodes -3", "episodes counts some"),
+        ("view demos --fps 0", "fps begins at 1"),
+        ("stats demos --out demos/demo_0-6.npz/x", "cannot be used: File exists"),
         ("inspect absent", "nothing at absent"),
         ("inspct demos", "Did you mean 'inspect'"),
         ("demos reach.npz", "written as HDF5"),
@@ -161,6 +169,14 @@ def test_a_bad_file_stops_a_conversion_or_is_left_out(here, capsys):
     said = capsys.readouterr()
     assert "left out: demo_1 cannot be read" in said.err
     assert "2 episodes in out" in said.out
+
+
+def test_what_is_not_measured_is_named(here, capsys):
+    write_npz(here / "demos")
+    path = here / "demos" / "demo_1-10.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.warns(RuntimeWarning, match="demo_1 cannot be read .*not measured"):
+        assert run("stats demos") == 0
 
 
 def test_mixed_image_sizes_are_named(here, capsys):
