@@ -2,8 +2,9 @@
 
     python benchmarks/curves.py --out logdir/curves
 
-Trains `catch` on 64 x 64 pixels with the networks of size12m in bfloat16, with
-`--compile none` and with `--compile auto`, all seeds side by side on one device.
+Trains `catch` on 64 x 64 pixels with the networks of size12m in bfloat16 (`--small`: on
+12 x 12 with its own small ones), with `--compile none` and with `--compile auto`, all
+seeds side by side on one device.
 Writes `curves.json` (scores, binned by steps, and the verdict) and `curves.png` (mean
 of each way on a band from its worst to its best seed). Flags this program does not know
 go to all runs, as `--run.steps=2000`; with `--draw` nothing is trained, and what lies
@@ -26,18 +27,21 @@ from reverie.view.curve import draw_lines, read_scores
 from reverie.view.video import write_image
 
 WAYS = {"plain": "none", "fast": "auto"}
-TRAIN = [sys.executable, "-m", "reverie.cli", "train", "--configs", "catch", "size12m"]
-FLAGS = {
+TRAIN = [sys.executable, "-m", "reverie.cli", "train", "--configs", "catch"]
+COMMON = {
+    "precision": ["bfloat16"],
+    "logger.outputs": ["jsonl"],
+    "run.report_every": ["0"],
+    "run.save_every": ["0"],
+    "run.overlap": ["off"],
+}
+LARGE = {
     "env.catch.size": ["64", "64"],
     "dreamer.enc.mults": ["2", "3", "4", "4"],
     "dreamer.dec.mults": ["2", "3", "4", "4"],
     "dreamer.enc.kernel": ["5"],
     "dreamer.dec.kernel": ["5"],
     "dreamer.opt.lr": ["3e-4"],
-    "precision": ["bfloat16"],
-    "logger.outputs": ["jsonl"],
-    "run.report_every": ["0"],
-    "run.save_every": ["0"],
 }
 BINS = 16  # at most
 
@@ -47,11 +51,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("logdir/curves"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
+    parser.add_argument("--small", action="store_true", help="small networks")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     args, more = parser.parse_known_args()
     seeds = range(args.seeds)
     if not args.draw:
-        train(args.out, args.seeds, args.minutes, more)
+        flags = COMMON if args.small else COMMON | LARGE
+        words = [w for key, values in flags.items() for w in (f"--{key}", *values)]
+        words = ["size12m", *words] if not args.small else words
+        train(args.out, args.seeds, args.minutes, [*words, *more])
     found = {
         way: [read_scores(args.out / f"{way}-{seed}") for seed in seeds] for way in WAYS
     }
@@ -68,16 +76,15 @@ def main() -> None:
     print(json.dumps({k: v for k, v in result.items() if k not in ("steps", *WAYS)}))
 
 
-def train(out: Path, seeds: int, minutes: float, more: list[str]) -> None:
+def train(out: Path, seeds: int, minutes: float, words: list[str]) -> None:
     """All runs at once; those that are not done in time save themselves and end."""
     out.mkdir(parents=True, exist_ok=True)
-    flags = [word for key, values in FLAGS.items() for word in (f"--{key}", *values)]
     runs, start = {}, time.time()
     for way, compile in WAYS.items():
         for seed in range(seeds):
             name = f"{way}-{seed}"
             own = ["--compile", compile, "--seed", str(seed)]
-            command = [*TRAIN, *flags, *own, "--logdir", str(out / name), *more]
+            command = [*TRAIN, *words, *own, "--logdir", str(out / name)]
             with (out / f"{name}.log").open("w") as log:
                 runs[name] = subprocess.Popen(command, stdout=log, stderr=log)
     for name, run in runs.items():
