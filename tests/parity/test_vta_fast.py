@@ -21,11 +21,19 @@ from reverie.worlds.vta import VTA, VTAConfig
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast import accelerate, unit_scan
+from reverie.nets.fast import accelerate, batch_norm, patches, unit_scan
 from reverie.nets.fast.amsgrad import FusedAMSGrad
 from reverie.nets.fast.batch_norm import FastImageDecoder, FastImageEncoder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """The interpreter takes its time for each program, not for what it does."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(batch_norm, "TILE", 1 << 16)
+        monkeypatch.setattr(patches, "ENTRIES", 1 << 16)
 
 
 def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:

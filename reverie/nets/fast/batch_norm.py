@@ -17,6 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie.nets.fast import patches
 from reverie.nets.fast.launch import can_launch, differentiable, programs
 from reverie.nets.fast.sums import add_up
 from reverie.nets.strided import ImageDecoder, ImageEncoder
@@ -38,7 +39,10 @@ class FastImageEncoder(ImageEncoder):
             return super().forward(x)
         for i in range(self.layers):
             conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
-            x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
+            if _is_narrow(conv) and not x.requires_grad:
+                x = patches.halve(x.to(_precision(x)), conv.weight)
+            else:
+                x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
             x = norm_elu(x, norm, conv.bias)
         return x.flatten(1)
 
@@ -54,8 +58,27 @@ class FastImageDecoder(ImageDecoder):
             conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
             x = F.conv_transpose2d(x, conv.weight, None, conv.stride, conv.padding)
             x = norm_elu(x, norm, conv.bias)
-        image: Tensor = getattr(self, f"conv{self.layers - 1}")(x)
-        return image
+        last = getattr(self, f"conv{self.layers - 1}")
+        if _is_narrow(last):
+            image = patches.double(x.to(_precision(x)), last.weight)
+            return torch.add(image, last.bias.to(image.dtype)[:, None, None])
+        picture: Tensor = last(x)
+        return picture
+
+
+def _is_narrow(conv: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+    """Whether a picture is on one side of the layer, and `patches.py` takes it."""
+    form = conv.kernel_size[0], conv.stride[0], conv.padding[0]
+    colors = conv.weight.shape[1]  # of either kind
+    return form == (4, 2, 1) and colors <= patches.COLORS
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """What a convolution would be computed in here."""
+    kind = x.device.type
+    return (
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    )
 
 
 def _fits(net: nn.Module) -> bool:

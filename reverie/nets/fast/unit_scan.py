@@ -145,7 +145,7 @@ def _dot(a, b, sums):
     return tl.dot(a, b, sums, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "turned"])
 @no_type_check
 def _forward(
     gates,
@@ -223,7 +223,7 @@ def _forward(
         tl.store(at + 3 * D, hidden, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "turned"])
 @no_type_check
 def _backward(
     slope,
