@@ -64,6 +64,7 @@ WAYS = {
     "deaf": {"feedback": False, "read_pays": True, **FREE},
     "deaf_low4": {"feedback": False, "read_pays": True, **SMALL, **FREE},
     "deaf_linked": {"feedback": False, "linked": True, "read_pays": True, **FREE},
+    "deaf_obs2": {"feedback": False, "read_pays": True, "obs_scale": 2, **FREE},
     "deaf_hidden": {"feedback": False, **FREE},
     "warm3_seg5": {"obs_scale": 3, "obs_warmup": 8000},
     "warm5_seg5": {"obs_scale": 5, "obs_warmup": 8000},
