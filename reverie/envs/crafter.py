@@ -1,10 +1,10 @@
 """Crafter: open-world survival with 22 achievements.
 
-The simulator is the stock one with two repairs. It keeps the creatures of each chunk in
-a `set`, whose order depends on memory addresses, so that the same seed gives another
+The simulator is the stock one with three repairs. It keeps the creatures of each chunk
+in a `set`, whose order depends on memory addresses, so that the same seed gives another
 game in another process; here they keep the order in which they came, which makes every
-episode a function of its seed. And it generates worlds cell by cell; `terrain.py` makes
-the same worlds all at once.
+episode a function of its seed. It generates worlds cell by cell; `terrain.py` makes the
+same worlds all at once. And so it draws them; see `crafter_view.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs, Space, Spaces
+from reverie.envs.crafter_view import quicken
 
 _NAMES = """
 collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone
@@ -25,6 +26,7 @@ make_iron_sword make_stone_pickaxe make_stone_sword make_wood_pickaxe make_wood_
 place_furnace place_plant place_stone place_table wake_up
 """
 ACHIEVEMENTS = tuple(_NAMES.split())
+LOGGED = tuple(f"log/achievement_{name}" for name in ACHIEVEMENTS)
 
 
 @dataclass(frozen=True)
@@ -48,23 +50,23 @@ class Crafter:
     ):
         self.config = config = config or CrafterConfig()
         self._game = make_game(config, name == "reward", seed)
+        quicken(self._game)
         self._episodes = 0
         self._successes = np.zeros(len(ACHIEVEMENTS))
 
     @property
     def obs_space(self) -> Spaces:
         f32, flag = np.dtype(np.float32), Space(np.dtype(bool))
-        logged = ["reward"]
+        logged = ["log/reward"]
         if self.config.achievements:
-            logged += [f"achievement_{name}" for name in ACHIEVEMENTS]
-            logged += ["crafter_score"]
+            logged += [*LOGGED, "log/crafter_score"]
         return {
             "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
             "reward": Space(f32),
             "is_first": flag,
             "is_last": flag,
             "is_terminal": flag,
-            **{f"log/{name}": Space(f32) for name in logged},
+            **{key: Space(f32) for key in logged},
         }
 
     @property
@@ -93,27 +95,26 @@ class Crafter:
         last: bool = False,
         terminal: bool = False,
     ) -> Obs:
-        unlocked = info.get("achievements", {})
-        logged = {"log/reward": np.float32(info.get("reward", 0.0))}
-        if self.config.achievements:
-            counts = [unlocked.get(name, 0) for name in ACHIEVEMENTS]
-            for name, count in zip(ACHIEVEMENTS, counts, strict=True):
-                logged[f"log/achievement_{name}"] = np.float32(count)
-            so_far = self._score_with(counts) if last else 0.0
-            logged["log/crafter_score"] = np.float32(so_far)
-        return {
+        obs = {
             "image": np.ascontiguousarray(image),
             "reward": np.float32(reward),
             "is_first": np.bool_(first),
             "is_last": np.bool_(last),
             "is_terminal": np.bool_(terminal),
-            **logged,
+            "log/reward": np.float32(info.get("reward", 0.0)),
         }
+        if self.config.achievements:
+            unlocked = info.get("achievements", {})
+            counts = np.array([unlocked.get(name, 0) for name in ACHIEVEMENTS])
+            obs.update(zip(LOGGED, counts.astype(np.float32), strict=True))
+            so_far = self._score_with(counts) if last else 0.0
+            obs["log/crafter_score"] = np.float32(so_far)
+        return obs
 
-    def _score_with(self, counts: list[int]) -> float:
+    def _score_with(self, counts: np.ndarray) -> float:
         """The score over all episodes that this environment has finished."""
         self._episodes += 1
-        self._successes += np.array(counts) > 0
+        self._successes += counts > 0
         return crafter_score(self._successes / self._episodes)
 
 
@@ -155,6 +156,8 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
             self._chunks: Any = collections.defaultdict(OrderedSet)
 
     class Game(crafter.Env):  # type: ignore
+        player: Any = objects.Player
+
         def reset(self) -> np.ndarray:
             self._episode += 1
             self._step = 0
@@ -164,7 +167,7 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
             self._world.reset(seed)
             self._update_time()
             width, height = self._world.area
-            self._player = objects.Player(self._world, (width // 2, height // 2))
+            self._player = self.player(self._world, (width // 2, height // 2))
             self._last_health = self._player.health
             self._world.add(self._player)
             self._unlocked: set[str] = set()

@@ -11,7 +11,7 @@ import pytest
 
 from reverie import envs
 from reverie.envs import CrafterConfig
-from reverie.envs.crafter import ACHIEVEMENTS, Crafter, crafter_score
+from reverie.envs.crafter import ACHIEVEMENTS, Crafter, crafter_score, make_game
 from reverie.run.config import resolve
 
 pytest.importorskip("crafter")
@@ -75,6 +75,35 @@ def test_an_episode_begins_where_the_stock_game_does() -> None:
     ours = Crafter(seed=0)
     assert np.array_equal(stock.reset(), ours.reset(seed=5)["image"])
     assert np.array_equal(stock.step(0)[0], ours.step({"action": 0})["image"])
+
+
+@pytest.mark.parametrize(
+    ("size", "area", "start"),
+    [((64, 64), (64, 64), 290), ((96, 80), (40, 64), 0), ((50, 70), (8, 6), 0)],
+)
+def test_pictures_are_those_of_the_stock_game(
+    size: tuple[int, int], area: tuple[int, int], start: int
+) -> None:
+    """By day and night, awake and asleep, at the edge of the world, with tools."""
+    config = CrafterConfig(size=size, area=area)
+    stock, ours = make_game(config, True, seed=1), Crafter("reward", config, seed=1)
+    assert type(stock._local_view).__module__ == "crafter.engine"
+    assert np.array_equal(stock.reset(), ours.reset()["image"])
+    rng, slept = np.random.default_rng(0), 0
+    for game in (stock, ours._game):
+        game._step = start  # the night begins
+        game._player.inventory |= {"wood": 9, "iron_sword": 1, "energy": 3}
+    for turn in range(120):
+        action = int(rng.integers(17)) if turn % 40 else 6  # now and then to sleep
+        image, reward, done, _ = stock.step(action)
+        row = ours.step({"action": action})
+        assert np.array_equal(image, row["image"]), turn
+        assert (np.float32(reward), done) == (row["reward"], row["is_last"])
+        slept += stock._player.sleeping
+        if done:
+            assert np.array_equal(stock.reset(), ours.reset()["image"])
+    assert stock._player.inventory == ours._game._player.inventory
+    assert slept or start == 0
 
 
 def test_noise_is_that_of_the_library() -> None:
