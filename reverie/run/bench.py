@@ -9,14 +9,17 @@ and is over when its actions are there. Every number is taken several times.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gc
 import json
 import math
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -355,6 +358,18 @@ class Bench:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{self.device.type} with {torch.get_num_threads()} threads"
+
+
+@contextmanager
+def the_machine(alone: bool) -> Iterator[None]:
+    """Use it beside others that do, or wait until nobody does and have it alone.
+
+    Whoever measures on this machine takes part in it, in whatever process.
+    """
+    path = Path(tempfile.gettempdir()) / f"reverie-bench-{os.getuid()}.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action:

@@ -7,19 +7,14 @@ machine sees to it that a config is timed alone.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reverie.run.bench import Bench, BenchConfig, write
+from reverie.run.bench import Bench, BenchConfig, the_machine, write
 from reverie.run.config import Config
 from reverie.run.folder import about
 from reverie.run.parts import MakeEnv
@@ -84,15 +79,6 @@ def measure(
             "update_ms_all": update.ms,
             **subject.memory(),
         }
-
-
-@contextmanager
-def the_machine(alone: bool) -> Iterator[None]:
-    """Use it beside others that do, or wait until nobody does and have it alone."""
-    path = Path(tempfile.gettempdir()) / f"reverie-bench-{os.getuid()}.lock"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
 
 
 def trend(sizes: Sequence[float], times: Sequence[float]) -> list[float]:

@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from reverie.run import bench as benches
 from reverie.run import growth as growths
-from reverie.run.bench import BenchConfig
+from reverie.run.bench import BenchConfig, the_machine
 from reverie.run.config import resolve
-from reverie.run.growth import growth, growth_table, the_machine, trend
+from reverie.run.growth import growth, growth_table, trend
 
 SMALL = {"dreamer.batch_size": 2, "dreamer.batch_length": 4, "run.envs": 2}
 FLAGS = {"task": "catch", **SMALL}
@@ -65,7 +66,7 @@ def test_a_power_law_has_no_outliers_whatever_its_steps():
 
 
 def test_a_config_is_timed_when_nobody_else_uses_the_machine(monkeypatch, tmp_path):
-    monkeypatch.setattr(growths.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(benches.tempfile, "gettempdir", lambda: str(tmp_path))
     order = []
 
     def time_alone():
