@@ -34,8 +34,10 @@ MOST_PARTS = 16
 """The most programs that share a map."""
 PER_PROCESSOR = 8
 """Programs to keep each processor busy with."""
-WHOLE = 8192
+WHOLE = 4096
 """Entries of a map that a program holds when it works on whole groups."""
+STAGES: tl.constexpr = tl.constexpr(3)
+"""Pieces of a map that are on their way from memory while one is worked on, and it."""
 SECTOR = 32
 """Bytes that lie together in memory: fewer at a time are not worth reading."""
 FEW_ROWS = 256
@@ -63,7 +65,7 @@ class Groups(NamedTuple):
 
     @property
     def warps(self) -> int:
-        return 8 if self.wide * self.tall >= WHOLE // 2 else 4
+        return 8 if self.wide * self.tall > 2048 else 4
 
 
 def whole_groups(x: Tensor) -> Groups | None:
@@ -246,7 +248,7 @@ def _sum(
     first = tl.load(here + col).to(tl.float32)
     total = tl.zeros((TALL, CHANNELS), tl.float32)
     square = tl.zeros((TALL, CHANNELS), tl.float32)
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         v = tl.load(here + pixel * CHANNELS + col, inside, 0.0).to(tl.float32)
@@ -326,7 +328,7 @@ def _apply(
         middle -= tl.load(bias + col).to(tl.float32)
     gain = root * tl.load(scale + col).to(tl.float32)
     lift = tl.load(shift + col).to(tl.float32) - middle * gain
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         place = pixel * CHANNELS + col[None, :]
@@ -365,7 +367,7 @@ def _sum_back(
     lift = tl.load(shift + col).to(tl.float32)
     dlift = tl.zeros((TALL, CHANNELS), tl.float32)
     dgain = tl.zeros((TALL, CHANNELS), tl.float32)
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         place = start_of_row + pixel * CHANNELS + col[None, :]
@@ -423,7 +425,7 @@ def _apply_back(
     tilt = grouped(dgain * gain, CHANNELS, GROUPS) / count
     own = tl.zeros((TALL, CHANNELS), tl.float32)
     other = tl.zeros((TALL, CHANNELS), tl.float32)
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         place = start_of_row + pixel * CHANNELS + col[None, :]
@@ -472,7 +474,7 @@ def _norm(
     first = tl.load(here + col).to(tl.float32)
     total = tl.zeros((TALL, WIDE), tl.float32)
     square = tl.zeros((TALL, WIDE), tl.float32)
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = i * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         v = tl.load(here + pixel * CHANNELS + col[None, :], inside, 0.0).to(tl.float32)
@@ -495,7 +497,7 @@ def _norm(
         middle -= tl.load(bias + col).to(tl.float32)
     gain = root * tl.load(scale + col).to(tl.float32)
     lift = tl.load(shift + col).to(tl.float32) - middle * gain
-    for i in range(SHARE):
+    for i in tl.range(0, SHARE, num_stages=STAGES):
         pixel = i * TALL + tl.arange(0, TALL)[:, None]
         inside = pixel < pixels
         place = pixel * CHANNELS + col[None, :]
