@@ -21,7 +21,7 @@ class Dice:
     def __init__(self, seed: int, purpose: str, device: torch.device):
         entropy = np.random.SeedSequence([seed, *purpose.encode()])
         self.generator = torch.Generator(device)
-        self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+        self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
 
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
         """The index of one class; probabilities need not add up to one exactly.
