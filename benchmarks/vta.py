@@ -1,10 +1,12 @@
 """VTA on bouncing balls: how fast an update is, and whether the data keeps up.
 
     python benchmarks/vta.py                      the default sizes, 128 windows of 30
+    python benchmarks/vta.py bfloat16/graph       only one of the ways to compute them
     python benchmarks/vta.py --batch 8 --belief 16 --updates 5      a quick look
 
-The generator is measured alone, in one thread; an update eats `batch` sequences, of
-which only those of a fresh chunk have to be made (`source.chunk` / `source.refresh`).
+The generator is measured alone, in one thread, and then at work: while the agent
+learns, fresh sequences come at the rate of the defaults (`source.chunk` every
+`source.refresh` updates), and the mean over all updates has every wait in it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from reverie.agents.watcher import Watcher, WatcherConfig
 from reverie.data.sources import SourceConfig
 from reverie.data.sources.balls import Balls, make_sequences
 from reverie.data.sources.feed import SourceFeed
+from reverie.run.device import be_quick
 from reverie.worlds.vta import VTAConfig
 
 
@@ -40,8 +43,15 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+WAYS = {
+    "cuda": ["float32/none", "float32/graph", "bfloat16/none", "bfloat16/graph"],
+    "cpu": ["float32/none"],
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ways", nargs="*", help="precision/compile")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--belief", type=int, default=128)
     parser.add_argument("--updates", type=int, default=50)
@@ -51,6 +61,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     device = torch.device(args.device)
+    be_quick(device)
     config = WatcherConfig(args.batch, vta=VTAConfig(belief=args.belief))
     window = config.window
 
@@ -58,17 +69,16 @@ def main() -> None:
     start = time.perf_counter()
     make_sequences(rng, args.chunk, window.length, 2.0)
     rate = args.chunk / (time.perf_counter() - start)
-    need = SourceConfig().chunk / SourceConfig().refresh
+    fresh = SourceConfig().chunk // SourceConfig().refresh
     print(
-        f"generator: {rate:.0f} sequences/s in one thread; an update needs {need:.0f}, "
-        f"that is {1e3 * need / rate:.2f} ms"
+        f"generator: {rate:.0f} sequences/s in one thread; an update needs {fresh}, "
+        f"that is {1e3 * fresh / rate:.2f} ms"
     )
-
-    ways = [("float32", "none")]
-    if device.type == "cuda":
-        ways += [("float32", "graph"), ("bfloat16", "none"), ("bfloat16", "graph")]
-    for precision, compile in ways:
-        source = Balls(SourceConfig(chunk=args.chunk, refresh=0), window, 0)
+    refresh = max(1, args.chunk // fresh)
+    for way in args.ways or WAYS[device.type]:
+        precision, compile = way.split("/")
+        settings = SourceConfig(chunk=args.chunk, refresh=refresh)
+        source = Balls(settings, window, 0)
         feed = SourceFeed(source, device, prefetch=device.type == "cuda")
         agent = Watcher(
             source.obs_space,
@@ -82,10 +92,18 @@ def main() -> None:
             agent.train(feed)
         data = feed("train")
         alone = milliseconds(lambda a=agent, d=data: a.update(d), args.updates, device)
-        fed = milliseconds(lambda a=agent, f=feed: a.train(f), args.updates, device)
+        updates = max(args.updates, 2 * refresh) if args.updates > 5 else args.updates
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(updates):
+            agent.train(feed)
+        _wait(device)
+        fed = 1e3 * (time.perf_counter() - start) / updates
         print(
             f"{precision}, compile {compile}: {alone:.2f} ms per update of "
-            f"{window.batch} x {window.length}, {fed:.2f} ms with its batch"
+            f"{window.batch} x {window.length}; {fed:.2f} ms with fresh data, mean of "
+            f"{updates}",
+            flush=True,
         )
         feed.close()
 
