@@ -32,6 +32,7 @@ def _small_tiles(monkeypatch):
 
     monkeypatch.setattr(group_norm, "TILE", 512)
     monkeypatch.setattr(narrow, "TALL", 16)
+    monkeypatch.setattr(narrow, "SHORT", 16)
     for module in (group_norm, narrow):
         monkeypatch.setattr(module, "programs", programs)
 
@@ -84,19 +85,16 @@ def compare(net, quick, x):
 
 
 @pytest.mark.usefixtures("_each_way")
-@pytest.mark.parametrize(("inputs", "units"), [(64, 64), (32, 64)])
-def test_a_block_and_its_gradients(inputs, units):
-    compare(
-        *twins(Residual(inputs, units)), torch.randn(2, 5, 3, inputs, device=DEVICE)
-    )
+@pytest.mark.parametrize("inputs", [64, 32])
+def test_a_block_and_its_gradients(inputs):
+    compare(*twins(Residual(inputs, 64)), torch.randn(1, 5, 3, inputs, device=DEVICE))
 
 
-@pytest.mark.usefixtures("_each_way")
 @pytest.mark.parametrize("inputs", [64, 32])
 def test_a_block_adds_the_bias_of_what_comes_in(inputs):
     net, quick = twins(Residual(inputs, 64))
     first = torch.randn(inputs, device=DEVICE, requires_grad=True)
-    x = torch.randn(2, 5, 3, inputs, device=DEVICE)
+    x = torch.randn(1, 5, 3, inputs, device=DEVICE)
     y, z = net(x + first), quick(x, first)
     torch.testing.assert_close(z, y, rtol=1e-4, atol=1e-4)
     slope = torch.randn_like(y)
@@ -104,7 +102,6 @@ def test_a_block_adds_the_bias_of_what_comes_in(inputs):
     torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.usefixtures("_each_way")
 def test_almost_constant_maps():
     net, quick = twins(Residual(64, 64))
     x = 3 + 1e-3 * torch.randn(1, 4, 5, 64, device=DEVICE)
@@ -133,11 +130,11 @@ def test_a_kernel_made_beforehand_is_made_again_when_weights_moved():
 
 @pytest.mark.parametrize("net", [FrameEncoder, FrameDecoder])
 def test_whole_networks(net):
-    config = FrameConfig(32, 6, (1, 2), (1, 1))
+    config = FrameConfig(32, 6, (1, 2), (1, 0))
     if net is FrameEncoder:
-        compare(*twins(net(5, config)), torch.rand(1, 8, 8, 5, device=DEVICE))
+        compare(*twins(net(5, config)), torch.rand(1, 4, 6, 5, device=DEVICE))
     else:
-        compare(*twins(net(9, 3, config)), torch.rand(1, 2, 2, 9, device=DEVICE))
+        compare(*twins(net(9, 3, config)), torch.rand(1, 2, 3, 9, device=DEVICE))
 
 
 def test_widths_without_kernels_take_the_plain_way():

@@ -41,6 +41,8 @@ MOST_CHANNELS = 128
 WARPS = 8
 TALL = 64
 """Pixels that a program works on at a time."""
+SHORT = 32
+"""The same on the way back, where a program has to hold much more of each."""
 MOST_STEPS = 8
 """The most times it does."""
 MOST_ENTRIES = 2**30
@@ -150,7 +152,7 @@ class _NormToFew(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, scale, shift, stats, weight, bias = ctx.saved_tensors
-        framed, sizes = _framed(grad), Sizes(x, TALL)
+        framed, sizes = _framed(grad), Sizes(x, SHORT)
         few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
         matrix = _matrix(weight).T.contiguous()
         taps = len(matrix)
