@@ -569,7 +569,7 @@ class Dreamer:
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seeds[0] >> 1))
+        generator = torch.Generator().manual_seed(int(seeds[0]) >> 1)
         parts = self.actor_critic
         for part in (self.world, parts.pol, parts.val):
             initialize(part, generator)

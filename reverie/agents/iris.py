@@ -444,7 +444,7 @@ class Iris:
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seeds[0] >> 1))
+        generator = torch.Generator().manual_seed(int(seeds[0]) >> 1)
         self.world.initialize(generator)
         self.actor_critic.initialize(generator)
         self.world.to(self.device)

@@ -318,7 +318,7 @@ class Watcher:
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seeds[0] >> 1))
+        generator = torch.Generator().manual_seed(int(seeds[0]) >> 1)
         self.world.initialize(generator)
         self.world.to(self.device)
         if self.device.type == "cuda":

@@ -13,7 +13,7 @@ SEED_RANGE = 2**31 - 1
 def derive_seed(*parts: int) -> int:
     """One seed out of several numbers, the same in every process."""
     words = np.random.SeedSequence([part % 2**63 for part in parts])
-    return int(words.generate_state(1, np.uint64)[0] % SEED_RANGE)
+    return int(words.generate_state(1, np.uint64)[0]) % SEED_RANGE
 
 
 def save_rng(rng: np.random.Generator) -> str:
