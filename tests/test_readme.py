@@ -121,6 +121,7 @@ def understand(words: list[str]) -> None:
         assert len(settings.places) == 1 or not rest
         settings.take("episodes", "100")
         settings.take("videos", "0")
+        settings.take("failures", "10")
         _resolve(settings)
     elif name == "sweep":
         if rest and "FILE" not in rest:
