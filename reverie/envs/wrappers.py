@@ -7,8 +7,9 @@ does, so that "can this be resumed exactly" stays one question.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,12 @@ class Wrapper:
 
     def __init__(self, env: Env):
         self.env = env
+        if type(self).step is Wrapper.step:
+            self._leave_steps_alone()
+
+    def _leave_steps_alone(self) -> None:
+        """Steps go straight to the inner environment: a call less, a million times."""
+        self.step = self.env.step  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not set yet: while being copied or unpickled
@@ -133,14 +140,14 @@ class NormalizeAction(Wrapper):
         super().__init__(env)
         self._spaces = {k: _normalized(s) for k, s in env.act_space.items()}
         self._scaled = [k for k, s in self._spaces.items() if s.native is not None]
+        if not self._scaled:
+            self._leave_steps_alone()
 
     @property
     def act_space(self) -> Spaces:
         return self._spaces
 
     def step(self, action: Action) -> Obs:
-        if not self._scaled:
-            return self.env.step(action)
         native = {k: self._spaces[k].to_native(action[k]) for k in self._scaled}
         return self.env.step({**action, **native})
 
@@ -166,12 +173,12 @@ class ClipAction(Wrapper):
             for key, space in env.act_space.items()
             if space.dtype.kind == "f"
         }
+        if not self._bounds:
+            self._leave_steps_alone()
 
     def step(self, action: Action) -> Obs:
-        if self._bounds:
-            clipped = {k: np.clip(action[k], *b) for k, b in self._bounds.items()}
-            action = {**action, **clipped}
-        return self.env.step(action)
+        clipped = {k: np.clip(action[k], *b) for k, b in self._bounds.items()}
+        return self.env.step({**action, **clipped})
 
 
 class ResizeImage(Wrapper):
@@ -248,6 +255,7 @@ class UnifyDtypes(Wrapper):
         super().__init__(env)
         self._obs_space = {k: _unified(s) for k, s in env.obs_space.items()}
         self._act_space = {k: _unified(s) for k, s in env.act_space.items()}
+        self._dtypes = {k: s.dtype for k, s in self._obs_space.items()}
         self._act_dtypes = {k: s.dtype for k, s in env.act_space.items()}
 
     @property
@@ -262,16 +270,27 @@ class UnifyDtypes(Wrapper):
         return self._unify(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        dtypes = self._act_dtypes
-        action = {k: np.asarray(v, dtypes.get(k)) for k, v in action.items()}
+        if not _have_dtypes(action, self._act_dtypes):
+            dtypes = self._act_dtypes
+            action = {k: np.asarray(v, dtypes.get(k)) for k, v in action.items()}
         return self._unify(self.env.step(action))
 
     def _unify(self, obs: Obs) -> Obs:
-        spaces = self._obs_space
+        dtypes = self._dtypes
+        if _have_dtypes(obs, dtypes):
+            return obs
         return {
-            key: _cast(value, spaces[key].dtype) if key in spaces else value
+            key: _cast(value, dtypes[key]) if key in dtypes else value
             for key, value in obs.items()
         }
+
+
+def _have_dtypes(values: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> bool:
+    """A quick yes where nothing needs a cast."""
+    for key, value in values.items():
+        if getattr(value, "dtype", None) is not dtypes.get(key):
+            return False
+    return True
 
 
 def _unified(space: Space) -> Space:
@@ -308,19 +327,18 @@ class CheckSpaces(Wrapper):
         self._obs_space = dict(env.obs_space)
         self._act_space = dict(env.act_space)
         self._lacking = [key for key in FLAGS if key not in self._obs_space]
-        self._free = {
-            key for key, space in self._obs_space.items() if _is_unbounded(space)
-        }
-        self._bounds = {  # of single numbers, inclusive
-            key: (space.low.item(), space.high.item() - (space.dtype.kind != "f"))
-            for key, space in self._obs_space.items()
-            if space.shape == () and space.dtype.kind != "b"
-        }
+        self._looks = {k: _look_at(s) for k, s in self._obs_space.items()}
+        self._act_looks = {k: _look_at(s) for k, s in self._act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._check_obs(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
+        if not _look_good(action, self._act_looks):
+            action = self._check_action(action)
+        return self._check_obs(self.env.step(action))
+
+    def _check_action(self, action: Action) -> Action:
         checked = {}
         for key, space in self._act_space.items():
             if key not in action:
@@ -337,9 +355,11 @@ class CheckSpaces(Wrapper):
                     "  Fix: keep to its act_space."
                 )
             checked[key] = value
-        return self._check_obs(self.env.step(checked))
+        return checked
 
     def _check_obs(self, obs: Obs) -> Obs:
+        if _look_good(obs, self._looks) and not self._lacking:
+            return obs
         if self._lacking:
             lacking = ", ".join(self._lacking)
             raise UserError(
@@ -355,26 +375,52 @@ class CheckSpaces(Wrapper):
                 f"check-env {self.name}`, it says what to change."
             )
         for key, space in self._obs_space.items():
-            value = obs[key]
-            if self._is_good(key, space, value):
-                continue
-            if problem := space.problem(value):
+            if problem := space.problem(obs[key]):
                 raise UserError(
                     f"Task {self.name!r}: observation {key!r} {problem}.\n  Fix: run "
                     f"`reverie check-env {self.name}`, it says what to change."
                 )
         return obs
 
-    def _is_good(self, key: str, space: Space, value: Any) -> bool:
-        """A quick yes for the usual cases; anything else is looked at closely."""
-        if value.dtype != space.dtype or value.shape != space.shape:
+
+class Look(NamedTuple):
+    """A first look at a value; one that fails it is looked at closely."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    bounds: tuple[Any, Any] | None
+    """Of a single number, inclusive."""
+    fails: Callable[[Any], object] | None
+    """What else may be wrong with an array."""
+
+
+def _look_at(space: Space) -> Look:
+    dtype, shape, is_float = space.dtype, space.shape, space.dtype.kind == "f"
+    if shape == () and dtype.kind != "b":
+        bounds = (space.low.item(), space.high.item() - (not is_float))
+        return Look(dtype, shape, bounds, None)
+    if not _is_unbounded(space):
+        return Look(dtype, shape, None, space.problem)
+    return Look(dtype, shape, None, _has_nan if is_float else None)
+
+
+def _has_nan(value: np.ndarray) -> bool:
+    return bool(np.isnan(value).any())
+
+
+def _look_good(values: Mapping[str, Any], looks: Mapping[str, Look]) -> bool:
+    """A quick yes for the usual cases."""
+    if len(values) != len(looks):
+        return False
+    for key, (dtype, shape, bounds, fails) in looks.items():
+        value: Any = values.get(key)
+        if getattr(value, "dtype", None) is not dtype or value.shape != shape:
             return False
-        if key in self._bounds:
-            low, high = self._bounds[key]
-            return bool(low <= value <= high)  # False for NaN
-        if key not in self._free:
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # or NaN
             return False
-        return space.dtype.kind != "f" or not bool(np.isnan(value).any())
+        if fails is not None and fails(value):
+            return False
+    return True
 
 
 def _is_unbounded(space: Space) -> bool:
