@@ -172,6 +172,27 @@ def test_unknown_worlds_and_precisions_are_refused(config, precision, complaint)
         make(config, precision=precision)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
+    from reverie.nets.fast.unit_scan import FastGRU
+
+    config = WatcherConfig(16, vta=VTAConfig(belief=32))
+    curves = []
+    for kind, way in (("float32", "none"), (precision, "graph")):
+        source = Balls(SourceConfig(chunk=64, refresh=0), config.window, 0)
+        cuda = torch.device("cuda")
+        feed = SourceFeed(source, cuda)
+        agent = Watcher(
+            source.obs_space, {}, config, device=cuda, precision=kind, compile=way
+        )
+        curves.append([float(agent.train(feed)["opt/loss"]) for _ in range(30)])
+        feed.close()
+    assert isinstance(agent.world.readers, FastGRU)
+    np.testing.assert_allclose(curves[1], curves[0], rtol=0.03)
+    assert curves[1][-1] < 0.8 * curves[1][0]
+
+
 def test_no_batch_is_refused():
     with pytest.raises(UserError, match="at least 1"):
         WatcherConfig(batch_size=0)
