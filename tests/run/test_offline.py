@@ -234,15 +234,29 @@ def test_keys_in_another_order_than_the_world_has_are_refused(data, world, tmp_p
         offline(settings(data, tmp_path / "run", "bc", **flags))
 
 
-def test_recordings_with_other_actions_than_the_world_had_are_refused(world, tmp_path):
+def test_recordings_with_other_actions_are_refused(data, world, tmp_path):
     folder = tmp_path / "arm"
     env = Reach(ReachConfig(size=(SIDE, SIDE)))
     for i, episode in zip(range(3), successes(env, "reach", 0, 0.0), strict=False):
         kept = {k: v for k, v in episode.items() if k != "log/success"}
         kept["action"] = np.repeat(kept["action"], 3, -1)
         write_episode(folder, f"demo_{i}", kept)
-    with pytest.raises(UserError, match=r"the actions action \(2,\), .* action \(6,\)"):
+    other = r"action \(2,\), those of .* are action \(6,\)"
+    with pytest.raises(UserError, match=other):
         offline(settings(folder, tmp_path / "run", "bc", **{"bc.run": str(world)}))
+    with pytest.raises(UserError, match=other):
+        offline(settings(data, tmp_path / "run", **{"offline.eval_data": str(folder)}))
+
+
+def test_weights_for_other_keys_are_refused_with_the_difference(data, world, tmp_path):
+    flags = {"offline.keys": "proprio", "run.from_checkpoint": str(world)}
+    with pytest.raises(UserError, match=r"image: \(.*\) was learnt, .* none"):
+        offline(settings(data, tmp_path / "run", **flags))
+
+
+def test_an_agent_that_cannot_learn_from_recordings_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="learns nothing from recordings"):
+        offline(settings(data, tmp_path / "run", agent="random"))
 
 
 def test_a_clone_has_no_world_to_look_through(data, world, clone, tmp_path):
@@ -436,6 +450,19 @@ def test_presets_have_the_published_settings(name, lr, split, passes):
     lift = resolve(["robosuite_lift"])
     assert (lift.task, lift.run.envs, lift.run.steps) == ("robosuite_Lift", 1, 50_000)
     assert lift.run.train_ratio == 512
+
+
+def test_the_world_and_the_clone_of_lift_see_what_is_demonstrated():
+    shown = resolve(["lift"]).env.robosuite
+    assert shown.cameras == ("agentview", "robot0_eye_in_hand")
+    assert (shown.object, shown.horizon, shown.end_on_success) == (False, 100, True)
+    world = resolve(["offline", "offline_lift"])
+    clone = resolve(["offline", "bc", "bc_lift"])
+    for config in (world, clone):
+        assert (config.task, config.env.robosuite) == ("robosuite_Lift", shown)
+    assert (world.agent, clone.agent) == ("dreamer", "bc")
+    assert world.offline.images.crop == (78, 78)
+    assert clone.bc.head.kind == "mixture"  # a cube can be turned either way
 
 
 def test_runs_on_recordings_have_nothing_from_a_task():
