@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from reverie.agents.bc import OLDER
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
-from reverie.data.images import ImageConfig
+from reverie.data.images import ImageConfig, fit
 from reverie.data.reading import Reading
 from reverie.run import checkpoint
+from reverie.run.clock import RunConfig
 from reverie.run.config import Config
-from reverie.run.folder import home_of, read_config, read_spaces
-from reverie.run.recordings import Recordings, images_of
+from reverie.run.folder import home_of, place, read_config, read_spaces
+from reverie.run.recordings import Recordings, images_of, same_actions
 from reverie.run.watch import learn
 
 
@@ -33,7 +34,11 @@ def offline(config: Config) -> Path:
     run = getattr(config.of_agent, "run", "")
     material = Recordings(config.offline, config.seed, run)
     if run and not is_torch_file(run):
-        check_actions(run, material.act_space, config.offline.data)
+        check_alike(run, material)
+    start, everything = config.run.from_checkpoint, RunConfig().from_components
+    is_new = not (place(config.logdir) / "ckpt").exists()
+    if start and is_new and config.run.from_components == everything:
+        check_alike(start, material)
     return learn(in_updates(config, material.steps), material)
 
 
@@ -61,16 +66,15 @@ def in_updates(config: Config, steps: int) -> Config:
     return replace(config, run=run)
 
 
-def check_actions(run: str, act_space: Spaces, data: str) -> None:
-    """Raise unless recordings have the actions that a run was trained with."""
-    learnt = read_spaces(home_of(checkpoint.locate(Path(run)))).act_space
-    shapes = [{k: s.shape for k, s in x.items()} for x in (learnt, act_space)]
-    if shapes[0] != shapes[1]:
-        words = [", ".join(f"{k} {s}" for k, s in x.items()) for x in shapes]
-        raise UserError(
-            f"{run} was trained with the actions {words[0]}, {data} has {words[1]}.\n"
-            "  Fix: give recordings of the same machine, or train a world on these."
-        )
+def check_alike(run: str, material: Recordings) -> None:
+    """Raise unless recordings show and do what a run was trained on."""
+    path, data = checkpoint.locate(Path(run)), material.config.data
+    if images := images_of(path):
+        fit(images, material.images.raw, data)
+    for home in list(path.parents)[:2]:
+        if (home / "spaces.json").is_file():
+            learnt = read_spaces(home).act_space
+            same_actions(run, learnt, data, material.act_space)
 
 
 def settle(config: Config) -> Config:

@@ -14,7 +14,17 @@ from typing import Any
 
 import torch
 
-from reverie.api import Agent, Informed, Metrics, Moments, StateDict, UserError
+from reverie.api import (
+    Agent,
+    Dreaming,
+    Informed,
+    Judging,
+    Metrics,
+    Moments,
+    Spaces,
+    StateDict,
+    UserError,
+)
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.data.form import BadEpisode, Episode, with_flags
 from reverie.data.images import ImageConfig, Images, fit, read_images
@@ -84,6 +94,9 @@ class Recordings:
         if config.eval_data:
             judges = config.read.open(config.eval_data)
             fit(self.images, judges.obs_space, config.eval_data)
+            same_actions(
+                config.data, reader.act_space, config.eval_data, judges.act_space
+            )
             return reader, Chosen(judges, tuple(reader.obs_space))
         if {"train", "valid"} <= reader.masks.keys():
             names = split_by_mask(reader, "train", "valid")
@@ -120,6 +133,11 @@ class Recordings:
         """Before the first update: let the agent see through the world of another run,
         if it is to, and tell it about its recordings.
         """
+        if not isinstance(agent, Judging | Dreaming):
+            raise UserError(
+                f"A {type(agent).__name__} learns nothing from recordings.\n"
+                "  Fix: --agent dreamer"
+            )
         if self.run:
             learner: Any = agent
             learner.adopt(self._weights(self.run))
@@ -183,6 +201,19 @@ class Chosen(Reader):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def same_actions(one: str, some: Spaces, other: str, others: Spaces) -> None:
+    """Raise unless what was done in two places can be compared."""
+    shapes = [
+        {k: (s.shape, s.is_discrete) for k, s in x.items()} for x in (some, others)
+    ]
+    if shapes[0] != shapes[1]:
+        words = [", ".join(f"{k} {s[0]}" for k, s in x.items()) for x in shapes]
+        raise UserError(
+            f"The actions of {one} are {words[0]}, those of {other} are {words[1]}.\n"
+            "  Fix: use what was recorded on one machine, with one kind of control."
+        )
 
 
 def images_of(path: Path) -> Images | None:
