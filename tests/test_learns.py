@@ -14,6 +14,7 @@ from reverie.run.checkpoint import locate
 from reverie.run.config import resolve
 from reverie.run.evaluate import evaluate, load_agent, play_episodes
 from reverie.run.folder import read_config
+from reverie.run.measure import measure_boundaries
 from reverie.run.parts import EVAL_SEEDS, make_envs
 from reverie.run.train import train
 
@@ -54,6 +55,19 @@ def test_catch_is_solved_in_a_world_of_segments(tmp_path):
     flags = {"task": "catch", "run.steps": 10000}
     path = learn(tmp_path / "run", "catch", "vta_tiny", **flags)
     assert evaluate(path, 100)["score"] >= 0.9
+
+
+@pytest.mark.slow
+def test_boundaries_of_bouncing_balls_beat_every_baseline(tmp_path):
+    path = learn(tmp_path / "run", "vta_balls_small")
+    found = measure_boundaries(path, 1000)
+    known = {
+        key: value
+        for key, value in found.items()
+        if key.startswith("baselines/") and key.endswith("/exact/f1")
+    }
+    assert len(known) >= 4
+    assert found["boundaries/exact/f1"] > max(known.values()) + 0.03, known
 
 
 @pytest.mark.slow
