@@ -10,7 +10,9 @@ import pytest
 
 from reverie.api import Space, UserError, Window
 from reverie.data import sources
+from reverie.data.form import from_steps
 from reverie.data.sources import EVENT, Source, SourceConfig, balls, maze
+from reverie.data.store import write_episode
 
 WINDOW = Window(4, 12)
 
@@ -237,6 +239,48 @@ def test_episodes_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
     config = SourceConfig(folder=str(tmp_path))
     with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
         sources.make("watch_episodes", config, WINDOW, 0)
+
+
+def write_walks(folder):
+    """Eleven episodes with a camera; in row t the action t is taken. One is short."""
+    for index in range(11):
+        rows = 4 if index == 5 else 21
+        camera = np.full((rows, 8, 8, 3), index, np.uint8)
+        steps = np.arange(rows - 1)
+        episode = from_steps(
+            {"camera": camera, "speed": np.zeros(rows)},
+            {"action": steps},
+            (steps % 5 == 0).astype(float),
+            np.zeros(rows - 1),
+        )
+        write_episode(folder, f"e{index:02d}", episode)
+
+
+def test_episodes_of_any_kind_are_watched_by_their_only_image(tmp_path):
+    write_walks(tmp_path)
+    config = SourceConfig(folder=str(tmp_path), evaluation=40)
+    with pytest.warns(RuntimeWarning, match="1 of 11 episodes are left out"):
+        source = sources.make("watch_episodes", config, WINDOW, 0)
+    assert source.obs_space == {"camera": Space(np.uint8, (8, 8, 3), 0, 256)}
+    batch = source.batch(0)
+    assert set(batch) == {"camera", "action", EVENT}
+    # What is earned by arriving in a row was done in the row before.
+    earned = batch["action"][:, :-1] % 5 == 0
+    assert np.array_equal(batch[EVENT][:, 1:], earned)
+    held = source.evaluation()["camera"][:, 0, 0, 0, 0]
+    assert not set(held) & set(batch["camera"][:, 0, 0, 0, 0])
+
+
+def test_episodes_with_two_images_say_how_to_keep_one(tmp_path):
+    obs = {
+        "a": np.zeros((21, 8, 8, 3), np.uint8),
+        "b": np.zeros((21, 8, 8, 3), np.uint8),
+    }
+    steps = np.zeros(20)
+    for name in ("one", "two"):
+        write_episode(tmp_path, name, from_steps(obs, {"action": steps}, steps, steps))
+    with pytest.raises(UserError, match="here are: a, b"):
+        sources.make("watch_episodes", SourceConfig(str(tmp_path)), WINDOW, 0)
 
 
 def test_no_episodes_say_how_to_write_some(tmp_path):

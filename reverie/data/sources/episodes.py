@@ -1,19 +1,24 @@
-"""Recorded episodes to watch: the NPZ files of `reverie data export` and their like.
+"""Recorded episodes to watch: whatever `reverie.data.readers` can read.
 
-Files follow dreamerv3-torch, where `action[t]` *led to* row t: ours is one row earlier.
-Every tenth file is kept for evaluation. Rewards are the events.
+That is the folder of a run with its replay, episodes stored by us, and datasets of
+others. NPZ files are read here, because less will do of them: `image` and `action`.
+They follow dreamerv3-torch, where `action[t]` *led to* row t: ours is one row earlier.
+Every tenth episode is kept for evaluation. Rewards are the events.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from reverie.api import Space, Spaces, UserError, Window
-from reverie.data.readers import npz
+from reverie.data.form import problems
+from reverie.data.readers import Reader, npz, open_reader
 from reverie.data.sources import EVENT, Arrays, SourceConfig
 from reverie.data.sources.maze import Crops
 
@@ -41,40 +46,80 @@ def read_episode(path: Path, window: int) -> Arrays:
     return {"image": image, "action": taken, EVENT: reward != 0}
 
 
+def read_recorded(reader: Reader, name: str, key: str, window: int) -> Arrays:
+    """One episode of any other kind, of which only one image is of interest."""
+    episode = reader.read_some(name, [key])
+    spaces = {key: reader.obs_space[key]}
+    if wrong := problems({**episode}, spaces, reader.act_space):
+        raise ValueError(wrong[0])
+    if len(episode[key]) < window:
+        raise ValueError(f"has {len(episode[key])} frames, a window has {window}")
+    rows = {key: episode[key], EVENT: episode["reward"] != 0}
+    return {**rows, **{act: episode[act] for act in reader.act_space}}
+
+
+def only_image(reader: Reader) -> str:
+    images = [key for key, space in reader.obs_space.items() if space.is_image]
+    if len(images) != 1:
+        found = ", ".join(images) or "none"
+        raise UserError(
+            f"{reader.origin} should have one image to watch, here are: {found}.\n"
+            "  Fix: `reverie data convert` keeps the ones named with --images."
+        )
+    return images[0]
+
+
 class Episodes:
     """Windows of recorded episodes, with the actions that were taken."""
 
     loss: Literal["bernoulli", "gaussian"] = "gaussian"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
-        folder, length = (
-            Path(config.folder).expanduser(),
-            window.context + window.length,
-        )
-        paths = sorted(folder.glob("*.npz")) if config.folder else []
-        if len(paths) < 2:
+        folder, length = config.folder, window.context + window.length
+        if not folder:
             raise UserError(
-                f"{config.folder!r} holds no two episodes (*.npz).\n  Fix: write some "
-                "with `reverie data export LOGDIR FOLDER`, and give --source.folder."
+                "There are no episodes to watch.\n  Fix: give the folder of a run, or "
+                "of what `reverie data export LOGDIR FOLDER` wrote, as --source.folder."
             )
+        paths = sorted(Path(folder).expanduser().glob("*.npz"))
+        readings: dict[str, Callable[[], Arrays]]
+        if paths:
+            readings = {
+                str(path): partial(read_episode, path, length) for path in paths
+            }
+        else:
+            reader = open_reader(folder)
+            key = only_image(reader)
+            readings = {
+                name: partial(read_recorded, reader, name, key, length)
+                for name in reader.names()
+            }
         episodes, wrong = [], []
-        for path in paths:
+        for name, read in readings.items():
             try:
-                episodes.append(read_episode(path, length))
+                episodes.append(read())
             except ValueError as error:
-                wrong.append(f"{path} {error}")
-                warnings.warn(f"{wrong[-1]}; skipped", RuntimeWarning, stacklevel=2)
-        shapes = {(e["image"].shape[1:], e["action"].shape[1:]) for e in episodes}
+                wrong.append(f"{name} {error}")
+        if wrong:
+            some = f"{len(wrong)} of {len(readings)} episodes are left out"
+            warnings.warn(f"{some}: {wrong[0]}", RuntimeWarning, stacklevel=2)
+        shapes = {tuple((k, v.shape[1:]) for k, v in e.items()) for e in episodes}
         if len(episodes) < 2 or len(shapes) > 1:
             why = wrong[0] if wrong else f"they have several shapes, {sorted(shapes)}"
+            why = "there are too few" if not wrong and len(shapes) < 2 else why
             raise UserError(
-                f"The episodes in {folder} cannot be used: {why}.\n"
-                f"  Fix: give episodes of one task with at least {length} frames."
+                f"The episodes in {folder} cannot be used: {why}.\n  Fix: give two or "
+                f"more episodes of one task with at least {length} frames."
             )
         self.config = config
-        ((image, action),) = shapes
-        self.obs_space: Spaces = {"image": Space(np.uint8, image, 0, 256)}
-        self.act_space: Spaces = {"action": Space(np.float32, action)}
+        if paths:
+            image, action = (episodes[0][key].shape[1:] for key in ("image", "action"))
+            self.obs_space: Spaces = {"image": Space(np.uint8, image, 0, 256)}
+            self.act_space: Spaces = {"action": Space(np.float32, action)}
+        else:
+            self.obs_space = {key: reader.obs_space[key]}
+            self.act_space = reader.act_space
+            reader.close()
         self._train = Crops([e for i, e in enumerate(episodes) if i % 10], window, seed)
         self._test = Crops(episodes[::10], window, seed)
 

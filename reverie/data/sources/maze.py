@@ -289,7 +289,7 @@ class Crops:
     def __init__(self, episodes: list[Arrays], window: Window, seed: int):
         self.episodes, self.seed = episodes, seed
         self.count, self.length = window.batch, window.context + window.length
-        starts = [len(e["image"]) - self.length + 1 for e in episodes]
+        starts = [len(next(iter(e.values()))) - self.length + 1 for e in episodes]
         self._last = np.cumsum(starts)  # every start of every episode is as likely
 
     def batch(self, step: int) -> Arrays:
