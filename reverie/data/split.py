@@ -66,6 +66,12 @@ def split_by_seed(
 def split_by_mask(reader: Reader, train: str, held: str) -> tuple[list[str], list[str]]:
     """Names as two selections that came with the recordings say (robomimic's masks)."""
     parts = masked(reader, train), masked(reader, held)
+    for mask, names in zip((train, held), parts, strict=True):
+        if not names:
+            raise UserError(
+                f"The mask {mask!r} of {reader.origin} names no episode that is there."
+                "\n  Fix: split by --fraction, or --offline.eval_data PATH."
+            )
     if both := set(parts[0]) & set(parts[1]):
         raise UserError(
             f"The masks {train!r} and {held!r} share {len(both)} episodes "

@@ -15,6 +15,7 @@ from reverie.data.form import BadEpisode, from_steps, problems, to_steps, with_f
 from reverie.data.readers import READERS, Reader, in_order, npz, open_reader, some
 from reverie.data.readers.about import About, read_about
 from reverie.data.replay import Replay, ReplayConfig
+from reverie.data.split import split_by_mask
 from reverie.data.store import write_episode
 
 
@@ -442,6 +443,32 @@ def shaped(thing):
     return hasattr(thing, "shape")
 
 
+def test_a_damaged_file_in_a_folder_is_an_episode_that_cannot_be_read(tmp_path):
+    pytest.importorskip("h5py")
+    for name in "abc":
+        write_robomimic(tmp_path / f"{name}.hdf5")
+    (tmp_path / "a.hdf5").write_bytes(b"nothing of the kind")
+    reader = open_reader(tmp_path)
+    assert reader.names()[:2] == ["a", "b_demo_0"]
+    with pytest.raises(BadEpisode, match="is a damaged file"):
+        reader.read("a")
+    with pytest.raises(BadEpisode, match="is a damaged file"):
+        reader.rows("a")
+    assert slip(reader.read("b_demo_2")) < 1e-5
+    for name in "bc":
+        (tmp_path / f"{name}.hdf5").write_bytes(b"")
+    with pytest.raises(UserError, match=r"a\.hdf5 is no HDF5 file"):
+        open_reader(tmp_path)
+
+
+def test_a_mask_of_nobody_is_refused(tmp_path):
+    pytest.importorskip("h5py")
+    masks = {"train": ["demo_0", "demo_1"], "valid": ["demo_7"]}
+    write_robomimic(tmp_path / "demos.hdf5", masks=masks)
+    with pytest.raises(UserError, match=r"mask 'valid' of .* names no episode"):
+        split_by_mask(open_reader(tmp_path / "demos.hdf5"), "train", "valid")
+
+
 def test_words_among_the_observations_are_left_out(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
@@ -451,10 +478,12 @@ def test_words_among_the_observations_are_left_out(tmp_path):
             count = len(demo["actions"])
             for part in ("obs", "next_obs"):
                 demo[f"{part}/language"] = np.array([name.encode()] * count)
+                demo[f"{part}/nothing"] = np.zeros((count, 0))
+                demo[f"{part}/action"] = np.ones((count, 2))
     reader = open_reader(path)
-    assert "language" not in reader.obs_space
+    assert set(reader.obs_space) == {"image", "position", "speed"}
     assert slip(reader.read("demo_2")) < 1e-5
-    assert reader.remarks["no numbers, left out"] == "language"
+    assert reader.remarks["left out"] == "action, language, nothing"
 
 
 def test_episodes_without_actions_say_what_they_have(tmp_path):

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Spaces, UserError
+from reverie.api import FLAGS, Spaces, UserError
 from reverie.data.form import LOG, BadEpisode, Episode, from_steps, to_steps
 from reverie.data.readers import Reader, in_order
 from reverie.data.segments import TEMPORARY, room_for
@@ -68,6 +68,17 @@ class KeyMap:
             raise ValueError(f"keys are pairs like image=obs/camera, not {wrong[0]!r}")
 
 
+class DamagedFile(UserError):
+    """A file that HDF5 cannot open."""
+
+    def __init__(self, path: Path, error: Exception):
+        self.reason = str(error)
+        super().__init__(
+            f"{path} is no HDF5 file, or a damaged one ({error}).\n"
+            "  Fix: copy or download it again."
+        )
+
+
 class Hdf5Reader(Reader):
     """One file, or a folder of files, as episodes."""
 
@@ -85,8 +96,17 @@ class Hdf5Reader(Reader):
         self._lock = threading.RLock()  # HDF5 reads one thing at a time anyway
         self.masks: dict[str, list[str]] = {}
         self._others: list[str] = []  # in groups that would be episodes with actions
+        self._damaged: dict[str, str] = {}  # files of a folder that cannot be read
         for file in files:
-            self._list(file, prefix=f"{file.stem}_" if len(files) > 1 else "")
+            try:
+                self._list(file, prefix=f"{file.stem}_" if len(files) > 1 else "")
+            except DamagedFile as error:
+                if len(files) == 1:
+                    raise
+                self._where[file.stem] = (file, "/")
+                self._damaged[file.stem] = error.reason
+        if self._damaged and not self._sound():
+            raise DamagedFile(files[0], Exception(self._damaged[files[0].stem]))
         if not self._where and self._others:
             raise UserError(
                 f"{path} has no {self.map.action!r} in {self.map.episodes!r}, but "
@@ -104,6 +124,7 @@ class Hdf5Reader(Reader):
 
     def rows(self, name: str) -> int:
         if name not in self._lengths:
+            self._check(name)
             with self._lock, _readable():
                 group = self._group(name)
                 steps = len(_get(group, self.map.action))
@@ -119,6 +140,7 @@ class Hdf5Reader(Reader):
         return self._read(name, keys)
 
     def _read(self, name: str, keys: Collection[str] | None) -> Episode:
+        self._check(name)
         with self._lock, _readable():
             group = self._group(name)
             obs = _obs_of(group, self.map, keys)
@@ -135,18 +157,26 @@ class Hdf5Reader(Reader):
     def remarks(self) -> dict[str, str]:
         found = {key: str(value) for key, value in self.attributes().items()}
         with self._lock, _readable():
-            seen = self._group(next(iter(self._where))).get(self.map.obs)
+            seen = self._group(next(iter(self._sound()))).get(self.map.obs)
             inside = {} if seen is None or self.map.keys else seen
             rest = [k for k in inside if not _is_group(seen[k])]
-            rest = [k for k in rest if not _is_seen(seen[k])]
-        return found | ({"no numbers, left out": ", ".join(rest)} if rest else {})
+            rest = [k for k in rest if not _is_seen(k, seen[k])]
+        return found | ({"left out": ", ".join(rest)} if rest else {})
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         """What is noted on an episode, or on the group of all (`env_args`, ...)."""
-        first = name or next(iter(self._where))
+        first = name or next(iter(self._sound()))
         with self._lock, _readable():
             group = self._group(first)
             return dict(group.attrs if name else group.parent.attrs)
+
+    def _sound(self) -> list[str]:
+        """The episodes, without files that are damaged."""
+        return [name for name in self._where if name not in self._damaged]
+
+    def _check(self, name: str) -> None:
+        if name in self._damaged:
+            raise BadEpisode(f"is a damaged file ({self._damaged[name]})")
 
     def close(self) -> None:
         with self._lock:
@@ -174,7 +204,7 @@ class Hdf5Reader(Reader):
                 chosen = [prefix + _text(member) for member in np.asarray(members)]
                 self.masks.setdefault(name, []).extend(chosen)
         except (OSError, RuntimeError, KeyError) as error:
-            raise _damaged(path, error) from None
+            raise DamagedFile(path, error) from None
 
     def _list_stretches(self, path: Path, prefix: str) -> None:
         file = self._file(path)
@@ -207,7 +237,7 @@ class Hdf5Reader(Reader):
                 try:
                     self._open[path] = _h5py().File(path, "r")
                 except OSError as error:
-                    raise _damaged(path, error) from None
+                    raise DamagedFile(path, error) from None
             return self._open[path]
 
 
@@ -328,7 +358,7 @@ def _obs_of(
         if inner is None or not _is_group(inner):
             inside = ", ".join(sorted(group)) or "nothing"
             raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
-        found = {key: inner[key] for key in inner if _is_seen(inner[key])}
+        found = {key: inner[key] for key in inner if _is_seen(key, inner[key])}
     if wanted is not None:
         if missing := [key for key in wanted if key not in found]:
             raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
@@ -384,9 +414,13 @@ def _is_group(thing: Any) -> bool:
     return hasattr(thing, "keys")
 
 
-def _is_seen(thing: Any) -> bool:
-    """Whether something lies there that can be seen; words cannot."""
-    return not _is_group(thing) and thing.dtype.kind in "biuf"
+def _is_seen(key: str, thing: Any) -> bool:
+    """Whether an observation lies there: numbers, at least one a row, and under a name
+    that stands for nothing else in an episode of ours.
+    """
+    if _is_group(thing) or key in (*FLAGS, "action"):
+        return False
+    return thing.dtype.kind in "biuf" and 0 not in thing.shape[1:]
 
 
 def _text(value: Any) -> str:
@@ -400,13 +434,6 @@ def _readable() -> Iterator[None]:
         yield
     except (OSError, RuntimeError, KeyError) as error:
         raise BadEpisode(f"cannot be read ({error})") from error
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path} is no HDF5 file, or a damaged one ({error}).\n"
-        "  Fix: copy or download it again."
-    )
 
 
 def _h5py() -> Any:
