@@ -32,6 +32,7 @@ from reverie.nets.blocks import (
     Linear,
     Norm,
     activation,
+    symexp,
     symlog,
 )
 from reverie.nets.inputs import Concat
@@ -366,7 +367,8 @@ class Decoder(nn.Module):
             choice = Categorical(out.get_submodule("logits")(x), dims)
             return _Seen(choice, space, low)
         pred = out.get_submodule("pred")(x)
-        return _Seen(MSE(pred, dims, symlog if self.config.symlog else None), space)
+        squashing = (symlog, symexp) if self.config.symlog else (None, None)
+        return _Seen(MSE(pred, dims, *squashing), space)
 
     def _build_images(self, deter: int, stoch: int) -> None:
         config = self.config

@@ -235,12 +235,12 @@ def test_a_missing_target_costs_nothing_and_teaches_nothing():
     assert not grad.any()
 
 
-def test_vectors_are_predicted_in_symlog_space_and_summed():
+def test_vectors_are_compared_in_symlog_space_and_drawn_in_their_own():
     spaces = {"x": Space(F32, (3,)), "height": Space(F32)}
     _, decoder = build(spaces)
     outs = decoder(torch.randn(4, 16), torch.randn(4, 8))
     target = torch.randn(4, 3) * 10
-    by_hand = torch.square(outs["x"].pred() - symlog(target)).sum(-1)
+    by_hand = torch.square(symlog(outs["x"].pred()) - symlog(target)).sum(-1)
     torch.testing.assert_close(outs["x"].loss(target), by_hand)
     assert outs["height"].pred().shape == (4,)
 
