@@ -455,6 +455,7 @@ def test_a_damaged_file_in_a_folder_is_an_episode_that_cannot_be_read(tmp_path):
     with pytest.raises(BadEpisode, match="is a damaged file"):
         reader.rows("a")
     assert slip(reader.read("b_demo_2")) < 1e-5
+    reader.close()
     for name in "bc":
         (tmp_path / f"{name}.hdf5").write_bytes(b"")
     with pytest.raises(UserError, match=r"a\.hdf5 is no HDF5 file"):
