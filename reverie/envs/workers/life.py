@@ -55,7 +55,7 @@ def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
             shared = layout.views(mmap.mmap(memory, layout.nbytes))
         elif kind == b"s":
             assert shared is not None
-            errors = _advance(seats, shared, payload[0])
+            errors = _advance(seats, shared)
             if errors:
                 send(sock, b"e", pickle.dumps(errors), 0.0)
             else:
@@ -69,20 +69,24 @@ def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
             send(sock, b"k", pickle.dumps(exact), 0.0)
 
 
-def _advance(seats: Sequence[Seat], shared: Shared, side: int) -> list[tuple[int, str]]:
+def _advance(seats: Sequence[Seat], shared: Shared) -> list[tuple[int, str]]:
     """Do what the parent wants of each environment and write its row."""
+    side = int(shared.side[0])
     rows, before = shared.obs[side], shared.obs[1 - side]
     errors: list[tuple[int, str]] = []
     for seat in seats:
         index = seat.index
-        if shared.command[index] == RESET:
-            write_row(rows, index, seat.reset())
-        elif shared.command[index] == STEP:
+        command = shared.command[index]
+        if command == STEP:
             action = {key: value[index].copy() for key, value in shared.action.items()}
             row = seat.step(action) or truncated_row(before, index)
             write_row(rows, index, row)
-        errors += [(index, error) for error in seat.take_errors()]
-        shared.attempt[index] = seat.attempt
+        elif command == RESET:
+            write_row(rows, index, seat.reset())
+        if failed := seat.take_errors():
+            errors += [(index, error) for error in failed]
+        if shared.attempt[index] != seat.attempt:
+            shared.attempt[index] = seat.attempt
     return errors
 
 

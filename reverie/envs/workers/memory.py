@@ -15,9 +15,9 @@ import numpy as np
 
 from reverie.api import Spaces, UserError
 
-IDLE, STEP, RESET, CLOSE_EPISODE = range(4)
-"""What the pool wants of an environment. The last one is not for the worker: the row
-before is repeated as the end of an episode that nobody can continue."""
+CLOSE_EPISODE, IDLE, STEP, RESET = range(-1, 3)
+"""What the pool wants of an environment. A worker has something to do from `STEP` on;
+where nobody can continue an episode, the pool repeats the row before as its end."""
 
 Entry = tuple[str, np.dtype, tuple[int, ...]]
 
@@ -30,6 +30,7 @@ class Layout:
         act = _entries(act_space, count)
         int8, int64 = np.dtype(np.int8), np.dtype(np.int64)
         own: list[Entry] = [("command", int8, (count,)), ("attempt", int64, (count,))]
+        own.append(("side", int8, (1,)))
         self._parts = {"obs0": obs, "obs1": obs, "action": act, "own": own}
         self._offsets: dict[tuple[str, str], int] = {}
         self.nbytes = 0
@@ -58,6 +59,8 @@ class Shared:
         self.action = arrays["action"]
         self.command = arrays["own"]["command"]
         self.attempt = arrays["own"]["attempt"]
+        self.side = arrays["own"]["side"]
+        """Which of the two buffers the next rows go to."""
 
 
 def shared_file() -> int:

@@ -117,9 +117,11 @@ class WorkerPool:
             shared[:] = action[key]
         is_last = self._shared.obs[self._side]["is_last"]
         self.waiting = waits(is_last, self._config.lockstep)
-        going = np.where(self._running, STEP, CLOSE_EPISODE)
-        ended = np.where(self.waiting, IDLE, RESET)
-        self._issue(np.where(is_last, ended, going).astype(np.int8))
+        command = np.full(self._count, STEP, np.int8)
+        command[is_last] = RESET
+        command[self.waiting] = IDLE
+        command[~(self._running | is_last)] = CLOSE_EPISODE
+        self._issue(command)
         self._sent = True
 
     def recv(self) -> Obs:
@@ -188,14 +190,14 @@ class WorkerPool:
     def _issue(self, command: np.ndarray) -> None:
         self._command = command
         self._shared.command[:] = command
-        self._side = 1 - self._side
+        self._side = self._shared.side[0] = 1 - self._side
         self._deadline = self._soon()
         for worker in self._workers:
             worker.is_busy = False
             if worker.is_ready and worker.has_work(command):
                 worker.is_busy = True  # if it is dead, `_collect` finds out
                 with contextlib.suppress(Lost):
-                    worker.tell(b"s", bytes([self._side]), self._deadline)
+                    worker.tell(b"s", deadline=self._deadline)
 
     def _collect(self) -> Obs:
         try:
@@ -205,10 +207,11 @@ class WorkerPool:
             self._broken = True
             raise
         before, rows = self._shared.obs[1 - self._side], self._shared.obs[self._side]
-        for index in self._where(CLOSE_EPISODE):
-            write_row(rows, index, truncated_row(before, index))
-        for index in self._where(IDLE):
-            write_row(rows, index, row_of(before, index))
+        if self._command.min() < STEP:
+            for index in self._where(CLOSE_EPISODE):
+                write_row(rows, index, truncated_row(before, index))
+            for index in self._where(IDLE):
+                write_row(rows, index, row_of(before, index))
         return {key: array.copy() for key, array in rows.items()}
 
     def _collect_from(self, worker: Worker) -> None:
@@ -222,22 +225,21 @@ class WorkerPool:
                 if not worker.is_busy:
                     self._await_ready(worker)
                     deadline = self._soon()
-                    worker.tell(b"s", bytes([self._side]), deadline)
+                    worker.tell(b"s", deadline=deadline)
                 kind, payload = worker.hear(deadline)
                 worker.is_busy = False
             except Lost as lost:
                 self._lose(worker, lost)
-                mine = self._command[worker.indices]
+                mine = self._command[worker.share]
                 mine[mine == STEP] = CLOSE_EPISODE
-                self._command[worker.indices] = mine
-                self._shared.command[worker.indices] = mine
+                self._shared.command[worker.share] = mine
                 continue
             errors = pickle.loads(payload) if kind == b"e" else []
             for index, error in errors:
                 self._events["errors"] += 1
                 warn_of_error(index, error)
-            self._running[worker.indices] = True
-            ended = self._shared.obs[self._side]["is_last"][worker.indices].any()
+            self._running[worker.share] = True
+            ended = self._shared.obs[self._side]["is_last"][worker.share].any()
             worker.forgive(bool(ended) and not errors)
             return
 
@@ -252,7 +254,7 @@ class WorkerPool:
         worker.kill()
         worker.failures += 1
         self._events[lost.cause] += 1
-        self._running[worker.indices] = False
+        self._running[worker.share] = False
         if worker.failures >= self._config.failures:
             self._broken = True
             raise EnvFailure(
@@ -264,8 +266,8 @@ class WorkerPool:
             worker.indices,
             lost.why,
         )
-        self._shared.attempt[worker.indices] += 1
-        worker.start(self._shared.attempt[worker.indices].tolist())
+        self._shared.attempt[worker.share] += 1
+        worker.start(self._shared.attempt[worker.share].tolist())
 
     def _where(self, command: int) -> list[int]:
         return [int(index) for index in np.flatnonzero(self._command == command)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from reverie.api import Spaces, UserError
 from reverie.envs.seat import HEALTHY_STEPS, EnvFailure
-from reverie.envs.workers.memory import RESET, STEP
+from reverie.envs.workers.memory import STEP
 from reverie.envs.workers.messages import receive, send
 
 # Runs in the new process. The path comes along, so that a package that is importable
@@ -44,6 +44,8 @@ class Worker:
         self, indices: list[int], make_env: bytes, recipe: dict[str, Any], memory: int
     ):
         self.indices = indices
+        self.share = slice(indices[0], indices[-1] + 1)
+        """Its part of the rows."""
         self.failures = 0
         self.is_ready = self.is_busy = False
         self.started_at = 0.0
@@ -110,8 +112,7 @@ class Worker:
         self.is_ready = True
 
     def has_work(self, command: np.ndarray) -> bool:
-        mine = command[self.indices]
-        return bool(((mine == STEP) | (mine == RESET)).any())
+        return bool(command[self.share].max() >= STEP)
 
     def tell(self, kind: bytes, payload: bytes = b"", deadline: float = 0.0) -> None:
         assert self._socket is not None
