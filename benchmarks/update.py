@@ -1,0 +1,131 @@
+"""Time updates of DreamerV3 on batches that are on the device already, and its kernels.
+
+    python benchmarks/update.py size50m size200m --kernels 40
+
+What `reverie bench` measures besides (replay, environments, parts) is left out, so this
+is quick to run while something is being tuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from reverie.agents.dreamer import Dreamer
+from reverie.api import Batch, Space
+from reverie.run import device as devices
+from reverie.run.config import resolve
+
+FLAG = Space(np.dtype(bool))
+OBS = {
+    "image": Space(np.dtype(np.uint8), (64, 64, 3)),
+    "reward": Space(np.dtype(np.float32)),
+    "is_first": FLAG,
+    "is_last": FLAG,
+    "is_terminal": FLAG,
+}
+ACT = {"action": Space(np.dtype(np.int32), (), 0, 18)}
+
+
+class Fixed:
+    """A feed with one batch."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+
+    def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        return self.batch
+
+    def ready(self, name: str) -> bool:
+        return True
+
+    def update(self, *_: Any) -> None: ...
+
+    def prioritize(self, *_: Any) -> None: ...
+
+    def tally(self, *_: Any) -> None: ...
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", nargs="+")
+    parser.add_argument("--compile", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--kernels", type=int, default=0, help="show so many")
+    args = parser.parse_args()
+    for size in args.sizes:
+        measure(size, args)
+
+
+def measure(size: str, args: argparse.Namespace) -> None:
+    device = devices.pick_device("auto")
+    devices.be_quick(device)
+    agent = Dreamer(
+        OBS,
+        ACT,
+        resolve([size], flags={"task": "dummy_disc"}).dreamer,
+        device=device,
+        precision=devices.pick_precision(args.precision, device),
+        compile=devices.pick_compile(args.compile, device),
+        overlap=device.type == "cuda",
+    )
+    feed, start = Fixed(make_batch(agent)), time.perf_counter()
+    metrics = agent.train(feed)
+    wait(device)
+    print(f"{size}: first update {time.perf_counter() - start:.1f} s", flush=True)
+    for _ in range(4):
+        agent.train(feed)
+    wait(device)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(args.updates):
+            metrics = agent.train(feed)
+        wait(device)
+        times.append(1000 * (time.perf_counter() - start) / args.updates)
+    loss, taken = float(metrics["opt/loss"]), [round(ms, 3) for ms in times]
+    print(f"{size}: {taken} ms per update, loss {loss:.3f}")
+    if device.type == "cuda":
+        print(f"{size}: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB at most")
+    if args.kernels:
+        show_kernels(lambda: agent.train(feed), args.kernels)
+
+
+def make_batch(agent: Dreamer) -> Batch:
+    window, rng = agent.diet["train"], np.random.default_rng(0)
+    rows = (window.batch, window.context + window.length)
+    batch = {
+        key: space.sample(rng, rows[0] * rows[1]).reshape(*rows, *space.shape)
+        for key, space in {**OBS, **ACT, **agent.notes}.items()
+    }
+    batch["is_first"] = rng.random(rows) < 0.02
+    batch["is_last"] = batch["is_terminal"] = np.zeros(rows, bool)
+    batch["stepid"] = np.arange(rows[0] * rows[1]).reshape(rows)
+    batch["consec"] = np.zeros(rows, np.int64)
+    return {k: torch.as_tensor(v, device=agent.device) for k, v in batch.items()}
+
+
+def show_kernels(call: Any, count: int) -> None:
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    events = [e for e in found.key_averages() if e.device_time_total > 0]
+    total = sum(e.device_time_total for e in events) / 1e3
+    print(f"{sum(e.count for e in events)} kernels, {total:.3f} ms")
+    for e in sorted(events, key=lambda e: -e.device_time_total)[:count]:
+        print(f"{e.device_time_total / 1e3:8.3f} ms {e.count:5d}  {e.key[:100]}")
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
