@@ -123,6 +123,23 @@ def calibration(events: Marks, chance: Float[np.ndarray, "N T"]) -> Metrics:
     }
 
 
+def costs(events: Marks, boundaries: Marks, cost: Float[np.ndarray, "N T"]) -> Metrics:
+    """Why are there boundaries, or none? What a frame costs, by what happens at it.
+
+    Where `event` is hardly above `other`, the world gains nothing by a boundary there;
+    `boundary` says what one costs.
+    """
+    groups = {
+        "event": events & ~boundaries,
+        "other": ~events & ~boundaries,
+        "boundary": boundaries,
+    }
+    return {
+        name: float(cost[group].mean()) if group.any() else float(np.nan)
+        for name, group in groups.items()
+    }
+
+
 # Baselines
 
 

@@ -218,6 +218,9 @@ class Watcher:
                 events, change, float(read.mean()), self._threshold
             ),
         }
+        for key, loss in watched.losses.items():
+            costs = loss[:, 1:].float().cpu().numpy()
+            parts[f"costs/{key}"] = boundary_metrics.costs(events, read, costs)
         for part, numbers in parts.items():
             metrics |= {f"{part}/{key}": value for key, value in numbers.items()}
         return metrics

@@ -62,4 +62,11 @@ def in_words(result: dict[str, Any]) -> str:
     if "boundaries/exact/precision" in result:
         parts = [result[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
         lines.insert(2, "  precision {:.3f}, recall {:.3f}".format(*parts))
+    costs = [key.split("/")[1] for key in result if key.startswith("costs/")]
+    if costs:
+        lines.append("nats a frame at a boundary, at a missed event, elsewhere")
+    for name in dict.fromkeys(costs):
+        kinds = ("boundary", "event", "other")
+        values = (f"{result[f'costs/{name}/{kind}']:8.2f}" for kind in kinds)
+        lines.append(f"  {name:<10} {' '.join(values)}")
     return "\n".join(lines)

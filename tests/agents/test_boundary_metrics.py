@@ -61,6 +61,15 @@ def test_calibration_of_a_sure_and_of_a_wrong_detector():
     assert metrics.calibration(EVENTS, rate)["auc"] == 0.5
 
 
+def test_costs_are_told_by_what_happens_at_a_frame():
+    cost = np.arange(16.0).reshape(2, 8)
+    found = metrics.costs(EVENTS, marks("..x.x...", "........"), cost)
+    assert found["boundary"] == 3  # frames 2 and 4
+    assert found["event"] == 7.5  # frame 6, and frame 1 of the second row
+    assert found["other"] == pytest.approx((120 - 2 - 4 - 6 - 9) / 12)
+    assert np.isnan(metrics.costs(EVENTS, EVENTS, cost)["event"])
+
+
 def test_baselines_stand_beside():
     change = EVENTS * 10.0 + 1
     threshold = metrics.best_threshold(EVENTS, change)

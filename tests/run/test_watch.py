@@ -227,6 +227,7 @@ def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, c
     out = capsys.readouterr().out
     assert "6 fresh sequences" in out
     assert "periodic" in out
+    assert "at a missed event" in out
     result = json.loads((run / "boundaries.json").read_text())
     assert result["sequences"] == 6
     assert 0 <= result["boundaries/exact/f1"] <= 1
