@@ -152,6 +152,33 @@ def test_a_recorded_update_is_the_update(part):
     assert losses[0][-1] < losses[0][0]
 
 
+def test_a_recorded_dream_is_the_dream():
+    from reverie.nets.fast.graph import Replayed
+
+    segment, found = batch(), []
+    for recorded in (False, True):
+        world, throw = make(torch.bfloat16), dice()
+        fast.accelerate(world)
+
+        @torch.no_grad()
+        def dream(image, action, world=world, throw=throw):
+            state = world.begin(image[:, :3], action[:, :2])
+            policy = lambda view: view.image[:, 0, 0, 0].long() % ACTIONS  # noqa: E731
+            return world.imagine(state, policy, 8, throw).states  # through a flush
+
+        if recorded:
+            device = torch.device("cuda")
+            dream = Replayed(dream, "dream", device, [throw.generator])
+        for _ in range(5):
+            states = dream(segment.image, segment.action)
+        found.append(states)
+        if recorded:
+            assert dream.works
+            assert any(not isinstance(x, int) for x in dream.recordings.values())
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(plain, other)
+
+
 def test_nobody_waits_for_the_device():
     world, segment, throw = make(torch.bfloat16), batch(), dice()
     fast.accelerate(world)

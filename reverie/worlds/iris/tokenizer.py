@@ -112,18 +112,29 @@ class Tokenizer(nn.Module):
         tokens: Tensor = self.quantizer(self.encode(first, act, after, dtype)).tokens
         return tokens.view(len(image), steps, -1)
 
+    def see(
+        self, image: UInt8[Tensor, "R h w c"], dtype: torch.dtype
+    ) -> Float[Tensor, "R r s c2"]:
+        """What the decoder is shown of a frame."""
+        seen: Tensor = self.frame(pixels(image, dtype))
+        return seen
+
     def decode(
         self,
         image: UInt8[Tensor, "R h w c"],
         action: Int[Tensor, " R"],
         features: Float[Tensor, "R K F"],
+        seen: Float[Tensor, "R r s c2"] | None = None,
     ) -> Float[Tensor, "R h w c"]:
-        """The next frame as numbers, not yet brought into [0, 1]."""
+        """The next frame as numbers, not yet brought into [0, 1].
+
+        `seen` is what was seen of the frame before it, if somebody has looked already.
+        """
         dtype = features.dtype
         rows, cols = self.sides
         planes = self.decoder_action(action, dtype)
         planes = rearrange(planes, "b (c r s) -> b r s c", r=rows, s=cols)
-        seen = self.frame(pixels(image, dtype))
+        seen = self.see(image, dtype) if seen is None else seen
         drawn: Tensor = self.decoder(
             torch.cat([seen, planes, self.to_map(features)], -1)
         )
@@ -136,9 +147,11 @@ class Tokenizer(nn.Module):
         action: Int[Tensor, " R"],
         tokens: Int[Tensor, "R K"],
         dtype: torch.dtype,
+        seen: Float[Tensor, "R r s c2"] | None = None,
     ) -> UInt8[Tensor, "R h w c"]:
         """The next frame as tokens tell it."""
-        return to_bytes(self.decode(image, action, self.quantizer.embed(tokens, dtype)))
+        features = self.quantizer.embed(tokens, dtype)
+        return to_bytes(self.decode(image, action, features, seen))
 
     def loss(
         self, segment: Segment, dice: Dice, dtype: torch.dtype, learn: bool = True

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from reverie.api import Dream, Obs, Space, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.dice import Dice
+from reverie.nets.lanes import beside, catch_up
 from reverie.nets.outs import softmax
 from reverie.nets.residual import recompute
 from reverie.nets.transformer import Cache, Embedding
@@ -57,6 +58,10 @@ __all__ = [
 ]
 
 
+FRAME, SEEN = range(2)
+"""Lanes in which frames are looked at, see `look`."""
+
+
 class State(NamedTuple):
     """Where a dream stands.
 
@@ -65,10 +70,11 @@ class State(NamedTuple):
     """
 
     image: UInt8[Tensor, "N h w c"]  # the newest frame
-    frame: Float[Tensor, "N E"]  # its I-token
+    frame: Float[Tensor, "N E"] | None  # its I-token, if it was looked at
     last: Int[Tensor, " N"] | None  # the newest Δ-token, if it is yet to be fed
     cache: Cache
     frame_is_fed: bool
+    seen: Float[Tensor, "N r s c2"] | None = None  # of the frame, to draw the next one
 
     def fork(self) -> State:
         return self._replace(cache=self.cache.fork())
@@ -201,15 +207,17 @@ class IrisWorld(nn.Module):
         assert action.shape[1] == steps, (action.shape, image.shape)
         dynamics, dtype = self.dynamics, self.dtype
         cache = dynamics.transformer.cache(rows, dtype)
-        frames = dynamics.embed_frames(image, dtype)
+        with beside(image, FRAME):
+            frames = dynamics.embed_frames(image, dtype)
+        tokens = self.tokenize(image, action) if steps else None
+        catch_up(image, FRAME)
         sequence = frames[:, -1:]
-        if steps:
-            tokens = self.tokenize(image, action)
+        if tokens is not None:
             blocks = dynamics.blocks(frames[:, :-1], action, tokens)
             sequence = torch.cat([blocks, sequence], 1)
         _, filled = dynamics(sequence, cache)
         assert filled is not None
-        return State(image[:, -1], frames[:, -1], None, filled, frame_is_fed=True)
+        return State(image[:, -1], None, None, filled, frame_is_fed=True)
 
     @torch.no_grad()
     def step(self, state: State, action: Int[Tensor, " N"], dice: Dice) -> Step:
@@ -224,7 +232,7 @@ class IrisWorld(nn.Module):
         if cache.room <= dynamics.block:
             cache, last, is_fed = cache.forget(), None, False
         fed = [] if last is None else [dynamics.latent(last, dtype)]
-        fed += [] if is_fed else [state.frame]
+        fed += [] if is_fed else [self._frame(state)]
         fed.append(dynamics.action(action, dtype))
         outputs, cache = self._feed(torch.stack(fed, 1), cache)
         at_action = outputs[:, -1]
@@ -242,11 +250,24 @@ class IrisWorld(nn.Module):
                 logits.append(dynamics.latents(outputs[:, -1]))
             tokens.append(dice.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
-        image = self.tokenizer.draw(state.image, action, delta, dtype)
-        frame = dynamics.embed_frames(image, dtype)
-        after = State(image, frame, tokens[-1], cache, frame_is_fed=False)
+        if state.seen is not None:
+            catch_up(state.image, SEEN)
+        image = self.tokenizer.draw(state.image, action, delta, dtype, state.seen)
+        after = State(image, None, tokens[-1], cache, frame_is_fed=False)
         expected = (torch.stack(logits, 1), reward_logits, end_logits)
         return Step(after, image, reward, end, delta, *expected)
+
+    @torch.no_grad()
+    def look(self, state: State) -> State:
+        """Look at the newest frame now, beside whatever comes before the next step."""
+        image, frame, seen = state.image, state.frame, state.seen
+        if frame is None and not state.frame_is_fed:
+            with beside(image, FRAME):
+                frame = self.dynamics.embed_frames(image, self.dtype)
+        if seen is None:
+            with beside(image, SEEN):
+                seen = self.tokenizer.see(image, self.dtype)
+        return state._replace(frame=frame, seen=seen)
 
     def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
         """Go on for `horizon` steps; `policy` maps a `View` to actions `(N,)`.
@@ -257,10 +278,11 @@ class IrisWorld(nn.Module):
         """
         none = torch.zeros(len(state.image), device=state.image.device)
         views = [View(state.image, none, none.bool())]
+        state = self.look(state) if horizon else state
         actions = [policy(views[-1])]
-        for _ in range(horizon):
+        for left in reversed(range(horizon)):
             step = self.step(state, actions[-1], dice)
-            state = step.state
+            state = self.look(step.state) if left else step.state
             views.append(View(step.image, step.reward, step.end))
             actions.append(policy(views[-1]))
         stacked = View(*(torch.stack(parts, 1) for parts in zip(*views, strict=True)))
@@ -306,6 +328,13 @@ class IrisWorld(nn.Module):
         for layer in twin.modules():
             if hasattr(layer, "prepare"):  # what can be made of weights beforehand
                 layer.prepare()  # type: ignore[operator]
+
+    def _frame(self, state: State) -> Tensor:
+        """The I-token of the newest frame."""
+        if state.frame is None:
+            return self.dynamics.embed_frames(state.image, self.dtype)
+        catch_up(state.image, FRAME)
+        return state.frame
 
     def _feed(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         outputs, cache_after = self.dynamics(x, cache)
