@@ -40,10 +40,13 @@ def make_inputs(
         return torch.randn(shape, generator=generator).to(device)
 
     x, start = normal(rows, steps, 5), normal(count, rows, width)
-    flags = [
+    keep, move, stay = (
         None if part is None else (normal(count, rows, steps) > 0).float()
         for part in ROUTES[name][:3]
-    ]
+    )
+    if name == "held":  # as worlds use it: a state that may do both grows without end
+        stay = 1 - move
+    flags = [keep, move, stay]
     fresh = None if ROUTES[name].fresh is None else normal(count, rows, steps, width)
     return [x, start, *flags, fresh]
 
