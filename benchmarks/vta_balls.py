@@ -34,6 +34,9 @@ WAYS = {
     "linked_pays": {"linked": True, "state": 16, "read_pays": True, **FREE},
     "low4": {"lower_state": 4, "state": 16, **FREE},
     "low4_pays": {"lower_state": 4, "state": 16, "read_pays": True, **FREE},
+    "low5_pays": {"lower_state": 5, "read_pays": True, **FREE},
+    "low6_pays": {"lower_state": 6, "read_pays": True, **FREE},
+    "low7_pays": {"lower_state": 7, "read_pays": True, **FREE},
     "both": {"lower_state": 4, "linked": True, "state": 16, **FREE},
     "both_pays": {
         "lower_state": 4,
