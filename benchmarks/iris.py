@@ -1,0 +1,102 @@
+"""Time updates of Δ-IRIS part by part, on batches that are on the device, and kernels.
+
+    python benchmarks/iris.py crafter atari --kernels 30
+
+For each part the time of an update, and the most GPU memory that was taken while it ran
+for the first times and was recorded. `reverie bench --configs iris_crafter` measures
+the same with a replay and environments; this is quicker while something is being tuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from update import show_kernels, wait
+
+from reverie.agents.iris import Iris
+from reverie.agents.iris_config import PARTS
+from reverie.api import Batch, Space
+from reverie.run import device as devices
+from reverie.run.config import resolve
+
+FLAG = Space(np.dtype(bool))
+OBS = {
+    "image": Space(np.dtype(np.uint8), (64, 64, 3)),
+    "reward": Space(np.dtype(np.float32)),
+    "is_first": FLAG,
+    "is_last": FLAG,
+    "is_terminal": FLAG,
+}
+ACTIONS = {"crafter": 17, "atari": 4}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="+", choices=list(ACTIONS))
+    parser.add_argument("--parts", nargs="+", default=PARTS)
+    parser.add_argument("--compile", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--full", action="store_true", help="actor-critic in float32")
+    parser.add_argument("--updates", type=int, default=15)
+    parser.add_argument("--kernels", type=int, default=0, help="show so many")
+    args = parser.parse_args()
+    for preset in args.presets:
+        measure(preset, args)
+
+
+def measure(preset: str, args: argparse.Namespace) -> None:
+    device = devices.pick_device("auto")
+    devices.be_quick(device)
+    flags = {"iris.actor_critic.half": not args.full}
+    agent = Iris(
+        OBS,
+        {"action": Space(np.dtype(np.int32), (), 0, ACTIONS[preset])},
+        resolve([f"iris_{preset}"], flags=flags).iris,
+        device=device,
+        precision=devices.pick_precision(args.precision, device),
+        compile=devices.pick_compile(args.compile, device),
+    )
+    for part in args.parts:
+        update = partial(agent.update, part, [make_batch(agent, part)])
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):  # two plainly, then recorded
+            update()
+        wait(device)
+        memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+        times = [timed(update, args.updates, device) for _ in range(3)]
+        taken = [round(ms, 2) for ms in times]
+        print(f"{preset} {part}: {taken} ms, {memory / 1e9:.2f} GB", flush=True)
+        if args.kernels:
+            show_kernels(update, args.kernels)
+
+
+def timed(call: Any, count: int, device: torch.device) -> float:
+    """Milliseconds of one call, of many in a row."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    wait(device)
+    return 1000 * (time.perf_counter() - start) / count
+
+
+def make_batch(agent: Iris, part: str) -> Batch:
+    window, rng = agent.diet[part], np.random.default_rng(0)
+    rows = (window.batch, window.length)
+    batch = {
+        key: space.sample(rng, rows[0] * rows[1]).reshape(*rows, *space.shape)
+        for key, space in {**OBS, **agent.act_space}.items()
+    }
+    batch["is_last"] = batch["is_terminal"] = np.zeros(rows, bool)
+    batch["mask"] = np.ones(rows, bool)
+    return {key: torch.as_tensor(x, device=agent.device) for key, x in batch.items()}
+
+
+if __name__ == "__main__":
+    main()
