@@ -39,7 +39,7 @@ class PoolConfig:
     workers: int = 0
     """Worker processes: 0 steps all environments in this process, -1 picks one per
     environment but no more than there are cores. A run that steps environments while it
-    trains (`run.overlap`) takes 0 for -1."""
+    trains (`run.overlap`), and an evaluation of several by its rule, take 0 for -1."""
     timeout: float = 60.0
     """Seconds a worker may take for one step or reset before it is restarted."""
     start_timeout: float = 300.0

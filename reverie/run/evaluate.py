@@ -36,6 +36,7 @@ from reverie.run.parts import (
     EVAL_SEEDS,
     MakeEnv,
     for_agents,
+    in_workers,
     make_agent,
     make_envs,
     rest_at_end,
@@ -76,7 +77,7 @@ def evaluate(
     if config.offline.data and logdir.resolve() == home.resolve():
         path = Checkpoints(home / "best").newest(mine=False) or path
     count = min(config.run.eval_envs, episodes)
-    envs = make_envs(config, count, EVAL_SEEDS, make_env)
+    envs = make_envs(_placed(config, count, make_env), count, EVAL_SEEDS, make_env)
     try:
         agent = load_agent(config, path, envs)
         witnesses = _witnesses(home / "eval", envs, videos, failures)
@@ -112,6 +113,13 @@ def _witnesses(folder: Path, envs: Envs, videos: int, failures: int) -> list[Wit
         spaces = envs.obs_space, envs.act_space
         found.append(Failures(folder / "failures", *spaces, len(envs), failures))
     return found
+
+
+def _placed(config: Config, count: int, make_env: MakeEnv | None) -> Config:
+    """Where a run would step environments in workers, several are evaluated there."""
+    where = device.pick_device(config.device)
+    aside = device.pick_overlap(config.run.overlap, where, config.deterministic)
+    return in_workers(config) if aside and count > 1 and make_env is None else config
 
 
 def load_agent(config: Config, path: Path, spaces: Any) -> Agent:

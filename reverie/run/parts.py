@@ -138,11 +138,9 @@ class Run:
 
     def open_envs(self, count: int, first: int = 0) -> Envs:
         """A pool of environments, closed with the run."""
-        config, pool = self.config, self.config.env.pool
-        if self.overlap and self.make_env is None and not (pool.workers or pool.native):
-            # they can only step beside the training in a process of their own
-            pool = replace(pool, workers=-1)
-            config = replace(config, env=replace(config.env, pool=pool))
+        # they can only step beside the training in a process of their own
+        beside = self.overlap and self.make_env is None
+        config = in_workers(self.config) if beside else self.config
         envs = make_envs(config, count, first, self.make_env)
         self._closing.append(envs.close)
         return envs
@@ -430,6 +428,14 @@ class Run:
         if path not in self._kept:
             self._kept[path] = checkpoint.read_part(path, "replay")
         return self._kept[path]
+
+
+def in_workers(config: Config) -> Config:
+    """The config with environments in worker processes, unless it says where."""
+    pool = config.env.pool
+    if pool.workers or pool.native:
+        return config
+    return replace(config, env=replace(config.env, pool=replace(pool, workers=-1)))
 
 
 def make_envs(

@@ -9,7 +9,10 @@ from test_loops import lines, settings
 from test_resume import same, state_of, strip
 
 from reverie.api import UserError
+from reverie.envs.catch import Catch
+from reverie.run import evaluate as evaluate_module
 from reverie.run.device import pick_overlap
+from reverie.run.evaluate import evaluate
 from reverie.run.parts import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
@@ -82,3 +85,25 @@ def test_evaluations_stand_between_the_turns(tmp_path):
     flags = {"run.steps": 120, "run.eval_every": 50, "run.overlap": "on"}
     path = train_eval(settings(tmp_path, "catch", **flags))
     assert any("eval/episode/score" in line for line in lines(path / "metrics.jsonl"))
+
+
+def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
+    flags = {"run.steps": 40, "run.eval_envs": 3, "agent": "random"}
+    path = train(settings(tmp_path, "catch", **flags))
+    asked = []
+    make = evaluate_module.make_envs
+
+    def spy(config, count, *rest):
+        asked.append(config.env.pool.workers)
+        return make(config, count, *rest)
+
+    monkeypatch.setattr(evaluate_module, "make_envs", spy)
+    here = evaluate(path, episodes=6)
+    there = evaluate(path, episodes=6, flags=[("run.overlap", "on")])
+    evaluate(path, episodes=1, flags=[("run.overlap", "on")])  # nobody to share with
+    chosen = [("run.overlap", "on"), ("env.pool.workers", 1)]
+    evaluate(path, episodes=2, flags=chosen)
+    evaluate(path, 2, [("run.overlap", "on")], make_env=lambda index: Catch(seed=index))
+    assert asked == [0, -1, 0, 1, 0]
+    for found in (here, there):
+        assert len(found["scores"]) == 6
