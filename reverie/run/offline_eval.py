@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from reverie.api import Agent, Batch, Dreaming, Dreams, Judging, Metrics, UserError
 from reverie.data.images import Images
@@ -169,15 +170,19 @@ def _batches(
 
 
 def _mean_rows(feed: RecordingFeed, images: Images, keys: list[str]) -> Arrays:
-    """The mean of each key over the rows of some episodes."""
-    some = [images.middle(batch) for batch in feed.episodes(1, limit=AVERAGED)]
-    if not some:
+    """The mean of each key over the rows of some episodes, one of them at a time."""
+    total: Arrays = {}
+    rows = 0
+    for batch in feed.episodes(1, limit=AVERAGED):
+        seen = images.middle(batch)
+        for key in keys:
+            if key in seen:
+                sums = seen[key][0].sum(0, dtype=torch.float64).cpu().numpy()
+                total[key] = total.get(key, 0) + sums
+        rows += int(seen["mask"].sum())
+    if not rows:
         raise nothing_to_judge(feed)
-    return {
-        key: np.concatenate([b[key][0].double().cpu().numpy() for b in some]).mean(0)
-        for key in keys
-        if key in some[0]
-    }
+    return {key: value / rows for key, value in total.items()}
 
 
 def nothing_to_judge(feed: RecordingFeed) -> UserError:
