@@ -216,6 +216,16 @@ def test_demonstrations_of_reach_go_all_the_way(here, capsys):
     np.testing.assert_array_equal(same, source.read("demo_3")["action"])
 
 
+def test_the_environment_of_demonstrations_is_set_like_that_of_a_run(here, capsys):
+    pytest.importorskip("h5py")
+    assert run("demos a.hdf5 --task reach --episodes 2 --env.reach.size 16 16") == 0
+    reader = open_reader("a.hdf5")
+    assert reader.obs_space["image"].shape == (16, 16, 3)
+    noted = json.loads(reader.attributes()["env_args"])["env_kwargs"]
+    assert noted == {"reach.size": [16, 16]}
+    assert "takes no blocks" in complaint("inspect a.hdf5 --configs lift", capsys)
+
+
 def test_an_expert_that_never_arrives_is_given_up():
     class Lazy(Reach):
         def expert(self):
