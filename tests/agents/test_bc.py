@@ -299,6 +299,25 @@ def test_acting_on_states_is_what_was_trained():
         torch.testing.assert_close(one[:, 0], feat[:, t])
 
 
+def test_a_clone_on_states_is_not_shown_what_it_is_to_guess():
+    """An action reaches the state of the row it leads to, and none before."""
+    agent = make(config(see="state", length=4, on="dreamer"), base=dreamer())
+    agent.dice["eval"].categorical = first_class
+    batch = Rows(2, 4)("train")
+    changed = {**batch, "action": batch["action"].clone()}
+    changed["action"][:, 1] += 0.5
+    before, after = (
+        agent.eyes(
+            agent.eyes.initial(2),
+            {**rows, "prevact": led_to(rows, DONE)},
+            agent.dice["eval"],
+        )[0]
+        for rows in (batch, changed)
+    )
+    torch.testing.assert_close(after[:, :2], before[:, :2])
+    assert (after[:, 2] != before[:, 2]).any()
+
+
 def first_class(probs):
     return torch.zeros(probs.shape[:-1], dtype=torch.int64)
 

@@ -107,6 +107,9 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
     assert list(flying.obs_space) == list(converted.obs_space)
     assert flying.act_space == converted.act_space
     assert flying.training.names() == converted.training.names()
+    if layout == "robomimic":  # as its masks say
+        assert flying.training.names() == [f"demo_{i}" for i in range(2, 6)]
+        assert flying.judging.names() == ["demo_0", "demo_1"]
     for mine, theirs in zip(one, other, strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
