@@ -96,8 +96,9 @@ class Robosuite:
         with _quiet():
             _warm_up(task, robots, config)
             self._sim = _make(task, robots, config, config.cameras, seed)
-        self._keys = self._wanted(len(robots))
-        self._obs_space = self._spaces(self._sim.observation_spec())
+        seen = self._sim.observation_spec()
+        self._keys = self._wanted(len(robots), seen)
+        self._obs_space = self._spaces(seen)
 
     @property
     def obs_space(self) -> Spaces:
@@ -162,12 +163,17 @@ class Robosuite:
     def close(self) -> None:
         self._sim.close()
 
-    def _wanted(self, robots: int) -> dict[str, str]:
-        """Our names of vectors, with the simulator's."""
+    def _wanted(self, robots: int, seen: Obs) -> dict[str, str]:
+        """Our names of vectors, with the simulator's.
+
+        Pegs and sponges have no fingers, and so nothing to show of a gripper.
+        """
         wanted = {}
         for robot in (f"robot{index}" for index in range(robots)):
+            has_fingers = np.size(seen.get(f"{robot}_gripper_qpos", ())) > 0
             for name in self.config.state:
-                wanted[f"{robot}_{name}"] = f"{robot}_{name}"
+                if has_fingers or not name.startswith("gripper_"):
+                    wanted[f"{robot}_{name}"] = f"{robot}_{name}"
             for wave in ("sin", "cos") * self.config.aux:
                 name = f"{robot}_joint_pos_{wave}"
                 wanted[f"aux_{name}"] = name

@@ -112,6 +112,29 @@ class TestRobosuite:
         assert env.act_space["action"].shape == (7,)
         env.close()
 
+    @pytest.mark.parametrize(
+        ("task", "actions", "fingers"),
+        [
+            ("TwoArmLift", 14, 2),
+            ("TwoArmHandover", 14, 2),
+            ("TwoArmTransport", 14, 2),
+            ("TwoArmPegInHole", 12, 0),
+            ("Wipe", 6, 0),
+        ],
+    )
+    def test_two_arms_and_sponges_play_an_episode(
+        self, task: str, actions: int, fingers: int
+    ) -> None:
+        config = envs.RobosuiteConfig(cameras=(), hard_reset=False, horizon=3)
+        env = envs.make(f"robosuite_{task}", envs.EnvConfig(robosuite=config))
+        assert env.act_space["action"].shape == (actions,)
+        assert ("robot0_gripper_qpos" in env.obs_space) == (fingers > 0)
+        assert ("robot1_joint_pos" in env.obs_space) == task.startswith("TwoArm")
+        rows = [env.reset(), *(env.step(zero(env)) for _ in range(3))]
+        env.close()
+        assert [bool(row["is_last"]) for row in rows] == [False, False, False, True]
+        assert all(np.isfinite(row["reward"]) for row in rows)
+
     def test_an_episode_goes_on_from_a_recorded_state(self, lift: Any) -> None:
         lift.reset()
         for _ in range(3):

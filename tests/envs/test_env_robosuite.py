@@ -96,7 +96,9 @@ class Arm:
             for name, size in (("joint_pos", 7), ("joint_vel", 7), ("eef_pos", 3)):
                 seen[f"{robot}_{name}"] = np.full(size, self.place)
             for name in ("gripper_qpos", "gripper_qvel"):
-                seen[f"{robot}_{name}"] = np.zeros(2)
+                if "Peg" not in self.task:  # held by the arms themselves
+                    fingers = 0 if self.task == "Wipe" else 2
+                    seen[f"{robot}_{name}"] = np.zeros(fingers)
             seen[f"{robot}_joint_pos_sin"] = np.sin(seen[f"{robot}_joint_pos"])
             seen[f"{robot}_joint_pos_cos"] = np.cos(seen[f"{robot}_joint_pos"])
         if self.options["use_object_obs"]:
@@ -300,3 +302,13 @@ def test_wrong_tasks_name_the_nearest_and_blindness_is_refused() -> None:
     with pytest.raises(ValueError, match="something to see"):
         RobosuiteConfig(cameras=(), state=(), aux=False)
     assert set(robosuite.SHORT) <= set(robosuite.TASKS)
+
+
+@pytest.mark.parametrize(("task", "robots"), [("TwoArmPegInHole", 2), ("Wipe", 1)])
+def test_robots_without_fingers_show_none(task: str, robots: int) -> None:
+    env = envs.make(f"robosuite_{task}")
+    shown = {key for key in env.obs_space if "robot" in key}
+    wanted = ("robot{}_joint_pos", "robot{}_joint_vel", "aux_robot{}_joint_pos_sin")
+    wanted += ("aux_robot{}_joint_pos_cos",)
+    assert shown == {name.format(i) for name in wanted for i in range(robots)}
+    assert env.reset().keys() == env.obs_space.keys()
