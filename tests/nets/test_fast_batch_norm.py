@@ -11,7 +11,7 @@ from reverie.nets.strided import ImageDecoder, ImageEncoder, initialize_as_torch
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast import accelerate
+from reverie.nets.fast import accelerate, batch_norm, patches
 from reverie.nets.fast.batch_norm import norm_elu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,7 +68,10 @@ def make_nets(kind: type[nn.Module], width: int, bias: bool) -> list[nn.Module]:
 @pytest.mark.parametrize(
     ("kind", "shape"), [(ImageEncoder, (6, 3, 16, 16)), (ImageDecoder, (6, 16))]
 )
-def test_a_fast_network_is_the_plain_one(kind, shape, bias):
+def test_a_fast_network_is_the_plain_one(kind, shape, bias, monkeypatch):
+    if DEVICE == "cpu":  # the interpreter takes its time for each program
+        monkeypatch.setattr(batch_norm, "TILE", 1 << 14)
+        monkeypatch.setattr(patches, "ENTRIES", 1 << 14)
     x, found = torch.randn(shape, device=DEVICE), []
     nets = make_nets(kind, 16, bias)
     for net in nets:

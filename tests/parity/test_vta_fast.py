@@ -65,6 +65,7 @@ def test_loss_and_all_gradients(name):
         close(state[key].cpu(), theirs)
 
 
+@pytest.mark.slow
 def test_three_steps_of_the_optimizer():
     recording = VTARecording(MODELS[-1])
     data = tensors(recording.data, "opt/")
