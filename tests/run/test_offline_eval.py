@@ -20,6 +20,7 @@ from reverie.run.evaluate import check_same_actions, load_agent
 from reverie.run.folder import read_config
 from reverie.run.offline import offline
 from reverie.run.offline_eval import LookConfig, open_loop
+from reverie.run.recordings import Recordings
 
 SIDE = 16
 SPACES = {
@@ -183,6 +184,34 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
     seen = torch.as_tensor(agent.images.middle(row)["image"]).float() / 255
     assert standard(seen).abs().max() > 0.1  # a frame of its own is not zeroed
+    _, chosen, _ = agent.policy(agent.initial(1), row, "eval")
+    row["image"] = row["image"][:, 2:14, 2:14]  # what it was trained on
+    _, wanted, _ = agent.agent.policy(agent.initial(1), row, "eval")
+    np.testing.assert_array_equal(chosen["action"], wanted["action"])
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(
+    folder, tmp_path, monkeypatch
+):
+    told = iter([3.0, 1.0, 2.0, 2.5])
+    monkeypatch.setattr(Recordings, "report", lambda *_: {"loss": next(told)})
+    flags = {
+        "device": "cpu",
+        "logger.outputs": "jsonl",
+        "run.steps": 3,
+        "run.report_every": 1,
+        "offline.data": str(folder),
+        "offline.passes": 0,
+        "bc.enc.mults": (1, 1),
+        "bc.enc.units": 8,
+        "bc.head.units": 8,
+        "bc.batch_size": 2,
+        "logdir": str(tmp_path / "run"),
+    }
+    run = offline(resolve(["offline", "bc"], flags=flags))
+    (best,) = (run / "best").iterdir()
+    loop = checkpoint.read_part(best, "loop")
+    assert (loop["clock"]["step"], loop["lowest"]) == (2, 1.0)
 
 
 def _judged(run):
