@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import pickle
@@ -43,6 +44,7 @@ def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
         seat = Seat(make_env, index, hello["failures"], hello["seed"], attempt)
         seats.append(seat)
         seat.open()
+    gc.freeze()  # what is here now stays: no need to look through it again
     spaces = [(seat.obs_space, seat.act_space) for seat in seats]
     send(sock, b"r", pickle.dumps(spaces), 0.0)
     shared: Shared | None = None

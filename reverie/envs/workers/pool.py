@@ -118,9 +118,10 @@ class WorkerPool:
         is_last = self._shared.obs[self._side]["is_last"]
         self.waiting = waits(is_last, self._config.lockstep)
         command = np.full(self._count, STEP, np.int8)
-        command[is_last] = RESET
-        command[self.waiting] = IDLE
-        command[~(self._running | is_last)] = CLOSE_EPISODE
+        if is_last.any() or not self._running.all():
+            command[is_last] = RESET
+            command[self.waiting] = IDLE
+            command[~(self._running | is_last)] = CLOSE_EPISODE
         self._issue(command)
         self._sent = True
 
@@ -220,7 +221,7 @@ class WorkerPool:
         Its running episodes are closed; only first rows are worth waiting for.
         """
         deadline = self._deadline
-        while worker.has_work(self._command):
+        while worker.is_busy or worker.has_work(self._command):
             try:
                 if not worker.is_busy:
                     self._await_ready(worker)
