@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,9 @@ from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.dice import Dice
 from reverie.nets.heads import HeadConfig
+from reverie.run.config import resolve
+from reverie.run.evaluate import evaluate
+from reverie.run.train import train
 from reverie.view.openloop import BEGINS, CONTINUES, STRIP, openloop_video
 from reverie.worlds.vta_recurrent import SegmentsConfig, SegmentWorld, State
 
@@ -232,3 +237,22 @@ def test_features_are_both_levels_together():
     values = [0.0] * 8 + [1.0] * 3 + [2.0] * 8 + [3.0] * 4
     assert world.features(state)[0].tolist() == values
     assert world.width == len(values)
+
+
+def test_dreamer_trains_and_acts_in_it_as_in_any_world(tmp_path):
+    flags = {
+        "logdir": str(tmp_path / "run"),
+        "device": "cpu",
+        "logger.outputs": "jsonl",
+        "run.steps": 160,
+        "run.clock": "steps",
+        "run.log_every": 80,
+        "run.report_every": 0,
+        "run.save_every": 160,
+        "dreamer.segments.max_segment": 3,
+    }
+    path = train(resolve(["catch", "vta_tiny"], flags=flags))
+    rows = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+    assert any(0 < row.get("train/boundary_ratio", 0) < 1 for row in rows)
+    assert any("train/loss/boundary" in row for row in rows)
+    assert np.isfinite(evaluate(path, 2)["score"])
