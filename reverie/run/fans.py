@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,9 +79,7 @@ def open_fans(
     keys = vectors(dreams, config.keys)
     found: dict[str, list[Fans]] = {key: [] for key in keys}
     pictures: Metrics = {}
-    for number, episode in enumerate(episodes if keys else ()):
-        if number == config.episodes:
-            break
+    for episode in islice(episodes, config.episodes if keys else 0):
         rows = len(episode["is_first"])
         shown = min(context, rows - 1)
         starts = list(range(shown - 1, rows - 1, config.every))
@@ -106,19 +105,14 @@ def vectors(dreams: Dreams, wanted: tuple[str, ...] = ()) -> list[str]:
 
 def spread_of(fans: Fans) -> Spread:
     """Errors, spread and coverage over all fans."""
-    middle = fans.threads.mean(1)
-    variance = fans.threads.var(1, ddof=1)
-    inside = (fans.threads.min(1) <= fans.truth) & (fans.truth <= fans.threads.max(1))
-    covered = np.where(np.isnan(fans.truth), np.nan, inside)
-    square, copied = (
-        np.square(guess - fans.truth) for guess in (middle, fans.seen[:, None])
-    )
-    gone = np.isnan(fans.truth)
+    truth, threads = fans.truth, fans.threads
+    inside = (threads.min(1) <= truth) & (truth <= threads.max(1))
+    there = np.where(np.isnan(truth), np.nan, 1.0)
     return Spread(
-        np.sqrt(_mean(square)),
-        np.sqrt(_mean(np.where(gone, np.nan, variance))),
-        _mean(covered),
-        np.sqrt(_mean(copied)),
+        rmse=np.sqrt(_mean(np.square(threads.mean(1) - truth))),
+        spread=np.sqrt(_mean(threads.var(1, ddof=1) * there)),
+        coverage=_mean(inside * there),
+        copy_rmse=np.sqrt(_mean(np.square(fans.seen[:, None] - truth))),
     )
 
 
