@@ -81,8 +81,13 @@ class Recording:
         for generator in generators:
             self.graph.register_generator_state(generator)
         torch.cuda.synchronize()
-        # other threads (a prefetching feed) may allocate and copy meanwhile
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        # Products keep scratch memory for every stream: graphs recorded on the same one
+        # would share it, and could not be replayed side by side. Other threads (a
+        # prefetching feed) may allocate and copy meanwhile.
+        own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.graph(
+            self.graph, stream=own, capture_error_mode="thread_local"
+        ):
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: Any) -> Any:
