@@ -63,6 +63,7 @@ class Lab:
         self.seeds: list[int] = []
         self.steps: list[tuple[list[int], int]] = []
         self.frames_left = 0
+        self.screen: np.ndarray | None = None
         self.closed = False
         Lab.newest = self
 
@@ -82,12 +83,10 @@ class Lab:
             raise RuntimeError("Environment in wrong status to call observations()")
         height = int(self.config.get("height", 240))
         width = int(self.config.get("width", 320))
-        seen = {
-            "RGB_INTERLEAVED": np.full(
-                (height, width, 3), self.frames_left % 256, np.uint8
-            ),
-            "INSTR": INSTRUCTION,
-        }
+        if self.screen is None:
+            self.screen = np.zeros((height, width, 3), np.uint8)
+        self.screen[:] = self.frames_left % 256  # the memory of the screen before
+        seen = {"RGB_INTERLEAVED": self.screen, "INSTR": INSTRUCTION}
         return {name: seen[name] for name in self.observed}
 
     def step(self, action: np.ndarray, num_steps: int = 1) -> float:

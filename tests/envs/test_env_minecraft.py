@@ -420,3 +420,13 @@ def test_a_lost_connection_closes_the_episode_and_starts_another_game(
     assert Game.newest is not lost
     pool.close()
     assert Game.newest.closed
+
+
+def test_names_that_numpy_has_dropped_are_there_for_the_simulator(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(np, "float", raising=False)
+    monkeypatch.delattr(np, "int", raising=False)
+    make()
+    assert vars(np)["float"] is float
+    assert vars(np)["int"] is int
