@@ -202,7 +202,9 @@ class WorkerPool:
 
     def _collect(self) -> Obs:
         try:
-            for worker in self._workers:
+            # The last one told is mostly the last to finish: whoever waits for it
+            # first is woken once, and finds the others ready.
+            for worker in reversed(self._workers):
                 self._collect_from(worker)
         except UserError:
             self._broken = True
