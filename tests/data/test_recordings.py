@@ -290,7 +290,7 @@ def test_splits_are_disjoint_whole_and_repeat():
     assert sorted(train + held) == sorted(names)
     assert (train, held) == split_by_seed(names, 0.1, seed=4)
     assert held != split_by_seed(names, 0.1, seed=5)[1]
-    with pytest.raises(UserError, match="cannot be split"):
+    with pytest.raises(UserError, match="cannot be held out"):
         split_by_seed(names[:1])
     reader = Walks([5] * 4)
     reader.masks = {"a": ["walk_0", "walk_3"], "b": ["walk_1"], "c": ["walk_3"]}

@@ -231,14 +231,14 @@ def test_a_full_disk_at_the_notes_of_a_start_stops_with_a_sentence(lab):
     run = lab()
     assert run.train(100)[0] == 0
     about = run.logdir / "about.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) * 200))
-    with no_file_beyond(30_000):
+    about.write_text(json.dumps(json.loads(about.read_text()) * 90))
+    with no_file_beyond(20_000):
         code, error = run.train(200)
     assert code == 2
     assert "about.json" in error
-    assert len(json.loads(about.read_text())) == 200
+    assert len(json.loads(about.read_text())) == 90
     assert run.train(200)[0] == 0
-    assert len(json.loads(about.read_text())) == 201
+    assert len(json.loads(about.read_text())) == 91
 
 
 def test_a_full_disk_under_the_log_keeps_its_lines_for_later(lab):
