@@ -1,35 +1,67 @@
-"""Work beside other work gives what it gives in order."""
+"""Work beside other work: who waits for whom, with streams that only take notes."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from reverie.nets.lanes import beside, catch_up
+from reverie.nets import lanes
 
 
-def together(x):
-    with beside(x, 0):
-        left = x * 2
-    with beside(x, 1):
-        right = x + 1
-    middle = x - 1
-    for lane in (0, 1):
-        catch_up(x, lane)
-    return left + right + middle
+class OnGPU(torch.Tensor):
+    device = torch.device("cuda")
 
 
-def test_on_a_cpu_it_happens_in_order():
-    x = torch.arange(3.0)
-    assert torch.equal(together(x), 4 * x)
+class Stream:
+    def __init__(self, name: str, notes: list[str]):
+        self.name, self.notes = name, notes
+
+    def wait_stream(self, other: Stream) -> None:
+        self.notes.append(f"{self.name} waits for {other.name}")
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_results_are_waited_for_also_in_a_recording():
-    from reverie.nets.fast.graph import Replayed
+@pytest.fixture
+def notes(monkeypatch):
+    notes: list[str] = []
+    here, made = [Stream("main", notes)], iter("abc")
 
-    replayed = Replayed(together, "sum", torch.device("cuda"))
-    for n in range(6):
-        x = torch.full((1 << 20,), float(n), device="cuda")
-        assert torch.equal(replayed(x), 4 * x)
-    assert replayed.works
+    @contextmanager
+    def on(stream):
+        here.append(stream)
+        yield
+        here.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(next(made), notes))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here[-1])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    lanes._stream.cache_clear()
+    yield lambda more="": notes.append(more and f"{here[-1].name} {more}") or notes
+    lanes._stream.cache_clear()
+
+
+def test_a_lane_begins_after_what_was_before_and_is_waited_for(notes):
+    like = torch.zeros(1).as_subclass(OnGPU)
+    with lanes.beside(like, 0):
+        notes("works")
+    notes("works")
+    lanes.catch_up(like, 0)
+    with lanes.beside(like, 1):
+        notes("works")
+    assert [note for note in notes() if note] == [
+        "a waits for main",
+        "a works",
+        "main works",
+        "main waits for a",
+        "b waits for main",
+        "b works",
+    ]
+
+
+def test_elsewhere_everything_happens_where_it_is_written(notes):
+    like = torch.zeros(1)
+    with lanes.beside(like, 0):
+        notes("works")
+    lanes.catch_up(like, 0)
+    assert [note for note in notes() if note] == ["main works"]
