@@ -69,8 +69,15 @@ def contents(config) -> dict:
         return {"len": len(replay), "served": served, "counts": counts}
 
 
-@pytest.mark.parametrize("storage", ["ram", "disk"])
-@pytest.mark.parametrize("task", ["dummy_disc", "catch"])
+@pytest.mark.parametrize(
+    ("task", "storage"),
+    [
+        ("catch", "ram"),
+        ("catch", "disk"),
+        ("dummy_disc", "disk"),
+        pytest.param("dummy_disc", "ram", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
     whole = settings(tmp_path / "whole", 360, task, storage)
     train(whole)

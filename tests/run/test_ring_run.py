@@ -10,7 +10,9 @@ from reverie.run.parts import Run
 from reverie.run.train import train
 
 
-@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize(
+    "storage", ["disk", pytest.param("ram", marks=pytest.mark.slow)]
+)
 def test_the_ring_changes_nothing_also_across_a_resume(monkeypatch, tmp_path, storage):
     signal = {"replay.fracs.uniform": 0.5, "replay.fracs.priority": 0.5}
     more = {**signal, "dreamer.priosignal": "model"}
