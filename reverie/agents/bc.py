@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from reverie.agents.bc_head import ActionScale, CloneHead, CloneHeadConfig
 from reverie.agents.eyes import EncoderEyes, check_order, eyes_of
+from reverie.agents.precision import dtype_of
 from reverie.agents.sizes import check_fit, load_components, matching
 from reverie.api import (
     Action,
@@ -47,11 +48,6 @@ from reverie.nets.heads import check_actions
 from reverie.nets.older import OlderEncoder, OlderEncoderConfig
 
 OLDER = "dreamerv3-torch"
-PRECISIONS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class BC:
         if base is None:
             encoder = self._encoder()
             initialize(encoder, generator)
-            self.eyes: Any = EncoderEyes(encoder, PRECISIONS[precision])
+            self.eyes: Any = EncoderEyes(encoder, dtype_of(precision))
         else:
             self.eyes = eyes_of(base, config.see, self.obs_space)
         if config.keys and base is not None:

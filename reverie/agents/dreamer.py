@@ -26,6 +26,7 @@ from reverie.agents.actor_critic import ActorCritic
 from reverie.agents.dreamer_config import DreamerConfig
 from reverie.agents.dreams import WorldDreams
 from reverie.agents.openloop import openloop
+from reverie.agents.precision import dtype_of
 from reverie.agents.sizes import load_components
 from reverie.api import (
     FLAGS,
@@ -62,11 +63,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Dreamer", "DreamerConfig"]
 
-PRECISIONS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
 
 
@@ -166,11 +162,7 @@ class Dreamer:
         compile: str = "none",
         overlap: bool = False,
     ):
-        if precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise UserError(
-                f"There is no precision {precision!r}.\n  Fix: use {known}."
-            )
+        dtype = dtype_of(precision)
         if config.world not in WORLDS:
             known = ", ".join(WORLDS)
             raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
@@ -182,7 +174,7 @@ class Dreamer:
                 "  Fix: rename it in the environment."
             )
         self.config, self.device = config, device
-        self.dtype = PRECISIONS[precision]
+        self.dtype = dtype
 
         self.world = WORLDS[config.world](config, obs_space, act_space, self.dtype)
         self.actor_critic = make_actor_critic(config, self.world.width, act_space)

@@ -8,7 +8,6 @@ it learns: neither a loss nor a choice between checkpoints nor a threshold knows
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,8 @@ import torch
 from torch import Tensor
 
 from reverie.agents import boundary_metrics
-from reverie.agents.sizes import check_fit
+from reverie.agents.precision import dtype_of
+from reverie.agents.sizes import load_components
 from reverie.api import (
     Action,
     Batch,
@@ -42,11 +42,6 @@ from reverie.view.boundaries import dream_strip, sequence_strip
 from reverie.worlds.vta import VTA, VTAConfig, Watched
 
 EVENT = "log/event"
-PRECISIONS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 SHOWN = 4
 """Sequences drawn in a report."""
 
@@ -98,17 +93,13 @@ class Watcher:
         compile: str = "none",
         overlap: bool = False,
     ):
-        if precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise UserError(
-                f"There is no precision {precision!r}.\n  Fix: use {known}."
-            )
+        dtype = dtype_of(precision)
         if config.world not in WORLDS:
             known = ", ".join(WORLDS)
             raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         self.config, self.device = config, device
         make = WORLDS[config.world]
-        self.world = make(config, obs_space, act_space, PRECISIONS[precision])
+        self.world = make(config, obs_space, act_space, dtype)
         self._initialize(seed)
         is_fast = compile != "none" and fast.available(device)
         self.opt = self._optimizer(is_fast, precision == "float16")
@@ -291,18 +282,7 @@ class Watcher:
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights and the temperature of the world."""
-        try:
-            matches = re.fullmatch(components, "world") is not None
-        except re.error:
-            matches = False
-        if not matches:
-            raise UserError(
-                f"No component matches {components!r}.\n"
-                "  Fix: a watcher has only one, `world`."
-            )
-        check_fit("world", self.world.state_dict(), state)
-        self.world.load_state_dict(state["world"])
-        return ["world"]
+        return load_components({"world": self.world}, state, components)
 
     def _buffers(self) -> list[tuple[list[Tensor], Tensor]]:
         """What updates change besides weights, and its values in one row, by kind."""

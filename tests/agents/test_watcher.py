@@ -152,9 +152,9 @@ def test_weights_of_another_size_or_component_are_refused():
     other, its_feed = make(bigger)
     with pytest.raises(UserError, match="this agent wants"):
         agent.load_weights(other.state_dict())
-    with pytest.raises(UserError, match="only one, `world`"):
+    with pytest.raises(UserError, match=r"No component matches .*\n.* some of world\."):
         agent.load_weights(other.state_dict(), "enc")
-    with pytest.raises(UserError, match="only one, `world`"):
+    with pytest.raises(UserError, match=r"No component matches .*\n.* some of world\."):
         agent.load_weights(other.state_dict(), "(")
     feed.close()
     its_feed.close()
