@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from reverie.api import StateDict, Window
+from reverie.api import StateDict, UserError, Window
 from reverie.data.timeline import Timeline
 
 
@@ -133,7 +133,6 @@ class Cutter:
     def __init__(self, episodes: Episodes, window: Window) -> None:
         self.episodes, self.window = episodes, window
         self.counting = False
-        self._ready = False
         self._dropped = episodes.dropped
         self._counts = np.zeros(len(episodes), np.int64)
 
@@ -151,14 +150,20 @@ class Cutter:
 
     @property
     def can_cut(self) -> bool:
-        """Whether any transition is stored; once there is one there will always be."""
-        self._ready = self._ready or bool(self.episodes.rows.max(initial=0) > 1)
-        return self._ready
+        """Whether any transition is stored; the last one may be evicted again."""
+        self.episodes.follow()
+        return bool(self.episodes.rows.max(initial=0) > 1)
 
     def cut(
         self, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
         """The ids of the next batch, and which of its rows are in the episode."""
+        if not self.can_cut:
+            raise UserError(
+                f"The replay holds {int(self.episodes.rows.sum())} steps, and none has "
+                "a next one in its episode.\n  Fix: check that only the first step of "
+                "an episode has is_first, or give the replay more --replay.capacity."
+            )
         window, counts = self.window, self.counts
         chance = np.cumsum(
             chances(counts, window.alpha) * (self.episodes.transitions > 0)

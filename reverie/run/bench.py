@@ -283,6 +283,8 @@ class Bench:
         rng = np.random.default_rng(0)
         row = sum(space.nbytes for space in self.replay.spaces.values())
         rows = sample(self.replay.spaces, rng, self.config.run.envs)
+        for key in ("is_first", "is_last", "is_terminal"):
+            rows[key][:] = False  # or every step would be an episode of its own
         name, window = next(iter(self.agent.diet.items()))
         steps = window.batch * (window.context + window.length)
         add = self.time(lambda: self.replay.add(rows))[0]

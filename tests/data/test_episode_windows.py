@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.api import Space, Window
+from reverie.api import Space, UserError, Window
 from reverie.data.episodes import chances, place
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
@@ -125,6 +125,23 @@ def test_one_transition_is_enough_to_begin():
     filler.add(6)
     assert feed.ready("train")
     assert feed("train")["mask"].shape == (4, 9)
+
+
+def test_episodes_of_one_step_crowd_out_the_last_transition():
+    window = Window(4, 3, select="episodes")
+    replay = make_replay(capacity=8, streams=1, train=window)
+    row = {key: np.zeros(1, space.dtype) for key, space in SPACES.items()}
+    for first in (True, False):
+        replay.add({**row, "is_first": np.array([first])})
+    assert replay.ready("train")
+    for _ in range(8):
+        replay.add({**row, "is_first": np.array([True])})
+    assert not replay.ready("train")
+    with pytest.raises(UserError, match="8 steps, and none has a next one"):
+        replay.sample("train")
+    replay.add(row)
+    assert replay.ready("train")
+    assert replay.sample("train")["mask"].any()
 
 
 def test_every_episode_has_the_same_chance_whatever_its_length():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from reverie.api import UserError
@@ -76,6 +78,22 @@ def test_the_replay_is_full_and_everything_is_let_go(tmp_path):
         assert len(subject.replay) == subject.replay.capacity == 600
         assert subject.parameters() == subject.agent.opt.size
     assert not hasattr(subject, "agent")
+
+
+def test_batches_can_be_cut_from_what_was_stored_to_time_it(monkeypatch):
+    def many(subject, call):
+        for _ in range(300):
+            call()
+        return [benches.Timing([1.0])]
+
+    monkeypatch.setattr(Bench, "time", many)
+    config = resolve(["iris_tiny"], flags={"task": "catch", "run.envs": 1})
+    with Bench(config, replace(QUICK, steps=100)) as subject:
+        subject.fill(100)
+        rows = benches.sample(subject.replay.spaces, np.random.default_rng(0), 1)
+        rows["is_first"][:] = True
+        monkeypatch.setattr(benches, "sample", lambda *_: rows)
+        assert subject.replay_rates()["sample"][0] > 0
 
 
 def test_a_process_knows_when_it_began(monkeypatch):
