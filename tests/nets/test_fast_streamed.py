@@ -39,15 +39,18 @@ def replace_kernels(monkeypatch, make_kernel) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="emulates one on a CPU")
 @pytest.mark.parametrize(
-    ("sizes", "batch", "length"),
+    ("sizes", "batch", "length", "hold"),
     [
-        (SMALL, 3, 2),
-        pytest.param((768, 96, 8, 4, 24), 19, 2, marks=pytest.mark.slow),
+        (SMALL, 3, 2, 28),
+        pytest.param((768, 96, 8, 4, 24), 19, 2, 28, marks=pytest.mark.slow),
+        # fewer weights at once than a thread needs
+        pytest.param((768, 96, 8, 4, 24), 19, 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_are_as_close_to_float32_as_the_plain_loop(
-    monkeypatch, tmp_path, sizes, batch, length
+    monkeypatch, tmp_path, sizes, batch, length, hold
 ):
+    monkeypatch.setattr(streamed, "CUT", streamed.CUT._replace(hold=hold))
     library = compile_kernels(streamed.source(streamed.Sizes(*sizes)), tmp_path)
     replace_kernels(
         monkeypatch,
@@ -115,9 +118,10 @@ def test_a_cpu_is_left_to_the_plain_loop():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("batch", [16, 19])
-def test_kernels_on_a_gpu(batch: int):
-    sizes = (4096, 512, 8, 32, 32)
+@pytest.mark.parametrize(("scale", "batch"), [(12, 16), (16, 16), (16, 19), (32, 16)])
+def test_kernels_on_a_gpu(scale: int, batch: int):
+    """As wide as in size25m, size50m and size200m."""
+    sizes = (256 * scale, 32 * scale, 8, 32, 2 * scale)
     exact = results(scan_loop, *make(batch, 8, sizes))
     made = make(batch, 8, sizes, torch.bfloat16)
     assert streamed.fits(made[0], made[1])

@@ -2,9 +2,10 @@
 //
 // A block of threads computes a few columns of one layer for all rows, 16 at a time. Its
 // eight warps share the inputs: a warp takes every eighth window of 32. Weights are laid
-// out so that a thread's share of a window is one 16-byte load, and they are loaded
-// before the block waits for the kernel before it, so that they stream in while that
-// one still works.
+// out so that a thread's share of a window is one 16-byte load; the first of them are
+// loaded before the block waits for the kernel before it, so that they stream in while
+// that one still works. Everything else a block reads is asked for as soon as it may be,
+// long before it is used: what a step costs is mostly waiting.
 //
 // Tensors are (time, row, width); what comes from outside is (row, time, width). A norm
 // needs a sum over the whole row: whoever writes a tile also writes the tile's share of
@@ -16,6 +17,7 @@ constexpr int SHARED = 3 * UNITS, BOTH = 2 * UNITS, FEED = WIDTH + BOTH;
 constexpr float MOST = 3.4e38f;
 constexpr int NARROW = 8;  // columns of a tile of the layers around the core
 constexpr int CORE_TILES = DETER / CORE, UNIT_TILES = UNITS / NARROW;
+constexpr int PARTS = UNITS / PART;  // of a row, where weights are picked by choices
 
 struct Step {
   // weights: one row per output, inputs side by side
@@ -101,43 +103,48 @@ struct Tile {
   static constexpr int NT = N / 8, WINDOWS = K / 32,
                        MINE = (WINDOWS + WARPS - 1) / WARPS;
   static constexpr int PITCH = N + (24 - N % 16) % 16;  // spreads rows over the banks
-  static constexpr int EARLY = MINE * NT <= 28 ? MINE : 28 / NT;  // held in registers
+  // windows of weights and of inputs that are under way at once, in registers
+  static constexpr int HELD = MINE * NT <= HOLD ? MINE : HOLD > NT ? HOLD / NT : 1;
+  static constexpr int AHEAD = MINE < 4 ? MINE : 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int upper = lane / 4, quad = lane % 4;
-  uint4 held[EARLY > 0 ? EARLY : 1][NT];
+  uint4 held[HELD][NT];
 
   DEVICE int window(int i) const { return (i * WARPS + warp) * 32 + 8 * quad; }
   DEVICE bool has(int i) const {
-    return WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS;
+    return i < MINE && (WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS);
   }
 
   // `line(n, k)`: where the weights of column n begin at input k
   template <class Line>
   DEVICE void load(Line line) {
-    UNROLL for (int i = 0; i < EARLY; i++)
+    UNROLL for (int i = 0; i < HELD; i++)
       UNROLL for (int n = 0; n < NT; n++)
         held[i][n] =
             has(i) ? weights4(line(8 * n + upper, window(i))) : make_uint4(0, 0, 0, 0);
   }
-  // `input(k)`: the fragment of inputs k..k+7 of this thread's two rows
-  template <class Line, class Input>
-  DEVICE void multiply_rows(float* sums, Line line, Input input) {
+  // `fetch(k)` asks for inputs k..k+7 of this thread's two rows, `finish(k, x)` makes
+  // their fragment of them; `prepare` comes between the first of both.
+  template <class Line, class Fetch, class Prepare, class Finish>
+  DEVICE void multiply_rows(float* sums, bool again, Line line, Fetch fetch,
+                            Prepare prepare, Finish finish) {
+    decltype(fetch(0)) inputs[AHEAD];
+    UNROLL for (int i = 0; i < AHEAD; i++)
+      if (has(i)) inputs[i] = fetch(window(i));
+    if (HELD < MINE && again) load(line);
+    prepare();
     float c[NT][4] = {};
-    constexpr int CHUNK = 4;
-    UNROLL for (int start = 0; start < MINE; start += CHUNK) {
-      Fragment a[CHUNK];
-      UNROLL for (int i = 0; i < CHUNK; i++)
-        if (start + i < MINE && has(start + i)) a[i] = input(window(start + i));
-      UNROLL for (int i = 0; i < CHUNK; i++) {
-        const int at = start + i;
-        if (at >= MINE || !has(at)) continue;
-        UNROLL for (int n = 0; n < NT; n++) {
-          uint4 v = at < EARLY ? held[at < EARLY ? at : 0][n]
-                               : weights4(line(8 * n + upper, window(at)));
-          u32 b0[2] = {v.x, v.y}, b1[2] = {v.z, v.w};
-          multiply(c[n], a[i], 0, b0);
-          multiply(c[n], a[i], 1, b1);
-        }
+    UNROLL for (int i = 0; i < MINE; i++) {
+      if (!has(i)) continue;
+      Fragment a = finish(window(i), inputs[i % AHEAD]);
+      if (has(i + AHEAD)) inputs[i % AHEAD] = fetch(window(i + AHEAD));
+      UNROLL for (int n = 0; n < NT; n++) {
+        uint4 v = held[i % HELD][n];
+        if (has(i + HELD))
+          held[i % HELD][n] = weights4(line(8 * n + upper, window(i + HELD)));
+        u32 b0[2] = {v.x, v.y}, b1[2] = {v.z, v.w};
+        multiply(c[n], a, 0, b0);
+        multiply(c[n], a, 1, b1);
       }
     }
     float* top = sums + (warp * 16 + upper) * PITCH + 2 * quad;
@@ -158,19 +165,27 @@ struct Tile {
   }
 };
 
-// Sums over 16 rows from their shares, (row, COUNT); one warp a row.
+// Sums over 16 rows from their shares, (row, COUNT); one warp has two of the rows.
 template <int COUNT>
-DEVICE void add_up(float* totals, const float* shares, int first, int batch) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  UNROLL for (int r = warp; r < 16; r += WARPS) {
-    float total = 0;
-    if (first + r < batch)
-      UNROLL for (int i = 0; i < COUNT; i += 32)
-        if (i + lane < COUNT) total += fresh(shares + (first + r) * COUNT + i + lane);
-    total = lane_sum<32>(total);
-    if (lane == 0) totals[r] = total;
+struct Shares {
+  float part[2] = {};
+  DEVICE Shares(const float* shares, int first, int batch) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    UNROLL for (int r = 0; r < 2; r++) {
+      const int row = first + warp + r * WARPS;
+      if (row < batch)
+        UNROLL for (int i = 0; i < COUNT; i += 32)
+          if (i + lane < COUNT) part[r] += fresh(shares + row * COUNT + i + lane);
+    }
   }
-}
+  template <class Use>
+  DEVICE void settle(float* totals, Use use) const {
+    UNROLL for (int r = 0; r < 2; r++) {
+      float total = lane_sum<32>(part[r]);
+      if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32 + r * WARPS] = use(total);
+    }
+  }
+};
 
 // The two rows of a thread's fragments, as far as they exist.
 struct Pair {
@@ -182,7 +197,19 @@ struct Pair {
   DEVICE Fragment load(const u16* p, int width, int k) const {
     return fragment(fresh4(p + upper * width + k), fresh4(p + lower * width + k));
   }
+  DEVICE float2 load(const float* p, int width) const {
+    return make_float2(fresh(p + upper * width), fresh(p + lower * width));
+  }
 };
+// Store a fragment of both rows, where they exist.
+DEVICE void keep_rows(u16* p, const Pair& rows, int width, int first, int batch,
+                      const Fragment& x) {
+  const int up = first + threadIdx.x % 32 / 4;
+  if (up < batch)
+    *(uint4*)(p + rows.upper * width) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+  if (up + 8 < batch)
+    *(uint4*)(p + rows.lower * width) = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+}
 DEVICE void scales8(float* out, const float* p) {
   float4 a = *(const float4*)p, b = *(const float4*)(p + 4);
   out[0] = a.x;
@@ -202,8 +229,11 @@ DEVICE Fragment activated(Fragment x, const float* scale, float upper, float low
   return x;
 }
 // The gradient before a norm, from that behind it.
-DEVICE Fragment sloped(Fragment grad, const Fragment& x, const float* scale,
-                       float2 inverse, float2 mean) {
+struct Slope {
+  Fragment grad, x;
+};
+DEVICE Fragment sloped(Slope s, const float* scale, float2 inverse, float2 mean) {
+  Fragment grad = s.grad, x = s.x;
   float gain[8];
   scales8(gain, scale);
   UNROLL for (int i = 0; i < 4; i++) {
@@ -219,8 +249,9 @@ DEVICE Fragment sloped(Fragment grad, const Fragment& x, const float* scale,
 }
 DEVICE float dot(float2 a, float2 b) { return a.x * b.x + a.y * b.y; }
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #define EACH_ROWS for (int first = 0; first < p.batch; first += 16)
+DEVICE float2 none() { return make_float2(0, 0); }
 
 // ---- forth
 
@@ -228,50 +259,51 @@ KERNEL step_hidden(Step p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[2][16];
   const int tid = threadIdx.x, t = p.t, tile = blockIdx.x;
-  const int column = tile * CORE, group = column / WIDTH;
+  const int column = tile * CORE, group = column / WIDTH, base = t * p.batch;
   Tile<CORE, FEED> product;
   auto line = [&](int n, int k) { return p.hid + (column + n) * FEED + k; };
   let_next_come();
   product.load(line);
   await_last();
   EACH_ROWS {
-    add_up<UNIT_TILES>(totals[0], p.shares0, first, p.batch);
-    add_up<1>(totals[1], p.shares1, first, p.batch);
-    __syncthreads();
-    if (tid < 32)
-      totals[tid / 16][tid % 16] =
-          rsqrtf(totals[tid / 16][tid % 16] * (1.f / UNITS) + p.eps);
-    __syncthreads();
-    const Pair rows(first, p.batch);
-    const int up = product.upper, base = t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      if (k < WIDTH) return rows.load(p.deter + base * DETER + group * WIDTH, DETER, k);
-      const bool second = k >= WIDTH + UNITS;
-      k -= second ? WIDTH + UNITS : WIDTH;
-      Fragment x = rows.load((second ? p.pre1 : p.pre0) + base * UNITS, UNITS, k);
-      x = activated(x, (second ? p.in1_scale : p.in0_scale) + k, totals[second][up],
-                    totals[second][up + 8]);
-      if (tile == 0) {
-        u16* to = p.shared + base * SHARED + second * UNITS + k;
-        if (first + up < p.batch)
-          *(uint4*)(to + rows.upper * SHARED) =
-              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch)
-          *(uint4*)(to + rows.lower * SHARED) =
-              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
-      }
-      return x;
-    });
     constexpr int LANES = CORE / 2;
-    const int row = tid / LANES, at = column + tid % LANES * 2;
+    const int row = tid / LANES, at = column + tid % LANES * 2, up = product.upper;
+    const bool exists = row < 16 && first + row < p.batch;
+    const Pair rows(first, p.batch);
+    const Shares<UNIT_TILES> shares0(p.shares0, first, p.batch);
+    const Shares<PARTS> shares1(p.shares1, first, p.batch);
+    float2 h = none();
+    if (exists) h = two(p.hoisted + ((first + row) * p.length + t) * DETER + at);
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) {
+          if (k < WIDTH)
+            return rows.load(p.deter + base * DETER + group * WIDTH, DETER, k);
+          const bool second = k >= WIDTH + UNITS;
+          k -= second ? WIDTH + UNITS : WIDTH;
+          return rows.load((second ? p.pre1 : p.pre0) + base * UNITS, UNITS, k);
+        },
+        [&] {
+          auto use = [&](float x) { return rsqrtf(x * (1.f / UNITS) + p.eps); };
+          shares0.settle(totals[0], use);
+          shares1.settle(totals[1], use);
+          __syncthreads();
+        },
+        [&](int k, Fragment x) {
+          if (k < WIDTH) return x;
+          const bool second = k >= WIDTH + UNITS;
+          k -= second ? WIDTH + UNITS : WIDTH;
+          x = activated(x, (second ? p.in1_scale : p.in0_scale) + k, totals[second][up],
+                        totals[second][up + 8]);
+          if (tile == 0)
+            keep_rows(p.shared + base * SHARED + second * UNITS + k, rows, SHARED,
+                      first, p.batch, x);
+          return x;
+        });
     if (row < 16) {
-      const bool exists = first + row < p.batch;
       float2 x = product.collect(sums, row, tid % LANES * 2);
-      if (exists) {
-        float2 h = two(p.hoisted + ((first + row) * p.length + t) * DETER + at);
-        x = rounded(make_float2(x.x + h.x, x.y + h.y));
-        keep(p.prehid + (base + first + row) * DETER + at, x);
-      }
+      x = rounded(make_float2(x.x + h.x, x.y + h.y));
+      if (exists) keep(p.prehid + (base + first + row) * DETER + at, x);
       float squares = lane_sum<LANES>(dot(x, x));
       if (exists && tid % LANES == 0)
         p.shares2[(first + row) * CORE_TILES + tile] = squares;
@@ -287,7 +319,7 @@ KERNEL step_hidden(Step p) {
 KERNEL step_gates(Step p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[16];
-  const int tid = threadIdx.x, t = p.t, tile = blockIdx.x;
+  const int tid = threadIdx.x, t = p.t, tile = blockIdx.x, base = t * p.batch;
   const int column = tile * CORE, group = column / WIDTH, inside = column % WIDTH;
   Tile<3 * CORE, WIDTH> product;
   auto line = [&](int n, int k) {
@@ -298,49 +330,49 @@ KERNEL step_gates(Step p) {
   product.load(line);
   await_last();
   EACH_ROWS {
-    add_up<CORE_TILES>(totals, p.shares2, first, p.batch);
-    __syncthreads();
-    if (tid < 16) totals[tid] = rsqrtf(totals[tid] * (1.f / DETER) + p.eps);
-    __syncthreads();
-    const Pair rows(first, p.batch);
-    const int up = product.upper, base = t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      k += group * WIDTH;
-      Fragment x = rows.load(p.prehid + base * DETER, DETER, k);
-      x = activated(x, p.hid_scale + k, totals[up], totals[up + 8]);
-      if (inside == 0) {
-        u16* to = p.hidden + base * DETER + k;
-        if (first + up < p.batch)
-          *(uint4*)(to + rows.upper * DETER) =
-              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch)
-          *(uint4*)(to + rows.lower * DETER) =
-              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
-      }
-      return x;
-    });
     constexpr int LANES = CORE / 2;
     const int row = tid / LANES, off = tid % LANES * 2, at = column + off;
-    if (row < 16 && first + row < p.batch) {
-      const int here = base + first + row;
-      float2 value[3];
+    const int here = base + first + row, up = product.upper;
+    const int gate = group * 3 * WIDTH + inside + off;
+    const bool exists = row < 16 && first + row < p.batch;
+    const bool more = exists && t + 1 < p.length;
+    const Pair rows(first, p.batch);
+    const Shares<CORE_TILES> shares(p.shares2, first, p.batch);
+    float2 value[3] = {}, before = none();
+    if (exists) {
+      UNROLL for (int m = 0; m < 3; m++) value[m] = two(p.gru_bias + gate + m * WIDTH);
+      before = two(p.deter + here * DETER + at);
+    }
+    const bool forget = more && p.reset[(first + row) * p.length + t + 1];
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) {
+          return rows.load(p.prehid + base * DETER, DETER, group * WIDTH + k);
+        },
+        [&] {
+          shares.settle(totals,
+                        [&](float x) { return rsqrtf(x * (1.f / DETER) + p.eps); });
+          __syncthreads();
+        },
+        [&](int k, Fragment x) {
+          k += group * WIDTH;
+          x = activated(x, p.hid_scale + k, totals[up], totals[up + 8]);
+          if (inside == 0)
+            keep_rows(p.hidden + base * DETER + k, rows, DETER, first, p.batch, x);
+          return x;
+        });
+    if (exists) {
       UNROLL for (int m = 0; m < 3; m++) {
-        const int gate = group * 3 * WIDTH + m * WIDTH + inside + off;
-        float2 bias = two(p.gru_bias + gate);
-        value[m] = product.collect(sums, row, m * CORE + off);
-        value[m] = rounded(make_float2(value[m].x + bias.x, value[m].y + bias.y));
-        keep(p.gates + here * (3 * DETER) + gate, value[m]);
+        float2 x = product.collect(sums, row, m * CORE + off);
+        value[m] = rounded(make_float2(x.x + value[m].x, x.y + value[m].y));
+        keep(p.gates + here * (3 * DETER) + gate + m * WIDTH, value[m]);
       }
-      float2 before = two(p.deter + here * DETER + at);
       float a = sigmoid(value[2].x - 1.f), b = sigmoid(value[2].y - 1.f);
       float2 deter = rounded(make_float2(
           a * tanh_(sigmoid(value[0].x) * value[1].x) + (1.f - a) * before.x,
           b * tanh_(sigmoid(value[0].y) * value[1].y) + (1.f - b) * before.y));
       keep(p.deters + here * DETER + at, deter);
-      if (t + 1 < p.length) {
-        if (p.reset[(first + row) * p.length + t + 1]) deter = make_float2(0, 0);
-        keep(p.deter + (here + p.batch) * DETER + at, deter);
-      }
+      if (more) keep(p.deter + (here + p.batch) * DETER + at, forget ? none() : deter);
     }
     if (tile == 0 && tid < 16 && first + tid < p.batch)
       p.inverse[(base + first + tid) * 4 + 2] = totals[tid];
@@ -350,7 +382,7 @@ KERNEL step_gates(Step p) {
 
 KERNEL step_inputs(Step p) {
   extern __shared__ __align__(16) float sums[];
-  const int tid = threadIdx.x, t = p.t;
+  const int tid = threadIdx.x, t = p.t, base = t * p.batch;
   const int unit = blockIdx.x * NARROW;
   const bool is_obs = unit >= UNITS;
   Tile<NARROW, DETER> product;
@@ -359,32 +391,28 @@ KERNEL step_inputs(Step p) {
   product.load(line);
   await_last();
   EACH_ROWS {
-    const Pair rows(first, p.batch);
-    const int base = t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      return rows.load(p.deters + base * DETER, DETER, k);
-    });
     constexpr int LANES = NARROW / 2;
-    const int row = tid / LANES, off = tid % LANES * 2;
+    const int row = tid / LANES, off = tid % LANES * 2, at = unit % UNITS + off;
+    const int given = (first + row) * p.length + t, here = base + first + row;
+    const bool exists = row < 16 && first + row < p.batch;
+    const bool more = exists && !is_obs && t + 1 < p.length;
+    const bool forget = more && p.reset[given + 1];
+    const Pair rows(first, p.batch);
+    float2 plus = none();
+    if (exists) plus = two(is_obs ? p.tokens + given * UNITS + at : p.in0_bias + at);
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) { return rows.load(p.deters + base * DETER, DETER, k); }, [] {},
+        [](int, Fragment x) { return x; });
     if (row < 16) {
-      const bool exists = first + row < p.batch;
-      const int given = (first + row) * p.length + t, here = base + first + row;
       float2 x = product.collect(sums, row, off);
-      if (exists && is_obs) {
-        const int at = unit - UNITS + off;
-        float2 token = two(p.tokens + given * UNITS + at);
-        x = rounded(make_float2(x.x + token.x, x.y + token.y));
-        keep(p.preobs + here * UNITS + at, x);
-      } else if (exists && t + 1 < p.length) {
-        if (p.reset[given + 1]) x = make_float2(0, 0);
-        float2 bias = two(p.in0_bias + unit + off);
-        x = rounded(make_float2(x.x + bias.x, x.y + bias.y));
-        keep(p.pre0 + (here + p.batch) * UNITS + unit + off, x);
-      }
+      if (forget) x = none();
+      x = rounded(make_float2(x.x + plus.x, x.y + plus.y));
+      if (exists && is_obs) keep(p.preobs + here * UNITS + at, x);
+      if (more) keep(p.pre0 + (here + p.batch) * UNITS + at, x);
       float squares = lane_sum<LANES>(dot(x, x));
       if (exists && tid % LANES == 0)
-        (is_obs ? p.shares3
-                : p.shares0)[(first + row) * UNIT_TILES + unit % UNITS / NARROW] =
+        (is_obs ? p.shares3 : p.shares0)[(first + row) * UNIT_TILES + at / NARROW] =
             squares;
     }
     __syncthreads();
@@ -394,7 +422,7 @@ KERNEL step_inputs(Step p) {
 KERNEL step_posterior(Step p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[16];
-  const int tid = threadIdx.x, t = p.t, choice = blockIdx.x;
+  const int tid = threadIdx.x, t = p.t, choice = blockIdx.x, base = t * p.batch;
   Tile<CLASSES, UNITS> product;
   auto line = [&](int n, int k) {
     return p.logit + (choice * CLASSES + n) * UNITS + k;
@@ -403,41 +431,43 @@ KERNEL step_posterior(Step p) {
   product.load(line);
   await_last();
   EACH_ROWS {
-    add_up<UNIT_TILES>(totals, p.shares3, first, p.batch);
-    __syncthreads();
-    if (tid < 16) totals[tid] = rsqrtf(totals[tid] * (1.f / UNITS) + p.eps);
-    __syncthreads();
-    const Pair rows(first, p.batch);
-    const int up = product.upper, base = t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      Fragment x = rows.load(p.preobs + base * UNITS, UNITS, k);
-      x = activated(x, p.obs_scale + k, totals[up], totals[up + 8]);
-      if (choice == 0) {
-        u16* to = p.seen + base * UNITS + k;
-        if (first + up < p.batch)
-          *(uint4*)(to + rows.upper * UNITS) =
-              make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
-        if (first + up + 8 < p.batch)
-          *(uint4*)(to + rows.lower * UNITS) =
-              make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
-      }
-      return x;
-    });
     // 16 lanes a row, each with every sixteenth pair of classes
     constexpr int PAIRS = (CLASSES / 2 + 15) / 16;
-    const int row = tid / 16, lane = tid % 16;
+    const int row = tid / 16, lane = tid % 16, up = product.upper;
     const int own = min(first + row, p.batch - 1);
-    const bool exists = first + row < p.batch;
+    const bool exists = first + row < p.batch, more = t + 1 < p.length;
     const int here = (base + own) * LOGITS + choice * CLASSES;
     const float* clocks = p.clocks + (own * p.length + t) * LOGITS + choice * CLASSES;
-    float2 logit[PAIRS];
+    const Pair rows(first, p.batch);
+    const Shares<UNIT_TILES> shares(p.shares3, first, p.batch);
+    float2 logit[PAIRS], clock[PAIRS];
+    UNROLL for (int i = 0; i < PAIRS; i++) {
+      const int label = (i * 16 + lane) * 2;
+      if (label >= CLASSES) continue;
+      logit[i] = two(p.logit_bias + choice * CLASSES + label);
+      clock[i] = make_float2(fresh(clocks + label), fresh(clocks + label + 1));
+    }
+    const bool forget = more && p.reset[own * p.length + t + 1];
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) { return rows.load(p.preobs + base * UNITS, UNITS, k); },
+        [&] {
+          shares.settle(totals,
+                        [&](float x) { return rsqrtf(x * (1.f / UNITS) + p.eps); });
+          __syncthreads();
+        },
+        [&](int k, Fragment x) {
+          x = activated(x, p.obs_scale + k, totals[up], totals[up + 8]);
+          if (choice == 0)
+            keep_rows(p.seen + base * UNITS + k, rows, UNITS, first, p.batch, x);
+          return x;
+        });
     float top = -MOST, total = 0;
     UNROLL for (int i = 0; i < PAIRS; i++) {
       const int label = (i * 16 + lane) * 2;
       if (label >= CLASSES) continue;
-      float2 bias = two(p.logit_bias + choice * CLASSES + label);
-      logit[i] = product.collect(sums, row, label);
-      logit[i] = rounded(make_float2(logit[i].x + bias.x, logit[i].y + bias.y));
+      float2 x = product.collect(sums, row, label);
+      logit[i] = rounded(make_float2(x.x + logit[i].x, x.y + logit[i].y));
       if (exists) keep(p.logits + here + label, logit[i]);
       top = fmaxf(top, fmaxf(logit[i].x, logit[i].y));
     }
@@ -454,8 +484,8 @@ KERNEL step_posterior(Step p) {
     UNROLL for (int i = 0; i < PAIRS; i++) {
       const int label = (i * 16 + lane) * 2;
       if (label >= CLASSES) continue;
-      float a = __fdividef(logit[i].x * total + p.unimix / CLASSES, clocks[label]);
-      float b = __fdividef(logit[i].y * total + p.unimix / CLASSES, clocks[label + 1]);
+      float a = __fdividef(logit[i].x * total + p.unimix / CLASSES, clock[i].x);
+      float b = __fdividef(logit[i].y * total + p.unimix / CLASSES, clock[i].y);
       if (a > best) best = a, which = label;
       if (b > best) best = b, which = label + 1;
     }
@@ -466,8 +496,6 @@ KERNEL step_posterior(Step p) {
         best = other, which = theirs;
     }
     if (exists) {
-      const bool more = t + 1 < p.length;
-      const bool forget = more && p.reset[own * p.length + t + 1];
       UNROLL for (int i = 0; i < PAIRS; i++) {
         const int label = (i * 16 + lane) * 2;
         if (label >= CLASSES) continue;
@@ -484,31 +512,44 @@ KERNEL step_posterior(Step p) {
   }
 }
 
-// dynin1 of the next step, one row a block: a weight row per choice, added up
+// dynin1 of the next step, a part of one row a block: a weight row per choice, added up
 KERNEL step_choices(Step p) {
-  __shared__ float squares[WARPS];
-  const int tid = threadIdx.x, row = blockIdx.x;
+  __shared__ float2 sums[WARPS][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+  const int at = part * PART + 2 * lane;
+  const bool inside = 2 * lane < PART;
   let_next_come();
   await_last();
   const bool forget = p.reset[row * p.length + p.t + 1];
-  float total = 0;
-  for (int at = 2 * tid; at < UNITS; at += 2 * THREADS) {
-    float2 x = two(p.in1_bias + at);
-    if (!forget)
-      UNROLL for (int i = 0; i < CHOICES; i++) {
-        const int label = i * CLASSES + (int)fresh1(p.choices + row * CHOICES + i);
-        u32 w = *(const u32*)(p.in1 + label * UNITS + at);
-        x.x += low(w);
-        x.y += high(w);
-      }
-    x = rounded(x);
-    keep(p.pre1 + ((p.t + 1) * p.batch + row) * UNITS + at, x);
-    total += dot(x, x);
+  constexpr int EACH = (CHOICES + WARPS - 1) / WARPS;
+  int label[EACH];
+  UNROLL for (int i = 0; i < EACH; i++) {
+    const int choice = i * WARPS + warp;
+    label[i] = -1;
+    if (choice < CHOICES && inside)
+      label[i] = choice * CLASSES + (int)fresh1(p.choices + row * CHOICES + choice);
   }
-  total = lane_sum<32>(total);
-  if (tid % 32 == 0) squares[tid / 32] = total;
+  float2 x = none();
+  if (warp == 0 && inside) x = two(p.in1_bias + at);
+  UNROLL for (int i = 0; i < EACH; i++)
+    if (!forget && label[i] >= 0) {
+      u32 w = *(const u32*)(p.in1 + label[i] * UNITS + at);
+      x.x += low(w);
+      x.y += high(w);
+    }
+  sums[warp][lane] = x;
   __syncthreads();
-  if (tid == 0) p.shares1[row] = sum8(squares);
+  if (warp > 0) return;
+  x = none();
+  UNROLL for (int m = 0; m < WARPS; m++) {
+    x.x += sums[m][lane].x;
+    x.y += sums[m][lane].y;
+  }
+  x = rounded(x);
+  if (inside) keep(p.pre1 + ((p.t + 1) * p.batch + row) * UNITS + at, x);
+  float squares = lane_sum<32>(dot(x, x));
+  if (lane == 0) p.shares1[row * PARTS + part] = squares;
 }
 
 // ---- back
@@ -517,6 +558,7 @@ KERNEL back_choices(Back p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[16];
   const int tid = threadIdx.x, t = p.t, choice = blockIdx.x;
+  const int base = t * p.batch, after = base + p.batch;
   Tile<CLASSES, UNITS> product;
   auto line = [&](int n, int k) { return p.in1 + (choice * CLASSES + n) * UNITS + k; };
   const bool more = t + 1 < p.length;
@@ -524,40 +566,48 @@ KERNEL back_choices(Back p) {
   if (more) product.load(line);
   await_last();
   EACH_ROWS {
-    const int base = t * p.batch, after = base + p.batch;
-    if (more) {
-      add_up<UNIT_TILES>(totals, p.shares1, first, p.batch);
-      __syncthreads();
-      const Pair rows(first, p.batch);
-      const int up = product.upper;
-      const float2 inverse =
-          make_float2(fresh(p.inverse + (after + rows.upper) * 4 + 1),
-                      fresh(p.inverse + (after + rows.lower) * 4 + 1));
-      const float2 mean =
-          make_float2(totals[up] * (1.f / UNITS), totals[up + 8] * (1.f / UNITS));
-      product.multiply_rows(sums, line, [&](int k) {
-        return sloped(rows.load(p.to_in + after * BOTH + UNITS, BOTH, k),
-                      rows.load(p.pre1 + after * UNITS, UNITS, k), p.in1_scale + k,
-                      inverse, mean);
-      });
-    }
     constexpr int PAIRS = (CLASSES / 2 + 15) / 16;
     const int row = tid / 16, lane = tid % 16;
     const int own = min(first + row, p.batch - 1);
     const int here = (base + own) * LOGITS + choice * CLASSES;
     const int given = (own * p.length + t) * LOGITS + choice * CLASSES;
     const bool forgot = !more || p.reset[own * p.length + t + 1];
-    float2 grad[PAIRS], prob[PAIRS];
-    float top = -MOST, total = 0, mean = 0;
+    float2 grad[PAIRS], prob[PAIRS], from[PAIRS];
     UNROLL for (int i = 0; i < PAIRS; i++) {
       const int label = (i * 16 + lane) * 2;
       if (label >= CLASSES) continue;
       grad[i] = two(p.from_stochs + given + label);
+      prob[i] = two(p.logits + here + label);
+      from[i] = two(p.from_logits + given + label);
+    }
+    if (more) {
+      const Pair rows(first, p.batch);
+      const Shares<UNIT_TILES> shares(p.shares1, first, p.batch);
+      const float2 inverse = rows.load(p.inverse + after * 4 + 1, 4);
+      float2 mean;
+      product.multiply_rows(
+          sums, first > 0, line,
+          [&](int k) {
+            return Slope{rows.load(p.to_in + after * BOTH + UNITS, BOTH, k),
+                         rows.load(p.pre1 + after * UNITS, UNITS, k)};
+          },
+          [&] {
+            shares.settle(totals, [](float x) { return x * (1.f / UNITS); });
+            __syncthreads();
+            mean = make_float2(totals[product.upper], totals[product.upper + 8]);
+          },
+          [&](int k, const Slope& x) {
+            return sloped(x, p.in1_scale + k, inverse, mean);
+          });
+    }
+    float top = -MOST, total = 0, mean = 0;
+    UNROLL for (int i = 0; i < PAIRS; i++) {
+      const int label = (i * 16 + lane) * 2;
+      if (label >= CLASSES) continue;
       if (!forgot) {
         float2 x = product.collect(sums, row, label);
         grad[i] = make_float2(grad[i].x + x.x, grad[i].y + x.y);
       }
-      prob[i] = two(p.logits + here + label);
       top = fmaxf(top, fmaxf(prob[i].x, prob[i].y));
     }
     UNROLL for (int m = 1; m < 16; m <<= 1)
@@ -574,57 +624,61 @@ KERNEL back_choices(Back p) {
       UNROLL for (int i = 0; i < PAIRS; i++) {
         const int label = (i * 16 + lane) * 2;
         if (label >= CLASSES) continue;
-        float2 from = two(p.from_logits + given + label);
         const float part = (1.f - p.unimix) * total;
         keep(p.to_logits + here + label,
-             make_float2(from.x + part * prob[i].x * (grad[i].x - mean),
-                         from.y + part * prob[i].y * (grad[i].y - mean)));
+             make_float2(from[i].x + part * prob[i].x * (grad[i].x - mean),
+                         from[i].y + part * prob[i].y * (grad[i].y - mean)));
       }
     __syncthreads();
   }
 }
 
 // The gradient behind a norm, its tile's share of the row's sum included.
-template <int LANES>
-DEVICE void send(float2 x, const u16* pre, const float* scale, float inverse, u16* to,
-                 float* share, bool exists) {
-  float product = 0;
-  if (exists) {
-    float2 unit = two(pre);
-    unit = make_float2(unit.x * inverse, unit.y * inverse);
-    const float a = scale[0], b = scale[1];
-    x = rounded(
-        make_float2(x.x * silu_slope(unit.x * a), x.y * silu_slope(unit.y * b)));
-    keep(to, x);
-    product = x.x * a * unit.x + x.y * b * unit.y;
+struct Behind {
+  float2 unit, scale;
+  DEVICE Behind(const u16* pre, const float* scales, const float* inverse, bool exists) {
+    unit = scale = none();
+    if (!exists) return;
+    unit = two(pre);
+    scale = make_float2(fresh(scales), fresh(scales + 1));
+    const float by = fresh(inverse);
+    unit = make_float2(unit.x * by, unit.y * by);
   }
-  product = lane_sum<LANES>(product);
-  if (exists && threadIdx.x % LANES == 0) *share = product;
-}
+  template <int LANES>
+  DEVICE void send(float2 x, u16* to, float* share, bool exists) const {
+    x = rounded(make_float2(x.x * silu_slope(unit.x * scale.x),
+                            x.y * silu_slope(unit.y * scale.y)));
+    if (exists) keep(to, x);
+    float product = x.x * scale.x * unit.x + x.y * scale.y * unit.y;
+    product = lane_sum<LANES>(exists ? product : 0);
+    if (exists && threadIdx.x % LANES == 0) *share = product;
+  }
+};
 
 KERNEL back_posterior(Back p) {
   extern __shared__ __align__(16) float sums[];
-  const int tid = threadIdx.x, unit = blockIdx.x * NARROW;
+  const int tid = threadIdx.x, unit = blockIdx.x * NARROW, base = p.t * p.batch;
   Tile<NARROW, LOGITS> product;
   auto line = [&](int n, int k) { return p.logit + (unit + n) * LOGITS + k; };
   let_next_come();
   product.load(line);
   await_last();
   EACH_ROWS {
-    const Pair rows(first, p.batch);
-    const int base = p.t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      return rows.load(p.to_logits + base * LOGITS, LOGITS, k);
-    });
     constexpr int LANES = NARROW / 2;
     const int row = tid / LANES, at = unit + tid % LANES * 2;
-    if (row < 16) {
-      const int own = min(first + row, p.batch - 1), here = base + own;
-      send<LANES>(product.collect(sums, row, tid % LANES * 2),
-                  p.preobs + here * UNITS + at, p.obs_scale + at,
-                  p.inverse[here * 4 + 3], p.to_obs + here * UNITS + at,
-                  p.shares3 + own * UNIT_TILES + blockIdx.x, first + row < p.batch);
-    }
+    const int own = min(first + row, p.batch - 1), here = base + own;
+    const bool exists = row < 16 && first + row < p.batch;
+    const Pair rows(first, p.batch);
+    const Behind norm(p.preobs + here * UNITS + at, p.obs_scale + at,
+                      p.inverse + here * 4 + 3, exists);
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) { return rows.load(p.to_logits + base * LOGITS, LOGITS, k); },
+        [] {}, [](int, Fragment x) { return x; });
+    if (row < 16)
+      norm.send<LANES>(product.collect(sums, row, tid % LANES * 2),
+                       p.to_obs + here * UNITS + at,
+                       p.shares3 + own * UNIT_TILES + blockIdx.x, exists);
     __syncthreads();
   }
 }
@@ -632,7 +686,7 @@ KERNEL back_posterior(Back p) {
 KERNEL back_gates(Back p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[2][16];
-  const int tid = threadIdx.x, t = p.t;
+  const int tid = threadIdx.x, t = p.t, base = t * p.batch, after = base + p.batch;
   const int column = blockIdx.x * CORE, group = column / WIDTH, inside = column % WIDTH;
   const bool more = t + 1 < p.length;
   Tile<CORE, BOTH> product;
@@ -641,48 +695,59 @@ KERNEL back_gates(Back p) {
   product.load(line);
   await_last();
   EACH_ROWS {
-    const int base = t * p.batch, after = base + p.batch;
-    add_up<UNIT_TILES>(totals[0], p.shares0, first, p.batch);
-    add_up<UNIT_TILES>(totals[1], p.shares3, first, p.batch);
-    __syncthreads();
-    const Pair rows(first, p.batch);
-    const int up = product.upper;
-    const bool upper_on = more && !p.reset[rows.upper * p.length + t + 1];
-    const bool lower_on = more && !p.reset[rows.lower * p.length + t + 1];
-    product.multiply_rows(sums, line, [&](int k) {
-      const bool is_obs = k >= UNITS;
-      if (!is_obs && !more) return Fragment{};
-      k -= is_obs ? UNITS : 0;
-      const int where = is_obs ? base : after;
-      const float* inverse = p.inverse + where * 4 + (is_obs ? 3 : 0);
-      Fragment x = sloped(
-          is_obs ? rows.load(p.to_obs + base * UNITS, UNITS, k)
-                 : rows.load(p.to_in + after * BOTH, BOTH, k),
-          rows.load((is_obs ? p.preobs : p.pre0) + where * UNITS, UNITS, k),
-          (is_obs ? p.obs_scale : p.in0_scale) + k,
-          make_float2(fresh(inverse + rows.upper * 4), fresh(inverse + rows.lower * 4)),
-          make_float2(totals[is_obs][up] * (1.f / UNITS),
-                      totals[is_obs][up + 8] * (1.f / UNITS)));
-      if (!is_obs)  // nothing reaches back beyond a reset
-        UNROLL for (int i = 0; i < 4; i++) {
-          if (!upper_on) x.w[i] = 0;
-          if (!lower_on) x.w[4 + i] = 0;
-        }
-      return x;
-    });
     constexpr int LANES = CORE / 2;
     const int row = tid / LANES, off = tid % LANES * 2, at = column + off;
-    if (row < 16 && first + row < p.batch) {
-      const int own = first + row, here = base + own;
-      float2 grad = product.collect(sums, row, off);
-      float2 from = two(p.from_deters + (own * p.length + t) * DETER + at);
-      float2* carry = (float2*)(p.carry + own * DETER + at);
-      grad = make_float2(grad.x + from.x + fresh(&carry->x),
-                         grad.y + from.y + fresh(&carry->y));
-      const int gate = here * (3 * DETER) + group * 3 * WIDTH + inside + off;
-      float2 r = two(p.gates + gate), c = two(p.gates + gate + WIDTH),
-             u = two(p.gates + gate + 2 * WIDTH);
-      float2 before = two(p.deter + here * DETER + at), to_r, to_c, to_u;
+    const int own = first + row, here = base + own, up = product.upper;
+    const int gate = here * (3 * DETER) + group * 3 * WIDTH + inside + off;
+    const bool exists = row < 16 && own < p.batch;
+    const Pair rows(first, p.batch);
+    const Shares<UNIT_TILES> shares0(p.shares0, first, p.batch);
+    const Shares<UNIT_TILES> shares3(p.shares3, first, p.batch);
+    const float2 seen = rows.load(p.inverse + base * 4 + 3, 4);
+    const float2 felt = more ? rows.load(p.inverse + after * 4, 4) : none();
+    const bool upper_on = more && !p.reset[rows.upper * p.length + t + 1];
+    const bool lower_on = more && !p.reset[rows.lower * p.length + t + 1];
+    float2 grad = none(), r = none(), c = none(), u = none(), before = none();
+    float2* carry = (float2*)(p.carry + own * DETER + at);
+    if (exists) {
+      grad = two(p.from_deters + (own * p.length + t) * DETER + at);
+      r = two(p.gates + gate);
+      c = two(p.gates + gate + WIDTH);
+      u = two(p.gates + gate + 2 * WIDTH);
+      before = two(p.deter + here * DETER + at);
+      grad = make_float2(grad.x + fresh(&carry->x), grad.y + fresh(&carry->y));
+    }
+    float2 mean[2];
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) {
+          if (k >= UNITS)
+            return Slope{rows.load(p.to_obs + base * UNITS, UNITS, k - UNITS),
+                         rows.load(p.preobs + base * UNITS, UNITS, k - UNITS)};
+          if (!more) return Slope{};
+          return Slope{rows.load(p.to_in + after * BOTH, BOTH, k),
+                       rows.load(p.pre0 + after * UNITS, UNITS, k)};
+        },
+        [&] {
+          auto use = [](float x) { return x * (1.f / UNITS); };
+          shares0.settle(totals[0], use);
+          shares3.settle(totals[1], use);
+          __syncthreads();
+          UNROLL for (int m = 0; m < 2; m++)
+            mean[m] = make_float2(totals[m][up], totals[m][up + 8]);
+        },
+        [&](int k, const Slope& x) {
+          if (k >= UNITS) return sloped(x, p.obs_scale + k - UNITS, seen, mean[1]);
+          Fragment y = more ? sloped(x, p.in0_scale + k, felt, mean[0]) : Fragment{};
+          UNROLL for (int i = 0; i < 4; i++) {  // nothing reaches back beyond a reset
+            if (!upper_on) y.w[i] = 0;
+            if (!lower_on) y.w[4 + i] = 0;
+          }
+          return y;
+        });
+    if (exists) {
+      float2 x = product.collect(sums, row, off), to_r, to_c, to_u;
+      grad = make_float2(grad.x + x.x, grad.y + x.y);
       auto slope = [](float grad, float r, float c, float u, float before, float& to_r,
                       float& to_c, float& to_u) {
         r = sigmoid(r);
@@ -693,12 +758,12 @@ KERNEL back_gates(Back p) {
         to_u = grad * (fresh - before) * u * (1.f - u);
         return grad * (1.f - u);
       };
-      float x = slope(grad.x, r.x, c.x, u.x, before.x, to_r.x, to_c.x, to_u.x);
-      float y = slope(grad.y, r.y, c.y, u.y, before.y, to_r.y, to_c.y, to_u.y);
+      float a = slope(grad.x, r.x, c.x, u.x, before.x, to_r.x, to_c.x, to_u.x);
+      float b = slope(grad.y, r.y, c.y, u.y, before.y, to_r.y, to_c.y, to_u.y);
       keep(p.to_gates + gate, to_r);
       keep(p.to_gates + gate + WIDTH, to_c);
       keep(p.to_gates + gate + 2 * WIDTH, to_u);
-      *carry = make_float2(x, y);
+      *carry = make_float2(a, b);
     }
     __syncthreads();
   }
@@ -707,27 +772,31 @@ KERNEL back_gates(Back p) {
 KERNEL back_hidden(Back p) {
   extern __shared__ __align__(16) float sums[];
   const int tid = threadIdx.x, column = blockIdx.x * CORE, group = column / WIDTH;
+  const int base = p.t * p.batch;
   Tile<CORE, 3 * WIDTH> product;
   auto line = [&](int n, int k) { return p.gru + (column + n) * (3 * WIDTH) + k; };
   let_next_come();
   product.load(line);
   await_last();
   EACH_ROWS {
-    const Pair rows(first, p.batch);
-    const int base = p.t * p.batch;
-    product.multiply_rows(sums, line, [&](int k) {
-      return rows.load(p.to_gates + base * (3 * DETER) + group * 3 * WIDTH, 3 * DETER,
-                       k);
-    });
     constexpr int LANES = CORE / 2;
     const int row = tid / LANES, at = column + tid % LANES * 2;
-    if (row < 16) {
-      const int own = min(first + row, p.batch - 1), here = base + own;
-      send<LANES>(product.collect(sums, row, tid % LANES * 2),
-                  p.prehid + here * DETER + at, p.hid_scale + at,
-                  p.inverse[here * 4 + 2], p.to_hid + here * DETER + at,
-                  p.shares2 + own * CORE_TILES + blockIdx.x, first + row < p.batch);
-    }
+    const int own = min(first + row, p.batch - 1), here = base + own;
+    const bool exists = row < 16 && first + row < p.batch;
+    const Pair rows(first, p.batch);
+    const Behind norm(p.prehid + here * DETER + at, p.hid_scale + at,
+                      p.inverse + here * 4 + 2, exists);
+    product.multiply_rows(
+        sums, first > 0, line,
+        [&](int k) {
+          return rows.load(p.to_gates + base * (3 * DETER) + group * 3 * WIDTH,
+                           3 * DETER, k);
+        },
+        [] {}, [](int, Fragment x) { return x; });
+    if (row < 16)
+      norm.send<LANES>(product.collect(sums, row, tid % LANES * 2),
+                       p.to_hid + here * DETER + at,
+                       p.shares2 + own * CORE_TILES + blockIdx.x, exists);
     __syncthreads();
   }
 }
@@ -736,20 +805,21 @@ KERNEL back_hidden(Back p) {
 KERNEL back_inputs(Back p) {
   extern __shared__ __align__(16) float sums[];
   __shared__ float totals[16];
-  const int tid = threadIdx.x, t = p.t;
+  const int tid = threadIdx.x, t = p.t, base = t * p.batch;
   constexpr int LINES = WIDTH + SHARED;  // of a block of the weight
-  const bool is_own = blockIdx.x >= BOTH / NARROW;
-  auto slope = [&](const Pair& rows, int base, int k) {
-    const float* inverse = p.inverse + base * 4 + 2;
+  float2 inverse, mean;
+  auto fetch = [&](const Pair& rows, int k) {
+    return Slope{rows.load(p.to_hid + base * DETER, DETER, k),
+                 rows.load(p.prehid + base * DETER, DETER, k)};
+  };
+  auto prepare = [&](const Shares<CORE_TILES>& shares) {
     const int up = threadIdx.x % 32 / 4;
-    return sloped(
-        rows.load(p.to_hid + base * DETER, DETER, k),
-        rows.load(p.prehid + base * DETER, DETER, k), p.hid_scale + k,
-        make_float2(fresh(inverse + rows.upper * 4), fresh(inverse + rows.lower * 4)),
-        make_float2(totals[up] * (1.f / DETER), totals[up + 8] * (1.f / DETER)));
+    shares.settle(totals, [](float x) { return x * (1.f / DETER); });
+    __syncthreads();
+    mean = make_float2(totals[up], totals[up + 8]);
   };
   let_next_come();
-  if (!is_own) {
+  if (blockIdx.x < BOTH / NARROW) {
     const int unit = blockIdx.x * NARROW, side = unit >= UNITS;
     Tile<NARROW, DETER> product;
     auto line = [&](int n, int k) {
@@ -758,23 +828,28 @@ KERNEL back_inputs(Back p) {
     product.load(line);
     await_last();
     EACH_ROWS {
-      const int base = t * p.batch;
-      add_up<CORE_TILES>(totals, p.shares2, first, p.batch);
-      __syncthreads();
-      const Pair rows(first, p.batch);
-      product.multiply_rows(sums, line, [&](int k) { return slope(rows, base, k); });
       constexpr int LANES = NARROW / 2;
       const int row = tid / LANES, off = tid % LANES * 2,
                 at = unit - side * UNITS + off;
-      if (row < 16) {
-        const int own = min(first + row, p.batch - 1), here = base + own;
-        send<LANES>(product.collect(sums, row, off),
-                    (side ? p.pre1 : p.pre0) + here * UNITS + at,
-                    (side ? p.in1_scale : p.in0_scale) + at, p.inverse[here * 4 + side],
-                    p.to_in + here * BOTH + unit + off,
-                    (side ? p.shares1 : p.shares0) + own * UNIT_TILES + at / NARROW,
-                    first + row < p.batch);
-      }
+      const int own = min(first + row, p.batch - 1), here = base + own;
+      const bool exists = row < 16 && first + row < p.batch;
+      const Pair rows(first, p.batch);
+      const Shares<CORE_TILES> shares(p.shares2, first, p.batch);
+      const Behind norm((side ? p.pre1 : p.pre0) + here * UNITS + at,
+                        (side ? p.in1_scale : p.in0_scale) + at,
+                        p.inverse + here * 4 + side, exists);
+      inverse = rows.load(p.inverse + base * 4 + 2, 4);
+      product.multiply_rows(
+          sums, first > 0, line, [&](int k) { return fetch(rows, k); },
+          [&] { prepare(shares); },
+          [&](int k, const Slope& x) {
+            return sloped(x, p.hid_scale + k, inverse, mean);
+          });
+      if (row < 16)
+        norm.send<LANES>(product.collect(sums, row, off),
+                         p.to_in + here * BOTH + unit + off,
+                         (side ? p.shares1 : p.shares0) + own * UNIT_TILES + at / NARROW,
+                         exists);
       __syncthreads();
     }
   } else {
@@ -786,20 +861,27 @@ KERNEL back_inputs(Back p) {
     product.load(line);
     await_last();
     EACH_ROWS {
-      const int base = t * p.batch;
-      add_up<CORE_TILES>(totals, p.shares2, first, p.batch);
-      __syncthreads();
-      const Pair rows(first, p.batch);
-      product.multiply_rows(
-          sums, line, [&](int k) { return slope(rows, base, group * WIDTH + k); });
       constexpr int LANES = CORE / 2;
       const int row = tid / LANES, off = tid % LANES * 2;
-      if (row < 16 && first + row < p.batch) {
+      const bool exists = row < 16 && first + row < p.batch;
+      const Pair rows(first, p.batch);
+      const Shares<CORE_TILES> shares(p.shares2, first, p.batch);
+      float2* carry = (float2*)(p.carry + (first + row) * DETER + column + off);
+      const bool forget = exists && p.reset[(first + row) * p.length + t];
+      float2 before = none();
+      if (exists) before = make_float2(fresh(&carry->x), fresh(&carry->y));
+      inverse = rows.load(p.inverse + base * 4 + 2, 4);
+      product.multiply_rows(
+          sums, first > 0, line,
+          [&](int k) { return fetch(rows, group * WIDTH + k); },
+          [&] { prepare(shares); },
+          [&](int k, const Slope& x) {
+            return sloped(x, p.hid_scale + group * WIDTH + k, inverse, mean);
+          });
+      if (exists) {
         float2 x = product.collect(sums, row, off);
-        float2* carry = (float2*)(p.carry + (first + row) * DETER + column + off);
-        const bool forget = p.reset[(first + row) * p.length + t];
-        float2 y = make_float2(fresh(&carry->x) + x.x, fresh(&carry->y) + x.y);
-        *carry = forget ? make_float2(0, 0) : y;
+        x = make_float2(before.x + x.x, before.y + x.y);
+        *carry = forget ? none() : x;
       }
       __syncthreads();
     }
