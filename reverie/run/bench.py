@@ -87,7 +87,7 @@ def bench(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
     """Measure one config, print the table, write the JSON; returns what it says."""
-    with Bench(config, options, make_env) as subject:
+    with the_machine(alone=True), Bench(config, options, make_env) as subject:
         results = subject.measure()
     print(table(results))
     return write(config, options, {"about": about(), "results": results})
@@ -208,9 +208,9 @@ class Bench:
         return time.time() - started()
 
     def warm_up(self) -> None:
-        """Have the replay full, kernels built and graphs recorded."""
+        """Have the replay full and kernels built; the rest is better done alone."""
         self.fill(self.replay.capacity)
-        for _ in range(WARM_UP):
+        with devices.not_choosing():
             self.agent.train(self.feed)
         self.wait()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +97,22 @@ def be_quick(device: torch.device) -> None:
     """Let cuDNN try which of its algorithms is the fastest for each convolution."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
+
+
+@contextmanager
+def not_choosing() -> Iterator[None]:
+    """Let cuDNN take its first suggestions for a while, and forget them afterwards.
+
+    For work beside others, in whose company the fastest cannot be found. What it once
+    chose it keeps for the same settings, so these differ from the usual ones.
+    """
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def seed_everything(seed: int) -> None:

@@ -2,7 +2,8 @@
 
 One config after another, or several brought up side by side in processes of their own:
 most of the time goes into building kernels, which they do at once, while a lock on the
-machine sees to it that a config is timed alone.
+machine sees to it that a config is alone when libraries try which of their algorithms
+are the fastest, and when it is timed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def growth(
     for label, row in zip(variants, _measured(configs, options, make_env), strict=True):
         rows.append({name: label, **row})
         print(f"  {name} {label:>5}: {row['update_ms']:9.3f} ms", flush=True)
-    off = trend(list(variants), [row["update_ms"] for row in rows])
+    # sizes are named after round numbers, which grow unlike what they stand for
+    along = "parameters" if name == "size" else name
+    off = trend([row[along] for row in rows], [row["update_ms"] for row in rows])
     for row, factor in zip(rows, off, strict=True):
         row["off_trend"] = factor
     print(growth_table(name, rows))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import types
 
 import numpy as np
 import pytest
+import torch
 
 from reverie.run import bench as benches
 from reverie.run import growth as growths
-from reverie.run.bench import BenchConfig, the_machine
+from reverie.run.bench import Bench, BenchConfig, the_machine
 from reverie.run.config import resolve
 from reverie.run.growth import growth, growth_table, trend
 
@@ -63,6 +65,41 @@ def test_a_power_law_has_no_outliers_whatever_its_steps():
     assert off[1] == pytest.approx(1.4)
     assert off[2] < 1
     assert off[0] == off[3] == 1
+
+
+def test_sizes_are_compared_by_what_they_have_and_not_by_their_names(
+    monkeypatch, tmp_path
+):
+    counts = {12: 10e6, 25: 24e6, 50: 42e6}
+    few = {n: ([], {"seed": n}) for n in counts}
+    monkeypatch.setitem(growths.VARIANTS, "size", few)
+
+    def measure(config, options, make_env):
+        count = counts[config.seed]
+        return {"parameters": count, "update_ms": count**0.7}
+
+    monkeypatch.setattr(growths, "measure", measure)
+    options = BenchConfig(1, 0.0, 1, "size", output=str(tmp_path / "x.json"))
+    found = growth(lambda _, settings: resolve(["debug"], flags=settings), options)
+    assert [row["off_trend"] for row in found["growth"]] == pytest.approx([1, 1, 1])
+
+
+def test_algorithms_are_not_chosen_in_company():
+    cudnn = torch.backends.cudnn
+    seen = []
+
+    class Agent:
+        def train(self, feed):
+            seen.append((cudnn.benchmark, cudnn.deterministic))
+
+    subject = Bench(resolve(["debug"]), BenchConfig())
+    subject.agent, subject.feed = Agent(), None
+    subject.replay = types.SimpleNamespace(capacity=0)
+    subject.fill = lambda steps: None
+    before = cudnn.benchmark, cudnn.deterministic
+    subject.warm_up()
+    assert seen == [(False, True)]
+    assert (cudnn.benchmark, cudnn.deterministic) == before
 
 
 def test_a_config_is_timed_when_nobody_else_uses_the_machine(monkeypatch, tmp_path):
