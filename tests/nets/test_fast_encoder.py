@@ -228,15 +228,21 @@ def test_in_half_precision_the_first_layer_is_one_kernel():
 def test_a_fast_encoder_at_real_sizes(depth, monkeypatch):
     """In half precision the twin must be as close to the truth as the plain part is.
 
-    Where two pixels are equal but for rounding, another one may win its pool; that
-    moves gradients a little even in float32.
+    Where two pixels are equal but for rounding, another one may win its pool. That is
+    rare, but a single one in a late layer moves the gradients of all layers before it
+    by a percent, also those of the plain part in float32 from its own in float64. So
+    one of three batches has to agree: a pool is bad luck, a mistake is in all of them.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     spaces = {"image": image(64, 64, 3)}
     plain, fast = twins(spaces, EncoderConfig(depth=depth))
-    obs = look(spaces, 32)
-    exact, same = results(plain, obs), results(fast, obs)
-    assert max(apart(exact, same)) < 1e-2
+    errors = []
+    for _ in range(3):
+        obs = look(spaces, 32)
+        exact = results(plain, obs)
+        errors.append(apart(exact, results(fast, obs)))
+    assert max(min(each) for each in zip(*errors, strict=True)) < 1e-2
+    assert max(each[0] for each in errors) < 1e-5
     for dtype in (torch.bfloat16, torch.float16):
         theirs, mine = (results(net, obs, dtype) for net in (plain, fast))
         for loss, gain in zip(apart(exact, mine), apart(exact, theirs), strict=True):
