@@ -60,7 +60,10 @@ class EpisodeStats:
         return self._finished(last) if last.any() else {}
 
     def summary(self) -> Metrics:
-        """Mean, spread and range of the scores since the last call; then forgets."""
+        """Mean, spread and range of the scores since the last call; then forgets.
+
+        Also the reward of a step, to hold against what a dream promises.
+        """
         ended, self._ended = np.array(self._ended).reshape(-1, 2), []
         metrics: Metrics = {"episodes": len(ended)}
         if len(ended):
@@ -71,6 +74,7 @@ class EpisodeStats:
                 "return_min": score.min(),
                 "return_max": score.max(),
                 "length_mean": ended[:, 1].mean(),
+                "reward_mean": score.sum() / max(1, ended[:, 1].sum()),
             }
         return metrics
 

@@ -36,6 +36,20 @@ def test_episodes_that_end_together_are_told_apart():
     np.testing.assert_array_equal(metrics["episode/length"], [1, 1])
 
 
+def test_a_summary_weighs_rewards_by_steps_and_forgets():
+    stats = EpisodeStats(2)
+    stats.add(row([True] * 2, [False] * 2, [0.0] * 2))
+    stats.add(row([False] * 2, [True, False], [1.0, 0.0]))
+    stats.add(row([True, False], [False] * 2, [0.0] * 2))
+    stats.add(row([False] * 2, [False, True], [0.0, 1.0]))
+    found = stats.summary()
+    assert found["episodes"] == 2
+    assert found["return_mean"] == 1.0
+    assert found["length_mean"] == 2.0
+    assert found["reward_mean"] == 2 / 4
+    assert stats.summary() == {"episodes": 0}
+
+
 def test_reward_rate_counts_changes():
     stats = EpisodeStats(1)
     for reward in (0.0, 0.0, 1.0, 1.0):
