@@ -19,8 +19,8 @@ Everything that does not depend on the step before is computed for all steps at 
 posteriors do not see the beliefs, so states are drawn before any belief is known, and
 the loops are left with the products of the recurrent units alone.
 
-Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` upper state, `Y`
-lower state, `P` three times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
+Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` state, `P` three
+times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
 """
 
 from __future__ import annotations
@@ -104,28 +104,24 @@ class VTAConfig:
     anneal: float = 100.0
     """How slowly one becomes the other, 0 for never: after this many thousand updates
     37 % of the way are left."""
-    obs_scale: float = 1.0
-    """Weight of the KL of the lower level. Above 1 what surprises within a segment
-    costs more than a new segment does, so segments end at surprises."""
-    obs_warmup: int = 0
-    """Updates over which `obs_scale` rises from 1. If surprises are expensive before
-    the lower level has learnt how things move, it never does: every frame is read."""
-    abs_scale: float = 1.0
-    """Weight of the KL of the upper level."""
+    still: bool = False
+    """Hold the lower belief, so that within a segment nothing is foreseen to change. A
+    segment then is a stretch in which something stays as it is, told once, by the upper
+    state; what changes is told by the lower state, anew at each step."""
+    coins: int = 0
+    """Updates in which coins decide where segments begin, before the detector does.
+    Until the upper state has learnt to tell something, no segment is worth its price,
+    and a detector that is asked too early learns to find none."""
     read_pays: bool = False
     """Let the detector know what a new segment costs the upper level. The original
     hides that from it, so its gradient is not that of the bound."""
+    obs_scale: float = 1.0
+    """Weight of the KL of the lower level. Above 1 what surprises within a segment
+    costs more than a new segment does, so segments end at surprises."""
+    abs_scale: float = 1.0
+    """Weight of the KL of the upper level."""
     mask_scale: float = 1.0
     """Weight of the KL of the flags."""
-    lower_state: int = 0
-    """Width of the lower level's stochastic states, 0 for the same as `state`."""
-    linked: bool = False
-    """Let the upper prior see how the last segment ended. The original's knows only how
-    it began, so a new segment has to pay for everything that happened since."""
-    feedback: bool = True
-    """Let the lower belief hear the lower states. If it does not, a segment goes as its
-    beginning foretold, every deviation is told anew at each step, and what changes for
-    good is cheaper to tell once: by a new segment."""
 
     def __post_init__(self) -> None:
         sizes = (self.context, self.length, self.belief, self.state)
@@ -135,17 +131,12 @@ class VTAConfig:
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
+        if self.coins < 0:
+            raise ValueError("coins must be at least 0")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")
-        if self.obs_warmup < 0:
-            raise ValueError("obs_warmup must be at least 0")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
             raise ValueError("segment limits and obs_std must be above 0")
-
-    @property
-    def lower(self) -> int:
-        """Width of the lower level's states."""
-        return self.lower_state or self.state
 
     @property
     def window(self) -> int:
@@ -159,7 +150,7 @@ class Chapter(NamedTuple):
     abs_belief: Float[Tensor, "*b D"]
     abs_state: Float[Tensor, "*b Z"]
     obs_belief: Float[Tensor, "*b D"]
-    obs_state: Float[Tensor, "*b Y"]
+    obs_state: Float[Tensor, "*b Z"]
     read: Float[Tensor, "*b"]  # whether this step began a segment
     foreseen: Float[Tensor, "*b 2"]  # logits of the next step's flag
 
@@ -178,7 +169,7 @@ class Story(NamedTuple):
     abs_state: Float[Tensor, "B S Z"]
     abs_feat: Float[Tensor, "B S D"]
     obs_belief: Float[Tensor, "B S D"]
-    obs_state: Float[Tensor, "B S Y"]
+    obs_state: Float[Tensor, "B S Z"]
     obs_feat: Float[Tensor, "B S D"]
     foreseen: Float[Tensor, "B S 2"]  # the prior's logits of the *next* flag
     prior_abs: Gaussian
@@ -267,7 +258,7 @@ class VTA(nn.Module):
                 "  Fix: resize them, for example to 32 x 32."
             )
         self.config, self.dtype = config, dtype
-        belief, state, lower = config.belief, config.state, config.lower
+        belief, state = config.belief, config.state
         self.actions = Concat(act_space) if act_space else None
         inputs = self.actions.width if self.actions else 0
 
@@ -278,15 +269,16 @@ class VTA(nn.Module):
         # abs forward, obs forward, abs backward
         self.readers = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
-        self.obs_cell = GRU(lower + belief, belief, dtype=dtype)
+        self.obs_cell = (
+            None if config.still else GRU(state + belief, belief, dtype=dtype)
+        )
         self.hold = Hold()
         self.abs_feat = nn.Linear(belief + state, belief)
-        self.obs_feat = nn.Linear(belief + lower, belief)
-        ending = belief + lower if config.linked else 0
-        self.prior_abs = Head(belief + ending, state)
-        self.prior_obs = Head(belief, lower)
+        self.obs_feat = nn.Linear(belief + state, belief)
+        self.prior_abs = Head(belief, state)
+        self.prior_obs = Head(belief, state)
         self.post_abs = Head(2 * belief, state)
-        self.post_obs = Head(2 * belief, lower)
+        self.post_obs = Head(2 * belief, state)
         self.register_buffer("age", torch.zeros(()))
         self.register_buffer("temperature", torch.tensor(config.temperature))
 
@@ -307,10 +299,9 @@ class VTA(nn.Module):
         """Before anything was seen; a segment is about to begin."""
         config, like = self.config, self.foresee.weight
         belief = like.new_zeros(batch, config.belief)
-        upper = like.new_zeros(batch, config.state)
-        lower = like.new_zeros(batch, config.lower)
+        state = like.new_zeros(batch, config.state)
         certain = both_ways(like.new_zeros(batch, 2), 1.0)
-        return Chapter(belief, upper, belief, lower, like.new_zeros(batch), certain)
+        return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
 
     def loss(self, state: Any, batch: Batch, dice: Dice) -> WorldLoss:
         """Losses of the modelled frames; a window brings its own context along."""
@@ -450,6 +441,7 @@ class VTA(nn.Module):
         found = self.detector(embed)
         noise = None
         if self.training:
+            found = found * (self.age > config.coins)
             noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
         edge = reading(mask[:, :context].detach())
@@ -476,12 +468,14 @@ class VTA(nn.Module):
 
         post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
         obs_state = post_obs.sample(dice)
-        (last,) = _delayed(obs_state)
-        gates = self.obs_cell.gates(torch.cat([self._heard(last), abs_feat], -1))
-        begun = read[..., None] * abs_feat
-        route = Route(None, copy[None], None, begun[None])
-        start = torch.zeros_like(abs_feat[None, :, 0])
-        obs_belief = self.obs_cell.scan(gates, start, route)[0]
+        obs_belief = abs_feat
+        if self.obs_cell is not None:
+            last = F.pad(obs_state[:, :-1], (0, 0, 1, 0))  # by one step
+            gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
+            begun = read[..., None] * abs_feat
+            route = Route(None, copy[None], None, begun[None])
+            start = torch.zeros_like(abs_feat[None, :, 0])
+            obs_belief = self.obs_cell.scan(gates, start, route)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
         return Story(
             embed,
@@ -498,7 +492,7 @@ class VTA(nn.Module):
             obs_state,
             obs_feat,
             self.foresee(obs_feat),
-            self._foretell(abs_belief, *_delayed(obs_belief, obs_state)),
+            self.prior_abs(abs_belief),
             post_abs,
             self.prior_obs(obs_belief),
             post_obs,
@@ -544,29 +538,19 @@ class VTA(nn.Module):
     ) -> Chapter:
         """Draw both states, given the upper belief and whether a segment begins."""
         begins = read[:, None] > 0
-        prior = self._foretell(abs_belief, state.obs_belief, state.obs_state)
-        drawn = prior.sample(dice)
+        drawn = self.prior_abs(abs_belief).sample(dice)
         abs_state = torch.where(begins, drawn, state.abs_state)
         feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
-        heard = self._heard(state.obs_state)
-        gates = self.obs_cell.gates(torch.cat([heard, feat], -1))
-        moved = self.obs_cell.step(gates, state.obs_belief[None])[0]
-        obs_belief = torch.where(begins, feat, moved)
+        obs_belief = feat
+        if self.obs_cell is not None:
+            gates = self.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
+            moved = self.obs_cell.step(gates, state.obs_belief[None])[0]
+            obs_belief = torch.where(begins, feat, moved)
         obs_state = self.prior_obs(obs_belief).sample(dice)
         seen = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
         return Chapter(
             abs_belief, abs_state, obs_belief, obs_state, read, self.foresee(seen)
         )
-
-    def _foretell(self, belief: Tensor, last_belief: Tensor, last_state: Tensor) -> Any:
-        """The upper prior, after the lower level ended as it did."""
-        if self.config.linked:
-            belief = torch.cat([belief, last_belief, last_state], -1)
-        return self.prior_abs(belief)
-
-    def _heard(self, state: Float[Tensor, "*b Y"]) -> Float[Tensor, "*b Y"]:
-        """What the lower belief is told of the lower state before."""
-        return state if self.config.feedback else torch.zeros_like(state)
 
     def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
         """Row t holds the action that was chosen on seeing frame t."""
@@ -609,14 +593,11 @@ class VTA(nn.Module):
 
     def _weigh(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         config = self.config
-        scales: dict[str, float | Tensor] = {
+        scales = {
             "abs": config.abs_scale,
             "obs": config.obs_scale,
             "mask": config.mask_scale,
         }
-        if config.obs_warmup:
-            risen = (self.age / config.obs_warmup).clamp(max=1)
-            scales["obs"] = 1 + (config.obs_scale - 1) * risen
         return {key: scales.get(key, 1.0) * loss for key, loss in losses.items()}
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
@@ -628,8 +609,3 @@ class VTA(nn.Module):
             enabled=half,
             cache_enabled=False,
         )
-
-
-def _delayed(*parts: Float[Tensor, "B S _"]) -> list[Float[Tensor, "B S _"]]:
-    """Each by one step; nothing comes before the first."""
-    return [F.pad(part[:, :-1], (0, 0, 1, 0)) for part in parts]

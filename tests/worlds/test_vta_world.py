@@ -9,7 +9,7 @@ import torch
 from reverie.api import Space, UserError
 from reverie.nets.dice import Dice
 from reverie.nets.gru import GRU
-from reverie.worlds.boundaries import READ, draw_flags, entropy, segment_counts
+from reverie.worlds.boundaries import COPY, READ, draw_flags, entropy, segment_counts
 from reverie.worlds.vta import VTA, VTAConfig
 
 IMAGE = {"image": Space(np.uint8, (32, 32, 3), 0, 256)}
@@ -161,15 +161,40 @@ def test_the_detector_learns_what_a_segment_costs_only_if_reading_pays():
     torch.testing.assert_close(gradients[1] - gradients[0], cost)
 
 
-def test_the_scale_of_surprises_rises_with_the_updates():
-    world = make_world(obs_scale=5.0, obs_warmup=4).eval()
-    ratios = []
-    for age in (0, 1, 4, 9):
-        world.age.fill_(age)
-        explained = world.explain(make_batch(), dice())
-        weighed = world.loss(world.initial(3), make_batch(), dice()).losses["obs"]
-        ratios.append(float((weighed / explained.losses["obs"]).mean()))
-    assert ratios == pytest.approx([1, 2, 5, 5])
+def test_within_a_segment_a_still_world_foresees_one_and_the_same():
+    moving, still = make_world().train(), make_world(still=True).train()
+    change = {}
+    for name, world in {"moving": moving, "still": still}.items():
+        story = world.explain(make_batch(), dice()).story
+        copied = story.mask[:, 1:, COPY] > 0.5
+        assert copied.any()
+        apart = story.prior_obs.mean.diff(dim=1).abs().amax(-1)
+        change[name] = float(apart[copied].max())
+        assert float(apart[~copied].min()) > 0
+    assert change["still"] < 1e-6 < change["moving"]
+
+
+def test_a_still_world_learns_and_dreams():
+    world = make_world(still=True, read_pays=True)
+    found = world.train().loss(world.initial(3), make_batch(), dice())
+    sum(x.mean() for x in found.losses.values()).backward()
+    assert all(p.grad is not None for p in world.parameters())
+    start = world.eval().begin(make_batch()["image"][:, :2], dice())
+    dream = world.imagine(start, lambda _: {}, 6, dice()).states
+    held = dream.read[:, 1:] < 0.5
+    assert torch.equal(dream.obs_belief[:, 1:][held], dream.obs_belief[:, :-1][held])
+
+
+def test_coins_decide_about_segments_until_the_detector_does():
+    world = make_world(coins=2).train()
+    for asked in (False, False, True):
+        found = world.loss(world.initial(3), make_batch(), dice())
+        chance = float(found.metrics["read_chance/post"])
+        assert (chance == 0.5) != asked
+        weights = list(world.detector.parameters())
+        loss = sum(x.mean() for x in found.losses.values())
+        grads = torch.autograd.grad(loss, weights)
+        assert any(bool(grad.any()) for grad in grads) == asked
 
 
 def test_what_is_watched_is_about_its_own_frame():
@@ -267,7 +292,7 @@ def test_a_window_of_another_length_is_refused():
         {"min_temperature": 2.0},
         {"max_segment": 0},
         {"obs_std": 0.0},
-        {"obs_warmup": -1},
+        {"coins": -1},
     ],
 )
 def test_impossible_settings_are_refused(settings):
