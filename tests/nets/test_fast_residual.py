@@ -128,6 +128,27 @@ def test_a_kernel_made_beforehand_is_made_again_when_weights_moved():
     torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [FrameEncoder, FrameDecoder])
+def test_biases_summed_beforehand_are_summed_again_when_they_moved(kind):
+    config = FrameConfig(32, 6, (1, 2), (1, 1))
+    ends = (5,) if kind is FrameEncoder else (9, 3)
+    net, quick = twins(kind(*ends, config))
+    x = torch.rand(1, 4, 4, ends[0], device=DEVICE)
+    quick.prepare()
+    blocks = [layer for layer in quick.layers if isinstance(layer, Residual)]
+    places = [block.ready.data_ptr() for block in blocks]
+    torch.testing.assert_close(quick(x), net(x), rtol=1e-4, atol=1e-4)
+    for layers in (net.layers, quick.layers):
+        for layer in layers:
+            if isinstance(layer, Residual):
+                layer.conv1.bias.add_(1)
+    assert not torch.allclose(quick(x), net(x), rtol=1e-3, atol=1e-3)
+    quick.prepare()
+    assert [block.ready.data_ptr() for block in blocks] == places
+    torch.testing.assert_close(quick(x), net(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("net", [FrameEncoder, FrameDecoder])
 def test_whole_networks(net):
     config = FrameConfig(32, 6, (1, 2), (1, 0))

@@ -13,6 +13,7 @@ at half the resolution, which has 2.25 times less arithmetic.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, no_type_check
 
 import torch
@@ -47,6 +48,8 @@ TILE = 4096
 
 
 class FastResidual(Residual):
+    ready: Tensor | None = None  # the biases of all that is summed at the end
+
     def forward(
         self, x: Float[Tensor, "b h w c"], first: Float[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b h w c2"]:
@@ -54,24 +57,42 @@ class FastResidual(Residual):
         if not fits(x, len(self.norm0.scale), len(self.norm1.scale)):
             return super().forward(x if first is None else x + first)
         norms = (self.norm0.scale, self.norm0.shift, self.norm1.scale, self.norm1.shift)
-        weight, last = self.conv1.cast(x.dtype)
-        convs, skip = (*self.conv0.cast(x.dtype), weight), None
-        if self.skip is not None:
-            skip, more = self.skip.cast(x.dtype)
-            last = last + more
-        if first is not None:
-            last = last + (first if skip is None else skip.flatten(1) @ first)
+        convs = (*self.conv0.cast(x.dtype), self.conv1.cast(x.dtype)[0])
+        skip = None if self.skip is None else self.skip.cast(x.dtype)[0]
+        last = self._last(first, x.dtype) if self.ready is None else self.ready
         return differentiable(_Block, x, first, *norms, *convs, last, skip)
+
+    @torch.no_grad()
+    def sum_biases(self, first: Float[Tensor, " c"] | None) -> None:
+        """Do it once, for weights that stand still; again if they moved."""
+        last = self._last(first, self.conv1.weight.dtype)
+        self.ready = last.clone() if self.ready is None else self.ready.copy_(last)
+
+    def _last(
+        self, first: Float[Tensor, " c"] | None, dtype: torch.dtype
+    ) -> Float[Tensor, " c2"]:
+        last = self.conv1.cast(dtype)[1]
+        if self.skip is None:
+            return last if first is None else last + first
+        weight, bias = self.skip.cast(dtype)
+        last = last + bias
+        return last if first is None else last + weight.flatten(1) @ first
 
 
 class FastFrameEncoder(FrameEncoder):
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b r s latent"]:
         return _through(self, x)
 
+    def prepare(self) -> None:
+        _prepare(self)
+
 
 class FastFrameDecoder(FrameDecoder):
     def forward(self, x: Float[Tensor, "b r s f"]) -> Float[Tensor, "b h w c"]:
         return _through(self, x)
+
+    def prepare(self) -> None:
+        _prepare(self)
 
 
 class FastHalve(Halve):
@@ -143,6 +164,14 @@ def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
         return out
     weight, bias = last.cast(x.dtype)
     return differentiable(_NormConv, x, norm.scale, norm.shift, weight) + bias
+
+
+def _prepare(net: FrameEncoder | FrameDecoder) -> None:
+    """Sum up the biases that meet in each block, for weights that stand still."""
+    for before, layer in pairwise(net.layers):
+        if isinstance(layer, FastResidual):
+            leads = isinstance(before, FastHalve | FastDouble)
+            layer.sum_biases(before.conv.bias if leads else None)
 
 
 def _takes_bias(layer: Any, x: Tensor) -> bool:
