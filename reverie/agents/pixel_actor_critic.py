@@ -178,6 +178,13 @@ class PixelNet(nn.Module):
     def judge(self, hidden: Float[Tensor, "*b W"]) -> Opinion:
         return Opinion(self.actor(hidden), self.critic(hidden))
 
+    def decide(
+        self, recall: Recall, image: UInt8[Tensor, "N h w c"]
+    ) -> tuple[Recall, Float[Tensor, "N A"]]:
+        """What to do in view of one more frame, whatever it is worth."""
+        recall, hidden = self.watch(recall, self.features(image)[:, None])
+        return recall, self.actor(hidden[:, 0])
+
     def forward(
         self, recall: Recall, image: UInt8[Tensor, "N T h w c"]
     ) -> tuple[Recall, Opinion]:
@@ -236,8 +243,8 @@ class PixelActorCritic(nn.Module):
         memory: list[Recall] = [recall or self.burn_in(image[:, :-1])]
 
         def policy(view: Any) -> Tensor:
-            memory[0], opinion = net(memory[0], view.image[:, None])
-            return Categorical(opinion.policy[:, 0]).sample(dice)
+            memory[0], logits = net.decide(memory[0], view.image)
+            return Categorical(logits).sample(dice)
 
         state = world.begin(image, action[:, :-1])
         return world.imagine(state, policy, horizon or self.config.horizon, dice)
@@ -317,5 +324,5 @@ class PixelActorCritic(nn.Module):
         choose: Callable[[Float[Tensor, "N A"]], Tensor],
     ) -> tuple[Recall, Tensor]:
         """See one frame of a real environment and choose from the policy's logits."""
-        recall, opinion = self.online(recall, image[:, None])
-        return recall, choose(opinion.policy[:, 0])
+        recall, logits = self.online.decide(recall, image)
+        return recall, choose(logits)

@@ -170,8 +170,10 @@ def _prepare(net: FrameEncoder | FrameDecoder) -> None:
     """Sum up the biases that meet in each block, for weights that stand still."""
     for before, layer in pairwise(net.layers):
         if isinstance(layer, FastResidual):
-            leads = isinstance(before, FastHalve | FastDouble)
-            layer.sum_biases(before.conv.bias if leads else None)
+            first: Tensor | None = None
+            if isinstance(before, FastHalve | FastDouble):
+                first = before.conv.bias
+            layer.sum_biases(first)
 
 
 def _takes_bias(layer: Any, x: Tensor) -> bool:
