@@ -1,0 +1,80 @@
+"""What a run of Δ-IRIS on Crafter was like: its curve against random play, and a table.
+
+    python benchmarks/iris_crafter.py LOGDIR --out benchmarks/iris
+
+LOGDIR is a run folder, or one with its `scores.jsonl` and `metrics.jsonl`. Writes
+`crafter.png` (mean score of a window of episodes, on a band of two standard errors),
+`crafter-dreams.png` (reward per step, dreamt and collected: what lies between them is
+promised by dreams alone) and `crafter-seed0.jsonl` (every score), and prints the return
+by tenths of the run after its random steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from reverie.view.curve import Curve, draw_curves, read_scores
+from reverie.view.video import write_image
+
+RANDOM = 1.52, 0.12
+"""Score of random play and its standard error, over 100 episodes; see README.md."""
+REWARDS = {
+    "dreamt": "train/actor_critic/dream_reward",
+    "collected": "collect/reward_mean",
+}
+TENTHS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/iris"))
+    parser.add_argument("--first", type=int, default=30_000, help="random steps")
+    parser.add_argument("--name", default="crafter")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    scores = read_scores(args.run)
+    last = max((step for step, _ in scores), default=1.0)
+    mean, error = RANDOM
+    flat = [(0.0, mean), (last, mean)]
+    title = f"Crafter, iris_crafter_short for 12 minutes; random play {mean} ± {error}"
+    curves: dict[str, Curve] = {"iris": scores, "random": flat}
+    write_image(args.out / f"{args.name}.png", draw_curves(curves, title))
+    source = args.run / "scores.jsonl"
+    shutil.copyfile(source, args.out / f"{args.name}-seed0.jsonl")
+    rewards = read_rewards(args.run / "metrics.jsonl")
+    picture = draw_curves(rewards, "reward per step", y_label="reward", smooth=False)
+    write_image(args.out / f"{args.name}-dreams.png", picture)
+    show(scores, args.first)
+
+
+def read_rewards(path: Path) -> dict[str, Curve]:
+    """Reward per step by where it was earned, at every line that tells it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {
+        name: [(float(x["step"]), float(x[key])) for x in lines if key in x]
+        for name, key in REWARDS.items()
+    }
+
+
+def show(scores: Curve, first: int) -> None:
+    """Print mean and standard error of the score in parts of the run."""
+    steps, score = np.array(scores).T
+    edges = [0.0, *np.linspace(first, steps.max() + 1, TENTHS + 1)]
+    for low, high in itertools.pairwise(edges):
+        part = score[(steps >= low) & (steps < high)]
+        if len(part):
+            error = part.std() / math.sqrt(len(part))
+            where = f"steps {low:>7,.0f} to {high:>7,.0f}"
+            print(f"{where}: {part.mean():5.2f} ± {error:.2f}, {len(part)} episodes")
+
+
+if __name__ == "__main__":
+    main()
