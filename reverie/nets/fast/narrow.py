@@ -87,14 +87,13 @@ class _FromFew(torch.autograd.Function):
         rows, height, width, few = x.shape
         many, total = len(weight), rows * height * width
         out, framed = x.new_empty(rows, height, width, many), _framed(x)
-        matrix = rearrange(weight, "o i y x -> (y x i) o")
-        matrix = F.pad(matrix, (0, 0, 0, _taps(few) - len(matrix))).contiguous()
+        to_many, to_few, down, right = weight.stride()
         tiles = triton.cdiv(total, TALL)
         steps = triton.cdiv(tiles, programs(x.device, tiles, per_processor=16))
         steps = min(triton.next_power_of_2(steps), MOST_STEPS)  # few kinds to build
         _from_few[(triton.cdiv(tiles, steps),)](
-            *(framed, matrix, bias, out, total, height, width, few, len(matrix)),
-            *(many, steps, TALL),
+            *(framed, weight, bias, out, total, height, width),
+            *(to_few, to_many, down, right, few, _taps(few), many, steps, TALL),
             num_warps=WARPS,
         )
         ctx.save_for_backward(framed, weight, bias)
@@ -136,10 +135,9 @@ class _NormToFew(torch.autograd.Function):
         sums, stats = sum_up(x, sizes)
         # what pixels contribute is kept in float32, since nine of them are added up
         parts = x.new_empty(rows, height, width, _taps(few), dtype=torch.float32)
-        matrix = _matrix(weight)
         _to_few[sizes.grid](
-            *(x, scale, shift, sums, stats, matrix, parts, EPS, *sizes.numbers),
-            *(parts.shape[-1],),
+            *(x, scale, shift, sums, stats, weight, parts, EPS, *sizes.numbers),
+            *(*weight.stride(), few, parts.shape[-1]),
             num_warps=WARPS,
         )
         out = x.new_empty(rows, height, width, few)
@@ -219,22 +217,39 @@ def _columns(
 
 @triton.jit
 @no_type_check
+def _weights(weight, to_few, to_many, down, right, k, col, FEW: tl.constexpr):
+    """Of taps k and many channels, two tensors that span a matrix; zero after 9 taps.
+
+    They are read from where they are: preparing them would take as long as using them.
+    """
+    tap = k // FEW
+    place = k % FEW * to_few + tap // 3 * down + tap % 3 * right + col * to_many
+    return tl.load(weight + place, k < 9 * FEW, 0.0)
+
+
+@triton.jit
+@no_type_check
 def _from_few(
     x,
-    matrix,
+    weight,
     bias,
     out,
     total,
     height,
     width,
+    to_few,
+    to_many,
+    down,
+    right,
     FEW: tl.constexpr,
     TAPS: tl.constexpr,
     MANY: tl.constexpr,
     STEPS: tl.constexpr,
     TALL: tl.constexpr,
 ):
-    col = tl.arange(0, MANY)
-    kernel = tl.load(matrix + tl.arange(0, TAPS)[:, None] * MANY + col[None, :])
+    col, k = tl.arange(0, MANY), tl.arange(0, TAPS)
+    taps, cols = k[:, None], col[None, :]
+    kernel = _weights(weight, to_few, to_many, down, right, taps, cols, FEW)
     lift = tl.load(bias + col).to(tl.float32)[None, :]
     for step in range(STEPS):
         tile = tl.program_id(0) * STEPS + step
@@ -288,7 +303,7 @@ def _to_few(
     shift,
     sums,
     stats,
-    matrix,
+    weight,
     parts,
     eps,
     pixels,
@@ -297,6 +312,11 @@ def _to_few(
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
     TALL: tl.constexpr,
+    to_few,
+    to_many,
+    down,
+    right,
+    FEW: tl.constexpr,
     TAPS: tl.constexpr,
 ):
     """What each active pixel contributes by each tap."""
@@ -308,7 +328,8 @@ def _to_few(
     )
     gain = root * tl.load(scale + col).to(tl.float32)
     lift = tl.load(shift + col).to(tl.float32) - middle * gain
-    kernel = tl.load(matrix + col[:, None] * TAPS + k[None, :])
+    taps, cols = k[None, :], col[:, None]
+    kernel = _weights(weight, to_few, to_many, down, right, taps, cols, FEW)
     for i in range(SHARE):
         pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
         inside = (pixel < pixels)[:, None]
