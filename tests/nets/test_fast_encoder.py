@@ -184,6 +184,7 @@ def test_a_number_that_is_none_does_not_vanish_in_the_pool():
 )
 def test_a_fast_encoder_is_the_plain_one(spaces, many, monkeypatch):
     monkeypatch.setattr(encoder, "MANY", many)  # fine, mixed and coarse layers
+    monkeypatch.setattr(encoder, "WHOLE", 1)
     plain, fast = twins(spaces, SMALL)
     compare(plain, fast, look(spaces, 2, 3))
 
@@ -223,8 +224,16 @@ def test_in_half_precision_the_first_layer_is_one_kernel():
     assert max(apart(exact, mine)) < 0.1  # where another pixel has won its pool
 
 
+@pytest.mark.parametrize(
+    ("depth", "coarse"), [(16, "cccc"), (24, "cccf"), (32, "ccff"), (48, "cccf")]
+)
+def test_convolutions_stay_on_fine_grids_where_their_channels_fill_tiles(depth, coarse):
+    net = FastEncoder({"image": image(64, 64, 3)}, EncoderConfig(depth=depth))
+    assert "".join("fc"[net._is_coarse(i)] for i in range(4)) == coarse
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("depth", [16, 32, 64])
+@pytest.mark.parametrize("depth", [16, 32, 48, 64])
 def test_a_fast_encoder_at_real_sizes(depth, monkeypatch):
     """In half precision the twin must be as close to the truth as the plain part is.
 

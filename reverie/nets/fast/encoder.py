@@ -23,11 +23,18 @@ from reverie.nets.fast.norm_act import is_fusable, layer_norm_act
 from reverie.nets.fast.phases import SIDE, phase_kernel
 from reverie.nets.fast.pool import pool_norm_act
 
-MANY = 96
-"""Input channels from which a layer's convolution stays on the fine grid: there the
-coarse one, with its 1.44 times more arithmetic, no longer pays. Measured on an H200:
-64 to 96 channels take 1.83 ms on the coarse grid and 1.90 on the fine one, 96 to 128
-take 0.91 and 0.82."""
+MANY, WHOLE = 96, 32
+"""Input channels from which a layer's convolution stays on the fine grid, where the
+coarse one, with its 1.44 times more arithmetic, no longer pays; but only if channels
+fill the tensor cores' tiles there. Forward and backward on an H200, in ms:
+
+    channels       coarse   fine
+     64 to  96       1.83   1.90
+     96 to 128       0.91   0.82
+     96 to 144       4.31   5.19
+    144 to 192       2.39   2.59
+    192 to 192       0.78   0.70
+"""
 ALIGNED = 16
 """The first layer's channels come in multiples of this, for the tensor cores."""
 
@@ -44,7 +51,7 @@ class FastEncoder(Encoder):
         if not self._is_simple(images, dtype):
             return super()._images(images, dtype)
         last = len(self.config.mults) - 1
-        coarse = [i == 0 or self._inputs(i) < MANY for i in range(last + 1)] + [False]
+        coarse = [self._is_coarse(i) for i in range(last + 1)] + [False]
         x = self._first(images, dtype, to_phases=coarse[1])
         for i in range(1, last + 1):
             weight, bias = getattr(self, f"cnn{i}").cast(dtype)
@@ -82,9 +89,11 @@ class FastEncoder(Encoder):
             to_phases=fold,
         )
 
-    def _inputs(self, i: int) -> int:
+    def _is_coarse(self, i: int) -> bool:
+        """Whether a layer's convolution is quicker on the coarse grid."""
         layer: Conv = getattr(self, f"cnn{i}")
-        return layer.weight.shape[1]
+        units, inputs = layer.weight.shape[:2]
+        return i == 0 or inputs < MANY or bool(units % WHOLE or inputs % WHOLE)
 
     def _is_simple(self, images: list[Tensor], dtype: torch.dtype) -> bool:
         config = self.config
