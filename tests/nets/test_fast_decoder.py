@@ -188,7 +188,11 @@ def test_in_half_precision_the_last_layer_is_one_kernel():
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [16, 32, 64])
 def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):
-    """In half precision the twin must be as close to the truth as the plain part is."""
+    """In half precision the twin must be as close to the truth as the plain part is.
+
+    But for half the rounding of one number: biases have a few entries only, and then
+    which of the two is closer is a matter of chance.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     spaces = {"image": image(64, 64, 3)}
     plain, fast = twins(spaces, DecoderConfig(depth=depth, units=256), 2048)
@@ -199,7 +203,7 @@ def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):
         halves = [x.to(dtype) for x in inputs]
         theirs, mine = (results(net, *halves, target) for net in (plain, fast))
         for loss, gain in zip(apart(exact, mine), apart(exact, theirs), strict=True):
-            assert loss < 1.3 * gain + 1e-3
+            assert loss < 1.3 * gain + torch.finfo(dtype).eps / 2
 
 
 def apart(truth: list[Tensor], guess: list[Tensor]) -> list[float]:
