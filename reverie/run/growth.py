@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
 
@@ -71,8 +72,9 @@ def measure(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
     """How long an update of this config takes, and what memory."""
-    with Bench(config, options, make_env) as subject:
+    with ExitStack() as stack:
         with the_machine(alone=False):
+            subject = stack.enter_context(Bench(config, options, make_env))
             subject.warm_up()
         with the_machine(alone=True):
             update = subject.update()
