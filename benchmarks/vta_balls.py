@@ -19,25 +19,15 @@ from pathlib import Path
 REVERIE = [sys.executable, "-m", "reverie.cli"]
 FREE = {"max_segments": 20, "max_segment": 20}
 STILL = {"still": True, "read_pays": True, "coins": 2000, **FREE}
-RATED = {**STILL, "rate": 0.25, "haste": 0.1}
 WAYS = {
     "original": {},
     "pays": {"read_pays": True, **FREE},
-    "surprised": {"read_pays": True, "obs_scale": 3, **FREE},
     "hidden": {**STILL, "read_pays": False},
     "asked": {**STILL, "coins": 0},
     "still": STILL,
     "still_1.5": {**STILL, "abs_scale": 1.5},
     "still_2": {**STILL, "abs_scale": 2},
     "still_3": {**STILL, "abs_scale": 3},
-    "rated": RATED,
-    "rated_hidden": {**RATED, "read_pays": False},
-    "rated_2": {**RATED, "abs_scale": 2},
-    "rated_wide": {**RATED, "state": 16},
-    "wide": {**STILL, "state": 16},
-    "wide_1.5": {**STILL, "state": 16, "abs_scale": 1.5},
-    "wide_2": {**STILL, "state": 16, "abs_scale": 2},
-    "wide_3": {**STILL, "state": 16, "abs_scale": 3},
 }
 
 

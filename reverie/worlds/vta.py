@@ -112,12 +112,6 @@ class VTAConfig:
     """Updates in which coins decide where segments begin, before the detector does.
     Until the upper state has learnt to tell something, no segment is worth its price,
     and a detector that is asked too early learns to find none."""
-    rate: float = 0.0
-    """Share of the frames that should begin a segment, 0 for no wish. Each segment has
-    a price then, which rises while there are more of them and falls while there are
-    fewer, so that segments are left where they are worth most."""
-    haste: float = 0.02
-    """How quickly that price follows: nats per update and frame that reads."""
     read_pays: bool = False
     """Let the detector know what a new segment costs the upper level. The original
     hides that from it, so its gradient is not that of the bound."""
@@ -137,10 +131,8 @@ class VTAConfig:
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
-        if self.coins < 0 or self.haste <= 0:
-            raise ValueError("coins must be at least 0, haste above 0")
-        if not 0 <= self.rate < 1:
-            raise ValueError("rate must be between 0 and 1")
+        if self.coins < 0:
+            raise ValueError("coins must be at least 0")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
@@ -242,7 +234,6 @@ class VTA(nn.Module):
 
     age: Tensor
     temperature: Tensor
-    price: Tensor
 
     def __init__(
         self,
@@ -289,8 +280,6 @@ class VTA(nn.Module):
         self.post_abs = Head(2 * belief, state)
         self.post_obs = Head(2 * belief, state)
         self.register_buffer("age", torch.zeros(()))
-        if config.rate:
-            self.register_buffer("price", torch.zeros(()))
         self.register_buffer("temperature", torch.tensor(config.temperature))
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -331,10 +320,6 @@ class VTA(nn.Module):
             "elbo": -torch.stack(list(explained.losses.values())).sum(0).mean(),
         }
         metrics |= {f"cost/{key}": x.mean() for key, x in explained.losses.items()}
-        if self.config.rate:
-            if self.training:
-                losses["price"] = self._charge(story.mask[..., READ])
-            metrics["price"] = self.price
         metrics = {key: value.detach().clone() for key, value in metrics.items()}
         return WorldLoss(losses, story.chapters, metrics)
 
@@ -393,14 +378,6 @@ class VTA(nn.Module):
         self.age += 1
         low, high = config.min_temperature, config.temperature
         self.temperature.copy_(annealed(self.age, high, low, config.anneal))
-
-    def _charge(self, read: Float[Tensor, "B S"]) -> Float[Tensor, "B S"]:
-        """What segments cost beyond the wanted ones, and a new price for the next."""
-        more = F.pad(read[:, 1:] - self.config.rate, (1, 0))  # the first always reads
-        cost = self.price.clone() * more
-        excess = more.detach()[:, 1:].mean()
-        self.price += self.config.haste * excess * (self.age > self.config.coins)
-        return cost
 
     def begin(self, images: Tensor, dice: Dice) -> Chapter:
         """Watch some frames, then dream the first step of the segment after them."""

@@ -197,22 +197,6 @@ def test_coins_decide_about_segments_until_the_detector_does():
         assert any(bool(grad.any()) for grad in grads) == asked
 
 
-def test_the_price_of_segments_rises_while_there_are_too_many():
-    prices = {}
-    for rate in (0.05, 0.95):
-        world = make_world(rate=rate, haste=0.1, coins=1).train()
-        for update in range(4):
-            found = world.loss(world.initial(3), make_batch(), dice())
-            assert (float(world.price) == 0) == (update == 0)
-        prices[rate] = float(world.price)
-        story = found.states
-        charged = found.losses["price"][:, 1:].mean()
-        old = prices[rate] - 0.1 * (story.read[:, 1:].mean() - rate)
-        torch.testing.assert_close(charged, old * (story.read[:, 1:].mean() - rate))
-    assert prices[0.05] > 0 > prices[0.95]
-    assert "price" not in make_world().state_dict()
-
-
 def test_what_is_watched_is_about_its_own_frame():
     world = make_world().eval()
     watched = world.watch(make_batch(), dice())
@@ -309,7 +293,6 @@ def test_a_window_of_another_length_is_refused():
         {"max_segment": 0},
         {"obs_std": 0.0},
         {"coins": -1},
-        {"rate": 1.0},
     ],
 )
 def test_impossible_settings_are_refused(settings):
