@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reverie.nets.fast.clusters import norm as clusters
 from reverie.nets.fast.launch import can_launch, programs
 from reverie.nets.fast.sums import add_up
 from reverie.nets.residual import EPS, GROUPS
@@ -120,12 +121,14 @@ def convolve_back(grad: Tensor, x: Tensor, weight: Tensor, of_input: bool) -> Te
 class Sizes:
     """How a batch of maps is shared among programs."""
 
-    def __init__(self, x: Tensor, tall: int | None = None):
+    def __init__(
+        self, x: Tensor, tall: int | None = None, per_processor: int = PER_PROCESSOR
+    ):
         self.rows, height, width, self.channels = x.shape
         self.pixels = height * width
         self.tall = tall or max(1, TILE // self.channels)
         tiles = triton.cdiv(self.pixels, self.tall)
-        wanted = programs(x.device, self.rows * tiles, PER_PROCESSOR)
+        wanted = programs(x.device, self.rows * tiles, per_processor)
         # a power of two, so that few kinds of kernels have to be built
         parts = triton.next_power_of_2(triton.cdiv(wanted, self.rows))
         self.split = min(tiles, parts, MOST_PARTS)
@@ -149,6 +152,9 @@ def normalize(
     x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The activation of a map, and what the norm measured: mean and 1 / deviation."""
+    plan = clusters.plan_for(x, bias, clusters.FORWARD)
+    if plan is not None:
+        return clusters.normalize(x, bias, scale, shift, plan)
     active, groups = torch.empty_like(x), whole_groups(x)
     if groups is not None:
         stats = x.new_empty(groups.rows, 2, groups.channels, dtype=torch.float32)
@@ -189,6 +195,12 @@ def slopes(
 ) -> Slopes:
     """Go back through `conv(norm(x + bias))`; `more` is added to the gradient of x."""
     slope = convolve_back(grad, x, weight, of_input=True).contiguous()
+    plan = clusters.plan_for(x, bias, clusters.BACKWARD)
+    if plan is not None:
+        active, sums = clusters.go_back(x, bias, scale, shift, stats, slope, more, plan)
+        dweight = convolve_back(grad, active, weight, of_input=False)
+        dshift, dscale, dbias, dmore = add_up(sums)
+        return Slopes(slope, dscale, dshift, dweight, dbias, dmore)
     groups, active = whole_groups(x), torch.empty_like(x)
     if groups is not None and groups.share == 1:
         dx = torch.empty_like(x)

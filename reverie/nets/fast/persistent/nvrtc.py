@@ -110,6 +110,11 @@ def load(
     return handles
 
 
+def prepare(source: str, device: torch.device) -> None:
+    """Compile `source`, if that was not done before, for when it is loaded."""
+    _compiled(source, _architecture(device))
+
+
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "reverie" / "kernels"

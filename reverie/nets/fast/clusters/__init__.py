@@ -1,0 +1,1 @@
+"""CUDA kernels whose thread blocks work in clusters and see each other's memory."""
