@@ -38,11 +38,12 @@ MOST_TAPS = 64
 """Taps up to which a convolution counts as narrow."""
 MOST_CHANNELS = 128
 """Channels of the wide side that a program's tile has room for."""
-WARPS = 8
+WARPS = 4
 TALL = 64
 """Pixels that a program works on at a time."""
-SHORT = 32
-"""The same on the way back, where a program has to hold much more of each."""
+SHORT, MANY_PROGRAMS = 32, 16
+"""Pixels, and programs per processor, on the way back through a norm, where a program
+holds much more of each pixel."""
 MOST_STEPS = 8
 """The most times it does."""
 MOST_ENTRIES = 2**30
@@ -150,7 +151,7 @@ class _NormToFew(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, scale, shift, stats, weight, bias = ctx.saved_tensors
-        framed, sizes = _framed(grad), Sizes(x, SHORT)
+        framed, sizes = _framed(grad), Sizes(x, SHORT, MANY_PROGRAMS)
         few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
         matrix = _matrix(weight).T.contiguous()
         taps = len(matrix)

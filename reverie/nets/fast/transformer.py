@@ -22,6 +22,8 @@ from reverie.nets.transformer import Cache, Layer, Transformer
 
 MOST_TOKENS = 4
 """Tokens at a time up to which attention is worth its own kernel."""
+LEAST_BLOCK = 64
+"""Earlier tokens that a program has room for; fewer would only be more kinds of it."""
 WIDEST = 4096
 """The widest stream that one program holds a row of."""
 
@@ -85,11 +87,11 @@ def attend(
     rows, heads, longest, width = keys.shape
     new = qkv.shape[1]
     out = qkv.new_empty(rows, new, heads * width)
-    block = max(16, triton.next_power_of_2(longest))
+    block = triton.next_power_of_2(max(size, min(longest, LEAST_BLOCK), 16))
     _attend[(rows, heads)](
         *(qkv.contiguous(), keys, values, out, size, width**-0.5, longest),
         *(heads, width, new, block),
-        num_warps=4,
+        num_warps=2 if new == 1 else 4,
     )
     return out
 
