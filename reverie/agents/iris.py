@@ -327,7 +327,11 @@ class Iris:
         world = self._dream_world()
         before = segment.image[:, :-1]
         recall = nets.burn_in(before)
-        dream = nets.dream(world, segment.image, segment.action, dice, recall=recall)
+        dream = nets.dream(
+            *(world, segment.image, segment.action, dice),
+            recall=recall,
+            acts_last=False,
+        )
         view, action = dream.states, dream.actions["action"][:, :-1]
         learned = nets.loss(before, view.image, action, view.reward, view.end, recall)
         nets.update_target()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,11 +25,14 @@ from reverie.agents.returns import lambda_return
 from reverie.api import Dream, Metrics, UserError
 from reverie.nets.blocks import Linear
 from reverie.nets.dice import Dice
+from reverie.nets.lanes import beside, catch_up
 from reverie.nets.outs import MSE, Categorical, Output, SymlogTwoHot, symlog_bins
 from reverie.nets.residual import FrameConfig, FrameEncoder
 
 BINS = 255
 """Bins of two-hot values."""
+TARGET = 3
+"""The lane in which the slow copy looks at a dream; the world has those before."""
 
 
 @dataclass(frozen=True)
@@ -233,21 +237,26 @@ class PixelActorCritic(nn.Module):
         dice: Dice,
         horizon: int | None = None,
         recall: Recall | None = None,
+        acts_last: bool = True,
     ) -> Dream:
         """Act in the world from where some real frames end.
 
         `action` is what was done in each of them; the last frame's is not used.
-        `recall` is what is remembered of the frames before it, if that is known.
+        `recall` is what is remembered of the frames before it, if that is known. In
+        the last frame of the dream an action leads nowhere; it may be left out, as 0.
         """
-        net = self.online
+        net, steps = self.online, horizon or self.config.horizon
         memory: list[Recall] = [recall or self.burn_in(image[:, :-1])]
+        frames = count()
 
         def policy(view: Any) -> Tensor:
+            if next(frames) == steps and not acts_last:
+                return torch.zeros_like(view.reward, dtype=torch.int64)
             memory[0], logits = net.decide(memory[0], view.image)
             return Categorical(logits).sample(dice)
 
         state = world.begin(image, action[:, :-1])
-        return world.imagine(state, policy, horizon or self.config.horizon, dice)
+        return world.imagine(state, policy, steps, dice)
 
     @torch.no_grad()
     def burn_in(
@@ -278,11 +287,13 @@ class PixelActorCritic(nn.Module):
         none. The total is the sum of the means.
         """
         config = self.config
-        recall = recall or self.burn_in(before)
-        _, opinion = self.online(recall, image[:, :-1])
-        with torch.no_grad():
+        with torch.no_grad(), beside(image, TARGET):
             _, seen = self.target(self.burn_in(before, self.target), image)
             values = self.value(seen.value).pred()
+        recall = recall or self.burn_in(before)
+        _, opinion = self.online(recall, image[:, :-1])
+        catch_up(image, TARGET)
+        with torch.no_grad():
             done = end.float()
             never = torch.zeros_like(done)
             returns = lambda_return(

@@ -1,20 +1,39 @@
 """The actor-critic of Δ-IRIS on a GPU: what does not wait for the LSTM is done at once.
 
 The inputs of all steps are multiplied with their weights together; in the loop only the
-product with the hidden state is left, and one kernel for the gates.
+product with the hidden state is left, and one kernel for the gates. Where one frame is
+looked at, that product is made beside.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.agents.pixel_actor_critic import PixelNet, Recall
+from reverie.agents.pixel_actor_critic import TARGET, PixelNet, Recall
+from reverie.nets.lanes import beside, catch_up
+
+REMEMBER = TARGET + 1
+"""The lane of what does not wait for the frame."""
 
 
 class FastPixelNet(PixelNet):
+    def decide(
+        self, recall: Recall, image: UInt8[Tensor, "N h w c"]
+    ) -> tuple[Recall, Float[Tensor, "N A"]]:
+        if torch.is_grad_enabled():
+            return super().decide(recall, image)
+        lstm = self.lstm
+        with beside(image, REMEMBER):
+            remembered = F.linear(recall.hidden, lstm.weight_hh)
+        seen = F.linear(self.features(image), lstm.weight_ih)
+        catch_up(image, REMEMBER)
+        biases = (lstm.bias_ih, lstm.bias_hh)
+        recall = Recall(*_gates(seen, remembered, recall.cell, *biases))
+        return recall, self.actor(recall.hidden)
+
     def watch(
         self, recall: Recall, features: Float[Tensor, "N T F"]
     ) -> tuple[Recall, Float[Tensor, "N T W"]]:

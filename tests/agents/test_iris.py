@@ -13,6 +13,7 @@ from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
 from reverie.envs.catch import Catch, CatchConfig
 from reverie.envs.pool import LocalPool, PoolConfig
+from reverie.nets.dice import Dice
 from reverie.run.config import resolve
 from reverie.run.parts import rest_at_end
 
@@ -346,6 +347,24 @@ def test_dreams_follow_the_world_in_half_precision():
     assert next(agent.dreamt.parameters()).dtype == torch.bfloat16
     mine = agent.world.tokenizer.quantizer.codebook
     torch.testing.assert_close(agent.dreamt.tokenizer.quantizer.codebook, mine)
+
+
+def test_the_last_action_of_a_dream_may_be_left_out():
+    agent = make_agent()
+    segment = agent._segment(lived(agent)("actor_critic"))
+    found = [
+        agent.actor_critic.dream(
+            *(agent.world, segment.image, segment.action),
+            Dice(0, "dream", torch.device("cpu")),
+            acts_last=acts,
+        )
+        for acts in (True, False)
+    ]
+    whole, some = (dream.actions["action"] for dream in found)
+    assert whole.any()
+    assert torch.equal(some[:, :-1], whole[:, :-1])
+    assert not some[:, -1].any()
+    assert torch.equal(found[1].states.image, found[0].states.image)
 
 
 # Time

@@ -103,6 +103,18 @@ def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
     assert hidden.shape == (3, 0, plain.width)
 
 
+@torch.no_grad()
+def test_what_is_remembered_beside_decides_the_same():
+    plain = make(DEVICE).actor_critic.online
+    quick = copy.deepcopy(plain)
+    quick.__class__ = FastPixelNet
+    image = torch.randint(0, 256, (3, *make_env().obs_space["image"].shape))
+    image = image.to(DEVICE, torch.uint8)
+    start = Recall(*torch.randn(2, 3, plain.width, device=DEVICE))
+    wanted, got = (net.decide(start, image) for net in (plain, quick))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):
     monkeypatch.setattr(fast, "available", lambda device: True)
     quick = make(DEVICE, "step", "bfloat16")

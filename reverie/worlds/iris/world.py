@@ -58,8 +58,8 @@ __all__ = [
 ]
 
 
-FRAME, SEEN = range(2)
-"""Lanes in which frames are looked at, see `look`."""
+FRAME, SEEN, OUTCOME = range(3)
+"""Lanes: in two frames are looked at (see `look`), in one outcomes are foreseen."""
 
 
 class State(NamedTuple):
@@ -236,10 +236,11 @@ class IrisWorld(nn.Module):
         fed.append(dynamics.action(action, dtype))
         outputs, cache = self._feed(torch.stack(fed, 1), cache)
         at_action = outputs[:, -1]
-        reward_logits = dynamics.rewards(at_action)
-        end_logits = dynamics.ends(at_action)
-        reward = dynamics.reward(reward_logits, dice)
-        end = dice.categorical(softmax(end_logits)) == 1
+        with beside(action, OUTCOME):
+            reward_logits = dynamics.rewards(at_action)
+            end_logits = dynamics.ends(at_action)
+            reward = dynamics.reward(reward_logits, dice)
+            end = dice.categorical(softmax(end_logits)) == 1
 
         logits: list[Tensor] = [dynamics.latents(at_action)]
         tokens: list[Tensor] = []
@@ -250,6 +251,7 @@ class IrisWorld(nn.Module):
                 logits.append(dynamics.latents(outputs[:, -1]))
             tokens.append(dice.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
+        catch_up(action, OUTCOME)
         if state.seen is not None:
             catch_up(state.image, SEEN)
         image = self.tokenizer.draw(state.image, action, delta, dtype, state.seen)
