@@ -11,6 +11,7 @@ import functools
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,11 +169,13 @@ def gpu(monkeypatch):
     clusters._has_clusters.cache_clear()
 
 
-def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
-    def load(*_):
-        raise nvrtc.Unavailable("libnvrtc was not found")
+def refuse(*_):
+    raise nvrtc.Unavailable("libnvrtc was not found")
 
-    monkeypatch.setattr(nvrtc, "load", load)
+
+def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
+    monkeypatch.setattr(clusters, "_refused", [])
+    monkeypatch.setattr(nvrtc, "load", refuse)
     with pytest.warns(UserWarning, match="libnvrtc was not found"):
         assert not clusters._has_clusters(torch.device("cuda"))
     assert not clusters._has_clusters(torch.device("cuda"))
@@ -186,6 +189,7 @@ def test_smaller_gpus_take_another_way(gpu, less):
     assert not clusters._has_clusters(torch.device("cuda"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="emulates one on a CPU")
 @pytest.mark.usefixtures("on_host")
 def test_norms_and_their_gradients_take_the_plan(monkeypatch):
     plans = {(64, 32): Plan(2, 64)}
@@ -203,6 +207,26 @@ def test_norms_and_their_gradients_take_the_plan(monkeypatch):
         size = float(theirs.abs().max())
         atol = 1e-4 + 1e-2 * size  # a bias ahead of single channels has no influence
         torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=atol)
+
+
+@pytest.mark.parametrize("refuses", WAYS, ids=lambda way: way.name)
+def test_a_kernel_that_does_not_start_leaves_the_work_to_others(refuses, monkeypatch):
+    monkeypatch.setattr(clusters, "_has_clusters", lambda device: True)
+    monkeypatch.setattr(clusters, "_refused", [])
+    monkeypatch.setattr(clusters, "load", refuse)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(1, 4, 4, 32, device=device).bfloat16()
+    weight = torch.randn(32, 32, 3, 3, device=device).bfloat16()
+    norm, found = (x[0, 0, 0], *torch.rand(2, 32, device=device)), []
+    for plans in ({}, {(16, 32): Plan(1, 32)}):
+        each = {way.name: plans if way is refuses else {} for way in WAYS}
+        monkeypatch.setattr(clusters, "PLANS", each)
+        with pytest.warns(match="not found") if plans else nullcontext():
+            active, stats = group_norm.normalize(x, *norm)
+            back = group_norm.slopes(x, x, *norm, stats, weight, more=x)
+        found.append((active, stats, *back))
+    torch.testing.assert_close(found[1], found[0])
+    assert clusters.plan_for(x, None, refuses) is None
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from reverie.nets.fast.clusters import norm as clusters
 from reverie.nets.fast.launch import can_launch, programs
+from reverie.nets.fast.persistent import nvrtc
 from reverie.nets.fast.sums import add_up
 from reverie.nets.residual import EPS, GROUPS
 
@@ -154,7 +155,10 @@ def normalize(
     """The activation of a map, and what the norm measured: mean and 1 / deviation."""
     plan = clusters.plan_for(x, bias, clusters.FORWARD)
     if plan is not None:
-        return clusters.normalize(x, bias, scale, shift, plan)
+        try:
+            return clusters.normalize(x, bias, scale, shift, plan)
+        except nvrtc.Unavailable as error:
+            clusters.refuse(error)
     active, groups = torch.empty_like(x), whole_groups(x)
     if groups is not None:
         stats = x.new_empty(groups.rows, 2, groups.channels, dtype=torch.float32)
@@ -197,10 +201,15 @@ def slopes(
     slope = convolve_back(grad, x, weight, of_input=True).contiguous()
     plan = clusters.plan_for(x, bias, clusters.BACKWARD)
     if plan is not None:
-        active, sums = clusters.go_back(x, bias, scale, shift, stats, slope, more, plan)
-        dweight = convolve_back(grad, active, weight, of_input=False)
-        dshift, dscale, dbias, dmore = add_up(sums)
-        return Slopes(slope, dscale, dshift, dweight, dbias, dmore)
+        kept = (x, bias, scale, shift, stats)
+        try:
+            active, sums = clusters.go_back(*kept, slope, more, plan)
+        except nvrtc.Unavailable as error:
+            clusters.refuse(error)
+        else:
+            dweight = convolve_back(grad, active, weight, of_input=False)
+            dshift, dscale, dbias, dmore = add_up(sums)
+            return Slopes(slope, dscale, dshift, dweight, dbias, dmore)
     groups, active = whole_groups(x), torch.empty_like(x)
     if groups is not None and groups.share == 1:
         dx = torch.empty_like(x)

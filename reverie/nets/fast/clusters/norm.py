@@ -105,11 +105,14 @@ PLANS: dict[str, Plans] = {
 """The quickest that were found on an H200. On the way back through the largest maps,
 two passes over all of memory are quicker than one that has to keep so much."""
 
+_refused: list[str] = []
+"""Why a kernel did not run; from then on, others do the work."""
+
 
 def plan_for(x: Tensor, bias: Tensor | None, way: Way) -> Plan | None:
     """How to do maps such as these; None where others should."""
     kinds = {x.dtype, x.dtype if bias is None else bias.dtype}
-    if kinds != {torch.bfloat16} or not _has_clusters(x.device):
+    if kinds != {torch.bfloat16} or _refused or not _has_clusters(x.device):
         return None
     _, height, width, channels = x.shape
     return PLANS[way.name].get((height * width, channels))
@@ -134,6 +137,7 @@ def normalize(
     x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, plan: Plan
 ) -> tuple[Tensor, Tensor]:
     """The activation of a map, and what the norm measured: mean and 1 / deviation."""
+    assert scale.dtype == shift.dtype == torch.float32
     rows, height, width, channels = x.shape
     active = torch.empty_like(x)
     stats = x.new_empty(rows, 2, channels, dtype=torch.float32)
@@ -159,6 +163,7 @@ def go_back(
     They are the gradients of shift and scale, the sum of the gradient of `x`, and that
     of `more`, which is added to it. The gradient of `x` takes the place of `slope`.
     """
+    assert scale.dtype == shift.dtype == torch.float32
     rows, height, width, channels = x.shape
     active = torch.empty_like(x)
     sums = x.new_empty(rows, 4, channels, dtype=torch.float32)
@@ -217,14 +222,18 @@ def _has_clusters(device: torch.device) -> bool:
     if properties.major < 9 or properties.shared_memory_per_multiprocessor < MEMORY:
         return False
     try:
-        load(device, 64, 64, FORWARD, Plan(1, 64))
+        load(device, 1024, 128, FORWARD, PLANS["forward"][1024, 128])
         compile_ahead(device)
     except nvrtc.Unavailable as error:
-        warnings.warn(
-            f"Norms of large maps take longer than they could: {error}.", stacklevel=2
-        )
+        refuse(error)
         return False
     return True
+
+
+def refuse(error: nvrtc.Unavailable) -> None:
+    """Leave the work to others from now on, as part of a GPU may have to."""
+    _refused.append(str(error))
+    warnings.warn(f"Norms take longer than they could: {error}.", stacklevel=2)
 
 
 def _address(tensor: Tensor | None) -> int:
