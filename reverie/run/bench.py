@@ -87,8 +87,11 @@ def bench(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
     """Measure one config, print the table, write the JSON; returns what it says."""
-    with the_machine(alone=True), Bench(config, options, make_env) as subject:
-        results = subject.measure()
+    with (
+        the_machine(alone=True) as waited,
+        Bench(config, options, make_env) as subject,
+    ):
+        results = subject.measure(waited)
     print(table(results))
     return write(config, options, {"about": about(), "results": results})
 
@@ -103,6 +106,7 @@ def compare(
     quick = config if config.compile != "none" else replace(config, compile="auto")
     slow = replace(config, compile="none")
     with (
+        the_machine(alone=True),
         Bench(slow, options, make_env) as plain,
         Bench(quick, options, make_env) as fast,
     ):
@@ -180,8 +184,8 @@ class Bench:
         )
         self._closing.append(self.feed.close)
 
-    def measure(self) -> dict[str, Any]:
-        """Everything there is to say about this config."""
+    def measure(self, waited: float = 0.0) -> dict[str, Any]:
+        """Everything there is to say about this config, which waited to be alone."""
         found: dict[str, Any] = {
             "task": self.config.task,
             "agent": self.config.agent,
@@ -191,7 +195,7 @@ class Bench:
             "parameters": self.parameters(),
             "replay_on_device": self.feed.ring is not None,
         }
-        found["first_update_s"] = self.first_update()
+        found["first_update_s"] = self.first_update() - waited
         found["update_ms"] = self.update().ms
         found.update(self.memory())  # before others use any
         found["parts_ms"], found["parts_gb"] = self.parts()
@@ -363,15 +367,25 @@ class Bench:
 
 
 @contextmanager
-def the_machine(alone: bool) -> Iterator[None]:
+def the_machine(alone: bool) -> Iterator[float]:
     """Use it beside others that do, or wait until nobody does and have it alone.
 
-    Whoever measures on this machine takes part in it, in whatever process.
+    Whatever a user measures on this machine takes part in it, in whatever process.
+    Gives the seconds it had to wait.
     """
     path = Path(tempfile.gettempdir()) / f"reverie-bench-{os.getuid()}.lock"
-    with path.open("w") as lock:
+    begun = time.perf_counter()
+    try:
+        lock = path.open("w")
+    except OSError as error:
+        raise UserError(
+            f"Measurements take turns by {path}, which cannot be written "
+            f"({error.strerror}).\n"
+            "  Fix: remove it, or set TMPDIR to a folder of your own."
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        yield time.perf_counter() - begun
 
 
 def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action:

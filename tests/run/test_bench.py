@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +48,20 @@ def test_an_agent_without_parts_is_measured_as_a_whole(tmp_path, capsys):
     found = benches.bench(config, options)
     assert found["results"]["parts_ms"] == {}
     assert "sum of the parts" not in capsys.readouterr().out
+
+
+def test_waiting_for_others_is_no_part_of_the_first_update(tmp_path, monkeypatch):
+    monkeypatch.setattr(benches, "the_machine", lambda alone: nullcontext(1e6))
+    config = resolve(["debug"], flags={**FLAGS, "agent": "random"})
+    options = BenchConfig(1, 0.0, 100, output=str(tmp_path / "x.json"))
+    assert benches.bench(config, options)["results"]["first_update_s"] < 0
+
+
+def test_a_lock_that_cannot_be_taken_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(benches.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / f"reverie-bench-{os.getuid()}.lock").mkdir()
+    with pytest.raises(UserError, match="Fix: remove it"), benches.the_machine(True):
+        pass
 
 
 def test_plain_and_fast_take_turns_in_one_run(tmp_path, capsys):
