@@ -441,7 +441,8 @@ class VTA(nn.Module):
         found = self.detector(embed)
         noise = None
         if self.training:
-            found = found * (self.age > config.coins)
+            if config.coins:
+                found = found * (self.age > config.coins)
             noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
         edge = reading(mask[:, :context].detach())

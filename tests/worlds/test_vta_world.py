@@ -197,6 +197,11 @@ def test_coins_decide_about_segments_until_the_detector_does():
         assert any(bool(grad.any()) for grad in grads) == asked
 
 
+def test_without_coins_the_detector_is_asked_from_the_beginning():
+    world = make_world().train()
+    assert world.explain(make_batch(), dice()).story.found.all()
+
+
 def test_what_is_watched_is_about_its_own_frame():
     world = make_world().eval()
     watched = world.watch(make_batch(), dice())
