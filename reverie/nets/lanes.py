@@ -4,8 +4,10 @@ Small kernels leave most of a GPU idle, so what does not depend on each other ma
 well share it. Inside a CUDA graph the lanes become its branches. On other devices
 everything happens where it is written.
 
-What is made in a lane must be used before that lane is entered again, and what it reads
-be kept until its result was waited for; so no memory changes hands in between.
+What is made in a lane may be used once it was waited for, and what it reads must be
+kept until then. Entering a lane waits for all that was begun before, so that memory
+which is let go changes hands only after its last use. Work that is begun on several
+streams at once must not share a lane.
 """
 
 from __future__ import annotations
