@@ -39,20 +39,25 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=30_000, help="random steps")
     parser.add_argument("--name", default="crafter")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    scores = read_scores(args.run)
+    record(args.run, args.out, args.name, args.first)
+
+
+def record(run: Path, out: Path, name: str, first: int) -> None:
+    """Draw the curves of a run, keep its scores, and print the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    scores = read_scores(run)
     last = max((step for step, _ in scores), default=1.0)
     mean, error = RANDOM
     flat = [(0.0, mean), (last, mean)]
     title = f"Crafter, iris_crafter_short for 12 minutes; random play {mean} ± {error}"
     curves: dict[str, Curve] = {"iris": scores, "random": flat}
-    write_image(args.out / f"{args.name}.png", draw_curves(curves, title))
-    source = args.run / "scores.jsonl"
-    shutil.copyfile(source, args.out / f"{args.name}-seed0.jsonl")
-    rewards = read_rewards(args.run / "metrics.jsonl")
+    write_image(out / f"{name}.png", draw_curves(curves, title))
+    source = run / "scores.jsonl"
+    shutil.copyfile(source, out / f"{name}-seed0.jsonl")
+    rewards = read_rewards(run / "metrics.jsonl")
     picture = draw_curves(rewards, "reward per step", y_label="reward", smooth=False)
-    write_image(args.out / f"{args.name}-dreams.png", picture)
-    show(scores, args.first)
+    write_image(out / f"{name}-dreams.png", picture)
+    show(scores, first)
 
 
 def read_rewards(path: Path) -> dict[str, Curve]:

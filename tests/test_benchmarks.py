@@ -64,3 +64,23 @@ def test_a_program_says_what_it_does(name, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         load(name).main()
     assert "usage:" in capsys.readouterr().out
+
+
+def test_a_run_on_crafter_is_drawn_beside_what_its_dreams_promise(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    scores = [(500, 1.0), (900, 3.0), (1500, 4.0), (2500, 6.0)]
+    lines = [json.dumps({"step": k, "episode/score": v}) for k, v in scores]
+    (run / "scores.jsonl").write_text("\n".join(lines))
+    dreamt, collected = "train/actor_critic/dream_reward", "collect/reward_mean"
+    metrics = [{"step": 1, collected: 0.1}, {"step": 2, dreamt: 0.3, collected: 0.2}]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
+    crafter = load("iris_crafter.py")
+    rewards = crafter.read_rewards(run / "metrics.jsonl")
+    assert rewards == {"dreamt": [(2, 0.3)], "collected": [(1, 0.1), (2, 0.2)]}
+    crafter.record(run, out, "crafter", first=1000)
+    first, *tenths = capsys.readouterr().out.splitlines()
+    assert first.endswith("2.00 ± 0.71, 2 episodes")  # at random
+    assert [line.split()[4] for line in tenths] == ["4.00", "6.00"]
+    kept = sorted(path.name for path in out.iterdir())
+    assert kept == ["crafter-dreams.png", "crafter-seed0.jsonl", "crafter.png"]
