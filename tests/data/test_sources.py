@@ -92,6 +92,19 @@ def test_the_evaluation_set_is_apart_from_training():
     source.close()
 
 
+def test_smaller_pictures_of_the_balls_show_the_same_sequences():
+    full, small = make_balls(), make_balls(side=16)
+    one, two = full.batch(3), small.batch(3)
+    assert two["image"].shape == (4, 12, 16, 16, 3)
+    assert two["image"].dtype == small.obs_space["image"].dtype == np.uint8
+    assert small.obs_space["image"].shape == (16, 16, 3)
+    np.testing.assert_array_equal(one[EVENT], two[EVENT])
+    corner = one["image"][:, :, 2:4, 6:8].mean((2, 3))
+    np.testing.assert_allclose(two["image"][:, :, 1, 3], corner, atol=0.5)
+    with pytest.raises(ValueError, match="8, 16 or 32"):
+        SourceConfig(side=20)
+
+
 def test_a_chunk_smaller_than_a_batch_is_refused():
     with pytest.raises(UserError, match="holds no batch"):
         make_balls(chunk=3)

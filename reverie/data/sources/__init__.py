@@ -52,8 +52,12 @@ class SourceConfig:
     """Sequences of the evaluation set."""
     dt: float = 2.0
     """How far balls move between two frames."""
+    side: int = 32
+    """Pixels of a side of the balls' pictures; 16 or 8 are made of means."""
 
     def __post_init__(self) -> None:
+        if self.side not in (8, 16, 32):
+            raise ValueError("side must be 8, 16 or 32")
         if min(self.chunk, self.evaluation) < 1 or self.refresh < 0 or self.dt <= 0:
             raise ValueError(
                 "chunk and evaluation must be at least 1, refresh 0, and dt above 0"

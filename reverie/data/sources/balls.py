@@ -165,6 +165,15 @@ def make_sequences(
     return {"image": image, EVENT: event}
 
 
+def shrink(made: Arrays, side: int) -> Arrays:
+    """The same sequences in pictures of fewer pixels, each the mean of a square."""
+    image = made["image"]
+    if side == SIDE:
+        return made
+    squares = image.reshape(*image.shape[:2], side, SIDE // side, side, SIDE // side, 3)
+    return {**made, "image": squares.mean((3, 5)).round().astype(np.uint8)}
+
+
 def write_balls(
     folder: Path,
     train: int = 2000,
@@ -213,19 +222,20 @@ class Balls:
     loss: Literal["bernoulli", "gaussian"] = "bernoulli"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
-        self.obs_space: Spaces = {"image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256)}
+        side = config.side
+        self.obs_space: Spaces = {"image": Space(np.uint8, (side, side, 3), 0, 256)}
         self.act_space: Spaces = {}
         self.config, length = config, window.context + window.length
         self._held: Arrays | None = None
         size, refresh = config.chunk, config.refresh
 
         def make(rng: np.random.Generator, count: int) -> Arrays:
-            return make_sequences(rng, count, length, config.dt)
+            return shrink(make_sequences(rng, count, length, config.dt), side)
 
         if config.folder:
             folder = Path(config.folder).expanduser()
-            known = read_balls(folder / "train.npz", length)
-            self._held = read_balls(folder / "test.npz", length)
+            known = shrink(read_balls(folder / "train.npz", length), side)
+            self._held = shrink(read_balls(folder / "test.npz", length), side)
             size, refresh = len(known["image"]), 0
             self._chunks = Chunks(lambda *_: known, size, 0, window.batch, seed)
         else:
