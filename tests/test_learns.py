@@ -58,7 +58,6 @@ def test_catch_is_solved_in_a_world_of_segments(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="no objective tried so far finds collisions that well")
 def test_boundaries_of_bouncing_balls_beat_every_baseline(tmp_path):
     path = learn(tmp_path / "run", "vta_balls_small")
     found = measure_boundaries(path, 1000)

@@ -112,9 +112,6 @@ class VTAConfig:
     """Updates in which coins decide where segments begin, before the detector does.
     Until the upper state has learnt to tell something, no segment is worth its price,
     and a detector that is asked too early learns to find none."""
-    coin: float = 0.5
-    """How often such a coin says that one begins. What lasts is learnt to be told if
-    segments are long: at 0.25 they have four frames."""
     read_pays: bool = False
     """Let the detector know what a new segment costs the upper level. The original
     hides that from it, so its gradient is not that of the bound."""
@@ -134,8 +131,8 @@ class VTAConfig:
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
-        if self.coins < 0 or not 0 < self.coin < 1:
-            raise ValueError("coins must be at least 0, coin between 0 and 1")
+        if self.coins < 0:
+            raise ValueError("coins must be at least 0")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
@@ -445,9 +442,7 @@ class VTA(nn.Module):
         noise = None
         if self.training:
             if config.coins:
-                odds = math.log(config.coin / (1 - config.coin))
-                coin = F.pad(torch.full_like(found[..., :1], odds), (0, 1))
-                found = torch.where(self.age > config.coins, found, coin)
+                found = found * (self.age > config.coins)
             noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
         edge = reading(mask[:, :context].detach())
