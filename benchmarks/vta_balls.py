@@ -18,35 +18,36 @@ from pathlib import Path
 
 REVERIE = [sys.executable, "-m", "reverie.cli"]
 FREE = {"max_segments": 20, "max_segment": 20}
-STILL = {"still": True, "read_pays": True, "coins": 2000, **FREE}
-WAYS = {
-    "original": {},
-    "pays": {"read_pays": True, **FREE},
-    "hidden": {**STILL, "read_pays": False},
-    "asked": {**STILL, "coins": 0},
-    "still": STILL,
-    "still_1.5": {**STILL, "abs_scale": 1.5},
-    "still_2": {**STILL, "abs_scale": 2},
-    "still_3": {**STILL, "abs_scale": 3},
+STILL = ["vta_still"]
+WAYS: dict[str, tuple[list[str], dict[str, object]]] = {
+    "original": ([], {}),
+    "pays": ([], {"read_pays": True, **FREE}),
+    "hidden": (STILL, {"read_pays": False}),
+    "asked": (STILL, {"coins": 0}),
+    "still_1": (STILL, {"abs_scale": 1}),
+    "still_1.5": (STILL, {"abs_scale": 1.5}),
+    "still_2": (STILL, {}),
+    "still_3": (STILL, {"abs_scale": 3}),
 }
+"""Blocks beside `vta_balls`, and settings of `watcher.vta`, by name."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="*", default=["original", "still_2"])
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--anneal", type=float, default=5.0)
     parser.add_argument("--out", type=Path, default=Path("logdir/balls"))
     parser.add_argument("--sequences", type=int, default=1024)
     args, more = parser.parse_known_args()
     runs = {}
     for way in args.ways:
-        flags = [f"--watcher.vta.{key}={value}" for key, value in WAYS[way].items()]
+        blocks, settings = WAYS[way]
+        flags = [f"--watcher.vta.{key}={value}" for key, value in settings.items()]
         place = args.out / way
         place.parent.mkdir(parents=True, exist_ok=True)
-        command = [*REVERIE, "train", "--configs", "vta_balls", *flags]
-        command += [f"--watcher.vta.anneal={args.anneal}", "--run.steps=10000000"]
-        command += ["--run.report_every=60", "--run.log_every=30", *more]
+        command = [*REVERIE, "train", "--configs", "vta_balls", *blocks, *flags]
+        command += ["--run.steps=10000000", "--run.report_every=60"]
+        command += ["--run.log_every=30", *more]
         command += [f"--logdir={place}", "--logger.outputs", "jsonl", "media"]
         log = (args.out / f"{way}.log").open("w")
         runs[way] = subprocess.Popen(command, stdout=log, stderr=log)
