@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 import torch
@@ -190,20 +192,25 @@ def test_in_half_precision_the_last_layer_is_one_kernel():
 def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):
     """In half precision the twin must be as close to the truth as the plain part is.
 
-    But for half the rounding of one number: biases have a few entries only, and then
-    which of the two is closer is a matter of chance.
+    On average: biases have a few entries only, and which of the two is closer to them
+    in a single batch is a matter of chance.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     spaces = {"image": image(64, 64, 3)}
     plain, fast = twins(spaces, DecoderConfig(depth=depth, units=256), 2048)
-    inputs, target = latents(2048, 32), recorded(spaces, 32)
-    exact, same = (results(net, *inputs, target) for net in (plain, fast))
-    assert max(apart(exact, same)) < 1e-4
-    for dtype in (torch.bfloat16, torch.float16):
-        halves = [x.to(dtype) for x in inputs]
-        theirs, mine = (results(net, *halves, target) for net in (plain, fast))
-        for loss, gain in zip(apart(exact, mine), apart(exact, theirs), strict=True):
-            assert loss < 1.3 * gain + torch.finfo(dtype).eps / 2
+    losses, gains = defaultdict(list), defaultdict(list)
+    for _ in range(3):
+        inputs, target = latents(2048, 32), recorded(spaces, 32)
+        exact, same = (results(net, *inputs, target) for net in (plain, fast))
+        assert max(apart(exact, same)) < 1e-4
+        for dtype in (torch.bfloat16, torch.float16):
+            halves = [x.to(dtype) for x in inputs]
+            theirs, mine = (results(net, *halves, target) for net in (plain, fast))
+            losses[dtype].append(apart(exact, mine))
+            gains[dtype].append(apart(exact, theirs))
+    for dtype, slack in ((torch.bfloat16, 1e-3), (torch.float16, 4.8e-4)):
+        mean = torch.tensor(losses[dtype]).mean(0), torch.tensor(gains[dtype]).mean(0)
+        assert (mean[0] < 1.3 * mean[1] + slack).all()
 
 
 def apart(truth: list[Tensor], guess: list[Tensor]) -> list[float]:
