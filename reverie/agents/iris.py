@@ -328,7 +328,10 @@ class Iris:
         before = segment.image[:, :-1]
         recall = nets.burn_in(before)
         dream = nets.dream(
-            *(world, segment.image, segment.action, dice),
+            world,
+            segment.image,
+            segment.action,
+            dice,
             recall=recall,
             acts_last=False,
         )

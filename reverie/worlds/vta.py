@@ -111,7 +111,7 @@ class VTAConfig:
     coins: int = 0
     """Updates in which coins decide where segments begin, before the detector does.
     Until the upper state has learnt to tell something, no segment is worth its price,
-    and a detector that is asked too early learns to find none."""
+    and a detector that is asked too early learns to find none, or each frame."""
     read_pays: bool = False
     """Let the detector know what a new segment costs the upper level. The original
     hides that from it, so its gradient is not that of the bound."""
