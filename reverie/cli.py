@@ -228,9 +228,9 @@ def _eval(arguments: list[str]) -> int:
     from reverie.run.checkpoint import locate
     from reverie.run.evaluate import FAILURES, evaluate
     from reverie.run.folder import home_of, read_config
-    from reverie.run.measure import in_words, measure_boundaries
+    from reverie.run.measure import compare_boundaries, in_words, measure_boundaries
 
-    settings = _settings(arguments, places=1)
+    settings = _settings(arguments, places=2)
     if not settings.places:
         raise UserError("Which run?\n  Fix: reverie eval LOGDIR")
     episodes = _whole(settings, "episodes", 100)
@@ -245,6 +245,19 @@ def _eval(arguments: list[str]) -> int:
         )
     logdir = Path(settings.places[0])
     config = read_config(home_of(locate(logdir)))
+    if len(settings.places) > 1:
+        if not is_source(config.task):
+            raise UserError(
+                f"{logdir} is evaluated by itself: only boundaries of runs that watch "
+                f"are compared.\n  Fix: reverie eval {logdir}"
+            )
+        found = compare_boundaries(logdir, Path(settings.places[1]), episodes)
+        print(
+            f"Boundaries agree to {found['agreement']:.3f} (Cohen's kappa: 1 is "
+            f"always, 0 as by chance) in {episodes} fresh sequences; they begin at "
+            "{:.3f} and {:.3f} of all frames.".format(*found["rates"])
+        )
+        return 0
     if config.offline.data and "task" not in dict(settings.flags):
         print(judge.in_words(judge.judge_run(logdir, settings.flags)))
         return 0

@@ -85,6 +85,17 @@ def _or_zero(counts: Match) -> float:
     return 0.0 if counts.events and not counts.matched else counts.f1
 
 
+def agreement(one: Marks, other: Marks) -> float:
+    """Cohen's kappa of two detectors: 1 if they always agree, 0 if as by chance.
+
+    It takes no events. Detectors that find a boundary always, or never, have nothing
+    to agree about (0).
+    """
+    same, (a, b) = float((one == other).mean()), (one.mean(), other.mean())
+    chance = float(a * b + (1 - a) * (1 - b))
+    return (same - chance) / (1 - chance) if chance < 1 else 0.0
+
+
 def segment_statistics(boundaries: Marks) -> Metrics:
     """How many segments a sequence has, and how long they are.
 

@@ -1,4 +1,8 @@
-"""Measure how well the boundaries of a watched world agree with the true events."""
+"""Measure how well the boundaries of a watched world agree with the true events.
+
+Where there are none, or where none may be looked at, two runs that differ in nothing
+but their seed say something too: boundaries that are about the data are found by both.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from reverie.agents import boundary_metrics
+from reverie.api import UserError
 from reverie.run import checkpoint
 from reverie.run.folder import home_of
 from reverie.run.watch import load_watcher
@@ -44,6 +50,31 @@ def measure_boundaries(logdir: Path, sequences: int = 1000) -> dict[str, Any]:
     with contextlib.suppress(PermissionError):  # somebody else's run may be measured
         checkpoint.replace_file(home_of(path) / "boundaries.json", data)
     return result
+
+
+def compare_boundaries(
+    logdir: Path, other: Path, sequences: int = 1000
+) -> dict[str, Any]:
+    """How far two runs agree, on sequences that are fresh to the first; no labels."""
+    _, agent, feed = load_watcher(logdir, FRESH, evaluation=sequences)
+    try:
+        data = feed("report")
+    finally:
+        feed.close()
+    _, another, unused = load_watcher(other, FRESH, evaluation=1)
+    unused.close()
+    watchers: list[Any] = [agent, another]
+    if len({(w.config.vta.context, w.config.vta.length) for w in watchers}) > 1:
+        raise UserError(
+            f"{logdir} and {other} look at windows of different lengths.\n"
+            "  Fix: compare runs with the same watcher.vta.context and length."
+        )
+    found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
+    return {
+        "sequences": sequences,
+        "agreement": boundary_metrics.agreement(*found),
+        "rates": [float(marks.mean()) for marks in found],
+    }
 
 
 def in_words(result: dict[str, Any]) -> str:

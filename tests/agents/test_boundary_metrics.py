@@ -43,6 +43,17 @@ def test_a_silent_detector_has_f1_zero_and_no_events_have_none():
     assert np.isnan(metrics.scores(nothing, EVENTS)["exact/f1"])
 
 
+def test_detectors_agree_beyond_chance_or_have_nothing_to_agree_about():
+    assert metrics.agreement(EVENTS, EVENTS) == pytest.approx(1)
+    # 16 frames, 3 and 2 marks, one of them in common: 13 agree, 11.75 by chance
+    other = marks("..x.x...", "........")
+    assert metrics.agreement(EVENTS, other) == pytest.approx((13 - 11.75) / 4.25)
+    every = np.ones_like(EVENTS)
+    assert metrics.agreement(EVENTS, every) == pytest.approx(0)
+    assert metrics.agreement(every, every) == 0
+    assert metrics.agreement(~every, ~every) == 0
+
+
 def test_segments_are_counted_from_the_first_frame():
     found = metrics.segment_statistics(marks("..x..x..", "........"))
     assert found["count"] == 2  # three and one

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from reverie import cli
+from reverie.agents.watcher import Watcher
 from reverie.api import UserError
 from reverie.data import sources
 from reverie.data.sources import EVENT
 from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint
 from reverie.run.config import resolve
+from reverie.run.measure import compare_boundaries
 from reverie.run.train import train
 from reverie.run.view import view_boundaries
 from reverie.run.watch import Watch, load_watcher
@@ -238,12 +242,40 @@ def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, c
     fresh.close()
 
 
-def test_runs_that_act_have_no_sequences_to_show(tmp_path):
+def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
+    run, tmp_path, capsys, monkeypatch
+):
+    other = train(settings(tmp_path / "other", seed=1))
+    few = train(settings(tmp_path / "few", **{"watcher.batch_size": 2}))
+    longer = train(settings(tmp_path / "longer", **{"watcher.vta.length": 5}))
+    seen = []
+
+    def watch(self, data):
+        """One that marks some sequences, whichever they are."""
+        seen.append(data["image"])
+        marks = torch.zeros(len(data["image"]), 4, dtype=torch.bool)
+        marks[self.config.batch_size :, 2] = True
+        return SimpleNamespace(read=marks)
+
+    monkeypatch.setattr(Watcher, "watch", watch)
+    assert cli.main(["eval", str(run), str(other), "--episodes", "6"]) == 0
+    assert "agree to 1.000" in capsys.readouterr().out
+    torch.testing.assert_close(*seen, rtol=0, atol=0)
+    found = compare_boundaries(run, few, 6)
+    assert found["rates"] == pytest.approx([3 / 18, 4 / 18])
+    assert 0 < found["agreement"] < 1
+    assert cli.main(["eval", str(run), str(longer)]) == 2
+    assert "windows of different lengths" in capsys.readouterr().err
+
+
+def test_runs_that_act_have_no_sequences_to_show(tmp_path, capsys):
     flags = {"run.steps": 4, "run.envs": 2, "logger.outputs": "jsonl"}
     config = resolve(["random"], flags={"logdir": str(tmp_path / "run"), **flags})
     path = train(config)
     with pytest.raises(UserError, match="by acting"):
         load_watcher(path)
+    assert cli.main(["eval", str(path), str(path)]) == 2
+    assert "evaluated by itself" in capsys.readouterr().err
 
 
 # Making data
