@@ -25,14 +25,14 @@ from reverie.agents.returns import lambda_return
 from reverie.api import Dream, Metrics, UserError
 from reverie.nets.blocks import Linear
 from reverie.nets.dice import Dice
-from reverie.nets.lanes import beside, catch_up
+from reverie.nets.lanes import Lane, beside, catch_up
 from reverie.nets.outs import MSE, Categorical, Output, SymlogTwoHot, symlog_bins
 from reverie.nets.residual import FrameConfig, FrameEncoder
 
 BINS = 255
 """Bins of two-hot values."""
-TARGET = 3
-"""The lane in which the slow copy looks at a dream; the world has those before."""
+TARGET = Lane("target")
+"""The lane in which the slow copy looks at a dream."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.agents.pixel_actor_critic import TARGET, PixelNet, Recall
-from reverie.nets.lanes import beside, catch_up
+from reverie.agents.pixel_actor_critic import PixelNet, Recall
+from reverie.nets.lanes import Lane, beside, catch_up
 
-REMEMBER = TARGET + 1
+REMEMBER = Lane("remember", hurry=2)
 """The lane of what does not wait for the frame."""
 
 

@@ -8,6 +8,9 @@ What is made in a lane may be used once it was waited for, and what it reads mus
 kept until then. Entering a lane waits for all that was begun before, so that memory
 which is let go changes hands only after its last use. Work that is begun on several
 streams at once must not share a lane.
+
+Where everything wants the GPU at once, the main stream of a graph comes first, then
+lanes by their `hurry`: what nobody waits for soon fills the gaps.
 """
 
 from __future__ import annotations
@@ -15,14 +18,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+FIRST = -3
+"""The priority of a graph's main stream; lower numbers come first."""
+
+
+class Lane(NamedTuple):
+    """A stream of work, by name."""
+
+    name: str
+    hurry: int = 0  # up to 2: how soon its result is wanted
+
 
 @contextmanager
-def beside(like: Tensor, lane: int) -> Iterator[None]:
+def beside(like: Tensor, lane: Lane) -> Iterator[None]:
     """Do what follows in a lane, after all that was begun on this stream."""
     if like.device.type != "cuda":
         yield
@@ -33,12 +46,12 @@ def beside(like: Tensor, lane: int) -> Iterator[None]:
         yield
 
 
-def catch_up(like: Tensor, lane: int) -> None:
+def catch_up(like: Tensor, lane: Lane) -> None:
     """Let this stream go on only after what was begun in a lane."""
     if like.device.type == "cuda":
         torch.cuda.current_stream(like.device).wait_stream(_stream(like.device, lane))
 
 
 @functools.cache
-def _stream(device: torch.device, lane: int) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, lane: Lane) -> Any:
+    return torch.cuda.Stream(device, -lane.hurry)  # type: ignore[no-untyped-call]

@@ -9,6 +9,8 @@ import torch
 
 from reverie.nets import lanes
 
+SLOW, QUICK = lanes.Lane("slow"), lanes.Lane("quick", hurry=2)
+
 
 class OnGPU(torch.Tensor):
     device = torch.device("cuda")
@@ -27,13 +29,16 @@ def notes(monkeypatch):
     notes: list[str] = []
     here, made = [Stream("main", notes)], iter("abc")
 
+    def make(_, priority):
+        return Stream(f"{next(made)}{-priority or ''}", notes)
+
     @contextmanager
     def on(stream):
         here.append(stream)
         yield
         here.pop()
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(next(made), notes))
+    monkeypatch.setattr(torch.cuda, "Stream", make)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     lanes._stream.cache_clear()
@@ -43,25 +48,25 @@ def notes(monkeypatch):
 
 def test_a_lane_begins_after_what_was_before_and_is_waited_for(notes):
     like = torch.zeros(1).as_subclass(OnGPU)
-    with lanes.beside(like, 0):
+    with lanes.beside(like, SLOW):
         notes("works")
     notes("works")
-    lanes.catch_up(like, 0)
-    with lanes.beside(like, 1):
+    lanes.catch_up(like, SLOW)
+    with lanes.beside(like, QUICK):
         notes("works")
     assert [note for note in notes() if note] == [
         "a waits for main",
         "a works",
         "main works",
         "main waits for a",
-        "b waits for main",
-        "b works",
+        "b2 waits for main",
+        "b2 works",
     ]
 
 
 def test_elsewhere_everything_happens_where_it_is_written(notes):
     like = torch.zeros(1)
-    with lanes.beside(like, 0):
+    with lanes.beside(like, SLOW):
         notes("works")
-    lanes.catch_up(like, 0)
+    lanes.catch_up(like, SLOW)
     assert [note for note in notes() if note] == ["main works"]

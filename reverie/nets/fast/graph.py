@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reverie.nets.lanes import FIRST
 from reverie.nets.tree import leaves, map1, map2
 
 WARM_UP = 2
@@ -84,7 +85,7 @@ class Recording:
         # Products keep scratch memory for every stream: graphs recorded on the same one
         # would share it, and could not be replayed side by side. Other threads (a
         # prefetching feed) may allocate and copy meanwhile.
-        own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        own = torch.cuda.Stream(priority=FIRST)  # type: ignore[no-untyped-call]
         with torch.cuda.graph(
             self.graph, stream=own, capture_error_mode="thread_local"
         ):

@@ -19,10 +19,14 @@ from torch import Tensor, nn
 
 from reverie.api import UserError, WorldLoss
 from reverie.nets.dice import Dice
+from reverie.nets.lanes import Lane, beside, catch_up
 from reverie.nets.residual import FrameConfig, FrameDecoder, FrameEncoder
 from reverie.nets.transformer import Embedding
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig
 from reverie.worlds.iris.segment import Segment, mean_where, pixels, to_bytes
+
+SEEN = Lane("seen")
+"""The lane in which a frame is looked at for the decoder."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,12 @@ class Tokenizer(nn.Module):
         before = segment.image[:, :-1].flatten(0, 1)
         after = segment.image[:, 1:].flatten(0, 1)
         action = segment.action[:, :-1].flatten()
+        with beside(before, SEEN):
+            seen = self.see(before, dtype)
         q = self.quantizer(self.encode(before, action, after, dtype))
-        wrong = pixels(after, torch.float32) - self.decode(before, action, q.features)
+        catch_up(before, SEEN)
+        drawn = self.decode(before, action, q.features, seen)
+        wrong = pixels(after, torch.float32) - drawn
         wrong = wrong.flatten(1)
         square = wrong.square()
         real = segment.real[:, :-1] & segment.real[:, 1:]

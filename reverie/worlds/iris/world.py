@@ -39,13 +39,13 @@ from torch import Tensor, nn
 from reverie.api import Dream, Obs, Space, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.dice import Dice
-from reverie.nets.lanes import beside, catch_up
+from reverie.nets.lanes import Lane, beside, catch_up
 from reverie.nets.outs import softmax
 from reverie.nets.residual import recompute
 from reverie.nets.transformer import Cache, Embedding
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
 from reverie.worlds.iris.segment import Segment, pixels
-from reverie.worlds.iris.tokenizer import Tokenizer, TokenizerConfig
+from reverie.worlds.iris.tokenizer import SEEN, Tokenizer, TokenizerConfig
 
 __all__ = [
     "DynamicsConfig",
@@ -58,8 +58,8 @@ __all__ = [
 ]
 
 
-FRAME, SEEN, OUTCOME = range(3)
-"""Lanes: in two frames are looked at (see `look`), in one outcomes are foreseen."""
+FRAME, OUTCOME = Lane("frame", hurry=1), Lane("outcome")
+"""Lanes: in one a frame is looked at (see `look`), in one outcomes are foreseen."""
 
 
 class State(NamedTuple):
