@@ -21,7 +21,7 @@ constexpr int WEIGHTS = 9 * CHANNELS * CHUNKS;
 constexpr int OWN = 64;  // pixels of a warp
 static_assert(PARTS * TALL == HEIGHT && ACROSS * 16 == WIDTH && TALL % 4 == 0, "");
 static_assert(WARPS == TALL / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
-static_assert(LOADS * THREADS == (TALL + 2) * WIDTH * CHUNKS, "");
+static_assert(LOADS * THREADS == (TALL + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
 static_assert(HALVES == 1 || HALVES == 2, "");
 
 struct Arguments {
@@ -115,6 +115,8 @@ DEVICE void measure(const uint4 (&mine)[8], Room& room, const Place& place, floa
 KERNEL measure_parts(Arguments a) {
   ROOM(Room);
   const Place place;
+  let_next_come();
+  await_last();
   uint4 mine[8];
   UNROLL for (int p = 0; p < 8; p++) mine[p] = load4(a.x + place.at(p));
   measure(mine, room, place, a.found);
@@ -205,16 +207,17 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Place& place
   const u32 lane = place.lane;
   const u32 pixel = place.line * PITCH + place.column + lane % 16;
   const u32 unit = place.half * 32 + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2;
-  UNROLL for (u32 dx = 0; dx < 3; dx++) {
-    UNROLL for (u32 k = 0; k < CHUNKS; k += 2) {
-      u32 b[3][2][4], input[4];
+  UNROLL for (u32 k = 0; k < CHUNKS; k += 2) {
+    const uint4* const from = weights + weight_at(unit, 0, k + lane / 8 % 2);
+    UNROLL for (u32 dx = 0; dx < 3; dx++) {
+      const uint4* const line = tile + tile_at(pixel + dx, k + lane / 16);
+      u32 b[3][2][4], input[4];  // all lines, and units 4 apart, have chunks alike
       UNROLL for (u32 dy = 0; dy < 3; dy++) {
         UNROLL for (u32 n = 0; n < 2; n++)
-          collect(b[dy][n],
-                  weights + weight_at(unit + n * 4, dy * 3 + dx, k + lane / 8 % 2));
+          collect(b[dy][n], from + (n * 4 * 9 + dy * 3 + dx) * CHUNKS);
       }
       UNROLL for (int y = 0; y < 6; y++) {
-        collect(input, tile + tile_at(pixel + y * PITCH + dx, k + lane / 16));
+        collect(input, line + y * PITCH * CHUNKS);
         UNROLL for (int dy = 0; dy < 3; dy++) {
           if (y - dy < 0 || y - dy > 3) continue;
           UNROLL for (int n = 0; n < 4; n++)
@@ -229,11 +232,13 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Place& place
 KERNEL convolve(Arguments a) {
   ROOM(Room);
   const Place place;
+  let_next_come();
   uint4 *const weights = data, *const tile = data + WEIGHTS;
   for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
     const u32 row = i / CHUNKS;
     send(weights + weight_at(row / 9, row % 9, i % CHUNKS), a.weight + i * 8);
   }
+  await_last();  // up to here, nothing was read that other kernels write
   fill(tile, a, room, place);
   await_sent();
   meet_block();

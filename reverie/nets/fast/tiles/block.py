@@ -25,6 +25,9 @@ from reverie.nets.residual import EPS, GROUPS
 
 LINES, COLUMNS, UNITS = 4, 16, 32
 """What a warp makes: pixels down and across, and channels."""
+EARLY = False
+"""Whether kernels of a block begin, with the weights, before the one before has ended.
+"""
 ALIGNED = 16
 """Bytes that are read at once."""
 THREADS = 512
@@ -169,13 +172,13 @@ def _forward(
         **{"weight": weight0, "sums": sums[0], "stats": stats[0]},
         **{"found": sums[1], "out": middle},
     )
-    convolve(to_middle, blocks, early=False)
+    convolve(to_middle, blocks, early=EARLY)
     to_end = _arguments(
         **{"x": middle, "bias": bias0, "scale": scale1, "shift": shift1},
         **{"weight": weight1, "sums": sums[1], "stats": stats[1]},
         **{"beside": x, "last": last, "out": y},
     )
-    convolve(to_end, blocks, early=False)
+    convolve(to_end, blocks, early=EARLY)
     return Block(y, stats[0], middle, stats[1])
 
 

@@ -1,4 +1,10 @@
-// What tiles ask of the machine besides: copies on their way, and products of matrices.
+// What tiles ask of the machine besides: kernels that begin before the last one ends,
+// copies on their way, and products of matrices.
+
+DEVICE void let_next_come() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+DEVICE void await_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 DEVICE void send(uint4* shared, const u16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(shared)),
