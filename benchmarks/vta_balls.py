@@ -58,8 +58,8 @@ def main() -> None:
         command += ["--run.steps=10000000", "--run.report_every=60"]
         command += ["--run.log_every=30", f"--seed={seed}", *more]
         command += [f"--logdir={place}", "--logger.outputs", "jsonl", "media"]
-        log = Path(f"{place}.log").open("w")
-        runs.append(subprocess.Popen(command, stdout=log, stderr=log))
+        with Path(f"{place}.log").open("w") as log:
+            runs.append(subprocess.Popen(command, stdout=log, stderr=log))
     time.sleep(60 * args.minutes)
     for run in runs:
         run.terminate()  # it saves itself
