@@ -117,8 +117,8 @@ def understand(words: list[str]) -> None:
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
-        settings = _settings(rest, places=1)
-        assert len(settings.places) == 1 or not rest
+        settings = _settings(rest, places=2 if name == "eval" else 1)
+        assert settings.places or not rest
         settings.take("episodes", "100")
         settings.take("videos", "0")
         settings.take("failures", "10")
