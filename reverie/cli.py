@@ -631,7 +631,8 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(
         _eval,
         "LOGDIR [--episodes 100] [--videos 0] [--failures 10] [--task TASK]\n"
-        "    [--SETTING VALUE ...]",
+        "    [--SETTING VALUE ...]\n"
+        "reverie eval LOGDIR OTHER [--episodes 100]   compares boundaries",
         "measure a trained agent; one of recordings by them, or in a task",
         settings=False,
     ),
