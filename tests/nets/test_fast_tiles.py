@@ -29,25 +29,31 @@ from reverie.nets.fast.tiles.block import Plan, Size
 from reverie.nets.residual import EPS, GROUPS, Residual
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-SMALL = {Size(8, 16, 32): Plan(4), Size(8, 16, 64): Plan(8)}
+SMALL = {
+    Size(8, 16, 32): Plan(4),
+    Size(8, 16, 64): Plan(8),
+    Size(24, 16, 32): Plan(8, whole=True),
+}
 TAIL = """
 static Arguments given;
-extern "C" int run_%(name)s(Arguments* a, int grid, int bytes, bool backwards) {
-  given = *a;
-  return launch([] { %(name)s(given); }, grid, bytes, backwards);
-}
+#define RUN(name)                                                                    \\
+  extern "C" int run_##name(Arguments* a, int grid, int room, int bytes, bool back) { \\
+    given = *a;                                                                      \\
+    return launch([] { name(given); }, grid, room, bytes, back);                     \\
+  }
 """
 
 
 class HostKernel:
     """What a test puts in the place of a kernel on a GPU."""
 
-    def __init__(self, function, shared):
-        self.function, self.shared = function, shared
-        self.backwards = False
+    backwards = False
+
+    def __init__(self, function, room, shared):
+        self.function, self.sizes = function, (room, shared)
 
     def __call__(self, arguments, blocks, early):
-        given = (ctypes.byref(arguments), blocks, self.shared, self.backwards)
+        given = (ctypes.byref(arguments), blocks, *self.sizes, self.backwards)
         assert self.function(*given) == 0, "outside of memory, or in the same bank"
 
 
@@ -61,17 +67,16 @@ def on_host(folder, size, plan):
         source = source.replace(text, "")
     host = Path(__file__).with_name("tile_machine.h").read_text()
     at = source.index("//")  # after the sizes
-    tails = [TAIL % {"name": name} for name in ("measure_parts", "convolve")]
-    tails[1] = tails[1].replace("static Arguments given;", "")
-    path = folder / f"tiles-{'-'.join(map(str, size))}.cpp"
-    path.write_text("".join([source[:at], host, source[at:], *tails]))
+    runs = "".join(f"RUN({name})\n" for name in tiles.names(plan))
+    path = folder / f"tiles-{'-'.join(map(str, (*size, *plan)))}.cpp"
+    path.write_text("".join([source[:at], host, source[at:], TAIL, runs]))
     library = path.with_suffix(".so")
     flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
     subprocess.run([COMPILER, *flags, path, "-o", library], check=True)
     built = ctypes.CDLL(str(library))
     return [
-        HostKernel(built.run_measure_parts, 0),
-        HostKernel(built.run_convolve, plan.shared(size)),
+        HostKernel(getattr(built, f"run_{name}"), plan.room(size), plan.shared(size))
+        for name in tiles.names(plan)
     ]
 
 
@@ -153,7 +158,13 @@ def compare(net, x, first):
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("size", "bias"),
-    [(Size(8, 16, 32), True), (Size(8, 16, 32), False), (Size(8, 16, 64), True)],
+    [
+        (Size(8, 16, 32), True),
+        (Size(8, 16, 32), False),
+        (Size(8, 16, 64), True),
+        (Size(24, 16, 32), True),
+        (Size(24, 16, 32), False),
+    ],
 )
 def test_the_source_does_what_a_block_does(size, bias):
     x = (2 * torch.randn(2, *size) + 3 * torch.randn(size.channels)).bfloat16()
@@ -161,31 +172,33 @@ def test_the_source_does_what_a_block_does(size, bias):
     compare(make(size.channels), x, first)
 
 
+IN_WAYS = pytest.mark.parametrize(
+    "size", [Size(8, 16, 32), Size(24, 16, 32)], ids=["in steps", "as a whole"]
+)
+
+
+@IN_WAYS
 @pytest.mark.usefixtures("emulated")
-def test_the_order_of_threads_is_of_no_influence(folder):
-    size, net = Size(8, 16, 32), make(32)
-    x, given = torch.randn(1, *size).bfloat16(), parts(net, None)
+def test_the_order_of_threads_is_of_no_influence(size, monkeypatch):
+    x, given = torch.randn(1, *size).bfloat16(), parts(make(32), None)
     forth = tiles.forward(x, *given)
-    kernels = on_host(folder, size, SMALL[size])
-    for kernel in kernels:
-        kernel.backwards = True
-    back = tiles.forward(x, *given)
-    for kernel in kernels:
-        kernel.backwards = False
-    torch.testing.assert_close(back, forth, rtol=0, atol=0)
+    monkeypatch.setattr(HostKernel, "backwards", True)
+    torch.testing.assert_close(tiles.forward(x, *given), forth, rtol=0, atol=0)
 
 
+@IN_WAYS
 @pytest.mark.usefixtures("emulated")
-def test_almost_constant_maps_keep_their_variance():
-    x = torch.full((1, 8, 16, 32), 300.0).bfloat16()
+def test_almost_constant_maps_keep_their_variance(size):
+    x = torch.full((1, *size), 300.0).bfloat16()
     x[0, 5, 3] += 2
     found = tiles.forward(x, *parts(make(32), None))
     torch.testing.assert_close(found.stats0.double(), measured(x), rtol=1e-5, atol=1e-5)
 
 
+@IN_WAYS
 @pytest.mark.usefixtures("emulated")
-def test_the_norms_are_those_of_the_other_way():
-    x, given = torch.randn(2, 8, 16, 32).bfloat16(), parts(make(32), None)
+def test_the_norms_are_those_of_the_other_way(size):
+    x, given = torch.randn(2, *size).bfloat16(), parts(make(32), None)
     found = tiles.forward(x, *given)
     _, stats = group_norm.normalize(x, None, *given[1:3])
     torch.testing.assert_close(found.stats0, stats, rtol=1e-5, atol=1e-5)
@@ -219,11 +232,14 @@ def test_blocks_and_their_gradients_take_the_plan(monkeypatch):
     check_both(both_ways(monkeypatch, make(32), x, first, SMALL))
 
 
-def test_arguments_are_laid_out_as_in_the_source():
-    source = tiles.source(Size(8, 16, 32), Plan(4))
+@pytest.mark.parametrize(
+    ("plan", "kind"), [(Plan(8), tiles._Step), (Plan(8, whole=True), tiles._Whole)]
+)
+def test_arguments_are_laid_out_as_in_the_source(plan, kind):
+    source = tiles.source(Size(24, 16, 32), plan)
     body = re.search(r"struct Arguments {(.*?)};", source, re.S)[1]
     members = re.findall(r"(\w+)\s*[,;]", re.sub(r"//.*", "", body))
-    assert [key for key, _ in tiles._Arguments._fields_] == members
+    assert [key for key, _ in kind._fields_] == members
 
 
 def test_every_plan_fits_its_maps():
@@ -242,10 +258,14 @@ def test_every_plan_fits_its_maps():
         (Size(64, 64, 32), Plan(2)),
         (Size(64, 64, 64), Plan(16)),  # too many threads
         (Size(64, 128, 32), Plan(16)),
+        (Size(64, 64, 32), Plan(4, whole=True)),
+        (Size(64, 64, 64), Plan(8, whole=True)),
+        (Size(128, 16, 32), Plan(8, whole=True)),  # of too many blocks
     ],
 )
 def test_what_does_not_divide_or_has_no_room_fits_no_plan(size, plan):
     assert Plan(8).fits(Size(64, 64, 64))
+    assert Plan(8, whole=True).fits(Size(64, 64, 32))
     assert not plan.fits(size)
 
 
@@ -292,22 +312,24 @@ def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
 
 
 def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
-    prepared, names = [], []
+    prepared = []
 
-    def load(text, wanted, device):
-        names.extend(wanted)
-        return [ctypes.c_void_p()] * len(wanted)
+    def load(text, names, device):
+        assert all(f"KERNEL {name}(" in text for name in names)
+        return [ctypes.c_void_p()] * len(names)
 
+    plans = {**tiles.PLANS, Size(16, 64, 32): Plan(8, whole=True)}
+    monkeypatch.setattr(tiles, "PLANS", plans)
     monkeypatch.setattr(nvrtc, "prepare", lambda text, device: prepared.append(text))
     monkeypatch.setattr(nvrtc, "load", load)
     monkeypatch.setattr(nvrtc, "_drive", lambda *_: None)
     assert tiles._has_tiles(torch.device("cuda"))
-    for size, plan in tiles.PLANS.items():
-        measure, convolve = tiles.load(torch.device("cuda"), size, plan)
-        assert measure.threads == convolve.threads == plan.threads(size)
-        assert (measure.shared, convolve.shared) == (0, plan.shared(size))
-        assert all(f"KERNEL {name}(" in prepared[0] for name in names)
-    assert len(set(prepared)) == len(tiles.PLANS)
+    for size, plan in plans.items():
+        *before, last = tiles.load(torch.device("cuda"), size, plan)
+        assert all(kernel.shared == 0 for kernel in before)
+        assert last.shared == plan.shared(size)
+        assert last.threads == plan.threads(size)
+    assert len(set(prepared)) == len(plans)
 
 
 @pytest.mark.parametrize(
@@ -327,21 +349,29 @@ def test_a_kernel_that_does_not_start_leaves_the_work_to_others(monkeypatch):
     assert tiles.plan_for(x) is None
 
 
+ON_GPU = [
+    *tiles.PLANS.items(),
+    (Size(64, 64, 32), Plan(8)),
+    (Size(64, 64, 32), Plan(8, whole=True)),
+    (Size(32, 32, 32), Plan(8, whole=True)),
+    (Size(64, 64, 64), Plan(8)),
+]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [True, False])
-def test_every_plan_on_a_gpu(bias):
-    assert tiles.PLANS
-    for size in tiles.PLANS:
-        level = 3 * torch.randn(size.channels, device="cuda")
-        x = (2 * torch.randn(5, *size, device="cuda") + level).bfloat16()
-        compare(make(size.channels, "cuda"), x, level.bfloat16() if bias else None)
+@pytest.mark.parametrize(("size", "plan"), ON_GPU)
+def test_every_plan_on_a_gpu(size, plan, bias, monkeypatch):
+    monkeypatch.setattr(tiles, "PLANS", {size: plan})
+    level = 3 * torch.randn(size.channels, device="cuda")
+    x = (2 * torch.randn(5, *size, device="cuda") + level).bfloat16()
+    compare(make(size.channels, "cuda"), x, level.bfloat16() if bias else None)
 
 
 @pytest.mark.gpu
-def test_gradients_of_every_plan_on_a_gpu(monkeypatch):
-    for size in tuple(tiles.PLANS):
-        x = torch.randn(5, *size, device="cuda").bfloat16()
-        first = torch.randn(size.channels, device="cuda").bfloat16()
-        plans, net = dict(tiles.PLANS), make(size.channels, "cuda")
-        check_both(both_ways(monkeypatch, net, x, first, plans))
-        monkeypatch.setattr(tiles, "PLANS", plans)
+@pytest.mark.parametrize(("size", "plan"), ON_GPU)
+def test_gradients_of_every_plan_on_a_gpu(size, plan, monkeypatch):
+    x = torch.randn(5, *size, device="cuda").bfloat16()
+    first = torch.randn(size.channels, device="cuda").bfloat16()
+    net = make(size.channels, "cuda")
+    check_both(both_ways(monkeypatch, net, x, first, {size: plan}))

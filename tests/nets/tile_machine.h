@@ -1,5 +1,5 @@
-// Both `machine.cu` of tiles for a CPU: the threads of a block are fibers that take
-// turns at barriers and exchanges, and blocks follow one another.
+// Both `machine.cu` of tiles for a CPU: the threads of a cluster are fibers that take
+// turns at barriers and exchanges, and clusters follow one another.
 #include <ucontext.h>
 
 #include <cmath>
@@ -16,25 +16,27 @@ struct alignas(16) uint4 {
 #define KERNEL extern "C" void
 #define DEVICE inline
 #define UNROLL
-#define ROOM(type)   \
-  static type room;  \
-  if (!begun) std::memset((void*)&room, 0xFF, sizeof room), begun = true; \
-  uint4* const data = (uint4*)shared.data()
+#define ROOM(type)                          \
+  type& room = *(type*)rooms[rank()].data(); \
+  uint4* const data = shared[rank()].data()
 
-constexpr int STACK = 1 << 16, GUARD = 4096;
-static std::vector<uint4> shared;  // not a number, until somebody writes
-static ucontext_t scheduler, fibers[THREADS];
-static char stacks[THREADS][STACK];
-static bool finished[THREADS], begun;
+constexpr int ALL = SPLIT * THREADS, STACK = 1 << 16, GUARD = 4096;
+static std::vector<uint4> rooms[SPLIT], shared[SPLIT];
+static ucontext_t scheduler, fibers[ALL];
+static char stacks[ALL][STACK];
+static bool finished[ALL];
 static u32 current;
-static struct { u32 x; } blockIdx;
-static struct { struct { operator u32() const { return current; } } x; } threadIdx;
+DEVICE u32 rank() { return current / THREADS; }
+static u32 first;  // block of a cluster
+static struct { struct { operator u32() const { return first + rank(); } } x; } blockIdx;
+static struct { struct { operator u32() const { return current % THREADS; } } x; } threadIdx;
 
 static int wrong;
 DEVICE void check(bool fine) { wrong += !fine; }
 
 struct Barrier { u32 count = 0, round = 0; };
-static Barrier whole, warps[THREADS / 32];
+static Barrier cluster, blocks[SPLIT], warps[ALL / 32];
+static u32 arrived[ALL];  // when: the round of the cluster
 DEVICE void meet(Barrier& barrier, u32 all) {
   const u32 round = barrier.round;
   if (++barrier.count == all) {
@@ -44,8 +46,16 @@ DEVICE void meet(Barrier& barrier, u32 all) {
     while (barrier.round == round) swapcontext(&fibers[current], &scheduler);
   }
 }
-DEVICE void meet_block() { meet(whole, THREADS); }
+DEVICE void meet_block() { meet(blocks[rank()], THREADS); }
 DEVICE void meet_warp() { meet(warps[current / 32], 32); }
+
+DEVICE void arrive() {
+  arrived[current] = cluster.round;
+  if (++cluster.count == ALL) cluster.count = 0, cluster.round++;
+}
+DEVICE void wait() {
+  while (cluster.round == arrived[current]) swapcontext(&fibers[current], &scheduler);
+}
 
 DEVICE float from_bits(u32 w) { float x; std::memcpy(&x, &w, 4); return x; }
 DEVICE u32 bits(float x) { u32 w; std::memcpy(&w, &x, 4); return w; }
@@ -63,8 +73,8 @@ DEVICE void sigmoids(float a, float b, float& at_a, float& at_b) {
 }
 DEVICE float one_by_root(float x) { return 1.f / std::sqrt(x); }
 
-static u32 table[THREADS][6];
-static const uint4* asked[THREADS];
+static u32 table[ALL][6];
+static const uint4* asked[ALL];
 DEVICE float plus_lane(float x, int mask) {
   table[current][0] = bits(x);
   meet_warp();
@@ -79,12 +89,12 @@ DEVICE void store4(u16* p, uint4 v) { check(aligned(p)); *(uint4*)p = v; }
 
 DEVICE void let_next_come() {}
 DEVICE void await_last() {}
-static std::vector<std::pair<uint4*, const u16*>> sent[THREADS];
-DEVICE bool inside(const uint4* p) {
-  return p >= shared.data() && p < shared.data() + shared.size() - GUARD;
+static std::vector<std::pair<uint4*, const u16*>> sent[ALL];
+DEVICE bool within(const uint4* p, const std::vector<uint4>& memory) {
+  return p >= memory.data() && p < memory.data() + memory.size() - GUARD;
 }
 DEVICE void send(uint4* to, const u16* from) {  // comes as late as it may
-  check(inside(to));
+  check(within(to, shared[rank()]));
   sent[current].emplace_back(to, from);
 }
 DEVICE void await_sent() {
@@ -92,8 +102,18 @@ DEVICE void await_sent() {
   sent[current].clear();
 }
 
+DEVICE void tell(float* mine, u32 other, float value) {
+  const char* base = (char*)rooms[rank()].data();
+  check(within((uint4*)mine, rooms[rank()]));
+  *(float*)((char*)rooms[other].data() + ((char*)mine - base)) = value;
+}
+DEVICE void tell4(uint4* mine, u32 other, uint4 v) {
+  check(within(mine, shared[rank()]) && other < SPLIT);
+  shared[other][mine - shared[rank()].data()] = v;
+}
+
 DEVICE void collect(u32 (&to)[4], const uint4* row) {
-  check(inside(row));
+  check(within(row, shared[rank()]));
   asked[current] = row;
   meet_warp();
   for (int m = 0; m < 4; m++) {
@@ -103,7 +123,7 @@ DEVICE void collect(u32 (&to)[4], const uint4* row) {
   for (int m = 0; m < 4; m++) {  // the rows of a matrix are to be in different banks
     u32 banks = 0;
     for (int i = 0; i < 8; i++)
-      banks |= 1u << (size_t)(asked[current / 32 * 32 + m * 8 + i] - shared.data()) % 8;
+      banks |= 1u << (size_t)(asked[current / 32 * 32 + m * 8 + i] - shared[rank()].data()) % 8;
     check(banks == 0xFF);
   }
   meet_warp();
@@ -130,31 +150,36 @@ static void fiber() {
   finished[current] = true;
   swapcontext(&fibers[current], &scheduler);
 }
-// `bytes` of shared memory; threads take turns in order, or the other way round. Says
-// how often something was where it must not be.
-static int launch(void (*kernel)(), int grid, int bytes, bool backwards) {
+DEVICE void blank(std::vector<uint4>& memory, size_t bytes) {  // not a number, at first
+  memory.assign(bytes / 16 + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
+}
+// `bytes` of shared memory besides the `room`; threads take turns in order, or the other
+// way round. Says how often something was where it must not be.
+static int launch(void (*kernel)(), int grid, int room, int bytes, bool backwards) {
   body = kernel;
   wrong = 0;
-  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
-    shared.assign(bytes / 16 + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
-    begun = false;
-    for (int i = 0; i < THREADS; i++) {
+  for (first = 0; first < grid; first += SPLIT) {
+    for (int i = 0; i < SPLIT; i++) blank(rooms[i], room), blank(shared[i], bytes);
+    for (int i = 0; i < ALL; i++) {
       finished[i] = false;
       getcontext(&fibers[i]);
       fibers[i].uc_stack.ss_sp = stacks[i];
       fibers[i].uc_stack.ss_size = STACK;
       makecontext(&fibers[i], fiber, 0);
     }
-    for (int left = THREADS; left;) {
+    for (int left = ALL; left;) {
       left = 0;
-      for (int i = 0; i < THREADS; i++) {
-        current = backwards ? THREADS - 1 - i : i;
+      for (int i = 0; i < ALL; i++) {
+        current = backwards ? ALL - 1 - i : i;
         if (finished[current]) continue;
         swapcontext(&scheduler, &fibers[current]);
         left += !finished[current];
       }
     }
-    for (int i = 0; i < GUARD; i++) check(shared[bytes / 16 + i].x == ~0u);
+    for (int i = 0; i < SPLIT * GUARD; i++) {
+      check(shared[i / GUARD][bytes / 16 + i % GUARD].x == ~0u);
+      check(rooms[i / GUARD][room / 16 + i % GUARD].x == ~0u);
+    }
   }
   return wrong;
 }

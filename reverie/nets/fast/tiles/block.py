@@ -1,9 +1,10 @@
 """The host's side of residual blocks in tiles: which kernels for which maps.
 
-Three kernels do all of a block (`block.cu`): the first measures the map, the others are
+Three kernels do all of a block (`steps.cu`): the first measures the map, the others are
 a norm and a convolution each, of which the second adds the map at its end. Between them
-memory holds nothing but what the backward pass reads. That takes bfloat16 and maps that
-divide evenly into tiles; others have a kernel for every norm, convolution and sum.
+memory holds nothing but what the backward pass reads. Or a cluster does all at once
+(`whole.cu`). That takes bfloat16 and maps that divide evenly into tiles (`tile.cu`);
+others have a kernel for every norm, convolution and sum.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LINES, COLUMNS, UNITS = 4, 16, 32
 EARLY = False
 """Whether kernels of a block begin, with the weights, before the one before has ended.
 """
+MOST_PARTS = 8
+"""Blocks of a cluster that every GPU with clusters has room for."""
 ALIGNED = 16
 """Bytes that are read at once."""
 THREADS = 512
@@ -46,6 +49,7 @@ class Plan(NamedTuple):
     """How a map is shared among threads."""
 
     tall: int  # lines of a block of threads
+    whole: bool = False  # whether all blocks of a map work together
 
     def parts(self, size: Size) -> int:
         """Blocks that share a map."""
@@ -58,16 +62,18 @@ class Plan(NamedTuple):
     def shared(self, size: Size) -> int:
         """Bytes of weights and activations that a block keeps."""
         tile = (self.tall + 2) * (size.width + 8)
-        return 2 * size.channels * (tile + 9 * size.channels)
+        weights = 9 * size.channels * (1 + self.whole)
+        return 2 * size.channels * (tile + weights)
 
     def room(self, size: Size) -> int:
         """Bytes of sums that it keeps."""
-        return 4 * (2 * size.channels + 2 * self.threads(size))
+        parts = 4 * self.parts(size) * size.channels if self.whole else 0
+        return 4 * (2 * size.channels + 2 * self.threads(size) + parts)
 
     def blocks(self, size: Size) -> int:
         """How many a processor has room for."""
-        bytes_ = self.room(size) + self.shared(size) + SYSTEM
-        return min(MEMORY // bytes_, THREADS // self.threads(size))
+        together = self.room(size) + self.shared(size) + SYSTEM
+        return min(MEMORY // together, THREADS // self.threads(size))
 
     def fits(self, size: Size) -> bool:
         """Whether every warp gets as much as any other, and everything has room."""
@@ -78,6 +84,14 @@ class Plan(NamedTuple):
             and size.channels in (32, 64)
             and size.channels <= self.threads(size) <= THREADS
             and self.blocks(size) > 0
+            and (not self.whole or self._fits_cluster(size))
+        )
+
+    def _fits_cluster(self, size: Size) -> bool:
+        return (
+            self.tall == 8
+            and size.channels == UNITS
+            and 2 <= self.parts(size) <= MOST_PARTS
         )
 
 
@@ -137,11 +151,21 @@ def plan_for(x: Tensor, *others: Tensor) -> Plan | None:
     return None if plan is None or _refused or not _has_tiles(x.device) else plan
 
 
-class _Arguments(ctypes.Structure):
+class _Step(ctypes.Structure):
     _fields_ = [
         *((key, ctypes.c_void_p) for key in ("x", "bias", "scale", "shift")),
         *((key, ctypes.c_void_p) for key in ("weight", "beside", "last", "sums")),
         *((key, ctypes.c_void_p) for key in ("stats", "found", "out")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _Whole(ctypes.Structure):
+    _fields_ = [
+        *((key, ctypes.c_void_p) for key in ("x", "first", "scale0", "shift0")),
+        *((key, ctypes.c_void_p) for key in ("scale1", "shift1", "weight0", "bias0")),
+        *((key, ctypes.c_void_p) for key in ("weight1", "last", "stats0", "stats1")),
+        *((key, ctypes.c_void_p) for key in ("middle", "out")),
         ("eps", ctypes.c_float),
     ]
 
@@ -160,20 +184,26 @@ def _forward(
     plan: Plan,
 ) -> Block:
     rows, size = len(x), Size(*x.shape[1:])
-    measure, convolve = load(x.device, size, plan)
+    kernels = load(x.device, size, plan)
     blocks = rows * plan.parts(size)
-    sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
     stats = x.new_empty(2, rows, 2, size.channels, dtype=torch.float32)
     middle, y = torch.empty_like(x), torch.empty_like(x)
     weight0, weight1 = _in_rows(weight0), _in_rows(weight1)
-    measure(_arguments(x=x, found=sums[0]), blocks, early=False)
-    to_middle = _arguments(
+    if plan.whole:
+        norms = (scale0, shift0, scale1, shift1)
+        places = (x, first, *norms, weight0, bias0, weight1, last, *stats, middle, y)
+        kernels[0](_Whole(*map(_address, places), EPS), blocks, early=False)
+        return Block(y, stats[0], middle, stats[1])
+    measure, convolve = kernels
+    sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
+    measure(_step(x=x, found=sums[0]), blocks, early=False)
+    to_middle = _step(
         **{"x": x, "bias": first, "scale": scale0, "shift": shift0},
         **{"weight": weight0, "sums": sums[0], "stats": stats[0]},
         **{"found": sums[1], "out": middle},
     )
     convolve(to_middle, blocks, early=EARLY)
-    to_end = _arguments(
+    to_end = _step(
         **{"x": middle, "bias": bias0, "scale": scale1, "shift": shift1},
         **{"weight": weight1, "sums": sums[1], "stats": stats[1]},
         **{"beside": x, "last": last, "out": y},
@@ -182,10 +212,13 @@ def _forward(
     return Block(y, stats[0], middle, stats[1])
 
 
-def _arguments(**tensors: Tensor | None) -> _Arguments:
-    """Of a kernel; those that are not given are null."""
-    found = {key: v.data_ptr() for key, v in tensors.items() if v is not None}
-    return _Arguments(**found, eps=EPS)
+def _step(**tensors: Tensor | None) -> _Step:
+    """Arguments of a kernel; those that are not given are null."""
+    return _Step(**{key: _address(v) for key, v in tensors.items()}, eps=EPS)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _in_rows(weight: Tensor) -> Tensor:
@@ -195,30 +228,38 @@ def _in_rows(weight: Tensor) -> Tensor:
 
 @functools.cache
 def load(device: torch.device, size: Size, plan: Plan) -> list[nvrtc.EarlyKernel]:
-    """The kernels for maps of one size: one that measures, one that convolves."""
+    """The kernels for maps of one size, by their `names`."""
     text = source(size, plan)
     if text in _ahead:
         _ahead.pop(text).result()
-    handles = nvrtc.load(text, ["measure_parts", "convolve"], device)
+    shared = dict.fromkeys(names(plan), plan.shared(size)) | {"measure_parts": 0}
+    handles = nvrtc.load(text, names(plan), device)
     return [
-        nvrtc.EarlyKernel(handle, 1, plan.threads(size), shared)
-        for handle, shared in zip(handles, (0, plan.shared(size)), strict=True)
+        nvrtc.EarlyKernel(handle, 1, plan.threads(size), shared[name])
+        for name, handle in zip(names(plan), handles, strict=True)
     ]
+
+
+def names(plan: Plan) -> list[str]:
+    return ["whole_block"] if plan.whole else ["measure_parts", "convolve"]
 
 
 def source(size: Size, plan: Plan) -> str:
     assert plan.fits(size), (size, plan)
     sizes = {"HEIGHT": size.height, "WIDTH": size.width, "CHANNELS": size.channels}
     sizes |= {"GROUPS": GROUPS, "TALL": plan.tall, "THREADS": plan.threads(size)}
-    sizes |= {"BLOCKS": plan.blocks(size), "SPLIT": 1}
-    texts = [
-        *(resources.files(clusters) / f"{name}.cu" for name in ("machine", "vectors")),
-        *(resources.files(__package__) / f"{name}.cu" for name in ("machine", "block")),
-    ]
+    sizes["BLOCKS"] = plan.blocks(size)
+    sizes["SPLIT"] = plan.parts(size) if plan.whole else 1
+    here, there = resources.files(__package__), resources.files(clusters)
+    way = "whole" if plan.whole else "steps"
+    files = (
+        *(there / f"{name}.cu" for name in ("machine", "vectors")),
+        *(here / f"{name}.cu" for name in ("machine", "tile", way)),
+    )
     return "\n".join(
         [
             *(f"#define {key} {value}" for key, value in sizes.items()),
-            *(text.read_text() for text in texts),
+            *(file.read_text() for file in files),
         ]
     )
 

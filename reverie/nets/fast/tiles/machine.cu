@@ -13,6 +13,17 @@ DEVICE void send(uint4* shared, const u16* from) {
 }
 DEVICE void await_sent() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Writes where another block of the cluster has what is at `mine` here.
+DEVICE void tell4(uint4* mine, u32 other, uint4 v) {
+  u32 here = address(mine), there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(here), "r"(other));
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Four matrices of 8 x 8, whose rows are in shared memory: lane i knows that of row
 // i % 8 of matrix i / 8, and gets two numbers of row i / 4 of each.
 DEVICE void collect(u32 (&to)[4], const uint4* row) {

@@ -3,8 +3,8 @@
 // A block of threads takes TALL lines of one map, and one more above and below. What a
 // norm makes of them goes to shared memory, where pixels outside of the map are zero; a
 // warp then convolves 4 lines of 16 pixels to 32 channels, with each line of the input
-// at hand for all lines of the output that it reaches. Whoever makes a map measures
-// each part of it; whoever needs the norm of a whole map merges its parts.
+// at hand for all lines of the output that it reaches. Blocks measure the part that
+// they have; a norm merges the parts of a map.
 //
 // In shared memory, the chunks of 8 channels of a pixel (and of a row of weights) change
 // places from pixel to pixel, so that 8 pixels in a row are in different banks.
@@ -23,16 +23,6 @@ static_assert(PARTS * TALL == HEIGHT && ACROSS * 16 == WIDTH && TALL % 4 == 0, "
 static_assert(WARPS == TALL / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
 static_assert(LOADS * THREADS == (TALL + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
 static_assert(HALVES == 1 || HALVES == 2, "");
-
-struct Arguments {
-  const u16 *x, *bias;  // a map, and what is to be added ahead of its norm
-  const float *scale, *shift;
-  const u16 *weight, *beside, *last;  // the last two are added at the end
-  const float* sums;                  // of the map
-  float *stats, *found;               // its norm, and the sums of what comes out
-  u16* out;
-  float eps;
-};
 
 struct Room {
   float gain[CHANNELS], lift[CHANNELS];
@@ -77,75 +67,71 @@ DEVICE void merge(const float* means, const float* squares, int stride, float ea
   }
 }
 
-// Measures what this block of threads has, in lanes as `Place` says.
-DEVICE void measure(const uint4 (&mine)[8], Room& room, const Place& place, float* to) {
-  float sum[8] = {}, x[8];
-  UNROLL for (int p = 0; p < 8; p++) {
-    spread(mine[p], x);
-    UNROLL for (int j = 0; j < 8; j++) sum[j] += x[j];
-  }
+// Over the lanes that have the same channels.
+DEVICE float over_warp(float x) {
+  UNROLL for (int m = 4; m < 32; m <<= 1) x = plus_lane(x, m);
+  return x;
+}
+
+// Measures what a block has, in lanes as `Place` says: each warp its pixels.
+DEVICE void measure(const uint4 (&mine)[8], Room& room, const Place& place) {
   UNROLL for (int j = 0; j < 8; j++) {
-    UNROLL for (int m = 4; m < 32; m <<= 1) sum[j] = plus_lane(sum[j], m);
-    sum[j] /= OWN;
-  }
-  float square[8] = {};
-  UNROLL for (int p = 0; p < 8; p++) {
-    spread(mine[p], x);
-    UNROLL for (int j = 0; j < 8; j++) square[j] += (x[j] - sum[j]) * (x[j] - sum[j]);
-  }
-  UNROLL for (int j = 0; j < 8; j++) {
-    UNROLL for (int m = 4; m < 32; m <<= 1) square[j] = plus_lane(square[j], m);
+    float x[8], sum = 0, square = 0;
+    UNROLL for (int p = 0; p < 8; p++) {
+      const u32 words[4] = {mine[p].x, mine[p].y, mine[p].z, mine[p].w};
+      x[p] = j % 2 ? high(words[j / 2]) : low(words[j / 2]);
+      sum += x[p];
+    }
+    const float mean = over_warp(sum) / OWN;
+    UNROLL for (int p = 0; p < 8; p++) square += (x[p] - mean) * (x[p] - mean);
+    square = over_warp(square);
     if (place.lane < 4) {
-      room.warps[place.warp][0][place.lane * 8 + j] = sum[j];
-      room.warps[place.warp][1][place.lane * 8 + j] = square[j];
+      room.warps[place.warp][0][place.lane * 8 + j] = mean;
+      room.warps[place.warp][1][place.lane * 8 + j] = square;
     }
   }
   meet_block();
-  const u32 c = threadIdx.x;
-  if (c < CHANNELS) {
-    float mean, all;
-    const float* means = room.warps[c / 32][0] + c % 32;
-    merge<WARPS / HALVES>(means, means + 32, HALVES * 64, OWN, mean, all);
-    to += ((size_t)place.row * PARTS + place.part) * 2 * CHANNELS + c;
-    to[0] = mean;
-    to[CHANNELS] = all;
-  }
+}
+// And for one channel, all of them.
+DEVICE void merge_warps(const Room& room, u32 c, float& mean, float& square) {
+  const float* means = room.warps[c / 32][0] + c % 32;
+  merge<WARPS / HALVES>(means, means + 32, HALVES * 64, OWN, mean, square);
 }
 
-KERNEL measure_parts(Arguments a) {
-  ROOM(Room);
-  const Place place;
-  let_next_come();
-  await_last();
-  uint4 mine[8];
-  UNROLL for (int p = 0; p < 8; p++) mine[p] = load4(a.x + place.at(p));
-  measure(mine, room, place, a.found);
-}
+// What one channel needs to know of a norm; a bias is added ahead of it.
+struct Norm {
+  float lead, scale, shift;
+  DEVICE Norm(const u16* bias, const float* scales, const float* shifts) {
+    const u32 c = threadIdx.x % CHANNELS;
+    lead = bias ? number(bias + c) : 0.f;
+    scale = scales[c];
+    shift = shifts[c];
+  }
+};
 
 // The norm of a map, as what each channel is to be multiplied with, and to be added.
-DEVICE void find_norm(const Arguments& a, Room& room, const Place& place) {
+// `parts` has mean and squared deviations of each, `stats` gets mean and 1 / deviation.
+DEVICE void find_norm(const Norm& norm, const float* parts, float* stats, float eps,
+                      Room& room, const Place& place) {
   const u32 c = threadIdx.x;
   if (c >= CHANNELS) return;
-  const float lead = a.bias ? number(a.bias + c) : 0.f;
-  const float scale = a.scale[c], shift = a.shift[c];
-  const float* means = a.sums + (size_t)place.row * PARTS * 2 * CHANNELS + c;
   float mean, own;
-  merge<PARTS>(means, means + CHANNELS, 2 * CHANNELS, PIXELS / PARTS, mean, own);
-  mean += lead;
+  merge<PARTS>(parts + c, parts + CHANNELS + c, 2 * CHANNELS, PIXELS / PARTS, mean, own);
+  mean += norm.lead;
   float middle = mean;
   UNROLL for (int m = 1; m < PER; m <<= 1) middle = plus_lane(middle, m);
   middle /= PER;
   own += PIXELS * (mean - middle) * (mean - middle);
   UNROLL for (int m = 1; m < PER; m <<= 1) own = plus_lane(own, m);
-  const float root = one_by_root(own / (PIXELS * PER) + a.eps);
+  const float root = one_by_root(own / (PIXELS * PER) + eps);
   if (place.part == 0) {
-    float* stats = a.stats + (size_t)place.row * 2 * CHANNELS + c;
+    stats += (size_t)place.row * 2 * CHANNELS + c;
     stats[0] = middle;
     stats[CHANNELS] = root;
   }
-  const float gain = root * scale;
+  const float gain = root * norm.scale;
   room.gain[c] = gain;
-  room.lift[c] = shift - (middle - lead) * gain;
+  room.lift[c] = norm.shift - (middle - norm.lead) * gain;
 }
 
 // Where a chunk of channels of a pixel is in the tile, and one of a row of weights.
@@ -171,39 +157,52 @@ DEVICE void activate(uint4& v, const float (&gain)[8], const float (&lift)[8]) {
   v = gather(x);
 }
 
-// The activation of the lines of this block, and of those around.
-DEVICE void fill(uint4* tile, const Arguments& a, Room& room, const Place& place) {
-  const u32 chunk = threadIdx.x % CHUNKS;
-  const int top = place.part * TALL - 1;
-  uint4 v[LOADS];
+// The lines of a block and those around it, where they are inside of the map.
+DEVICE bool inside(const Place& place, int load) {
+  const int y = place.part * TALL - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;
+  return y >= 0 && y < HEIGHT;
+}
+DEVICE void load_lines(uint4 (&v)[LOADS], const u16* x, const Place& place) {
+  const u16* const first = x + place.map + ((int)place.part * TALL - 1) * WIDTH * CHANNELS;
   UNROLL for (int k = 0; k < LOADS; k++) {
-    const u32 pixel = (k * THREADS + threadIdx.x) / CHUNKS;
-    const int y = top + (int)(pixel / WIDTH);
     v[k] = uint4{0, 0, 0, 0};
-    if (y >= 0 && y < HEIGHT)
-      v[k] = load4(a.x + place.map + (y * WIDTH + pixel % WIDTH) * CHANNELS + chunk * 8);
+    if (inside(place, k)) v[k] = load4(first + (k * THREADS + threadIdx.x) * 8);
   }
-  find_norm(a, room, place);
-  for (u32 i = threadIdx.x; i < (TALL + 2) * 2 * CHUNKS; i += THREADS) {
-    const u32 side = i / CHUNKS % 2 * (WIDTH + 1), y = i / CHUNKS / 2;
-    tile[tile_at(y * PITCH + side, i % CHUNKS)] = uint4{0, 0, 0, 0};
-  }
-  meet_block();
+}
+
+// Their activation, with nothing beside it.
+DEVICE void store_lines(uint4 (&v)[LOADS], uint4* tile, const Room& room,
+                        const Place& place) {
+  const u32 chunk = threadIdx.x % CHUNKS;
   float gain[8], lift[8];
   recall(room.gain + chunk * 8, gain);
   recall(room.lift + chunk * 8, lift);
   UNROLL for (int k = 0; k < LOADS; k++) {
     const u32 pixel = (k * THREADS + threadIdx.x) / CHUNKS;
-    const int y = top + (int)(pixel / WIDTH);
-    if (y >= 0 && y < HEIGHT) activate(v[k], gain, lift);
-    tile[tile_at((y - top) * PITCH + pixel % WIDTH + 1, chunk)] = v[k];
+    if (inside(place, k)) activate(v[k], gain, lift);
+    tile[tile_at(pixel / WIDTH * PITCH + pixel % WIDTH + 1, chunk)] = v[k];
   }
 }
+DEVICE void clear_sides(uint4* tile) {
+  for (u32 i = threadIdx.x; i < (TALL + 2) * 2 * CHUNKS; i += THREADS) {
+    const u32 side = i / CHUNKS % 2 * (WIDTH + 1), y = i / CHUNKS / 2;
+    tile[tile_at(y * PITCH + side, i % CHUNKS)] = uint4{0, 0, 0, 0};
+  }
+}
+DEVICE void send_weights(uint4* weights, const u16* from) {
+  for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
+    const u32 row = i / CHUNKS;
+    send(weights + weight_at(row / 9, row % 9, i % CHUNKS), from + i * 8);
+  }
+}
+
+// Of a lane: lines, eights of outputs, and what it has of them.
+typedef float Sums[4][4][4];
 
 // Four lines of a tile to one of outputs each. Of every 8 outputs that are computed
 // together, a lane has two; the order of weights makes all of its outputs neighbours.
 DEVICE void multiply(const uint4* tile, const uint4* weights, const Place& place,
-                     float (&sums)[4][4][4]) {
+                     Sums& sums) {
   const u32 lane = place.lane;
   const u32 pixel = place.line * PITCH + place.column + lane % 16;
   const u32 unit = place.half * 32 + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2;
@@ -229,37 +228,23 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Place& place
   }
 }
 
-KERNEL convolve(Arguments a) {
-  ROOM(Room);
-  const Place place;
-  let_next_come();
-  uint4 *const weights = data, *const tile = data + WEIGHTS;
-  for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
-    const u32 row = i / CHUNKS;
-    send(weights + weight_at(row / 9, row % 9, i % CHUNKS), a.weight + i * 8);
+// What comes out of a lane, and what is added to it before.
+DEVICE void add_beside(Sums& sums, const u16* beside, const u16* last, const Place& place) {
+  uint4 v[8];
+  float lead[8], x[8];
+  UNROLL for (int p = 0; p < 8; p++) v[p] = load4(beside + place.at(p));
+  spread(load4(last + place.channel), lead);
+  UNROLL for (int p = 0; p < 8; p++) {
+    spread(v[p], x);
+    UNROLL for (int j = 0; j < 8; j++)
+      sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + lead[j];
   }
-  await_last();  // up to here, nothing was read that other kernels write
-  fill(tile, a, room, place);
-  await_sent();
-  meet_block();
-  float sums[4][4][4] = {};  // lines, eights of outputs, and what a lane has of them
-  multiply(tile, weights, place, sums);
-  uint4 out[8];
-  if (a.beside) {
-    float last[8], x[8];
-    spread(load4(a.last + place.channel), last);
-    UNROLL for (int p = 0; p < 8; p++) out[p] = load4(a.beside + place.at(p));
-    UNROLL for (int p = 0; p < 8; p++) {
-      spread(out[p], x);
-      UNROLL for (int j = 0; j < 8; j++)
-        sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + last[j];
-    }
-  }
+}
+DEVICE void store_out(const Sums& sums, u16* to, uint4 (&out)[8], const Place& place) {
   UNROLL for (int p = 0; p < 8; p++) {
     float y[8];
     UNROLL for (int j = 0; j < 8; j++) y[j] = sums[p / 2][j / 2][p % 2 * 2 + j % 2];
     out[p] = gather(y);
-    store4(a.out + place.at(p), out[p]);
+    store4(to + place.at(p), out[p]);
   }
-  if (a.found) measure(out, room, place, a.found);
 }
