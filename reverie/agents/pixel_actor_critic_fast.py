@@ -1,11 +1,14 @@
 """The actor-critic of Δ-IRIS on a GPU: what does not wait for the LSTM is done at once.
 
 The inputs of all steps are multiplied with their weights together; in the loop only the
-product with the hidden state is left, and one kernel for the gates. Where one frame is
-looked at, that product is made beside.
+product with the hidden state is left, and one kernel for the gates. On the way back the
+gradient of its weights is one product over all steps as well. Where one frame is looked
+at, the product with the hidden state is made beside.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,25 +42,48 @@ class FastPixelNet(PixelNet):
     ) -> tuple[Recall, Float[Tensor, "N T W"]]:
         if not features.shape[1]:
             return super().watch(recall, features)
-        lstm, states = self.lstm, []
-        biases = (lstm.bias_ih, lstm.bias_hh)
-        for seen in F.linear(features.transpose(0, 1), lstm.weight_ih):
-            remembered = F.linear(recall.hidden, lstm.weight_hh)
-            recall = Recall(*_gates(seen, remembered, recall.cell, *biases))
+        lstm, states, before = self.lstm, list[Tensor](), list[Tensor]()
+        bias = lstm.bias_ih + lstm.bias_hh
+        gates = F.linear(features.transpose(0, 1), lstm.weight_ih, bias)
+        gates = _Tied.apply(gates, lstm.weight_hh, before)  # type: ignore[no-untyped-call]
+        for seen in gates:
+            before.append(recall.hidden.detach())
+            remembered = F.linear(recall.hidden, lstm.weight_hh.detach())
+            recall = Recall(*_gates(seen, remembered, recall.cell))
             states.append(recall.hidden)
         return recall, torch.stack(states, 1)
 
 
+class _Tied(torch.autograd.Function):
+    """Nothing, but for the gradient of the weights that `before` is multiplied with.
+
+    To each step's gates their product is added, so its gradient is that of the gates.
+    `before` is filled later, and complete when a gradient comes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, weight: Tensor, before: list[Tensor]
+    ) -> Tensor:
+        ctx.before = before
+        return gates.view_as(gates)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden = torch.stack(ctx.before).flatten(0, 1)
+        return slope, slope.flatten(0, 1).T @ hidden, None
+
+
 def _gates(
-    seen: Tensor, remembered: Tensor, cell: Tensor, bias: Tensor, more: Tensor
+    seen: Tensor, remembered: Tensor, cell: Tensor, *biases: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Hidden state and cell after one step."""
+    """Hidden state and cell after one step; two biases, or none if they were added."""
     if seen.device.type == "cuda":
         # what `nn.LSTMCell` calls, but for the products
         hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(
-            seen, remembered, cell, bias, more
+            seen, remembered, cell, *biases
         )
         return hidden, cell
-    enter, keep, new, leave = (seen + remembered + bias + more).chunk(4, -1)
+    enter, keep, new, leave = sum(biases, seen + remembered).chunk(4, -1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
     return torch.sigmoid(leave) * torch.tanh(cell), cell

@@ -92,10 +92,12 @@ def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
     quick.__class__ = FastPixelNet
     features = torch.randn(3, 4, plain.lstm.input_size, device=DEVICE)
     start = Recall(*torch.randn(2, 3, plain.width, device=DEVICE))
+    given = [x.requires_grad_() for x in (features, *start)]
     found = []
     for net in (plain, quick):
         recall, hidden = net.watch(start, features)
-        grads = torch.autograd.grad(hidden.cos().sum(), list(net.lstm.parameters()))
+        leaves = [*given, *net.lstm.parameters()]
+        grads = torch.autograd.grad(hidden.cos().sum(), leaves)
         found.append((recall, hidden, grads))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     recall, hidden = quick.watch(start, features[:, :0])
