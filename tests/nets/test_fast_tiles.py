@@ -152,7 +152,8 @@ def compare(net, x, first):
     wanted = measured(x.float() + lead.float()), measured(middle)
     stats = found.stats0.double(), found.stats1.double()
     torch.testing.assert_close(stats, wanted, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.y.float(), net(x.float() + lead), rtol=0, atol=0.1)
+    exact = net(x.float() + lead)
+    torch.testing.assert_close(found.y.float(), exact, rtol=5e-3, atol=0.1)
 
 
 @pytest.mark.usefixtures("emulated")
