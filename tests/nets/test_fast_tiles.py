@@ -244,9 +244,9 @@ def test_arguments_are_laid_out_as_in_the_source(plan, kind):
 
 
 def test_every_plan_fits_its_maps():
-    assert Size(64, 64, 32) in tiles.PLANS
-    assert Size(32, 32, 32) in tiles.PLANS
-    for size, plan in tiles.PLANS.items():
+    assert Size(64, 64, 32) in tiles.KNOWN
+    assert Size(32, 32, 32) in tiles.KNOWN
+    for size, plan in tiles.KNOWN.items():
         assert plan.fits(size), size
 
 
@@ -273,6 +273,7 @@ def test_what_does_not_divide_or_has_no_room_fits_no_plan(size, plan):
 def test_other_machines_sizes_and_dtypes_take_another_way(monkeypatch):
     x = torch.zeros(1, 64, 64, 32).bfloat16()
     given = parts(make(32), None)
+    monkeypatch.setattr(tiles, "PLANS", tiles.KNOWN)
     assert tiles.forward(x, *given) is None  # no GPU
     monkeypatch.setattr(tiles, "_has_tiles", lambda device: True)
     monkeypatch.setattr(tiles, "_refused", [])
@@ -306,6 +307,7 @@ def refuse(*_):
 
 
 def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
+    monkeypatch.setattr(tiles, "PLANS", tiles.KNOWN)
     monkeypatch.setattr(nvrtc, "prepare", refuse)
     with pytest.warns(UserWarning, match="libnvrtc was not found"):
         assert not tiles._has_tiles(torch.device("cuda"))
@@ -319,7 +321,7 @@ def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
         assert all(f"KERNEL {name}(" in text for name in names)
         return [ctypes.c_void_p()] * len(names)
 
-    plans = {**tiles.PLANS, Size(16, 64, 32): Plan(8, whole=True)}
+    plans = {**tiles.KNOWN, Size(16, 64, 32): Plan(8, whole=True)}
     monkeypatch.setattr(tiles, "PLANS", plans)
     monkeypatch.setattr(nvrtc, "prepare", lambda text, device: prepared.append(text))
     monkeypatch.setattr(nvrtc, "load", load)
@@ -351,7 +353,7 @@ def test_a_kernel_that_does_not_start_leaves_the_work_to_others(monkeypatch):
 
 
 ON_GPU = [
-    *tiles.PLANS.items(),
+    *tiles.KNOWN.items(),
     (Size(64, 64, 32), Plan(8)),
     (Size(64, 64, 32), Plan(8, whole=True)),
     (Size(32, 32, 32), Plan(8, whole=True)),

@@ -5,8 +5,8 @@ convolution (`group_norm.py` says how the rest is made again). Biases of convolu
 inside a block or ahead of one, are never added by themselves: the next norm or the sum
 at the end of the block does it, and the kernels that go back sum up their gradients on
 the way. The first and last convolution of a network have kernels of their own
-(`narrow.py`), and so have blocks of few channels (`tiles/`), where the norms and sums
-around a convolution take longer than its arithmetic.
+(`narrow.py`). Blocks of few channels, where the norms and sums around a convolution
+take longer than its arithmetic, can have such too (`tiles/`, which is not in use yet).
 
 Doubling the side of a map and convolving is a transposed convolution with 4x4 kernels
 at half the resolution, which has 2.25 times less arithmetic.

@@ -48,11 +48,7 @@ DEVICE float plus_lane(float x, int mask) {
 }
 
 DEVICE uint4 load4(const u16* p) { return *(const uint4*)p; }
-DEVICE void store4(u16* p, uint4 v) {  // which the compiler might take to pieces
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
-}
+DEVICE void store4(u16* p, uint4 v) { *(uint4*)p = v; }
 
 // ---- memory that comes by itself while threads do other things
 

@@ -95,8 +95,11 @@ class Plan(NamedTuple):
         )
 
 
-PLANS: dict[Size, Plan] = {Size(64, 64, 32): Plan(8), Size(32, 32, 32): Plan(8)}
-"""Which maps to do so; without any, all of them take the other way."""
+KNOWN: dict[Size, Plan] = {Size(64, 64, 32): Plan(8), Size(32, 32, 32): Plan(8)}
+"""Maps that this was written for."""
+PLANS: dict[Size, Plan] = {}
+"""Which maps to do so. None are, until those of `KNOWN` were tried on a GPU: so far
+their source ran on CPUs only. All others take the other way."""
 
 _refused: list[str] = []
 """Why a kernel did not run; from then on, others do the work."""
