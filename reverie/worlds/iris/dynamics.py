@@ -24,7 +24,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.api import Metrics, UserError, WorldLoss
+from reverie.api import Metrics, WorldLoss
 from reverie.nets.blocks import Norm
 from reverie.nets.dice import Dice
 from reverie.nets.outs import Categorical, SymlogTwoHot, softmax, symlog_bins
@@ -95,17 +95,8 @@ class Dynamics(nn.Module):
     ):
         super().__init__()
         self.config, self.tokens, self.block = config, tokens, tokens + 2
-        height, width, colours = shape
         embed = config.transformer.width
-        area = config.frame.side(height) * config.frame.side(width)
-        if area * config.frame.latent != embed:
-            raise UserError(
-                f"Images of {height}x{width} become I-tokens of size "
-                f"{area} * {config.frame.latent}, but the transformer has width "
-                f"{embed}.\n  Fix: set the frame's latent to width / {area}, or the "
-                "width to a multiple of it."
-            )
-        self.frame = FrameEncoder(colours, config.frame)
+        self.frame = FrameEncoder(shape[-1], config.frame)
         self.frame_norm = Norm("layer1em5", embed)
         self.action = Embedding(actions, embed)
         self.latent = Embedding(codes, embed)

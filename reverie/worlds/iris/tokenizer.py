@@ -17,7 +17,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.api import UserError, WorldLoss
+from reverie.api import WorldLoss
 from reverie.nets.dice import Dice
 from reverie.nets.lanes import Lane, beside, catch_up
 from reverie.nets.residual import FrameConfig, FrameDecoder, FrameEncoder
@@ -57,6 +57,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.tokens < 1 or math.isqrt(self.tokens) ** 2 != self.tokens:
             raise ValueError("tokens must be a square number, such as 1, 4 or 16")
+        if self.action_planes < 0:
+            raise ValueError("action_planes must not be negative")
         shrinks = {c.shrink for c in (self.encoder, self.frame, self.decoder)}
         if len(shrinks) > 1:
             raise ValueError("encoder, frame and decoder must halve equally often")
@@ -71,14 +73,6 @@ class Tokenizer(nn.Module):
         height, width, colours = shape
         self.sides = (config.encoder.side(height), config.encoder.side(width))
         self.grid = math.isqrt(config.tokens)
-        for side in self.sides:
-            if side % self.grid:
-                raise UserError(
-                    f"Images of {height}x{width} become maps of {self.sides[0]}x"
-                    f"{self.sides[1]}, which a grid of {self.grid}x{self.grid} tokens "
-                    "does not divide.\n  Fix: use images whose sides are multiples of "
-                    f"{self.grid * config.encoder.shrink}, or other tokens."
-                )
         area = math.prod(self.sides)
         latent = config.encoder.latent
         self.encoder_action = Embedding(actions, height * width)

@@ -29,6 +29,7 @@ Shapes: `K` tokens of a transition, `N` rows of a dream.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -130,6 +131,7 @@ class IrisWorld(nn.Module):
             actions,
             dtype,
         )
+        check_size(image.shape, tokenizer, dynamics)
         self.tokenizer = Tokenizer(image.shape, actions, tokenizer)
         codes = tokenizer.quantizer.codes
         self.dynamics = Dynamics(
@@ -342,3 +344,42 @@ class IrisWorld(nn.Module):
         outputs, cache_after = self.dynamics(x, cache)
         assert cache_after is not None
         return outputs, cache_after
+
+
+def check_size(
+    shape: tuple[int, ...], tokenizer: TokenizerConfig, dynamics: DynamicsConfig
+) -> None:
+    """Raise unless images of this shape suit both networks, saying which would."""
+    height, width, _ = shape
+    grid, halvings = math.isqrt(tokenizer.tokens), sum(tokenizer.encoder.halve)
+    divisor = grid * tokenizer.encoder.shrink
+    side = _fitting_side(divisor, dynamics)
+    resize = f"--env.resize {side} {side}, or " if side else ""
+    if height % divisor or width % divisor:
+        raise UserError(
+            f"Images of {height}x{width} cannot be halved {halvings} times and then "
+            f"cut into {grid}x{grid} tokens.\n  Fix: {resize}use images whose sides "
+            f"are multiples of {divisor}."
+        )
+    area = dynamics.frame.side(height) * dynamics.frame.side(width)
+    latent, embed = dynamics.frame.latent, dynamics.transformer.width
+    if area * latent == embed:
+        return
+    heads = dynamics.transformer.heads
+    others = range(1, embed // area + heads + 1)
+    latents = [n for n in others if area * n % heads == 0]
+    better = min(latents, key=lambda n: abs(area * n - embed))
+    raise UserError(
+        f"Images of {height}x{width} become I-tokens of size {area} * {latent}, but "
+        f"the transformer has width {embed}.\n  Fix: {resize}"
+        f"--iris.world_model.frame.latent {better} "
+        f"--iris.world_model.transformer.width {area * better}"
+    )
+
+
+def _fitting_side(divisor: int, dynamics: DynamicsConfig) -> int | None:
+    """The side of square images that suit all settings as they are."""
+    area, rest = divmod(dynamics.transformer.width, dynamics.frame.latent)
+    side = math.isqrt(area) * dynamics.frame.shrink
+    exact = not rest and math.isqrt(area) ** 2 == area
+    return side if exact and side % divisor == 0 else None
