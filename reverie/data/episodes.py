@@ -165,11 +165,11 @@ class Cutter:
                 "an episode has is_first, or give the replay more --replay.capacity."
             )
         window, counts = self.window, self.counts
-        chance = np.cumsum(
-            chances(counts, window.alpha) * (self.episodes.transitions > 0)
-        )
+        able = np.flatnonzero(self.episodes.transitions)
+        chance = np.cumsum(chances(counts[able], window.alpha))
         point = rng.random(window.batch) * chance[-1]
-        chosen = np.minimum(np.searchsorted(chance, point, "right"), len(chance) - 1)
+        found = np.searchsorted(chance, point, "right")
+        chosen = able[np.minimum(found, len(able) - 1)]
         rows = self.episodes.rows[chosen]
         step = rng.integers(0, rows - 1)
         offset = rng.integers(0, window.length - 1, window.batch)
@@ -204,8 +204,11 @@ def chances(
     counts: Int[np.ndarray, " episodes"], alpha: float
 ) -> Float[np.ndarray, " episodes"]:
     """How likely each episode is chosen next, by how often it was before."""
-    weight = (1.0 + counts) ** -alpha
-    return np.asarray(weight / max(weight.sum(), 1e-300))
+    if not len(counts):
+        return np.zeros(0)
+    # next to the rarest, since weights of their own may be too small for a number
+    weight = ((1.0 + counts) / (1.0 + counts.min())) ** -alpha
+    return np.asarray(weight / weight.sum())
 
 
 def place(

@@ -181,6 +181,21 @@ def test_chances_fall_with_use():
     np.testing.assert_allclose(chances(np.array([0, 9]), 0.0), [0.5, 0.5])
 
 
+def test_chances_are_numbers_however_steeply_they_fall():
+    counts = np.array([5, 5, 900])
+    np.testing.assert_allclose(chances(counts, 1000.0), [0.5, 0.5, 0])
+    window = Window(8, 4, select="episodes", alpha=1000.0)
+    replay = make_replay(streams=1, train=window)
+    replay.tally("train", True)
+    filler = Filler(replay, 1)
+    filler.add(30)
+    for _ in range(20):
+        replay.sample("train")
+    filler.left[:] = 0
+    filler.add(1)  # an episode that was never served, but has no transition yet
+    assert replay.sample("train")["mask"].any(1).all()
+
+
 def test_a_sequence_is_placed_around_a_step():
     step, offset, length = np.array([0, 3]), np.array([2, 0]), np.array([4, 4])
     assert place(step, offset, length, 3, "both").tolist() == [-2, 3]
