@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.agents.dreams import IrisDreams
-from reverie.agents.epochs import Epochs
+from reverie.agents.epochs import Epochs, Share
 from reverie.agents.iris_config import PARTS, IrisConfig
 from reverie.agents.iris_report import look
 from reverie.agents.pixel_actor_critic import PixelActorCritic, Recall
@@ -135,9 +135,10 @@ class Iris:
         self.opts = {name: self._optimizer(name) for name in PARTS}
         purposes = ("policy", "eval", "train", "report")
         self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
-        self.rhythm = Epochs(
-            config.schedule, {name: getattr(config.learn, name).share for name in PARTS}
-        )
+        shares = {name: getattr(config.learn, name).share for name in PARTS}
+        if not config.behaviour:
+            shares["actor_critic"] = Share(0, 0, 0)
+        self.rhythm = Epochs(config.schedule, shares)
         self.notes: Spaces = {}
         self.diet = {name: self._window(name) for name in PARTS}
         longest = max(config.learn.world_model.length, config.actor_critic.burn_in + 2)
@@ -530,7 +531,8 @@ def choose_image(obs_space: Spaces, wanted: str) -> str:
             f"  Fix: --iris.image {images[0]}"
         )
     raise UserError(
-        "Δ-IRIS learns from images, and this environment shows none.\n"
+        "Δ-IRIS learns from images (uint8, height x width x colours), and this "
+        "environment shows none.\n"
         "  Fix: choose an environment with images (for Gymnasium tasks try "
         "`--env.gym.render True`), or `--agent dreamer`."
     )

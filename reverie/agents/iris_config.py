@@ -7,6 +7,7 @@ of them is trained, `schedule` when, and `acting` how experience is collected.
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,10 +40,20 @@ class PartConfig:
     """Optimizer."""
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.accumulate) < 1 or self.steps < 0:
+        if min(self.batch, self.accumulate) < 1:
             raise UserError(
                 "Each part of iris.learn needs at least one sequence per batch and one "
                 "batch per update.\n  Fix: --iris.learn.tokenizer.batch 32"
+            )
+        if min(self.steps, self.first_steps, self.start_after) < 0:
+            raise UserError(
+                "The steps, first_steps and start_after of a part of iris.learn must "
+                "not be negative.\n  Fix: --iris.learn.tokenizer.steps 500"
+            )
+        if not 0 <= self.alpha < math.inf:
+            raise UserError(
+                f"An alpha of {self.alpha} in iris.learn would not make episodes give "
+                "way to others.\n  Fix: --iris.learn.tokenizer.alpha 5"
             )
 
     @property
@@ -95,7 +106,7 @@ class ActingConfig:
                 "iris.acting.epsilon is a probability.\n"
                 "  Fix: --iris.acting.epsilon 0.01"
             )
-        if min(self.temperature, self.eval_temperature) <= 0:
+        if not (self.temperature > 0 and self.eval_temperature > 0):
             raise UserError(
                 "iris.acting.temperature must be above zero.\n"
                 "  Fix: --iris.acting.sample False for the likeliest action."

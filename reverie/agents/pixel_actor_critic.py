@@ -67,6 +67,13 @@ class PixelActorCriticConfig:
                 "iris.actor_critic needs a width and a horizon of at least 1 and a "
                 "burn_in that is not negative.\n  Fix: --iris.actor_critic.horizon 15"
             )
+        for name in ("discount", "lam", "target_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                good = type(self).__dataclass_fields__[name].default
+                raise UserError(
+                    f"iris.actor_critic.{name} is {getattr(self, name)}, but must be "
+                    f"from 0 to 1.\n  Fix: --iris.actor_critic.{name} {good}"
+                )
 
 
 class Recall(NamedTuple):

@@ -38,8 +38,10 @@ class AdamConfig:
     """How slowly the running magnitude follows."""
 
     def __post_init__(self) -> None:
-        if min(self.lr, self.clip, self.wd, self.eps) < 0:
-            raise ValueError("lr, clip, wd and eps must not be negative")
+        if not all(x >= 0 for x in (self.lr, self.clip, self.wd)):
+            raise ValueError("lr, clip and wd must not be negative")
+        if not self.eps > 0:
+            raise ValueError("eps must be above zero")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError("beta1 and beta2 must be at least 0 and below 1")
 

@@ -16,6 +16,7 @@ from reverie.envs.pool import LocalPool, PoolConfig
 from reverie.nets.dice import Dice
 from reverie.run.config import resolve
 from reverie.run.parts import rest_at_end
+from reverie.worlds.iris.world import IrisWorld
 
 FLAG = Space(np.dtype(bool))
 FLAGS = {
@@ -252,6 +253,15 @@ def test_the_parts_are_trained_in_turn():
         seen += {key.split("/")[1] for key in metrics if key.startswith("loss/")}
     assert seen == [name for name in PARTS for _ in range(2)]
     assert agent.rhythm.epoch == 2
+
+
+def test_without_behaviour_only_the_world_is_learnt():
+    agent = make_agent(settings(**{"iris.behaviour": False}))
+    agent.rhythm.took(10_000)
+    for _ in range(600):
+        assert agent.rhythm.part in ("tokenizer", "world_model", None)
+        agent.rhythm.trained()
+        agent.rhythm.took(10_000)
 
 
 def test_each_part_can_be_timed_alone():
@@ -495,14 +505,32 @@ def test_images_are_needed_and_chosen():
 def test_sizes_that_do_not_work_are_named_with_those_that_do():
     crafter, tiny = resolve(["iris_crafter"]).iris, settings()
     for config, side, says in (
-        (crafter, 60, "multiple of 8"),
+        (crafter, 60, "--env.resize 64 64, or .* multiples of 16"),
         (crafter, 72, "multiples of 16"),  # nine by nine cannot be cut in four
-        (crafter, 80, "the width"),
-        (tiny, 6, "the width"),
+        (crafter, 80, "--env.resize 64 64, or --iris.world_model.frame.latent 6"),
+        (tiny, 6, "--env.resize 4 4, or"),
     ):
         image = Space(np.dtype(np.uint8), (side, side, 3))
-        with pytest.raises(UserError, match=rf"(?s)Images of.*Fix:.*{says}"):
+        with pytest.raises(UserError, match=rf"(?s)Images of.*Fix: .*{says}"):
             make_agent(config, obs_space={"image": image, **FLAGS})
+
+
+@pytest.mark.parametrize("shape", [(80, 80), (48, 48), (64, 96)])
+def test_the_settings_that_are_proposed_for_a_size_work(shape):
+    image = Space(np.dtype(np.uint8), (*shape, 1))
+    spaces = {"image": image, **FLAGS}
+    with pytest.raises(UserError) as error:
+        make_agent(resolve(["iris_crafter"]).iris, obs_space=spaces)
+    flags = str(error.value).split(", or ")[1].split()
+    names = [name.removeprefix("--") for name in flags[::2]]
+    config = resolve(["iris_crafter"], flags=list(zip(names, flags[1::2], strict=True)))
+    with torch.device("meta"):
+        IrisWorld(
+            image,
+            3,
+            tokenizer=config.iris.tokenizer,
+            dynamics=config.iris.world_model,
+        )
 
 
 def test_the_documented_settings_for_larger_images_work():
@@ -523,6 +551,17 @@ def test_settings_that_cannot_work_are_refused():
         ({"iris.acting.epsilon": 1.5}, "probability"),
         ({"iris.learn.tokenizer.accumulate": 0}, "at least one"),
         ({"iris.actor_critic.width": 0}, "at least 1"),
+        ({"iris.learn.tokenizer.first_steps": -1}, "negative"),
+        ({"iris.learn.world_model.start_after": -1}, "negative"),
+        ({"iris.learn.tokenizer.alpha": -1.0}, "give way"),
+        ({"iris.learn.tokenizer.alpha": float("nan")}, "give way"),
+        ({"iris.learn.tokenizer.opt.lr": float("nan")}, "negative"),
+        ({"iris.learn.tokenizer.opt.eps": 0.0}, "above zero"),
+        ({"iris.acting.temperature": float("nan")}, "above zero"),
+        ({"iris.tokenizer.action_planes": -1}, "negative"),
+        ({"iris.actor_critic.discount": 1.5}, "from 0 to 1"),
+        ({"iris.actor_critic.lam": float("nan")}, "from 0 to 1"),
+        ({"iris.actor_critic.target_rate": -0.1}, "from 0 to 1"),
     ):
         with pytest.raises(UserError, match=why):
             settings(**flags)
