@@ -61,13 +61,16 @@ def compare_boundaries(
         data = feed("report")
     finally:
         feed.close()
-    _, another, unused = load_watcher(other, FRESH, evaluation=1)
-    unused.close()
+    _, another, others = load_watcher(other, FRESH, evaluation=1)
+    others.close()
     watchers: list[Any] = [agent, another]
-    if len({(w.config.vta.context, w.config.vta.length) for w in watchers}) > 1:
+    seen = [(x.source.obs_space, x.source.act_space) for x in (feed, others)]
+    windows = {(w.config.vta.context, w.config.vta.length) for w in watchers}
+    if seen[0] != seen[1] or len(windows) > 1:
         raise UserError(
-            f"{logdir} and {other} look at windows of different lengths.\n"
-            "  Fix: compare runs with the same watcher.vta.context and length."
+            f"{logdir} and {other} look at sequences of different kinds or lengths.\n"
+            "  Fix: compare runs of one task, with the same source.side and "
+            "watcher.vta.context and length."
         )
     found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
     return {

@@ -248,6 +248,7 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     other = train(settings(tmp_path / "other", seed=1))
     few = train(settings(tmp_path / "few", **{"watcher.batch_size": 2}))
     longer = train(settings(tmp_path / "longer", **{"watcher.vta.length": 5}))
+    small = train(settings(tmp_path / "small", **{"source.side": 16}))
     seen = []
 
     def watch(self, data):
@@ -264,8 +265,9 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     found = compare_boundaries(run, few, 6)
     assert found["rates"] == pytest.approx([3 / 18, 4 / 18])
     assert 0 < found["agreement"] < 1
-    assert cli.main(["eval", str(run), str(longer)]) == 2
-    assert "windows of different lengths" in capsys.readouterr().err
+    for different in (longer, small):
+        assert cli.main(["eval", str(run), str(different)]) == 2
+        assert "different kinds or lengths" in capsys.readouterr().err
 
 
 def test_runs_that_act_have_no_sequences_to_show(tmp_path, capsys):
