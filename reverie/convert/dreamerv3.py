@@ -157,6 +157,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return data
 
 
+def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
+    """The state of an agent with the numbers of the original's `agent.pkl` in it."""
+    return from_original(read_checkpoint(path)["params"], like)
+
+
 def _rebuilders() -> dict[tuple[str, str], Any]:
     """The names by which numpy pickles arrays, in all of its versions."""
     array, number = np.zeros(1), np.float32(0)

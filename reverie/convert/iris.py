@@ -5,15 +5,19 @@ tensors: the three parts, the last of them twice (`model` and its slow copy). No
 computed, so the numbers stay what they were. Any of the parts may be taken alone:
 
     agent.load_weights(from_original(read_checkpoint("last.pt"), agent.state_dict()))
+
+which is what `--run.from_checkpoint last.pt` does.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
+from reverie.agents.iris_config import PARTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris_names import TOKENIZER, WORLD_MODEL, take_over
 from reverie.convert.torch_file import read_torch_file
@@ -36,6 +40,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
             "  Fix: pass checkpoints/last.pt of the original's run folder."
         )
     return tensors
+
+
+def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
+    """The state of an agent with the parts of a file in it that a pattern names."""
+    tensors = read_checkpoint(path)
+    held = {name.split(".")[0] for name in tensors}
+    try:
+        wanted = [part for part in PARTS if re.fullmatch(components, part)]
+    except re.error:  # said by whoever is to load them
+        wanted = []
+    if missing := [part for part in wanted if part not in held]:
+        raise UserError(
+            f"{path} holds no {missing[0]}.\n  Fix: --run.from_components "
+            f"'{'|'.join(sorted(held & set(PARTS)))}'"
+        )
+    chosen = {k: v for k, v in tensors.items() if k.split(".")[0] in wanted}
+    return from_original(chosen, like)
 
 
 def from_original(tensors: Mapping[str, Tensor], like: StateDict) -> StateDict:

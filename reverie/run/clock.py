@@ -47,7 +47,8 @@ class RunConfig:
     """Episodes of one evaluation."""
     report_batches: int = 1
     from_checkpoint: str = ""
-    """A run or checkpoint folder whose weights to start from."""
+    """A run or checkpoint folder whose weights to start from, or a file that the
+    original of the agent saved (`last.pt` of Δ-IRIS, `agent.pkl` of DreamerV3)."""
     from_components: str = ".*"
     """Pattern over component names: which of those weights."""
     episodes: str = ""

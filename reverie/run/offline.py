@@ -37,7 +37,8 @@ def offline(config: Config) -> Path:
         check_alike(run, material)
     start, everything = config.run.from_checkpoint, RunConfig().from_components
     is_new = not (place(config.logdir) / "ckpt").exists()
-    if start and is_new and config.run.from_components == everything:
+    ours = start and not Path(start).expanduser().is_file()
+    if ours and is_new and config.run.from_components == everything:
         check_alike(start, material)
     return learn(in_updates(config, material.steps), material)
 

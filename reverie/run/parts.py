@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from reverie import agents
 from reverie import envs as suites
 from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
+from reverie.convert.originals import read_original
 from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.readers import npz
@@ -89,8 +90,8 @@ class Run:
 
     def _open(self) -> None:
         config = self.config
+        self._closing.append(self._folder.close)  # even if it refuses the settings
         self._folder.open(config)
-        self._closing.append(self._folder.close)
         self.stopper.__enter__()
         self._closing.append(lambda: self.stopper.__exit__(None, None, None))
         device.seed_everything(config.seed)
@@ -209,7 +210,7 @@ class Run:
         self.replay.collect([])
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
-            self.start_from(self.config.run.from_checkpoint)
+            self.say(take_over(self.agent, self.config))
         if self.config.run.episodes:
             self.fill_from(Path(self.config.run.episodes))
         return self.envs.reset(), self.agent.initial(len(self.envs))
@@ -221,13 +222,6 @@ class Run:
         for _, episode in npz.read_folder(folder, envs.obs_space, envs.act_space):
             self.replay.add_episode(episode)
         self.say(f"{len(self.replay) - before} steps from the episodes in {folder}.")
-
-    def start_from(self, source: str) -> None:
-        """Take over weights from another run."""
-        path = checkpoint.locate(Path(source))
-        state = checkpoint.read_part(path, "agent")
-        taken = self.agent.load_weights(state, self.config.run.from_components)
-        self.say(f"Weights of {', '.join(taken)} from {path}.")
 
     def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
         """The policy's choice, or a random one during prefill; none after the end."""
@@ -360,9 +354,20 @@ class Run:
         """
         self.save(obs, memory)
         if self.stopper.asked is None:
+            self._admit_idleness()
             self.report(self.feed)
         self.write_log()
         self.stopper.check()
+
+    def _admit_idleness(self) -> None:
+        """Say so if the run was too short for even one update."""
+        learns = self.agent.rhythm is not None or self.config.run.train_ratio > 0
+        meals = set(self.agent.diet) - {"report"}
+        if learns and meals and not (self.clock.updates or self.clock.rhythm.finished):
+            self.say(
+                f"Nothing was trained: {self.config.run.steps:,} steps were over "
+                "before the first update was due.\n  Fix: give more --run.steps."
+            )
 
     def _rescue(self) -> None:
         """Save before an error ends the run, if its parts agree with each other."""
@@ -468,6 +473,19 @@ def make_agent(
         overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
         base=base,
     )
+
+
+def take_over(agent: Agent, config: Config) -> str:
+    """Load weights of another run, or of a file that an original saved; says which."""
+    path = Path(config.run.from_checkpoint).expanduser()
+    components = config.run.from_components
+    if path.is_file():
+        state = read_original(config.agent, path, agent.state_dict(), components)
+    else:
+        path = checkpoint.locate(path)
+        state = checkpoint.read_part(path, "agent")
+    taken = agent.load_weights(state, components)
+    return f"Weights of {', '.join(taken)} from {path}."
 
 
 def for_agents(obs: Obs) -> Obs:

@@ -31,7 +31,7 @@ from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config
 from reverie.run.folder import RunFolder, place, write_spaces
 from reverie.run.health import Health
-from reverie.run.parts import make_agent
+from reverie.run.parts import make_agent, take_over
 from reverie.run.signals import Stopper
 
 
@@ -164,9 +164,15 @@ class Watch:
 
     def _open(self) -> None:
         config = self.config
+        if config.run.clock == "phases":
+            raise UserError(
+                "Without an environment there are no phases of acting, so that nothing "
+                "would ever be logged or saved.\n  Fix: --run.clock steps, and "
+                "`run.*_every` in updates."
+            )
         folder = RunFolder(self.path)
+        self._closing.append(folder.close)  # even if it refuses the settings
         folder.open(config)
-        self._closing.append(folder.close)
         self.stopper.__enter__()
         self._closing.append(lambda: self.stopper.__exit__(None, None, None))
         device.seed_everything(config.seed)
@@ -211,10 +217,7 @@ class Watch:
         else:
             self.logger.truncate_after(-1)
             if self.config.run.from_checkpoint:
-                path = checkpoint.locate(Path(self.config.run.from_checkpoint))
-                state = checkpoint.read_part(path, "agent")
-                self.agent.load_weights(state, self.config.run.from_components)
-                self._say(f"Weights from {path}.")
+                self._say(take_over(self.agent, self.config))
             self.material.begin(self.agent)
         self._say(
             f"{self.config.agent} on {self.config.task}, {self.device} in "

@@ -19,6 +19,7 @@ from reverie.convert.dreamerv3 import (
     read_checkpoint,
     to_original,
 )
+from reverie.convert.originals import read_original
 
 F32, BOOL, U8 = (np.dtype(x) for x in ("float32", "bool", "uint8"))
 OBS = {
@@ -123,7 +124,11 @@ def test_the_checkpoint_file_is_read(tmp_path, protocol):
     read = read_checkpoint(path)
     assert read["counters"]["updates"] == 3
     agent = make(2)
-    agent.load_state_dict(from_original(read["params"], agent.state_dict()))
+    like = agent.state_dict()
+    agent.load_state_dict(from_original(read["params"], like))
+    again = to_original(agent.state_dict())
+    np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
+    agent.load_weights(read_original("dreamer", path, like), "dyn")
     again = to_original(agent.state_dict())
     np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
 

@@ -17,7 +17,10 @@ from reverie.agents.iris_config import IrisConfig
 from reverie.agents.pixel_actor_critic import PixelActorCriticConfig
 from reverie.api import FLAGS, Space, UserError
 from reverie.convert.iris import from_original, read_checkpoint
+from reverie.convert.originals import read_original
 from reverie.convert.torch_file import read_torch_file
+from reverie.run.config import resolve
+from reverie.run.parts import take_over
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from iris_world_recording import (
@@ -117,6 +120,39 @@ def test_a_file_without_some_parts_keeps_those(tmp_path):
     state = from_original(read_checkpoint(tmp_path / "last.pt"), agent.state_dict())
     assert state["world_model"] is not None
     agent.load_weights(state)
+
+
+def test_a_run_starts_from_the_original_s_file(file):
+    flags = {"run.from_checkpoint": str(file)}
+    agent, whole = make_agent(), make_agent()
+    said = take_over(whole, resolve(["iris_tiny"], flags=flags))
+    assert said == f"Weights of tokenizer, world_model, actor_critic from {file}."
+    flags["run.from_components"] = "tokenizer"
+    # its other parts need not even have the same size
+    actor = replace(agent.config.actor_critic, width=8)
+    other = make_agent(actor_critic=actor)
+    before = other.state_dict()["world_model"]["latent.weight"].clone()
+    assert "Weights of tokenizer from" in take_over(
+        other, resolve(["iris_tiny"], flags=flags)
+    )
+    mine, theirs = other.state_dict(), whole.state_dict()
+    for key, value in theirs["tokenizer"].items():
+        assert torch.equal(mine["tokenizer"][key], value)
+    assert torch.equal(mine["world_model"]["latent.weight"], before)
+
+
+def test_parts_that_a_file_has_not_are_named(tmp_path):
+    kept = {k: v for k, v in original().items() if not k.startswith("actor_critic")}
+    torch.save(kept, tmp_path / "last.pt")
+    agent = make_agent()
+    like = agent.state_dict()
+    with pytest.raises(UserError, match=r"no actor_critic(.|\n)*'tokenizer"):
+        read_original("iris", tmp_path / "last.pt", like)
+    with pytest.raises(UserError, match=r"'random'.*\n  Fix"):
+        read_original("random", tmp_path / "last.pt", like)
+    state = read_original("iris", tmp_path / "last.pt", like, "(")
+    with pytest.raises(UserError, match="No component"):
+        agent.load_weights(state, "(")
 
 
 def test_another_size_is_refused(file):
