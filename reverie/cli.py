@@ -181,7 +181,11 @@ def _training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
         if harmless:
             saved = folder.read_config(folder.place(str(logdir)))
             return with_flags(saved, settings.flags)
-    return _resolve(settings._replace(names=[*below, *settings.names]))
+    names = [*below, *settings.names]
+    blocks = settings._replace(names=names, flags=[])
+    if below and _resolve(blocks).run.clock == "phases":
+        names.append("in_updates")  # recordings have no phases of acting
+    return _resolve(settings._replace(names=names))
 
 
 def _train(arguments: list[str]) -> int:

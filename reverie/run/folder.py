@@ -40,6 +40,8 @@ HARMLESS = (
     "replay.storage",
     "replay.device_memory",
     "run.steps",
+    "iris.schedule.epochs",
+    "iris.schedule.collect_epochs",
     "run.overlap",
     "run.log_every",
     "run.report_every",

@@ -50,6 +50,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
     fans: dict[str, Fans] = {}
     try:
         table = list(judge_episodes(agent, feed, images, look))
+        count = len(table) or len(feed.held_out.names()[: look.episodes or None])
         if isinstance(agent, Dreaming):
             errors, shown = open_loop(agent.dreams(0), feed, images, look)
             fans, pictures = look_at_fans(agent, feed, images, look)
@@ -60,6 +61,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
     result = {
         "checkpoint": path.name,
         "data": config.offline.eval_data or config.offline.data,
+        "count": count,
         "losses": _means(table),
         "openloop": {key: _curves(error) for key, error in errors.items()},
         "fans": fan_table(fans),
@@ -76,7 +78,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
 
 def in_words(result: dict[str, Any]) -> str:
     """The result as a person wants it."""
-    lines = [f"{result['data']}: {len(result['episodes'])} episodes set aside"]
+    lines = [f"{result['data']}: {result['count']} episodes set aside"]
     losses = result["losses"].items()
     lines += [f"  loss {key:<24} {value:.4g}" for key, value in losses]
     for key, curves in result["openloop"].items():

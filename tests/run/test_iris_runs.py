@@ -21,6 +21,7 @@ from reverie.run.bench import BenchConfig, bench
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.evaluate import evaluate
+from reverie.run.folder import hold
 from reverie.run.parts import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
@@ -238,6 +239,31 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
         Run(settings(tmp_path / "run", **flags)) as run,
     ):
         run.start()
+
+
+def test_more_epochs_may_be_asked_of_a_run_that_is_over(whole, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    steps = state_of(copy)["loop"]["clock"]["step"]
+    more = {"iris.schedule.epochs": 5, "iris.schedule.collect_epochs": 4}
+    train(settings(copy, **more))
+    clock = state_of(copy)["loop"]["clock"]
+    assert clock["rhythm"]["epoch"] == 6
+    assert clock["step"] > steps
+
+
+def test_refused_settings_leave_the_folder_free(whole, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    with pytest.raises(UserError, match="width") as refusal:
+        train(settings(copy, **{"iris.actor_critic.width": 32}))
+    assert refusal.value.__traceback__  # which remembers everything, as notebooks do
+    hold(copy).close()
+
+
+def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
+    train(settings(tmp_path / "run", **{"run.steps": 10}))
+    assert "Nothing was trained" in capsys.readouterr().err
 
 
 def test_it_is_evaluated_as_every_agent(whole, tmp_path):

@@ -32,6 +32,7 @@ from reverie.run.evaluate import (
 from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import read_config
+from reverie.run.judge import in_words, judge_run
 from reverie.run.offline import in_updates, offline, settle
 from reverie.run.offline_eval import LookConfig, judge_episodes, look, open_loop
 from reverie.run.recordings import OfflineConfig, Recordings, images_of
@@ -360,6 +361,17 @@ def catch_recordings(folder):
         write_episode(folder, f"demo_{i}", episode)
 
 
+def test_blocks_that_count_epochs_count_updates_without_an_environment(tmp_path):
+    words = ["--configs", "iris_crafter", "--offline.data", "somewhere"]
+    for command in ("offline", "bc"):
+        run = cli._config_of(command, [*words, "--run.save_every", "7"]).run
+        assert (run.clock, run.log_every, run.save_every) == ("steps", 1000, 7)
+    catch_recordings(tmp_path / "data")
+    flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}
+    with pytest.raises(UserError, match=r"no phases .*\n  Fix"):
+        offline(resolve(["offline", "iris_tiny"], flags=flags))
+
+
 def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_path):
     catch_recordings(tmp_path / "data")
     flags = {
@@ -379,6 +391,7 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         k for k in (path / "metrics.jsonl").read_text().split('"') if "actor" in k
     ]
     assert lines(path, "report/openloop/image/model")
+    assert "3 episodes set aside" in in_words(judge_run(path))
     flags |= {"bc.run": str(path), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["iris_tiny", "offline", "bc"], flags=flags))
     mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
