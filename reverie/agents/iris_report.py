@@ -67,11 +67,11 @@ def look(
         "tokens/usage": usage_picture(used.long().cpu().numpy()),
     }
 
-    few = Segment(*(x[:SHOWN, :blocks] for x in segment))
+    few = Segment(*(x[:SHOWN, :blocks] for x in from_first_frames(segment)))
     true = few.image.cpu().numpy()
     drawn = world.reconstruct(few.image, few.action).cpu().numpy()
     metrics["reconstruction/image"] = openloop_video(true, drawn, true.shape[1])
-    context = min(nets.config.burn_in + 1, true.shape[1])
+    context = min(nets.config.burn_in + 1, int(few.real.sum(1).min()))
     ahead = continue_with_actions(dreamt, few, context, dice).cpu().numpy()
     model = np.concatenate([drawn[:, :context], ahead], 1)
     metrics["openloop/image"] = openloop_video(true, model, context)
@@ -80,6 +80,25 @@ def look(
     metrics["dream/reward"] = dream.states.reward[:, 1:].mean()
     metrics["dream/ends"] = dream.states.end.any(1).float().mean()
     return metrics
+
+
+def from_first_frames(segment: Segment) -> Segment:
+    """The same stretches, each from its first real frame, the longest first.
+
+    What a picture shows is then an episode, and no dream begins in the dark before one.
+    """
+    rows, steps = segment.real.shape
+    order = segment.real.sum(1).argsort(descending=True, stable=True)
+    first = segment.real[order].long().argmax(1)
+    at = first[:, None] + torch.arange(steps, device=first.device)
+    inside = at < steps
+
+    def moved(x: Tensor) -> Tensor:
+        found = x[order[:, None], at.clamp(max=steps - 1)]
+        return torch.where(inside.reshape(rows, steps, *[1] * (x.ndim - 2)), found, 0)
+
+    image, action, reward, end, real = (moved(x) for x in segment)
+    return Segment(image, action, reward, end.bool(), real.bool())
 
 
 @torch.no_grad()

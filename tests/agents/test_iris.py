@@ -8,6 +8,7 @@ import torch
 
 from reverie.agents.iris import Iris, to_segment
 from reverie.agents.iris_config import PARTS, IrisConfig
+from reverie.agents.iris_report import from_first_frames
 from reverie.api import Agent, Divided, Space, UserError, Window
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
@@ -426,6 +427,26 @@ def test_a_report_draws_what_the_world_sees_and_dreams():
     )
     for part in PARTS:
         assert not changed(before[part], weights(agent, part))
+
+
+def test_pictures_begin_with_an_episode_and_not_in_the_dark_before_it():
+    agent = make_agent()
+    feed = lived(agent)
+    segment = agent._segment(feed("report"))
+    assert not segment.real[:, 0].all()  # some stick out on the left
+    moved = from_first_frames(segment)
+    assert moved.real[:, 0].all()
+    counts = moved.real.sum(1)
+    assert (counts == segment.real.sum(1).sort(descending=True).values).all()
+    for column in zip(moved.image, moved.real, strict=True):
+        image, real = column
+        assert image[real].flatten(1).any(1).all()
+        assert not image[~real].any()
+    assert segment.reward.sum() == moved.reward.sum()
+    assert segment.end.sum() == moved.end.sum()
+    dream = agent.report(feed)["dream/image"][0]  # a game shows something everywhere
+    side = dream.shape[0]
+    assert all(dream[:, i : i + side].any() for i in range(0, dream.shape[1], side + 2))
 
 
 def test_a_saved_agent_goes_on_as_it_would_have():
