@@ -533,8 +533,8 @@ def choose_image(obs_space: Spaces, wanted: str) -> str:
     raise UserError(
         "Δ-IRIS learns from images (uint8, height x width x colours), and this "
         "environment shows none.\n"
-        "  Fix: choose an environment with images (for Gymnasium tasks try "
-        "`--env.gym.render True`), or `--agent dreamer`."
+        "  Fix: choose an environment with images (gymnasium.wrappers."
+        "AddRenderObservation gives some to any of Gymnasium), or `--agent dreamer`."
     )
 
 
