@@ -20,6 +20,9 @@ from reverie.api import FLAGS, Action, Batch, Dreams, Env, Obs, Space, Spaces, U
 Start = Callable[[np.random.Generator], Batch]
 """Makes the rows from which a dream begins, `(T, ...)` by key."""
 
+PATIENCE = 1000
+"""Episodes that may end too soon before one is long enough to begin a dream in."""
+
 
 class Dream:
     """One dream after another; implements `api.Env`."""
@@ -50,6 +53,7 @@ class Dream:
             self._rng = np.random.default_rng(seed)
             self.dreams.seed(seed)
         rows = self.start(self._rng)
+        self._check(rows)
         self._state = self.dreams.begin({k: x[None] for k, x in rows.items()})
         self._steps = 0
         newest = {key: rows[key][-1] for key in self.dreams.obs_space}
@@ -67,6 +71,18 @@ class Dream:
 
     def close(self) -> None:
         self._state = None
+
+    def _check(self, rows: Batch) -> None:
+        """Raise unless real rows are of what the world has learnt."""
+        for key, space in {**self.dreams.obs_space, **self.dreams.act_space}.items():
+            came = np.shape(rows[key])[1:] if key in rows else None
+            if came != space.shape:
+                has = "no such key" if came is None else f"shape {came}"
+                raise UserError(
+                    f"The world was learnt with {key!r} of shape {space.shape}, but "
+                    f"the rows to begin a dream from have {has}.\n  Fix: begin where "
+                    "the agent was trained, with the same settings."
+                )
 
     def _row(
         self,
@@ -97,10 +113,16 @@ class FromEnv:
 
     def __call__(self, rng: np.random.Generator) -> Batch:
         rows: list[dict[str, np.ndarray]] = []
-        obs = self.env.reset(int(rng.integers(2**31)))
+        obs, ended = self.env.reset(int(rng.integers(2**31))), 0
         while True:
             if obs["is_last"]:  # nothing can be dreamt beyond the end
                 rows.clear()
+                ended += 1
+                if ended == PATIENCE:
+                    raise UserError(
+                        f"None of {ended} episodes lasted for {self.steps + 1} steps, "
+                        "so that no dream can begin there.\n  Fix: begin after fewer."
+                    )
                 obs = self.env.reset()
             action = {k: s.sample(rng) for k, s in self.env.act_space.items()}
             rows.append({k: np.asarray(x) for k, x in {**obs, **action}.items()})

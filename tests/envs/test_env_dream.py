@@ -121,3 +121,10 @@ def test_mistakes_are_said(agent):
         FromEpisodes([])
     with pytest.raises(UserError, match="-1 steps"):
         Dream(agent.dreams(), FromEnv(of(agent)), length=-1)
+    with pytest.raises(UserError, match=r"None of .* lasted for 51 steps"):
+        Dream(agent.dreams(), FromEnv(of(agent), steps=50)).reset()
+    with pytest.raises(UserError, match=r"shape \(8, 8, 3\).*\n  Fix"):
+        Dream(agent.dreams(), FromEnv(catch(8))).reset()
+    blind = Dream(agent.dreams(), lambda rng: {"action": np.zeros(1, np.int32)})
+    with pytest.raises(UserError, match="no such key"):
+        blind.reset()
