@@ -54,6 +54,10 @@ INSIDE = [
 DERIVED = r".*\.(indices|mask)$"
 """Entries that follow from the sizes."""
 THIRDS = ("query", "key", "value")
+ADVICE = (
+    "use the settings and the environment the original was trained with, as in "
+    "`--configs iris_crafter` or `--configs iris_atari --task atari_breakout`."
+)
 
 
 class Place(NamedTuple):
@@ -97,21 +101,19 @@ def take_over(
     for original, place in found.items():
         if place.name not in state:
             raise UserError(
-                f"This world has no place for {original!r}.\n"
-                "  Fix: build it with the original's settings."
+                f"This world has no place for {original!r}.\n  Fix: {ADVICE}"
             )
         old, new = place.of(state), tensors[original]
         if old.shape != new.shape:
             raise UserError(
                 f"{original!r} has shape {tuple(new.shape)}, this world has "
-                f"{tuple(old.shape)}.\n  Fix: build it with the original's settings."
+                f"{tuple(old.shape)}.\n  Fix: {ADVICE}"
             )
         old.copy_(new)
     missing = set(state) - {place.name for place in found.values()}
     if missing:
         raise UserError(
-            f"The original has nothing for {min(missing)!r}.\n"
-            "  Fix: build the world with the original's settings."
+            f"The original has nothing for {min(missing)!r}.\n  Fix: {ADVICE}"
         )
     return state
 

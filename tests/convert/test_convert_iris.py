@@ -157,7 +157,7 @@ def test_parts_that_a_file_has_not_are_named(tmp_path):
 
 def test_another_size_is_refused(file):
     other = make_agent(actor_critic=PixelActorCriticConfig(horizon=2, burn_in=2))
-    with pytest.raises(UserError, match=r"(?s)Fix: build"):
+    with pytest.raises(UserError, match=r"(?s)Fix: use the settings"):
         from_original(read_checkpoint(file), other.state_dict())
 
 
