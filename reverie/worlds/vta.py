@@ -248,7 +248,7 @@ class VTA(nn.Module):
             found = ", ".join(images) or "none"
             raise UserError(
                 f"VTA watches exactly one image, here are: {found}.\n"
-                "  Fix: leave one image in the observations."
+                "  Fix: leave one image in the observations, uint8 (h, w, colours)."
             )
         (self.key,) = images
         height, side, channels = obs_space[self.key].shape

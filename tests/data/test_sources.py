@@ -7,11 +7,13 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from reverie.api import Space, UserError, Window
 from reverie.data import sources
 from reverie.data.form import from_steps
 from reverie.data.sources import EVENT, Source, SourceConfig, balls, maze
+from reverie.data.sources.feed import SourceFeed
 from reverie.data.store import write_episode
 
 WINDOW = Window(4, 12)
@@ -338,3 +340,79 @@ def test_a_source_is_one_class_and_one_row(monkeypatch, task):
     source = sources.make(task, SourceConfig(), WINDOW, 0)
     assert isinstance(source, Source)
     assert source.batch(0)["image"].shape == (4, 12, 32, 32, 3)
+
+
+def test_a_source_may_be_a_file_in_the_present_folder(tmp_path, monkeypatch):
+    text = "from reverie.data.sources.balls import Balls\nclass Mine(Balls): ...\n"
+    (tmp_path / "balls_of_mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert sources.find("watch_balls_of_mine:Mine").__name__ == "Mine"
+
+
+class Deaf:
+    loss = "l2"
+
+
+class Lazy:
+    loss = "gaussian"
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [("Deaf", "bernoulli, gaussian"), ("Lazy", "has no batch"), ("WINDOW", "no class")],
+)
+def test_what_is_not_a_source_is_refused(monkeypatch, kind, complaint):
+    monkeypatch.setitem(sources.SOURCES, "mine", f"{__name__}:{kind}")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    with pytest.raises(UserError, match=complaint):
+        sources.make("watch_mine", SourceConfig(), WINDOW, 0)
+
+
+def serve(**changes):
+    """A training batch, and then the evaluation set, of a source with such arrays."""
+
+    class Mine(Blinks):
+        def __init__(self):
+            super().__init__(SourceConfig(), WINDOW, 0)
+            self.act_space = {
+                "turn": Space(np.int64, (), 0, 4),
+                "push": Space(np.float32, (2,)),
+            }
+
+        def batch(self, step):
+            turn, push = np.zeros(self.shape, int), np.zeros((*self.shape, 2))
+            found = {**super().batch(step), "turn": turn, "push": push, **changes}
+            return {key: value for key, value in found.items() if value is not None}
+
+    feed = SourceFeed(Mine(), torch.device("cpu"))
+    return feed("train"), feed("report")
+
+
+def test_discrete_and_continuous_actions_are_served_without_a_complaint(recwarn):
+    train, report = serve()
+    assert {"image", "turn", "push"} == train.keys() == report.keys() - {EVENT}
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"image": None}, "lack 'image'"),
+        ({"turn": None}, "lack 'turn'"),
+        ({"image": [1, 2]}, "'image' is no array"),
+        ({"image": np.zeros((4, 12, 32, 32, 3), np.float32)}, "wanted uint8"),
+        ({"image": np.full((4, 12, 32, 32, 3), np.nan)}, "has NaN"),
+        ({"image": np.zeros((4, 12, 16, 16, 3), np.uint8)}, "T, 32, 32, 3"),
+        ({"image": np.zeros((0, 12, 32, 32, 3), np.uint8)}, "above 0"),
+        ({"turn": np.zeros((4, 11), int)}, "'turn' has shape"),
+        ({"turn": np.full((4, 12), 4)}, "not from 0 to 3"),
+        ({"turn": np.zeros((4, 12))}, "is float64, wanted int64"),
+        ({"push": np.full((4, 12, 2), np.inf)}, "'push' has NaN or infinite"),
+        ({EVENT: np.zeros((4, 11), bool)}, "'log/event' has shape"),
+        ({EVENT: np.zeros((4, 12), int)}, "wanted bool"),
+    ],
+)
+def test_sequences_that_are_not_what_a_source_promised_are_refused(changes, complaint):
+    with pytest.raises(UserError, match=complaint):
+        serve(**changes)

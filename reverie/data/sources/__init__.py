@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -28,8 +30,13 @@ from reverie.api import Spaces, UserError, Window
 
 Arrays = dict[str, np.ndarray]
 
+Loss = Literal["bernoulli", "gaussian"]
+
 PREFIX = "watch_"
 EVENT = "log/event"
+
+LOSSES: tuple[str, ...] = get_args(Loss)
+VERBS = ("batch", "evaluation", "close")
 
 SOURCES = {
     "balls": "reverie.data.sources.balls:Balls",
@@ -68,7 +75,7 @@ class SourceConfig:
 class Source(Protocol):
     """See the top of this file."""
 
-    loss: Literal["bernoulli", "gaussian"]
+    loss: Loss
     obs_space: Spaces
     act_space: Spaces
 
@@ -94,17 +101,33 @@ def find(task: str) -> type:
             f"--task {PREFIX}{near}? Your own is --task {PREFIX}package.module:Class."
         )
     module, _, kind = place.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a file of one's own lies in the present folder
     try:
         found: type = getattr(importlib.import_module(module), kind)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"Task {task!r} cannot be found: {error}.\n"
-            "  Fix: name a class that can be imported, as package.module:Class."
+            f"Task {task!r} cannot be found: {error}.\n  Fix: name a class that can be "
+            "imported, as package.module:Class, from the folder its file lies in."
         ) from None
+    if not isinstance(found, type) or getattr(found, "loss", None) not in LOSSES:
+        raise UserError(
+            f"Task {task!r} is not a source: {kind} is no class with a `loss` that is "
+            f"one of {', '.join(LOSSES)}.\n  Fix: see the source of twenty lines in "
+            "tests/data/test_sources.py."
+        )
     return found
 
 
 def make(task: str, config: SourceConfig, window: Window, seed: int) -> Source:
     """The source of a task, for batches of this shape."""
-    source: Source = find(task)(config, window, seed)
+    kind = find(task)
+    lacks = [verb for verb in VERBS if not callable(getattr(kind, verb, None))]
+    if lacks:
+        raise UserError(
+            f"Task {task!r} is not a source: {kind.__name__} has no {lacks[0]}().\n"
+            f"  Fix: give it the methods {', '.join(VERBS)}."
+        )
+    source: Source = kind(config, window, seed)
     return source

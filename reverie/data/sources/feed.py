@@ -9,16 +9,19 @@ baselines.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, StateDict, UserError
-from reverie.data.sources import Arrays, Source
+from reverie.api import Batch, Notes, Space, Spaces, StateDict, UserError
+from reverie.data.sources import EVENT, Arrays, Source
 
 LABELLED = 8
 """Training batches, the next ones, that `labelled` consists of."""
+KINDS = {True: "iub", False: "iubf"}
+"""What arrays of discrete spaces may be made of, and those of others."""
 
 
 class SourceFeed:
@@ -87,31 +90,75 @@ class SourceFeed:
         return batch
 
     def _train(self, step: int) -> Batch:
-        arrays = self.source.batch(step)
+        arrays = self._checked(self.source.batch(step))
         return self._move({k: v for k, v in arrays.items() if k[:4] != "log/"})
 
     def _report(self) -> Batch:
-        return self._move(self.source.evaluation())
+        return self._move(self._checked(self.source.evaluation()))
 
     def _labelled(self) -> Batch:
         steps = range(self.step, self.step + LABELLED)
-        batches = [self.source.batch(step) for step in steps]
+        batches = [self._checked(self.source.batch(step)) for step in steps]
         keys = batches[0].keys()
         return self._move({k: np.concatenate([b[k] for b in batches]) for k in keys})
+
+    def _checked(self, arrays: Any) -> Arrays:
+        """What a source gave, if it is what its spaces promise."""
+        source = self.source
+        if wrong := mistake(arrays, {**source.obs_space, **source.act_space}):
+            raise UserError(
+                f"The sequences of {type(source).__name__} cannot be used: {wrong}.\n"
+                "  Fix: mend it, or the files it reads; its spaces say what is wanted."
+            )
+        checked: Arrays = arrays
+        return checked
 
     def _move(self, arrays: Arrays) -> Batch:
         batch: Batch = {}
         for key, value in arrays.items():
-            tensor = torch.as_tensor(value)
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise UserError(
-                    f"The sequences have NaN or infinite entries in {key!r}.\n"
-                    "  Fix: mend the source, or leave out the files they come from."
-                )
+            writable = value if value.flags.writeable else value.copy()
+            tensor = torch.as_tensor(writable)
             if self.device.type == "cuda":
                 tensor = tensor.pin_memory()
             batch[key] = tensor.to(self.device, non_blocking=True)
         return batch
+
+
+def mistake(arrays: Any, spaces: Spaces) -> str | None:
+    """What is wrong with sequences of a source, if anything."""
+    if not isinstance(arrays, dict):
+        return f"they come as {type(arrays).__name__}, wanted a dict of arrays"
+    wanted = {**spaces, EVENT: Space(bool)} if EVENT in arrays else spaces
+    leading = None
+    for key, space in wanted.items():
+        value = arrays.get(key)
+        if not isinstance(value, np.ndarray):
+            return f"{key!r} is no array" if key in arrays else f"they lack {key!r}"
+        leading = leading or value.shape[:2]
+        whole = len(leading) == 2 and 0 not in leading
+        if not whole or value.shape != leading + space.shape:
+            wanted_shape = ", ".join(["B", "T", *map(str, space.shape)])
+            return (
+                f"{key!r} has shape {value.shape}, wanted ({wanted_shape}) with B and "
+                "T above 0 and the same for all keys"
+            )
+        if wrong := _misfit(value, space):
+            return f"{key!r} {wrong}"
+    return None
+
+
+def _misfit(value: np.ndarray, space: Space) -> str | None:
+    kind, wanted = value.dtype.kind, space.dtype
+    if kind == "f" and not np.isfinite(value).all():
+        return "has NaN or infinite entries"
+    exact = space.is_image or wanted.kind == "b"
+    fits = value.dtype == wanted if exact else kind in KINDS[space.is_discrete]
+    if not fits:
+        return f"is {value.dtype}, wanted {wanted}"
+    if space.is_discrete and ((value < space.low) | (value >= space.high)).any():
+        low, high = int(space.low.min()), int(space.high.max()) - 1
+        return f"has entries that are not from {low} to {high}"
+    return None
 
 
 def _rows(batch: Batch) -> int:
