@@ -100,7 +100,8 @@ def halvings(side: int) -> int:
     if times < 0 or 4 * 2**times != side:
         raise UserError(
             f"Images of {side} x {side} cannot be halved down to 4 x 4.\n"
-            "  Fix: use square images with a side of 8, 16, 32, 64, ..."
+            "  Fix: use square images with a side of 8, 16, 32, 64, ...; "
+            "`reverie data convert SRC DST --size 32 32` resizes recordings."
         )
     return times
 

@@ -255,7 +255,8 @@ class VTA(nn.Module):
         if height != side:
             raise UserError(
                 f"VTA watches square images, not {height} x {side}.\n"
-                "  Fix: resize them, for example to 32 x 32."
+                "  Fix: resize them; `reverie data convert SRC DST --size 32 32` does "
+                "so with recordings."
             )
         self.config, self.dtype = config, dtype
         belief, state = config.belief, config.state

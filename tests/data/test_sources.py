@@ -135,7 +135,21 @@ def test_written_balls_are_read_back(tmp_path):
                 "image": np.zeros((3, 9, 32, 32, 3), np.uint8),
                 "event": np.zeros((3, 9)),
             },
-            "sequences of 9 frames",
+            "data balls --out .* --length 12",
+        ),
+        (
+            {
+                "image": np.zeros((3, 14, 32, 32, 3), np.uint8),
+                "event": np.zeros((3, 14), bool),
+            },
+            "3 sequences, at least 4",
+        ),
+        (
+            {
+                "image": np.zeros((4, 14, 32, 32, 3), np.uint8),
+                "event": np.full((4, 14), np.nan),
+            },
+            "'event' is float64",
         ),
     ],
 )
@@ -192,6 +206,12 @@ def test_a_missing_maze_says_how_to_make_one(tmp_path):
         ({"actions": np.zeros(40)}, "whole numbers"),
         ({"video": np.full((40, 32, 32, 3), np.nan)}, "not finite"),
         ({"video": np.zeros((40, 32, 32, 3))}, "wanted uint8"),
+        ({"video": np.full((40, 32, 32, 3), 300, np.uint16)}, "wanted uint8"),
+        ({"video": np.zeros((40, 0, 32, 3), np.uint8)}, "wanted \\(T, h, w, 3\\)"),
+        ({"junction": np.zeros(39, bool)}, "wanted bool \\(40,\\)"),
+        ({"junction": np.zeros((40, 1), bool)}, "'junction' is bool"),
+        ({"junction": np.array(True)}, "'junction' is bool"),
+        ({"junction": np.full(40, np.nan)}, "'junction' is float64"),
         (
             {"video": np.zeros((9, 32, 32, 3), np.uint8), "actions": np.zeros(9, int)},
             "has 9 frames, a window has 12",
@@ -244,7 +264,29 @@ def test_recorded_episodes_are_watched_with_actions_on_their_own_rows(tmp_path):
         ),
         (
             {"image": np.zeros((20, 8, 8, 3), np.uint8), "action": np.zeros((9, 1))},
-            "'action' has 9 rows",
+            "numbers in 20 rows",
+        ),
+        (
+            {"image": np.zeros((20, 8, 8, 0), np.uint8), "action": np.zeros(20)},
+            "wanted uint8",
+        ),
+        *(
+            (
+                {
+                    "image": np.zeros((20, 8, 8, 3), np.uint8),
+                    "action": np.zeros(20),
+                    **wrong,
+                },
+                complaint,
+            )
+            for wrong, complaint in (
+                ({"action": np.array(1)}, "'action' is int64"),
+                ({"action": np.array(["left"] * 20)}, "wanted numbers"),
+                ({"reward": np.zeros(5)}, "wanted 20 numbers"),
+                ({"reward": np.array(0.0)}, "wanted 20 numbers"),
+                ({"reward": np.array(["none"] * 20)}, "'reward' is <U4"),
+                ({"reward": np.full(20, np.nan)}, "'reward' has entries"),
+            )
         ),
     ],
 )
@@ -254,6 +296,23 @@ def test_episodes_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
     config = SourceConfig(folder=str(tmp_path))
     with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
         sources.make("watch_episodes", config, WINDOW, 0)
+
+
+def test_episodes_without_rewards_have_no_events(tmp_path):
+    arrays = {
+        "image": np.zeros((20, 8, 8, 3), np.uint8),
+        "action": np.zeros((20, 1)),
+        "reward": np.ones((20, 1)),
+    }
+    for index in range(3):
+        np.savez(tmp_path / f"e{index}.npz", **arrays)
+    config = SourceConfig(folder=str(tmp_path))
+    source = sources.make("watch_episodes", config, WINDOW, 0)
+    assert source.evaluation()[EVENT].all()
+    del arrays["reward"]
+    np.savez(tmp_path / "e1.npz", **arrays)
+    source = sources.make("watch_episodes", config, WINDOW, 0)
+    assert EVENT not in source.evaluation()
 
 
 def write_walks(folder):

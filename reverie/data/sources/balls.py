@@ -191,29 +191,40 @@ def write_balls(
     return train + test
 
 
-def read_balls(path: Path, length: int) -> Arrays:
-    """The first `length` frames of all sequences of such a file."""
-    fix = f"write it with `reverie data balls --out {path.parent}`"
+def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
+    """The first `length` frames of all sequences of such a file, `least` or more."""
+    command = f"reverie data balls --out {path.parent}"
+    fix = f"write it with `{command}`"
     if not path.is_file():
         raise UserError(f"There is no file {path}.\n  Fix: {fix}")
     try:
         data = npz.load(path)
-        image, event = data["image"], data["event"].astype(bool)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be used: {error}.\n  Fix: {fix}") from None
+    except ValueError as error:
+        raise UserError(f"{path} {error}.\n  Fix: {fix}") from None
+    if missing := [key for key in ("image", "event") if key not in data]:
+        found = ", ".join(data) or "nothing"
+        raise UserError(f"{path} has no {missing[0]!r}, only {found}.\n  Fix: {fix}")
+    image, event = data["image"], data["event"]
     shape = (SIDE, SIDE, 3)
     if image.dtype != np.uint8 or image.shape[2:] != shape:
         raise UserError(
             f"{path}: 'image' is {image.dtype} {image.shape}, wanted uint8 "
             f"(N, T, 32, 32, 3).\n  Fix: {fix}"
         )
+    if event.dtype.kind not in "biu" and not np.isin(event, (0, 1)).all():
+        raise UserError(f"{path}: 'event' is {event.dtype}, wanted bool.\n  Fix: {fix}")
     if event.shape != image.shape[:2] or image.shape[1] < length:
         raise UserError(
             f"{path} has sequences of {image.shape[1]} frames and events "
-            f"{event.shape}, a window has {length} frames.\n  Fix: {fix} "
-            f"--length {length}"
+            f"{event.shape}, a window has {length} frames.\n"
+            f"  Fix: write it with `{command} --length {length}`"
         )
-    return {"image": image[:, :length], EVENT: event[:, :length]}
+    if len(image) < least:
+        raise UserError(
+            f"{path} holds {len(image)} sequences, at least {least} are needed.\n"
+            f"  Fix: {fix}, or give a smaller --watcher.batch_size"
+        )
+    return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 
 
 class Balls:
@@ -234,7 +245,8 @@ class Balls:
 
         if config.folder:
             folder = Path(config.folder).expanduser()
-            known = shrink(read_balls(folder / "train.npz", length), side)
+            train = read_balls(folder / "train.npz", length, window.batch)
+            known = shrink(train, side)
             self._held = shrink(read_balls(folder / "test.npz", length), side)
             size, refresh = len(known["image"]), 0
             self._chunks = Chunks(lambda *_: known, size, 0, window.batch, seed)

@@ -3,7 +3,7 @@
 That is the folder of a run with its replay, episodes stored by us, and datasets of
 others. NPZ files are read here, because less will do of them: `image` and `action`.
 They follow dreamerv3-torch, where `action[t]` *led to* row t: ours is one row earlier.
-Every tenth episode is kept for evaluation. Rewards are the events.
+Every tenth episode is kept for evaluation. Rewards, where there are any, are events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reverie.api import Space, Spaces, UserError, Window
 from reverie.data.form import problems
 from reverie.data.readers import Reader, npz, open_reader
 from reverie.data.sources import EVENT, Arrays, SourceConfig
-from reverie.data.sources.maze import Crops
+from reverie.data.sources.maze import Crops, with_same_events
 
 
 def read_episode(path: Path, window: int) -> Arrays:
@@ -30,20 +30,31 @@ def read_episode(path: Path, window: int) -> Arrays:
         if key not in data:
             raise ValueError(f"has no {key!r}, only {', '.join(data) or 'nothing'}")
     image, action = data["image"], data["action"]
-    if image.ndim != 4 or image.dtype != np.uint8:
+    if image.ndim != 4 or 0 in image.shape[1:] or image.dtype != np.uint8:
         raise ValueError(
             f"'image' is {image.dtype} {image.shape}, wanted uint8 (T, h, w, c)"
         )
+    if action.shape[:1] != image.shape[:1] or action.dtype.kind not in "biuf":
+        raise ValueError(
+            f"'action' is {action.dtype} {action.shape}, wanted numbers in "
+            f"{len(image)} rows"
+        )
     action = action.reshape(len(action), -1).astype(np.float32)
-    if len(action) != len(image):
-        raise ValueError(f"'action' has {len(action)} rows, 'image' {len(image)}")
     if not np.isfinite(action).all():
         raise ValueError("'action' has entries that are not finite")
     if len(image) < window:
         raise ValueError(f"has {len(image)} frames, a window has {window}")
-    reward = data.get("reward", np.zeros(len(image)))
     taken = np.concatenate([action[1:], np.zeros_like(action[:1])])
-    return {"image": image, "action": taken, EVENT: reward != 0}
+    rows = {"image": image, "action": taken}
+    if "reward" in data:
+        reward = data["reward"]
+        if reward.size != len(image) or reward.dtype.kind not in "biuf":
+            came = f"{reward.dtype} {reward.shape}"
+            raise ValueError(f"'reward' is {came}, wanted {len(image)} numbers")
+        if not np.isfinite(reward).all():
+            raise ValueError("'reward' has entries that are not finite")
+        rows[EVENT] = reward.reshape(len(image)) != 0
+    return rows
 
 
 def read_recorded(reader: Reader, name: str, key: str, window: int) -> Arrays:
@@ -103,13 +114,15 @@ class Episodes:
         if wrong:
             some = f"{len(wrong)} of {len(readings)} episodes are left out"
             warnings.warn(f"{some}: {wrong[0]}", RuntimeWarning, stacklevel=2)
+        episodes = with_same_events(episodes)
         shapes = {tuple((k, v.shape[1:]) for k, v in e.items()) for e in episodes}
         if len(episodes) < 2 or len(shapes) > 1:
             why = wrong[0] if wrong else f"they have several shapes, {sorted(shapes)}"
             why = "there are too few" if not wrong and len(shapes) < 2 else why
             raise UserError(
-                f"The episodes in {folder} cannot be used: {why}.\n  Fix: give two or "
-                f"more episodes of one task with at least {length} frames."
+                f"The episodes in {folder} cannot be used: {why}.\n  Fix: mend or "
+                "leave out such episodes; two or more of one task are needed, with at "
+                f"least {length} frames."
             )
         self.config = config
         if paths:

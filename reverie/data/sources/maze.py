@@ -228,11 +228,11 @@ def read_episode(path: Path, window: int, side: int = SIDE) -> Arrays:
             found = ", ".join(data) or "nothing"
             raise ValueError(f"has no {key!r}, only {found}")
     video, actions = data["video"], data["actions"]
-    if video.ndim != 4 or video.shape[-1] != 3:
+    if video.ndim != 4 or video.shape[-1] != 3 or 0 in video.shape[1:]:
         raise ValueError(f"'video' has shape {video.shape}, wanted (T, h, w, 3)")
-    if video.dtype.kind == "f":
-        if not np.isfinite(video).all():
-            raise ValueError("'video' has frames that are not finite")
+    if video.dtype.kind == "f" and not np.isfinite(video).all():
+        raise ValueError("'video' has frames that are not finite")
+    if video.dtype != np.uint8:
         raise ValueError(f"'video' is {video.dtype}, wanted uint8 from 0 to 255")
     if actions.shape != video.shape[:1]:
         raise ValueError(f"'actions' has shape {actions.shape}, wanted {len(video)}")
@@ -240,10 +240,16 @@ def read_episode(path: Path, window: int, side: int = SIDE) -> Arrays:
         raise ValueError("'actions' must be whole numbers from 0 to 2")
     if len(video) < window:
         raise ValueError(f"has {len(video)} frames, a window has {window}")
-    rows = {"image": resized(video.astype(np.uint8), side)}
+    rows = {"image": resized(video, side)}
     rows["action"] = actions.astype(np.int64)
     if "junction" in data:
-        junction = data["junction"].astype(bool)
+        junction = data["junction"]
+        if junction.shape != actions.shape or junction.dtype.kind not in "biu":
+            raise ValueError(
+                f"'junction' is {junction.dtype} {junction.shape}, wanted bool "
+                f"({len(video)},)"
+            )
+        junction = junction.astype(bool)
         entered = junction & ~np.concatenate([junction[:1], junction[:-1]])
         rows[EVENT] = entered
     return rows
@@ -278,9 +284,14 @@ def read_episodes(folder: Path, window: int, missing: str) -> list[Arrays]:
             f"None of the {len(paths)} episodes in {folder} can be used: {wrong[0]}.\n"
             f"  Fix: {missing}"
         )
-    events = all(EVENT in episode for episode in found)
-    keys = [key for key in found[0] if key != EVENT or events]
-    return [{key: episode[key] for key in keys} for episode in found]
+    return with_same_events(found)
+
+
+def with_same_events(episodes: list[Arrays]) -> list[Arrays]:
+    """Events in all episodes or in none: those of some would pass for those of all."""
+    if all(EVENT in episode for episode in episodes):
+        return episodes
+    return [{k: v for k, v in episode.items() if k != EVENT} for episode in episodes]
 
 
 class Crops:
