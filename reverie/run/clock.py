@@ -119,7 +119,7 @@ class Clock:
             "save": config.save_every,
             "eval": config.eval_every,
         }
-        self._last = dict.fromkeys(self._every, self._now())
+        self._last = {name: self._now(name) for name in self._every}
 
     @property
     def frames(self) -> int:
@@ -148,7 +148,7 @@ class Clock:
         interval = self._every[name]
         if interval <= 0:
             return interval < 0
-        now = self._now()
+        now = self._now(name)
         if now - self._last[name] < interval:
             return False
         # In steps, stay on the grid: a turn of the loop may overshoot by a few.
@@ -166,11 +166,16 @@ class Clock:
     def load_state_dict(self, state: StateDict) -> None:
         self.step, self.updates = state["step"], state["updates"]
         self.rhythm.load_state_dict(state["rhythm"])
-        fresh = dict.fromkeys(self._every, self._now())
+        fresh = {name: self._now(name) for name in self._every}
         counted = self._unit != "seconds" and state["last"]
         self._last = {**fresh, **state["last"]} if counted else fresh
 
-    def _now(self) -> float:
+    def _now(self, name: str) -> float:
         if self._unit == "seconds":
             return time.monotonic()
-        return self.step if self._unit == "steps" else self.rhythm.phase
+        if self._unit == "steps":
+            return self.step
+        rhythm = self.rhythm
+        # A phase is over when it was learnt from; what was collected is saved before.
+        is_over = rhythm.collects or rhythm.finished
+        return rhythm.phase - int(not is_over and name != "save")

@@ -406,7 +406,7 @@ class Run:
         """Say what runs, where, and what its counts mean."""
         config, clock = self.config, self.clock
         meal = self.agent.diet.get("train")
-        due = ""
+        due, most = "", "at most " if self.agent.rhythm else ""
         if meal and config.run.train_ratio and self.agent.rhythm is None:
             rows = meal.batch * meal.length
             due = (
@@ -416,7 +416,7 @@ class Run:
         self.say(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
             f"  run folder {self.path}\n"
-            f"  {config.run.steps:,} agent steps of {clock.repeat} frames each, "
+            f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"{len(self.envs)} at a time\n{due}"
             f"  {self.replay.plan.sentence}{self.feed.sentence}"
         )

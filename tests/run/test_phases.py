@@ -52,6 +52,22 @@ def test_things_are_due_every_so_many_phases():
     assert len(saved) == 2
 
 
+def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
+    clock = make(save_every=1, eval_every=1, log_every=2)
+    seen = {"save": [], "eval": [], "log": []}
+    updates = 0
+    while clock.running:
+        updates += turn(clock)
+        for name, times in seen.items():
+            if clock.every(name):
+                times.append(updates)
+    assert seen["eval"] == [12, 24, 36, 48]
+    assert seen["log"] == [24, 48]
+    first = min(10, 12)  # of a turn
+    # the last one collects nothing, so it is where the one before ended
+    assert seen["save"] == [first, 12 + first, 24 + first, 36]
+
+
 def test_a_resumed_clock_knows_what_was_done():
     clock = make(save_every=2)
     while clock.rhythm.phase < 2:
