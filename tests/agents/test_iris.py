@@ -158,6 +158,9 @@ def test_the_first_epoch_acts_at_random_and_counts_its_actions():
     assert agent.rhythm.taken == taken
 
 
+STILL = {"iris.acting.epsilon": 0.0, "iris.acting.eval_epsilon": 0.0}
+
+
 def past_the_first(agent):
     agent.rhythm.load_state_dict({**agent.rhythm.state_dict(), "epoch": 2})
     return agent
@@ -186,6 +189,21 @@ def test_the_likeliest_action_on_request():
         np.testing.assert_array_equal(first, again)
 
 
+@pytest.mark.parametrize(
+    ("name", "tame", "wild"), [("epsilon", 0.0, 1.0), ("temperature", 1e-3, 1e3)]
+)
+def test_collecting_and_evaluation_explore_each_in_their_own_way(name, tame, wild):
+    obs = rows(frames(0, 64))
+    for collects in (True, False):
+        ways = (wild, tame) if collects else (tame, wild)
+        flags = {f"iris.acting.{name}": ways[0], f"iris.acting.eval_{name}": ways[1]}
+        agent = past_the_first(make_agent(settings(**{**STILL, **flags})))
+        agent.actor_critic.online.actor.bias.data[:] = torch.tensor([20.0, 0.0, 0.0])
+        for mode in ("train", "eval"):
+            action = agent.policy(agent.initial(64), obs, mode)[1]["action"]
+            assert action.any() == ((mode == "train") == collects)
+
+
 def test_a_stretch_of_acting_begins_with_a_look_back():
     agent = past_the_first(make_agent())
     net, burn_in = agent.actor_critic, agent.config.actor_critic.burn_in
@@ -205,6 +223,19 @@ def test_a_stretch_of_acting_begins_with_a_look_back():
     newest = torch.stack([torch.tensor(x) for x in (a, b)], 1)[:, -burn_in:]
     with torch.no_grad():
         wanted, _ = net.online(net.burn_in(newest), torch.tensor(c)[:, None])
+    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+
+
+def test_what_was_seen_at_random_is_looked_back_at():
+    agent = make_agent(settings(**{"iris.actor_critic.burn_in": 3}))
+    a, b, c = frames(0), frames(1), frames(2)
+    memory, *_ = agent.policy(agent.initial(2), rows(a, first=True))
+    memory, *_ = agent.policy(memory, rows(b))
+    memory, *_ = past_the_first(agent).policy(memory, rows(c))
+    seen = torch.stack([torch.tensor(x) for x in (np.zeros_like(a), a, b)], 1)
+    net = agent.actor_critic
+    with torch.no_grad():
+        wanted, _ = net.online(net.burn_in(seen), torch.tensor(c)[:, None])
     torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
 
 

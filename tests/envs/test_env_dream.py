@@ -79,6 +79,21 @@ def test_what_is_done_decides_what_is_dreamt(agent):
     assert (left[0] != right[0]).any()
 
 
+def test_the_last_action_of_a_context_does_not_count_but_those_before_do(agent):
+    rows = FromEnv(of(agent), 2)(np.random.default_rng(0))
+
+    def outcome(at, action):
+        changed = {**rows, "action": rows["action"].copy()}
+        changed["action"][at] = action
+        dreams = agent.dreams(0)
+        state = dreams.begin({key: value[None] for key, value in changed.items()})
+        _, row = dreams.step(state, {"action": np.ones(1, np.int32)})
+        return row["image"].astype(np.float64).sum() + row["reward"][0]
+
+    for at in range(3):
+        assert (outcome(at, 0) == outcome(at, 2)) == (at == 2)
+
+
 def test_it_is_cut_at_its_length_without_an_end(agent):
     dream = make_dream(agent, length=3)
     for _ in range(5):

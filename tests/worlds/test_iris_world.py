@@ -313,6 +313,16 @@ def test_revived_codes_are_distinct_vectors_of_the_batch():
     torch.testing.assert_close(q.usage[1:], torch.full((7,), 1 / 8))
 
 
+@pytest.mark.parametrize(("used", "revived"), [(15, 0), (5, 0), (3, 13)])
+def test_codes_are_revived_only_where_few_are_used(used, revived):
+    """Sixteen codes can hold four bits; they are healthy down to two."""
+    q = quantizer(codes=16)
+    q.usage.zero_()
+    q.usage[:used] = 1 / used
+    tokens = torch.arange(60) % used
+    assert q.follow(unit(60, 4), tokens, dice())["codes_revived"] == revived
+
+
 def test_a_broken_batch_leaves_the_codebook_alone():
     q = quantizer()
     before = {k: v.clone() for k, v in q.state_dict().items()}
