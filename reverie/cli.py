@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -232,7 +233,12 @@ def _eval(arguments: list[str]) -> int:
     from reverie.run.checkpoint import locate
     from reverie.run.evaluate import FAILURES, evaluate
     from reverie.run.folder import home_of, read_config
-    from reverie.run.measure import compare_boundaries, in_words, measure_boundaries
+    from reverie.run.measure import (
+        compare_boundaries,
+        in_words,
+        measure_boundaries,
+        which,
+    )
 
     settings = _settings(arguments, places=2)
     if not settings.places:
@@ -255,10 +261,11 @@ def _eval(arguments: list[str]) -> int:
                 f"{logdir} is evaluated by itself: only boundaries of runs that watch "
                 f"are compared.\n  Fix: reverie eval {logdir}"
             )
-        found = compare_boundaries(logdir, Path(settings.places[1]), episodes)
+        other = Path(settings.places[1])
+        found = compare_boundaries(logdir, other, episodes, settings.flags)
         print(
             f"Boundaries agree to {found['agreement']:.3f} (Cohen's kappa: 1 is "
-            f"always, 0 as by chance) in {episodes} fresh sequences; they begin at "
+            f"always, 0 as by chance) in {which(found)}; they begin at "
             "{:.3f} and {:.3f} of all frames.".format(*found["rates"])
         )
         return 0
@@ -266,7 +273,7 @@ def _eval(arguments: list[str]) -> int:
         print(judge.in_words(judge.judge_run(logdir, settings.flags)))
         return 0
     if is_source(config.task):
-        print(in_words(measure_boundaries(logdir, episodes)))
+        print(in_words(measure_boundaries(logdir, episodes, settings.flags)))
         return 0
     result = evaluate(
         logdir, episodes, settings.flags, videos=videos, failures=failures
@@ -451,8 +458,15 @@ def _data(arguments: list[str]) -> int:
             f"{configs.suggest(verb, DATA)}\n  Fix: reverie data inspect PATH, "
             "or reverie data export LOGDIR FOLDER"
         )
-    try:
+    with _naming_paths():
         return DATA[verb](rest)
+
+
+@contextlib.contextmanager
+def _naming_paths() -> Iterator[None]:
+    """What the system refuses about a path becomes a sentence."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in REFUSED or not error.filename:
             raise
@@ -570,7 +584,8 @@ def _view(arguments: list[str]) -> int:
             f"`reverie view` takes one of {', '.join(VIEWS)}, not {verb!r}."
             f"{configs.suggest(verb, VIEWS)}\n  Fix: reverie view boundaries LOGDIR"
         )
-    return VIEWS[verb](rest)
+    with _naming_paths():
+        return VIEWS[verb](rest)
 
 
 def _view_boundaries(arguments: list[str]) -> int:

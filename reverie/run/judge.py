@@ -7,7 +7,6 @@ a plot per key, a picture of fans per vector and a film per image.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +68,7 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
             {"name": name, "rows": rows, **losses} for name, losses, rows in table
         ],
     }
-    with contextlib.suppress(PermissionError):  # somebody else's run may be judged
+    with checkpoint.where_allowed():
         data = json.dumps(result, indent=1).encode()
         checkpoint.replace_file(home / "judgement.json", data)
         _draw(home / "judgement", config, errors, shown)

@@ -6,8 +6,8 @@ but their seed say something too: boundaries that are about the data are found b
 
 from __future__ import annotations
 
-import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from reverie.agents import boundary_metrics
-from reverie.api import UserError
+from reverie.api import Batch, UserError
 from reverie.run import checkpoint
 from reverie.run.folder import home_of
 from reverie.run.watch import load_watcher
@@ -24,15 +24,19 @@ FRESH = 1_000_000
 """Added to the seed: the run has seen none of these sequences, in no role."""
 
 
-def measure_boundaries(logdir: Path, sequences: int = 1000) -> dict[str, Any]:
+def measure_boundaries(
+    logdir: Path, sequences: int = 1000, flags: Sequence[tuple[str, Any]] = ()
+) -> dict[str, Any]:
     """Watch fresh sequences with the newest checkpoint of a run, or the one named.
 
+    A folder holds as many as it does, and those that were set aside are all there is.
     Writes the numbers to `boundaries.json` in the run folder and returns them.
     """
     path = checkpoint.locate(logdir)
-    config, agent, feed = load_watcher(logdir, FRESH, evaluation=sequences)
+    config, agent, feed = load_watcher(logdir, FRESH, flags, evaluation=sequences)
     try:
         report = agent.report(feed)
+        count = _count(feed("report"))
     finally:
         feed.close()
     numbers = {
@@ -43,25 +47,29 @@ def measure_boundaries(logdir: Path, sequences: int = 1000) -> dict[str, Any]:
     result = {
         "checkpoint": path.name,
         "task": config.task,
-        "sequences": sequences,
+        "folder": config.source.folder,
+        "sequences": count,
         **numbers,
     }
     data = json.dumps(result, indent=1).encode()
-    with contextlib.suppress(PermissionError):  # somebody else's run may be measured
+    with checkpoint.where_allowed():
         checkpoint.replace_file(home_of(path) / "boundaries.json", data)
     return result
 
 
 def compare_boundaries(
-    logdir: Path, other: Path, sequences: int = 1000
+    logdir: Path,
+    other: Path,
+    sequences: int = 1000,
+    flags: Sequence[tuple[str, Any]] = (),
 ) -> dict[str, Any]:
     """How far two runs agree, on sequences that are fresh to the first; no labels."""
-    _, agent, feed = load_watcher(logdir, FRESH, evaluation=sequences)
+    config, agent, feed = load_watcher(logdir, FRESH, flags, evaluation=sequences)
     try:
         data = feed("report")
     finally:
         feed.close()
-    _, another, others = load_watcher(other, FRESH, evaluation=1)
+    _, another, others = load_watcher(other, FRESH, flags, evaluation=1)
     others.close()
     watchers: list[Any] = [agent, another]
     seen = [(x.source.obs_space, x.source.act_space) for x in (feed, others)]
@@ -74,16 +82,31 @@ def compare_boundaries(
         )
     found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
     return {
-        "sequences": sequences,
+        "folder": config.source.folder,
+        "sequences": _count(data),
         "agreement": boundary_metrics.agreement(*found),
         "rates": [float(marks.mean()) for marks in found],
     }
 
 
+def _count(data: Batch) -> int:
+    return len(next(iter(data.values())))
+
+
+def which(result: dict[str, Any]) -> str:
+    """The sequences of a result, in words."""
+    count, folder = result["sequences"], result["folder"]
+    return (
+        f"{count} sequences set aside in {folder}"
+        if folder
+        else f"{count} fresh sequences"
+    )
+
+
 def in_words(result: dict[str, Any]) -> str:
     """The result as a person wants it, baselines below it."""
     lines = [
-        f"{result['task']}: {result['sequences']} fresh sequences, "
+        f"{result['task']}: {which(result)}, "
         f"{result['segments/count']:.2f} segments each, loss {result['loss']:.2f}"
     ]
     rows = {"boundaries": "boundaries/"}

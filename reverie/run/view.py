@@ -33,12 +33,19 @@ def view_boundaries(
             f"There is no sequence {index} among {samples}.\n"
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
+    place = folder or home_of(locate(logdir)) / "boundaries"
     config, agent, feed = load_watcher(logdir, evaluation=samples)
     watcher: Any = agent
     try:
         data = feed("report")
     finally:
         feed.close()
+    count = len(data[watcher.world.key])
+    if index >= count:  # a folder may hold fewer than were asked for
+        raise UserError(
+            f"There is no sequence {index}: {config.source.folder or config.task} has "
+            f"{count} to show.\n  Fix: --idx {count - 1}"
+        )
     rows = slice(index, index + 1)
     data = {key: value[rows] for key, value in data.items()}
     watched = watcher.watch(data)
@@ -49,7 +56,6 @@ def view_boundaries(
     found, chance = watched.read.cpu().numpy(), watched.chance.float().cpu().numpy()
     drawn = _shades(watched.image)
 
-    place = folder or home_of(locate(logdir)) / "boundaries"
     name = f"sequence_{index}"
     strip = sequence_strip(truth, drawn, found, chance, events)
     written = [write_image(place / f"{name}.png", _larger(strip))]

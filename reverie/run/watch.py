@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, Steady
-from reverie.run.config import Config
+from reverie.run.config import Config, with_flags
 from reverie.run.folder import RunFolder, place, write_spaces
 from reverie.run.health import Health
 from reverie.run.parts import make_agent, take_over
@@ -317,17 +317,20 @@ def make_source(config: Config) -> Source:
 
 
 def load_watcher(
-    logdir: Path, fresh: int = 0, **changes: Any
+    logdir: Path,
+    fresh: int = 0,
+    flags: Sequence[tuple[str, Any]] = (),
+    **changes: Any,
 ) -> tuple[Config, Agent, SourceFeed]:
     """The newest checkpoint of a run (or `best` of it), ready to look with.
 
     `fresh` is added to the seed of the sequences, so that even those for evaluation are
-    others; `changes` are to the settings of their source.
+    others; `flags` change settings of the run, and `changes` those of its source.
     """
     from reverie.run.folder import home_of, read_config
 
     path = checkpoint.locate(logdir)
-    config = read_config(home_of(path))
+    config = with_flags(read_config(home_of(path)), flags)
     if not sources.is_source(config.task):
         raise UserError(
             f"{logdir} learnt {config.task} by acting, so it has no sequences to show."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from reverie.agents.watcher import Watcher
 from reverie.api import UserError
 from reverie.data import sources
 from reverie.data.sources import EVENT
+from reverie.data.sources.balls import write_balls
 from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint
 from reverie.run.config import resolve
-from reverie.run.measure import compare_boundaries
+from reverie.run.measure import compare_boundaries, measure_boundaries
 from reverie.run.train import train
 from reverie.run.view import view_boundaries
 from reverie.run.watch import Watch, load_watcher
@@ -218,6 +220,7 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
         (["boundaries", "RUN", "--idx", "3", "--num-samples", "3"], "no sequence 3"),
         (["boundaries", "RUN", "--index", "3"], "no option --index"),
         (["boundaries", "RUN", "--idx", "one"], "cannot be 'one'"),
+        (["boundaries", "RUN", "--out", "/proc/none"], "/proc/none cannot be used"),
     ],
 )
 def test_mistakes_in_looking_get_one_sentence(run, capsys, arguments, complaint):
@@ -240,6 +243,40 @@ def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, c
     assert not np.array_equal(held("report")["image"], fresh("report")["image"])
     held.close()
     fresh.close()
+
+
+def test_a_folder_shows_and_measures_as_many_sequences_as_it_holds(tmp_path, capsys):
+    write_balls(tmp_path / "balls", train=6, test=2, length=8)
+    flags = {"source.folder": str(tmp_path / "balls"), "run.steps": 1}
+    path = train(settings(tmp_path / "run", **flags))
+    assert cli.main(["eval", str(path), "--episodes", "6"]) == 0
+    assert f"2 sequences set aside in {tmp_path / 'balls'}" in capsys.readouterr().out
+    assert json.loads((path / "boundaries.json").read_text())["sequences"] == 2
+    assert cli.main(["eval", str(path), str(path), "--episodes", "6"]) == 0
+    assert "2 sequences set aside" in capsys.readouterr().out
+    assert cli.main(["view", "boundaries", str(path), "--idx", "2"]) == 2
+    assert "has 2 to show" in capsys.readouterr().err
+
+
+def test_settings_may_change_for_a_measurement_but_not_by_mistake(
+    run, tmp_path, capsys
+):
+    write_balls(tmp_path / "balls", train=6, test=2, length=8)
+    words = ["--source.folder", str(tmp_path / "balls")]
+    assert cli.main(["eval", str(run), *words]) == 0
+    assert "2 sequences set aside" in capsys.readouterr().out
+    for places in ([str(run)], [str(run), str(run)]):
+        assert cli.main(["eval", *places, "--sorce.folder", "x"]) == 2
+        assert "no setting 'sorce.folder'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_runs_in_folders_that_cannot_be_written_are_measured(run, monkeypatch, code):
+    def refuse(path, data):
+        raise OSError(code, "no", str(path))
+
+    monkeypatch.setattr(checkpoint, "replace_file", refuse)
+    assert measure_boundaries(run, 3)["sequences"] == 3
 
 
 def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
