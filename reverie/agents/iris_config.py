@@ -108,8 +108,9 @@ class ActingConfig:
             )
         if not (self.temperature > 0 and self.eval_temperature > 0):
             raise UserError(
-                "iris.acting.temperature must be above zero.\n"
-                "  Fix: --iris.acting.sample False for the likeliest action."
+                "iris.acting.temperature and eval_temperature must be above zero.\n"
+                "  Fix: --iris.acting.sample False for the likeliest action, or in "
+                "evaluation --iris.acting.eval_sample False."
             )
 
 
