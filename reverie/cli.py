@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -545,6 +546,9 @@ def _write_sequences(
     folder = options.pop("out")
     if not folder:
         raise UserError(f"Where to?\n  Fix: reverie data {name} --out FOLDER")
+    for option, usual in known.items():
+        if option != "seed" and not options[option]:
+            raise UserError(f"--{option} must be above 0.\n  Fix: --{option} {usual}")
     count = write(Path(folder).expanduser(), **options)
     print(
         f"{count} sequences in {folder}; --task watch_{name} --source.folder {folder} "
@@ -567,7 +571,8 @@ def _options(
             )
         try:
             found[name] = type(known[name])(value)
-            wrong = not isinstance(known[name], str) and found[name] < 0
+            counts = not isinstance(known[name], str)
+            wrong = counts and not 0 <= found[name] < math.inf
         except (TypeError, ValueError):
             wrong = True
         if wrong or value is None:

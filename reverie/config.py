@@ -137,7 +137,7 @@ def block(name: str) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """A YAML or JSON file of settings."""
     try:
-        text = path.expanduser().read_text()
+        text = path.expanduser().read_text("utf-8-sig")  # some begin with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The config file {path} cannot be read: {error}.\n"

@@ -14,6 +14,7 @@ from reverie.api import UserError
 
 MAZE = "3d_maze_default"
 BLOCKS = {"bouncing_balls": "vta_balls", "3d_maze": "vta_maze"}
+LOSSES = {"bce": "bernoulli", "mse": "gaussian"}
 
 NAMES = {
     "seed": "seed",
@@ -60,17 +61,12 @@ SILENT = {
 }
 """Keys that are used below, follow from the data, or never did anything."""
 
-UNUSED = {
-    "horizon",
-    "gamma",
-    "return_lambda",
-    "loss_scale_actor",
-    "loss_scale_value",
-    "loss_scale_reward",
-    "actor_entropy_scale",
-    "loss_scale_discount",
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "env_type": tuple(BLOCKS),
+    "loss_type": tuple(LOSSES),
+    "use_amp": (True, False),
 }
-"""Settings of an agent that program contains but does not train."""
+PATHS = ("exp_name", "work_dir", "data_root")
 
 
 def is_vta_file(data: Mapping[str, Any]) -> bool:
@@ -80,11 +76,10 @@ def is_vta_file(data: Mapping[str, Any]) -> bool:
 def from_vta_file(data: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
     """The block to stand on, the settings above it, and the keys that say nothing."""
     kind = data["env_type"]
-    if kind not in BLOCKS:
-        raise UserError(
-            f"There is no env_type {kind!r}.\n  Fix: use {' or '.join(BLOCKS)}."
-        )
     given = {**DEFAULTS, **{k: v for k, v in data.items() if v is not None}}
+    _refuse_misfits({**given, "env_type": kind})
+    if "beta_anneal" in data and data["beta_anneal"] is None:
+        given["beta_anneal"] = 0  # there, too, the temperature then stays
     found = {NAMES[key]: value for key, value in given.items() if key in NAMES}
     found["source.refresh"] = 0  # that program trains on one set of sequences
     found["precision"] = "auto" if given.get("use_amp", True) else "float32"
@@ -94,15 +89,30 @@ def from_vta_file(data: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[st
         name = given.get("exp_name", "vta_bouncing_balls")
         found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
     if kind == "3d_maze" and "maze_data_dir" not in given:
-        found["source.folder"] = _usual_folder(given.get("data_root", "data"))
+        found["source.folder"] = _usual_folder(str(given.get("data_root", "data")))
     if kind == "bouncing_balls":
-        gaussian = given.get("loss_type", "bce") != "bce"
-        found["watcher.vta.loss"] = "gaussian" if gaussian else "bernoulli"
+        found["watcher.vta.loss"] = LOSSES[given.get("loss_type", "bce")]
         if given.get("obs_bit") is not None:
             found["watcher.vta.levels"] = "floor"
             found["watcher.vta.bits"] = given["obs_bit"]
     known = {*NAMES, *SILENT}
     return BLOCKS[kind], found, [key for key in data if key not in known]
+
+
+def _refuse_misfits(given: Mapping[str, Any]) -> None:
+    """Values that no setting of ours would check."""
+    for key, options in CHOICES.items():
+        if key in given and given[key] not in options:
+            words = [str(option).lower() for option in options]
+            raise UserError(
+                f"There is no {key} {given[key]!r}.\n  Fix: use {' or '.join(words)}."
+            )
+    for key in PATHS:
+        if not isinstance(given.get(key, ""), str | int | float):
+            raise UserError(
+                f"{key} is {given[key]!r}, which is no path.\n"
+                f'  Fix: write it in quotes, like "{key}": "name".'
+            )
 
 
 def _usual_folder(root: str) -> str:

@@ -137,6 +137,18 @@ class VTAConfig:
             raise ValueError("min_temperature must be between 0 and temperature")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
             raise ValueError("segment limits and obs_std must be above 0")
+        scales = (self.obs_scale, self.abs_scale, self.mask_scale)
+        for number in (*scales, self.anneal, self.obs_std, self.temperature):
+            if not 0 <= number < math.inf:
+                raise ValueError(
+                    "obs_scale, abs_scale, mask_scale, anneal, obs_std and temperature "
+                    "must be finite and not below 0"
+                )
+        if self.loss == "bernoulli" and self.levels == "spread":
+            raise ValueError(
+                "levels cannot be spread with a bernoulli loss, which takes pixels in "
+                "[0, 1]"
+            )
 
     @property
     def window(self) -> int:

@@ -339,6 +339,13 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         (["data", "balls"], "Where to"),
         (["data", "maze", "--out", "x", "--train", "-1"], "cannot be '-1'"),
         (["data", "maze", "--uot", "x"], "no option --uot"),
+        (["data", "maze", "--out", "x", "--length", "0"], "--length must be above 0"),
+        (["data", "balls", "--out", "x", "--train", "0"], "--train must be above 0"),
+        (["data", "balls", "--out", "x", "--dt", "nan"], "--dt cannot be 'nan'"),
+        (["train", "--configs", "vta_balls", "--source.dt", "inf"], "dt must be a fin"),
+        (["train", "--configs", "vta_balls", "--watcher.vta.anneal", "-1"], "anneal"),
+        (["train", "--configs", "vta_balls", "--watcher.vta.obs_std", "nan"], "finite"),
+        (["train", "--configs", "vta_balls", "--watcher.vta.levels", "spread"], "spre"),
         (["data", "mazes"], "Did you mean 'maze'"),
         (
             ["train", "--configs", "vta_maze", "--source.folder", "x"],
@@ -449,10 +456,35 @@ def test_unknown_keys_of_other_files_stay_errors(tmp_path):
         resolve(files=[path])
 
 
-def test_an_unknown_env_type_is_refused(tmp_path):
-    path = write_json(tmp_path / "a.json", env_type="pong")
-    with pytest.raises(UserError, match="bouncing_balls or 3d_maze"):
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"env_type": "pong"}, "bouncing_balls or 3d_maze"),
+        ({"env_type": None}, "bouncing_balls or 3d_maze"),
+        ({"env_type": ["3d_maze"]}, "bouncing_balls or 3d_maze"),
+        ({"loss_type": "l1"}, "bce or mse"),
+        ({"use_amp": "false"}, "true or false"),
+        ({"exp_name": ["a"]}, "no path"),
+        ({"env_type": "3d_maze", "data_root": {}}, "no path"),
+        ({"seq_size": "many"}, "whole number"),
+    ],
+)
+def test_values_of_those_files_that_mean_nothing_are_refused(tmp_path, keys, complaint):
+    path = write_json(tmp_path / "a.json", **{"env_type": "bouncing_balls", **keys})
+    with pytest.raises(UserError, match=complaint):
         resolve(files=[path])
+
+
+def test_a_temperature_that_those_files_do_not_anneal_stays(tmp_path):
+    keys = {"env_type": "bouncing_balls", "beta_anneal": None}
+    path = write_json(tmp_path / "a.json", **keys)
+    assert resolve(files=[path]).watcher.vta.anneal == 0
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"env_type": "bouncing_balls"}')
+    assert resolve(files=[path]).task == "watch_balls"
 
 
 def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,10 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if self.side not in (8, 16, 32):
             raise ValueError("side must be 8, 16 or 32")
-        if min(self.chunk, self.evaluation) < 1 or self.refresh < 0 or self.dt <= 0:
-            raise ValueError(
-                "chunk and evaluation must be at least 1, refresh 0, and dt above 0"
-            )
+        if min(self.chunk, self.evaluation) < 1 or self.refresh < 0:
+            raise ValueError("chunk and evaluation must be at least 1, refresh 0")
+        if not 0 < self.dt < math.inf:
+            raise ValueError("dt must be a finite number above 0")
 
 
 @runtime_checkable
