@@ -557,10 +557,10 @@ def test_images_are_needed_and_chosen():
 def test_sizes_that_do_not_work_are_named_with_those_that_do():
     crafter, tiny = resolve(["iris_crafter"]).iris, settings()
     for config, side, says in (
-        (crafter, 60, "--env.resize 64 64, or .* multiples of 16"),
+        (crafter, 60, "--env.resize 64 64 .*, or .* multiples of 16"),
         (crafter, 72, "multiples of 16"),  # nine by nine cannot be cut in four
-        (crafter, 80, "--env.resize 64 64, or --iris.world_model.frame.latent 6"),
-        (tiny, 6, "--env.resize 4 4, or"),
+        (crafter, 80, "--offline.read.size 64 64.*, or --iris.* 6"),
+        (tiny, 6, "--env.resize 4 4 .*, or"),
     ):
         image = Space(np.dtype(np.uint8), (side, side, 3))
         with pytest.raises(UserError, match=rf"(?s)Images of.*Fix: .*{says}"):

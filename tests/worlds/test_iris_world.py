@@ -366,7 +366,7 @@ def test_images_of_other_sizes_are_refused_with_a_way_out():
         make(image=(7, 8, 3))
     with pytest.raises(UserError, match=r"into 2x2 tokens.*\n  Fix: .*resize 8 8"):
         make(image=(8, 6, 3))
-    with pytest.raises(UserError, match=r"width 32.*\n  Fix: --env.resize 8 8, or"):
+    with pytest.raises(UserError, match=r"width 32.*\n  Fix: --env.resize 8 8 .*, or"):
         make(image=(8, 16, 3))
     with pytest.raises(UserError, match=r"sees one image.*\n  Fix"):
         IrisWorld(

@@ -354,7 +354,12 @@ def check_size(
     grid, halvings = math.isqrt(tokenizer.tokens), sum(tokenizer.encoder.halve)
     divisor = grid * tokenizer.encoder.shrink
     side = _fitting_side(divisor, dynamics)
-    resize = f"--env.resize {side} {side}, or " if side else ""
+    resize = ""
+    if side:
+        resize = (
+            f"--env.resize {side} {side} (of recordings --offline.read.size {side} "
+            f"{side}), or "
+        )
     if height % divisor or width % divisor:
         raise UserError(
             f"Images of {height}x{width} cannot be halved {halvings} times and then "
