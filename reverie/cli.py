@@ -164,6 +164,19 @@ def _resolve(settings: Settings) -> Any:
     return resolve(settings.names, settings.files, settings.flags)
 
 
+def _acted_in(config: Any) -> Any:
+    """A config for those who want an environment."""
+    from reverie.data.sources import is_source
+
+    if is_source(config.task):
+        raise UserError(
+            f"{config.task} is there to be watched: it has no environment.\n"
+            f"  Fix: reverie train --agent watcher --task {config.task}, or name a "
+            "task that `reverie envs` lists."
+        )
+    return config
+
+
 def _training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
     """The config of a run; `--logdir` alone resumes with the settings saved there.
 
@@ -385,7 +398,8 @@ def _bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
 
     def resolve(blocks: list[str], more: dict[str, Any]) -> Any:
         names = [*settings.names, *blocks]
-        return _resolve(Settings([], names, settings.files, [*more.items(), *flags]))
+        whole = Settings([], names, settings.files, [*more.items(), *flags])
+        return _acted_in(_resolve(whole))
 
     return options, resolve
 
@@ -433,7 +447,7 @@ def _check_env(arguments: list[str]) -> int:
     if not settings.places:
         raise UserError("Which task?\n  Fix: reverie check-env TASK")
     settings.flags.append(("task", settings.places[0]))
-    config = _resolve(settings)
+    config = _acted_in(_resolve(settings))
     try:
         env = envs.make(config.task, config.env, config.seed)
     except UserError:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reverie.data.sources import is_source
 from reverie.run.config import Config
 from reverie.run.parts import MakeEnv, Run
-from reverie.run.watch import watch
+from reverie.run.watch import watch, watches
 
 
 def train(config: Config, make_env: MakeEnv | None = None) -> Path:
@@ -16,7 +15,7 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
     Sequences that are only there to be watched have a loop of their own (`watch.py`).
     Returns the run folder.
     """
-    if is_source(config.task):
+    if watches(config):
         return watch(config)
     with Run(config, make_env) as run:
         feed, clock, logger = run.feed, run.clock, run.logger

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reverie.data.sources import is_source
 from reverie.run.config import Config
 from reverie.run.evaluate import play_episodes, summarize
 from reverie.run.parts import EVAL_SEEDS, MakeEnv, Run
-from reverie.run.watch import watch
+from reverie.run.watch import watch, watches
 
 
 def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
@@ -17,7 +16,7 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
     Their scores are logged as `eval/episode/*`, apart from the training ones, and
     `eval/*` holds the report on them. Returns the run folder.
     """
-    if is_source(config.task):
+    if watches(config):
         return watch(config)
     with Run(config, make_env) as run:
         agent, feed, clock, logger = run.agent, run.feed, run.clock, run.logger

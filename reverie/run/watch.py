@@ -305,6 +305,18 @@ class Watch:
         print(text, file=sys.stderr, flush=True)
 
 
+def watches(config: Config) -> bool:
+    """Whether a run has sequences to watch; who watches wants nothing else."""
+    found = sources.is_source(config.task)
+    if not found and hasattr(config.of_agent, "window"):
+        raise UserError(
+            f"The agent {config.agent!r} learns from sequences, and in {config.task} "
+            "somebody has to act.\n  Fix: --task watch_balls, watch_maze or "
+            "watch_episodes, or --agent dreamer"
+        )
+    return found
+
+
 def make_source(config: Config) -> Source:
     """The sequences of a config's task, in windows as its agent wants them."""
     window = getattr(config.of_agent, "window", None)

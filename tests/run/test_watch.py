@@ -352,6 +352,14 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
             "data maze --out x",
         ),
         (["train", "--task", "watch_bals"], "watch_balls"),
+        (["train", "--agent", "watcher"], "--task watch_balls"),
+        (["train_eval", "--agent", "watcher", "--task", "gym_CartPole-v1"], "to act"),
+        (
+            ["offline", "--agent", "watcher", "--offline.data", "x"],
+            "--task watch_episodes --source.folder x",
+        ),
+        (["bench", "--configs", "vta_balls"], "has no environment"),
+        (["check-env", "watch_balls"], "has no environment"),
     ],
 )
 def test_mistakes_in_making_data_get_one_sentence(
