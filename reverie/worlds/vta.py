@@ -124,10 +124,10 @@ class VTAConfig:
     """Weight of the KL of the flags."""
 
     def __post_init__(self) -> None:
-        sizes = (self.context, self.length, self.belief, self.state)
-        if min(sizes) < 1 or self.layers < 0:
+        sizes = (self.context, self.belief, self.state)
+        if min(sizes) < 1 or self.layers < 0 or self.length < 2:
             raise ValueError(
-                "context, length, belief and state must be at least 1, layers 0"
+                "context, belief and state must be at least 1, layers 0, length 2"
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")

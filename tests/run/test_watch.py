@@ -345,6 +345,7 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         (["train", "--configs", "vta_balls", "--source.dt", "inf"], "dt must be a fin"),
         (["train", "--configs", "vta_balls", "--watcher.vta.anneal", "-1"], "anneal"),
         (["train", "--configs", "vta_balls", "--watcher.vta.obs_std", "nan"], "finite"),
+        (["train", "--configs", "vta_balls", "--watcher.vta.length", "1"], "length 2"),
         (["train", "--configs", "vta_balls", "--watcher.vta.levels", "spread"], "spre"),
         (["data", "mazes"], "Did you mean 'maze'"),
         (
