@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.agents.dreams import IrisDreams
 from reverie.agents.epochs import Epochs, Share
 from reverie.agents.iris_config import PARTS, IrisConfig
-from reverie.agents.iris_report import look
+from reverie.agents.iris_report import judge, look
 from reverie.agents.pixel_actor_critic import PixelActorCritic, Recall
 from reverie.agents.sizes import load_components
 from reverie.api import (
@@ -387,6 +388,17 @@ class Iris:
             self.config.learn.tokenizer.length,
         )
 
+    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Losses of each row, by what led to it; of the first one nothing is said."""
+        rows, learn = batch["mask"].shape[1], self.config.learn
+        lengths = {name: getattr(learn, name).length for name in PARTS[:2]}
+        keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
+        # two frames and the outcome of the second are the least there is to judge
+        segment = self._segment({key: _at_least(batch[key], 3) for key in keys})
+        losses, counts = judge(self.world, segment, lengths, self.dice["report"])
+        shifted = {key: F.pad(loss, (1, 0))[:, :rows] for key, loss in losses.items()}
+        return shifted, F.pad(counts, (1, 0))[:, :rows]
+
     def dreams(self, seed: int = 0) -> Dreams:
         """Walks through the world it has learned."""
         return IrisDreams(
@@ -555,6 +567,12 @@ def choose_action(act_space: Spaces) -> tuple[str, int, int]:
 def _like(mask: Tensor, x: Tensor) -> Tensor:
     mask = mask.to(x.device)
     return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+
+
+def _at_least(x: Tensor, steps: int) -> Tensor:
+    """The same rows, and as many that are not real as it takes."""
+    missing = max(0, steps - x.shape[1])
+    return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1)
 
 
 def _newest(

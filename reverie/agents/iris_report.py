@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from reverie.agents.pixel_actor_critic import PixelActorCritic
@@ -99,6 +99,51 @@ def from_first_frames(segment: Segment) -> Segment:
 
     image, action, reward, end, real = (moved(x) for x in segment)
     return Segment(image, action, reward, end.bool(), real.bool())
+
+
+@torch.no_grad()
+def judge(
+    world: IrisWorld, segment: Segment, lengths: dict[str, int], dice: Dice
+) -> tuple[dict[str, Float[Tensor, "B L"]], Bool[Tensor, "B L"]]:
+    """Losses of what followed each row of whole episodes, and which rows count.
+
+    As in the original, episodes are cut into pieces as long as those trained on, one
+    after the other; a single frame at the end is left out. From one piece to the next,
+    and into the last observation, nothing is known about the change: the mean of those
+    before it stands there.
+    """
+    empty, counts = torch.zeros_like(segment.reward), torch.zeros_like(segment.real)
+    losses: dict[str, Tensor] = {}
+    known: dict[str, Tensor] = {}
+    for part, length in lengths.items():
+        for start in range(0, segment.real.shape[1] - 1, length):
+            piece = Segment(*(x[:, start : start + length] for x in segment))
+            real, both = piece.real, piece.real[:, :-1] & piece.real[:, 1:]
+            if part == "tokenizer":
+                found = world.tokenizer_loss(piece, dice, learn=False).losses
+                means = dict.fromkeys(found, both) | {"commit": both | True}
+            else:
+                found = world.dynamics_loss(piece).losses
+                means = dict.fromkeys(found, real) | {"latents": real[:, :-1]}
+                counts[:, start : start + length] = real
+            for name, loss in found.items():
+                where = means[name]
+                # each is scaled so that its mean is one over the marked entries
+                loss = loss * where.sum().clamp(min=1) / where.numel()
+                key, rows = f"{part}/{name}", slice(start, start + loss.shape[1])
+                losses.setdefault(key, empty.clone())[:, rows] = loss
+                marks = known.setdefault(key, torch.zeros_like(segment.real))
+                marks[:, rows] = both if loss.shape[1] < real.shape[1] else real
+    return {k: _with_means_before(x, known[k]) for k, x in losses.items()}, counts
+
+
+def _with_means_before(
+    loss: Float[Tensor, "B L"], known: Bool[Tensor, "B L"]
+) -> Float[Tensor, "B L"]:
+    """Where a loss is not known, the mean of what is known before."""
+    loss = torch.where(known, loss, 0)
+    count, total = known.long().cumsum(1), loss.cumsum(1)
+    return torch.where(known, loss, total / count.clamp(min=1))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from reverie.agents.iris import Iris, to_segment
 from reverie.agents.iris_config import PARTS, IrisConfig
 from reverie.agents.iris_report import from_first_frames
-from reverie.api import Agent, Divided, Space, UserError, Window
+from reverie.api import Agent, Divided, Judging, Space, UserError, Window
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay, ReplayConfig
 from reverie.envs.catch import Catch, CatchConfig
@@ -478,6 +478,71 @@ def test_pictures_begin_with_an_episode_and_not_in_the_dark_before_it():
     dream = agent.report(feed)["dream/image"][0]  # a game shows something everywhere
     side = dream.shape[0]
     assert all(dream[:, i : i + side].any() for i in range(0, dream.shape[1], side + 2))
+
+
+def whole_episodes(count=4, seed=0):
+    """Games of catch, in rows; the last is shorter, as if it had been cut."""
+    games = []
+    for i in range(count):
+        env, rng = make_env(i), np.random.default_rng(seed + i)
+        obs, rows_ = env.reset(i), []
+        while True:
+            action = env.act_space["action"].sample(rng)
+            rows_.append({**obs, "action": action, "mask": np.bool_(True)})
+            if obs["is_last"]:
+                break
+            obs = env.step({"action": action})
+        games.append({key: np.stack([r[key] for r in rows_]) for key in rows_[0]})
+    batch = {k: torch.tensor(np.stack([g[k] for g in games])) for k in games[0]}
+    batch["mask"][-1, 3:] = False
+    return batch
+
+
+def test_episodes_are_judged_by_the_losses_of_training():
+    agent = make_agent()
+    batch = whole_episodes()
+    losses, counts = agent.judge(batch)
+    assert isinstance(agent, Judging)
+    assert counts.tolist() == [[False, True, True, True]] * 3 + [
+        [False, True, True, False]
+    ]
+    segment = agent._segment(batch)
+    both = segment.real[:, :-1] & segment.real[:, 1:]
+    trained = {
+        "tokenizer": agent.world.tokenizer_loss(segment, agent.dice["report"], False),
+        "world_model": agent.world.dynamics_loss(segment),
+    }
+    for part, name, where in (
+        ("tokenizer", "l2", both),
+        ("tokenizer", "worst", both),
+        ("world_model", "rewards", segment.real),
+        ("world_model", "ends", segment.real),
+    ):
+        found = losses[f"{part}/{name}"][:, 1:]
+        wanted = trained[part].losses[name].mean()
+        torch.testing.assert_close(found[:, : where.shape[1]][where].mean(), wanted)
+    # the change into the last row is not known, so it is as those before
+    change = losses["tokenizer/l2"]
+    torch.testing.assert_close(change[:3, 3], change[:3, 1:3].mean(1))
+
+
+def test_what_comes_after_a_row_does_not_change_its_judgement():
+    agent = make_agent()
+    batch, other = whole_episodes(), whole_episodes(seed=9)
+    changed_later = {
+        key: torch.cat([value[:, :3], other[key][:, 3:]], 1)
+        for key, value in batch.items()
+    }
+    changed_later["image"][:, 3] = 255 - changed_later["image"][:, 3]
+    first, second = agent.judge(batch)[0], agent.judge(changed_later)[0]
+    for key, loss in first.items():
+        torch.testing.assert_close(loss[:, :3], second[key][:, :3], msg=key)
+    # however short they are, all losses have a name
+    for rows_ in (1, 2):
+        short = {key: value[:, :rows_] for key, value in batch.items()}
+        losses, counts = agent.judge(short)
+        assert losses.keys() == first.keys()
+        assert counts.shape == (4, rows_)
 
 
 def test_a_saved_agent_goes_on_as_it_would_have():

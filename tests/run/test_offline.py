@@ -391,7 +391,9 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         k for k in (path / "metrics.jsonl").read_text().split('"') if "actor" in k
     ]
     assert lines(path, "report/openloop/image/model")
-    assert "3 episodes set aside" in in_words(judge_run(path))
+    judged = judge_run(path)
+    assert "3 episodes set aside" in in_words(judged)
+    assert {"tokenizer/l2", "world_model/rewards"} <= judged["losses"].keys()
     flags |= {"bc.run": str(path), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["iris_tiny", "offline", "bc"], flags=flags))
     mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
