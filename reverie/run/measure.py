@@ -7,6 +7,7 @@ but their seed say something too: boundaries that are about the data are found b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ def measure_boundaries(
         "sequences": count,
         **numbers,
     }
-    data = json.dumps(result, indent=1).encode()
+    plain = {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in result.items()
+    }
+    data = json.dumps(plain, indent=1).encode()
     with checkpoint.where_allowed():
         checkpoint.replace_file(home_of(path) / "boundaries.json", data)
     return result
@@ -109,21 +114,28 @@ def in_words(result: dict[str, Any]) -> str:
         f"{result['task']}: {which(result)}, "
         f"{result['segments/count']:.2f} segments each, loss {result['loss']:.2f}"
     ]
+    if "boundaries/exact/f1" not in result:
+        return lines[0]
+    if math.isnan(result["boundaries/exact/f1"]):
+        return f"{lines[0]}\nThere are no events in them to compare boundaries with."
     rows = {"boundaries": "boundaries/"}
     names = [key.split("/")[1] for key in result if key.startswith("baselines/")]
     rows |= {f"  {name}": f"baselines/{name}/" for name in dict.fromkeys(names)}
     for name, prefix in rows.items():
-        if f"{prefix}exact/f1" in result:
-            exact, near = (result[f"{prefix}{kind}/f1"] for kind in ("exact", "near"))
-            lines.append(f"{name:<12} F1 exact {exact:.3f}, within a frame {near:.3f}")
-    if "boundaries/exact/precision" in result:
-        parts = [result[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
-        lines.insert(2, "  precision {:.3f}, recall {:.3f}".format(*parts))
+        exact, near = (result[f"{prefix}{kind}/f1"] for kind in ("exact", "near"))
+        lines.append(f"{name:<12} F1 exact {exact:.3f}, within a frame {near:.3f}")
+    parts = [result[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
+    lines.insert(2, "  precision {:.3f}, recall {:.3f}".format(*parts))
+    said = [result[f"calibration/{key}"] for key in ("brier", "error", "auc")]
+    lines.append(
+        "chances: Brier score {:.3f}, calibration error {:.3f}, area under the curve "
+        "{:.3f}".format(*said)
+    )
     costs = [key.split("/")[1] for key in result if key.startswith("costs/")]
-    if costs:
-        lines.append("nats a frame at a boundary, at a missed event, elsewhere")
+    lines.append("nats a frame at a boundary, at a missed event, elsewhere")
     for name in dict.fromkeys(costs):
         kinds = ("boundary", "event", "other")
-        values = (f"{result[f'costs/{name}/{kind}']:8.2f}" for kind in kinds)
+        nats = [result[f"costs/{name}/{kind}"] for kind in kinds]
+        values = (f"{'-' if math.isnan(x) else f'{x:.2f}':>8}" for x in nats)
         lines.append(f"  {name:<10} {' '.join(values)}")
     return "\n".join(lines)

@@ -78,6 +78,7 @@ class VTARecording:
 
     def make_world(self, anneal: float = 0.0, temperature: float | None = None) -> VTA:
         sizes = self.sizes
+        heat = sizes["beta"] if temperature is None else temperature
         config = VTAConfig(
             context=self.context,
             length=self.length,
@@ -89,7 +90,8 @@ class VTARecording:
             obs_std=sizes["obs_std"],
             max_segment=sizes["seg_len"],
             max_segments=sizes["seg_num"],
-            temperature=sizes["beta"] if temperature is None else temperature,
+            temperature=heat,
+            min_temperature=min(heat, VTAConfig().min_temperature),
             anneal=anneal,
         )
         world = VTA(self.obs_space, self.act_space, config)

@@ -235,6 +235,9 @@ def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, c
     assert "6 fresh sequences" in out
     assert "periodic" in out
     assert "at a missed event" in out
+    assert "Brier score" in out
+    assert "nan" not in out
+    assert "NaN" not in (run / "boundaries.json").read_text()
     result = json.loads((run / "boundaries.json").read_text())
     assert result["sequences"] == 6
     assert 0 <= result["boundaries/exact/f1"] <= 1
@@ -268,6 +271,20 @@ def test_settings_may_change_for_a_measurement_but_not_by_mistake(
     for places in ([str(run)], [str(run), str(run)]):
         assert cli.main(["eval", *places, "--sorce.folder", "x"]) == 2
         assert "no setting 'sorce.folder'" in capsys.readouterr().err
+
+
+def test_without_events_nothing_is_said_about_boundaries(tmp_path, capsys):
+    for name in ("train", "test"):
+        path = tmp_path / "balls" / f"{name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        image = np.zeros((6, 8, 32, 32, 3), np.uint8)
+        np.savez(path, image=image, event=np.zeros((6, 8), bool))
+    flags = {"source.folder": str(tmp_path / "balls"), "run.steps": 1}
+    path = train(settings(tmp_path / "run", **flags))
+    assert cli.main(["eval", str(path), "--episodes", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "no events" in out
+    assert "F1" not in out
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
