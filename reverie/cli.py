@@ -556,7 +556,8 @@ def _data_maze(arguments: list[str]) -> int:
 def _write_sequences(
     write: Callable[..., int], name: str, known: dict[str, Any], arguments: list[str]
 ) -> int:
-    options = _options(arguments, {"out": "", **known}, f"reverie data {name}")
+    given = configs.parse_flags(arguments)
+    options = _options(given, {"out": "", **known}, f"reverie data {name}")
     folder = options.pop("out")
     if not folder:
         raise UserError(f"Where to?\n  Fix: reverie data {name} --out FOLDER")
@@ -572,11 +573,11 @@ def _write_sequences(
 
 
 def _options(
-    arguments: list[str], known: dict[str, Any], command: str
+    flags: list[tuple[str, Any]], known: dict[str, Any], command: str
 ) -> dict[str, Any]:
     """Flags of a command's own, by the names and types of their defaults."""
     found = dict(known)
-    for flag, value in configs.parse_flags(arguments):
+    for flag, value in flags:
         name = flag.replace("-", "_")
         if name not in known:
             raise UserError(
@@ -608,15 +609,19 @@ def _view(arguments: list[str]) -> int:
 
 
 def _view_boundaries(arguments: list[str]) -> int:
+    from reverie.run.config import Config
     from reverie.run.view import view_boundaries
 
     if not arguments or arguments[0].startswith("--"):
         raise UserError("Which run?\n  Fix: reverie view boundaries LOGDIR")
     known = {"idx": 0, "num_samples": 10, "out": ""}
-    options = _options(arguments[1:], known, "reverie view boundaries")
+    given, every = configs.parse_flags(arguments[1:]), configs.names(Config)
+    flags = [pair for pair in given if pair[0].replace("-", "_") in every]
+    own = [pair for pair in given if pair not in flags]
+    options = _options(own, known, "reverie view boundaries")
     folder = Path(options["out"]).expanduser() if options["out"] else None
     logdir, samples = Path(arguments[0]), options["num_samples"]
-    for path in view_boundaries(logdir, options["idx"], samples, folder):
+    for path in view_boundaries(logdir, options["idx"], samples, folder, flags):
         print(path)
     return 0
 
@@ -709,7 +714,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "view": Command(
         _view,
-        "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
+        "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]\n"
+        "    [--SETTING VALUE ...]",
         "draw what a run has learnt",
         settings=False,
     ),

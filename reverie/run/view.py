@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ FPS = 4
 
 
 def view_boundaries(
-    logdir: Path, index: int = 0, samples: int = 10, folder: Path | None = None
+    logdir: Path,
+    index: int = 0,
+    samples: int = 10,
+    folder: Path | None = None,
+    flags: Sequence[tuple[str, Any]] = (),
 ) -> list[Path]:
     """Draw where a watcher's world sees segments begin, in sequences it never saw.
 
     Writes a strip and a film of one sequence, and strips of two dreams that go on from
-    its first frames, one of them jumping from segment to segment.
+    its first frames, one of them jumping from segment to segment. `flags` change
+    settings of the run.
     """
     if samples < 1 or not 0 <= index < samples:
         raise UserError(
@@ -34,7 +40,7 @@ def view_boundaries(
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
     place = folder or home_of(locate(logdir)) / "boundaries"
-    config, agent, feed = load_watcher(logdir, evaluation=samples)
+    config, agent, feed = load_watcher(logdir, flags=flags, evaluation=samples)
     watcher: Any = agent
     try:
         data = feed("report")

@@ -261,13 +261,13 @@ def test_a_folder_shows_and_measures_as_many_sequences_as_it_holds(tmp_path, cap
     assert "has 2 to show" in capsys.readouterr().err
 
 
-def test_settings_may_change_for_a_measurement_but_not_by_mistake(
-    run, tmp_path, capsys
-):
+def test_settings_may_change_for_a_look_but_not_by_mistake(run, tmp_path, capsys):
     write_balls(tmp_path / "balls", train=6, test=2, length=8)
     words = ["--source.folder", str(tmp_path / "balls")]
     assert cli.main(["eval", str(run), *words]) == 0
     assert "2 sequences set aside" in capsys.readouterr().out
+    assert cli.main(["view", "boundaries", str(run), "--idx", "3", *words]) == 2
+    assert "has 2 to show" in capsys.readouterr().err
     for places in ([str(run)], [str(run), str(run)]):
         assert cli.main(["eval", *places, "--sorce.folder", "x"]) == 2
         assert "no setting 'sorce.folder'" in capsys.readouterr().err
