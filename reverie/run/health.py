@@ -16,6 +16,7 @@ class Health:
     """
 
     LOOK_EVERY = 50
+    NAMED = 4
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -30,7 +31,10 @@ class Health:
         if far and self._seen % self.LOOK_EVERY:
             return
         if int(in_row) >= self.limit:
-            names = ", ".join(agent.nonfinite()) or "the loss"
+            found = agent.nonfinite() or ["the loss"]
+            names = ", ".join(found[: self.NAMED])
+            more = len(found) - self.NAMED
+            names += f" and {more} more" if more > 0 else ""
             raise UserError(
                 f"{int(in_row)} updates in a row were skipped because {names} was not "
                 "finite; the last checkpoint holds the weights from before.\n"

@@ -86,9 +86,11 @@ class SegmentsConfig:
         limits = (self.hidden, self.max_segment, self.max_segments)
         if min(*sizes, *limits) < 1 or self.layers < 0:
             raise ValueError("sizes and limits must be at least 1, and layers 0")
-        if self.temperature <= 0 or self.min_std <= 0 or not 0 <= self.rate < 1:
+        above = self.temperature > 0 and self.min_std > 0
+        if not above or not 0 <= self.rate < 1 or not self.free_nats >= 0:
             raise ValueError(
-                "temperature and min_std must be above 0, and rate between 0 and 1"
+                "temperature and min_std must be above 0, free_nats not below it, and "
+                "rate between 0 and 1"
             )
 
 

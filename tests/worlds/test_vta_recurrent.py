@@ -256,3 +256,9 @@ def test_dreamer_trains_and_acts_in_it_as_in_any_world(tmp_path):
     assert any(0 < row.get("train/boundary_ratio", 0) < 1 for row in rows)
     assert any("train/loss/boundary" in row for row in rows)
     assert np.isfinite(evaluate(path, 2)["score"])
+
+
+@pytest.mark.parametrize("name", ["temperature", "min_std", "rate", "free_nats"])
+def test_settings_that_are_no_numbers_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        SegmentsConfig(**{name: float("nan")})
