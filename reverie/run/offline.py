@@ -33,8 +33,8 @@ def offline(config: Config) -> Path:
     if config.offline.data and hasattr(config.of_agent, "window"):
         raise UserError(
             f"The agent {config.agent!r} looks at recordings as sequences to watch.\n"
-            f"  Fix: reverie train --agent {config.agent} --task watch_episodes "
-            f"--source.folder {config.offline.data}"
+            "  Fix: reverie train --configs vta_episodes --source.folder "
+            f"{config.offline.data}"
         )
     config = settle(config)
     run = getattr(config.of_agent, "run", "")

@@ -126,6 +126,23 @@ def test_the_maze_is_watched_with_its_actions(tmp_path):
     feed.close()
 
 
+def test_recorded_episodes_are_watched_with_their_actions(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    (tmp_path / "episodes").mkdir()
+    for index in range(3):
+        image = rng.integers(0, 256, (12, 16, 16, 1), np.uint8)
+        rows = {"image": image, "action": rng.normal(size=(12, 2))}
+        np.savez(tmp_path / "episodes" / f"e{index}.npz", **rows)
+    folder = str(tmp_path / "episodes")
+    flags = {"source.folder": folder, "logger.outputs": ("terminal", "jsonl")}
+    path = train(settings(tmp_path / "run", "vta_episodes", **flags))
+    assert "temperature" in capsys.readouterr().out
+    assert cli.main(["eval", str(path), "--episodes", "3"]) == 0
+    out = capsys.readouterr().out
+    assert f"3 sequences set aside in {folder}" in out
+    assert "F1" not in out  # nothing was rewarded, so there are no events
+
+
 def test_a_task_brings_its_way_of_comparing_images_along():
     assert resolve(["vta_maze"]).watcher.vta.loss == "gaussian"
     assert resolve(["vta_balls"]).watcher.vta.loss == "bernoulli"
@@ -374,7 +391,7 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         (["train_eval", "--agent", "watcher", "--task", "gym_CartPole-v1"], "to act"),
         (
             ["offline", "--agent", "watcher", "--offline.data", "x"],
-            "--task watch_episodes --source.folder x",
+            "--configs vta_episodes --source.folder x",
         ),
         (["bench", "--configs", "vta_balls"], "has no environment"),
         (["check-env", "watch_balls"], "has no environment"),
