@@ -81,6 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except MemoryError as error:
+        why = f": {error}" if str(error) else ""
+        print(
+            f"reverie: There is not enough memory{why}.\n  Fix: ask for less at once, "
+            "for example smaller batches, chunks or replays, or fewer --episodes.",
+            file=sys.stderr,
+        )
+        return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

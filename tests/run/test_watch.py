@@ -313,6 +313,11 @@ def test_runs_in_folders_that_cannot_be_written_are_measured(run, monkeypatch, c
     assert measure_boundaries(run, 3)["sequences"] == 3
 
 
+def test_more_sequences_than_memory_holds_are_not_asked_for(run, capsys):
+    assert cli.main(["eval", str(run), "--episodes", str(10**12)]) == 2
+    assert "not enough memory" in capsys.readouterr().err
+
+
 def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     run, tmp_path, capsys, monkeypatch
 ):
