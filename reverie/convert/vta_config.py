@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverie.api import UserError
 
@@ -73,30 +73,44 @@ def is_vta_file(data: Mapping[str, Any]) -> bool:
     return "env_type" in data
 
 
-def from_vta_file(data: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
-    """The block to stand on, the settings above it, and the keys that say nothing."""
+class VTAFile(NamedTuple):
+    """What such a file asks for."""
+
+    block: str
+    """The block of ours that it stands on."""
+    usual: dict[str, Any]
+    """Settings that program has by itself: they yield to whatever was named."""
+    given: dict[str, Any]
+    """Settings the file gives."""
+    unknown: list[str]
+    """Keys that mean nothing here."""
+
+
+def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
     kind = data["env_type"]
-    given = {**DEFAULTS, **{k: v for k, v in data.items() if v is not None}}
+    given = {key: value for key, value in data.items() if value is not None}
     _refuse_misfits({**given, "env_type": kind})
     if "beta_anneal" in data and data["beta_anneal"] is None:
         given["beta_anneal"] = 0  # there, too, the temperature then stays
+    usual: dict[str, Any] = {NAMES[key]: value for key, value in DEFAULTS.items()}
+    usual["source.refresh"] = 0  # that program trains on one set of sequences
+    if kind == "3d_maze":
+        usual["source.folder"] = _usual_folder(str(given.get("data_root", "data")))
     found = {NAMES[key]: value for key, value in given.items() if key in NAMES}
-    found["source.refresh"] = 0  # that program trains on one set of sequences
-    found["precision"] = "auto" if given.get("use_amp", True) else "float32"
-    if "device" not in data:
-        found["device"] = "auto"
+    if "use_amp" in given:
+        found["precision"] = "auto" if given["use_amp"] else "float32"
     if "exp_name" in given or "work_dir" in given:
         name = given.get("exp_name", "vta_bouncing_balls")
         found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
-    if kind == "3d_maze" and "maze_data_dir" not in given:
-        found["source.folder"] = _usual_folder(str(given.get("data_root", "data")))
     if kind == "bouncing_balls":
-        found["watcher.vta.loss"] = LOSSES[given.get("loss_type", "bce")]
-        if given.get("obs_bit") is not None:
+        if "loss_type" in given:
+            found["watcher.vta.loss"] = LOSSES[given["loss_type"]]
+        if "obs_bit" in given:
             found["watcher.vta.levels"] = "floor"
             found["watcher.vta.bits"] = given["obs_bit"]
     known = {*NAMES, *SILENT}
-    return BLOCKS[kind], found, [key for key in data if key not in known]
+    unknown = [key for key in data if key not in known]
+    return VTAFile(BLOCKS[kind], usual, found, unknown)
 
 
 def _refuse_misfits(given: Mapping[str, Any]) -> None:

@@ -100,8 +100,9 @@ def resolve(
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
-    read = [layer for path in files for layer in _file_layers(Path(path))]
-    layers = [*named, *read]
+    read = [_file_layers(Path(path)) for path in files]
+    usual = [layer for below, _ in read for layer in below]
+    layers = [*usual, *named, *(above for _, above in read)]
     given = [layer["task"] for _, layer in layers if "task" in layer]
     task = str(dict(pairs).get("task", given[-1] if given else Config().task))
     if sources.is_source(task):
@@ -120,18 +121,26 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
     return configs.resolve(Config, [saved, ("the flags", layer)])
 
 
-def _file_layers(path: Path) -> list[tuple[str, Layer]]:
-    """The settings of a file; one of another program brings a block of ours along."""
+def _file_layers(
+    path: Path,
+) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]:
+    """What lies beneath all that was named, and the settings of a file.
+
+    A file of another program brings what that program does by itself, and its task.
+    """
     origin, data = f"the file {path}", configs.read(path)
     if not is_vta_file(data):
-        return [(origin, data)]
-    block, layer, unknown = from_vta_file(data)
-    if unknown:
+        return [], (origin, data)
+    found = from_vta_file(data)
+    if found.unknown:
         warnings.warn(
-            f"{path} has settings that mean nothing here: {', '.join(unknown)}",
+            f"{path} has settings that mean nothing here: {', '.join(found.unknown)}",
             stacklevel=2,
         )
-    return [*_expand([block]), (origin, layer)]
+    block = configs.block(found.block)
+    task = {key: block[key] for key in ("agent", "task")}
+    below = [*_expand([found.block]), (origin, found.usual)]
+    return below, (origin, {**task, **found.given})
 
 
 def _source_layer(task: str) -> Layer:

@@ -476,6 +476,15 @@ def test_what_those_files_leave_out_has_their_defaults(tmp_path):
     assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
 
 
+def test_blocks_lie_over_what_the_port_does_by_itself_but_not_over_its_file(tmp_path):
+    path = write_json(tmp_path / "a.json", env_type="bouncing_balls", seg_num=7)
+    vta = resolve(["vta_still"], files=[path]).watcher.vta
+    assert (vta.still, vta.anneal, vta.max_segment) == (True, 5, 20)
+    assert vta.max_segments == 7
+    config = resolve(["vta_maze"], files=[path])
+    assert (config.task, config.watcher.vta.loss) == ("watch_balls", "bernoulli")
+
+
 def test_the_maze_of_the_port_is_looked_for_where_it_keeps_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write_json(tmp_path / "a.json", env_type="3d_maze")
