@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from reverie.run.checkpoint import locate
 from reverie.run.config import resolve
@@ -59,6 +60,7 @@ def test_catch_is_solved_in_a_world_of_segments(tmp_path):
 
 @pytest.mark.slow
 def test_boundaries_of_bouncing_balls_beat_every_baseline(tmp_path):
+    torch.set_num_threads(2)  # a quarter of an hour on as many cores
     path = learn(tmp_path / "run", "vta_balls_small")
     found = measure_boundaries(path, 1000)
     known = {
