@@ -191,8 +191,7 @@ def source(pixels: int, channels: int, way: Way, plan: Plan) -> str:
     sizes = {"PIXELS": pixels, "CHANNELS": channels, "GROUPS": GROUPS}
     sizes |= {"SPLIT": plan.split, "THREADS": plan.threads}
     sizes["BLOCKS"] = plan.blocks(pixels, channels, way)
-    folder = resources.files(__package__)
-    names = ("machine", "vectors", "norm", way.name)
+    folder, names = resources.files(__package__), ("machine", "norm", way.name)
     return "\n".join(
         [
             *(f"#define {key} {value}" for key, value in sizes.items()),
