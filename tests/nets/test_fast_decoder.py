@@ -192,8 +192,8 @@ def test_in_half_precision_the_last_layer_is_one_kernel():
 def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):
     """In half precision the twin must be as close to the truth as the plain part is.
 
-    All in all: its kernels are sums of the plain part's and rounded once more, which
-    shows in single biases of a few entries.
+    On average: biases have a few entries only, and which of the two is closer to them
+    in a single batch is a matter of chance.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     spaces = {"image": image(64, 64, 3)}
@@ -210,8 +210,7 @@ def test_a_fast_decoder_at_real_sizes(depth, monkeypatch):
             gains[dtype].append(apart(exact, theirs))
     for dtype, slack in ((torch.bfloat16, 1e-3), (torch.float16, 4.8e-4)):
         mean = torch.tensor(losses[dtype]).mean(0), torch.tensor(gains[dtype]).mean(0)
-        assert mean[0].mean() < 1.3 * mean[1].mean()
-        assert (mean[0] < 2 * mean[1] + slack).all()
+        assert (mean[0] < 1.3 * mean[1] + slack).all()
 
 
 def apart(truth: list[Tensor], guess: list[Tensor]) -> list[float]:

@@ -239,25 +239,20 @@ def test_convolutions_stay_on_fine_grids_where_their_channels_fill_tiles(depth, 
 def test_a_fast_encoder_at_real_sizes(depth, monkeypatch):
     """In half precision the twin must be as close to the truth as the plain part is.
 
-    In float32 it is the truth but for rounding, in many small batches: where two pixels
-    are equal but for rounding, another one may win its pool, and a single one in a late
-    layer moves the gradients of all layers before it by a percent. A mistake would be
-    in every batch.
+    Where two pixels are equal but for rounding, another one may win its pool. That is
+    rare, but a single one in a late layer moves the gradients of all layers before it
+    by a percent, also those of the plain part in float32, so float64 is the truth.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     spaces = {"image": image(64, 64, 3)}
     plain, fast = twins(spaces, EncoderConfig(depth=depth))
-    truth, most = copy.deepcopy(plain).double(), []
-    for _ in range(15):
-        obs = look(spaces, 4)
+    truth = copy.deepcopy(plain).double()
+    for _ in range(3):
+        obs = look(spaces, 32)
         exact = results(truth, obs, torch.float64)
         tokens, *grads = apart(exact, results(fast, obs))
         assert tokens < 1e-5
-        most.append(max(grads))
-    assert sorted(most)[len(most) // 4] < 1e-3, most
-    assert max(most) < 0.1, most
-    obs = look(spaces, 32)
-    exact = results(truth, obs, torch.float64)
+        assert max(grads) < 1e-2
     for dtype in (torch.bfloat16, torch.float16):
         theirs, mine = (results(net, obs, dtype) for net in (plain, fast))
         for loss, gain in zip(apart(exact, mine), apart(exact, theirs), strict=True):
