@@ -15,19 +15,13 @@ import pytest
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli import (
-    COMMANDS,
-    DATA,
-    VIEWS,
-    _bench_envs_request,
-    _bench_request,
-    _data_request,
-    _resolve,
-    _settings,
-    _sweep_request,
-    _training_config,
-    main,
-)
+from reverie.cli import COMMANDS, main
+from reverie.commands.bench import bench_envs_request, bench_request
+from reverie.commands.data import DATA, data_request
+from reverie.commands.settings import read_settings, to_config
+from reverie.commands.sweep import sweep_request
+from reverie.commands.train import training_config
+from reverie.commands.view import VIEWS
 from reverie.run.config import Config
 from reverie.run.datasets import VERBS
 
@@ -113,34 +107,34 @@ def understand(words: list[str]) -> None:
     below = {"train": [], "train_eval": [], "offline": ["offline"]}
     below["bc"] = ["offline", "bc"]
     if name in below:
-        _training_config(_settings(rest), below[name])
+        training_config(read_settings(rest), below[name])
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
-        settings = _settings(rest, places=2 if name == "eval" else 1)
+        settings = read_settings(rest, places=2 if name == "eval" else 1)
         assert settings.places or not rest
         settings.take("episodes", "100")
         settings.take("videos", "0")
         settings.take("failures", "10")
-        _resolve(settings)
+        to_config(settings)
     elif name == "sweep":
         if rest and "FILE" not in rest:
-            _sweep_request(rest if rest[0][:2] != "--" else [saved_plans()[0], *rest])
+            sweep_request(rest if rest[0][:2] != "--" else [saved_plans()[0], *rest])
     elif name == "bench" and rest[:1] == ["envs"]:
-        _bench_envs_request(rest[1:])
+        bench_envs_request(rest[1:])
     elif name == "bench":
-        _bench_request(rest)[1]([], {})
+        bench_request(rest)[1]([], {})
     elif name == "data" and rest[0] == "export":
         assert len(rest) in (1, 3)
     elif name == "data" and rest[0] in VERBS:
-        assert not rest[1:] or _data_request(rest[0], rest[1:])
+        assert not rest[1:] or data_request(rest[0], rest[1:])
     elif name in ("data", "view"):
         assert rest[0] in (DATA if name == "data" else VIEWS)
         own = {"data": "out train test length seed dt", "view": "idx num-samples out"}
         flags = {word[2:] for word in rest if word.startswith("--")}
         assert flags <= set(own[name].split())
     else:
-        settings = _settings(rest)
+        settings = read_settings(rest)
         settings.take("logdir", None)
         assert settings[1:] == ([], [], []), f"{name} takes no settings"
 
@@ -175,7 +169,7 @@ def test_every_flag_named_in_passing_exists(page, line, here):
         assert name in (*configs.names(Config), "configs", "config"), line
         return
     for last in words[-1].split("/") if "resample" in line else words[-1:]:
-        _resolve(_settings([*words[:-1], last]))
+        to_config(read_settings([*words[:-1], last]))
 
 
 @pytest.mark.parametrize(("page", "line"), printed("make "))

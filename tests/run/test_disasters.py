@@ -28,7 +28,9 @@ import torch
 
 from reverie import envs as suites
 from reverie.agents.dreamer import Dreamer
-from reverie.cli import _settings, _training_config, main
+from reverie.cli import main
+from reverie.commands.settings import read_settings
+from reverie.commands.train import training_config
 from reverie.data.archive import named_files
 from reverie.data.segments import problem
 from reverie.data.store import cut_episodes
@@ -284,7 +286,7 @@ import contextlib, io, json, re, sys
 from pathlib import Path
 from reverie import envs as suites
 from reverie.agents.dreamer import Dreamer
-from reverie.cli import _settings, _training_config, main
+from reverie.cli import main
 
 disk, words = Path(sys.argv[1]), json.loads(sys.argv[2])
 ballast = disk / "ballast"
@@ -552,7 +554,7 @@ def test_environments_that_fail_for_good_stop_the_run_with_a_checkpoint(lab, poo
 def test_failing_evaluations_do_not_cost_the_training_before_them(lab, capsys):
     run = lab(**{"task": "catch", "env.pool.failures": 1, "run.save_every": 0})
     more = {"run.eval_every": 60, "run.eval_envs": 1}
-    config = _training_config(_settings(run.words(100, **more)[1:]))
+    config = training_config(read_settings(run.words(100, **more)[1:]))
 
     def make_env(index: int):
         if index >= EVAL_SEEDS:
@@ -582,7 +584,7 @@ def test_a_run_that_an_error_ends_saves_itself_if_its_parts_are_sound(
 ):
     run = lab(agent="dreamer")
     assert run.train(100)[0] == 0
-    config = _training_config(_settings(run.words(200)[1:]))
+    config = training_config(read_settings(run.words(200)[1:]))
     if place == "update":  # weights may be half new
         monkeypatch.setattr(Dreamer, "train", fail)
     else:

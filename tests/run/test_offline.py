@@ -11,6 +11,7 @@ import torch
 
 from reverie import cli
 from reverie.api import FLAGS, Space, UserError
+from reverie.commands.train import config_of
 from reverie.data.form import problems
 from reverie.data.images import ImageConfig, Images
 from reverie.data.readers import open_reader
@@ -364,7 +365,7 @@ def catch_recordings(folder):
 def test_blocks_that_count_epochs_count_updates_without_an_environment(tmp_path):
     words = ["--configs", "iris_crafter", "--offline.data", "somewhere"]
     for command in ("offline", "bc"):
-        run = cli._config_of(command, [*words, "--run.save_every", "7"]).run
+        run = config_of(command, [*words, "--run.save_every", "7"]).run
         assert (run.clock, run.log_every, run.save_every) == ("steps", 1000, 7)
     catch_recordings(tmp_path / "data")
     flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}

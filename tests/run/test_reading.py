@@ -12,6 +12,7 @@ from walks import ACTION, walk, write_npz
 
 from reverie import cli
 from reverie.api import UserError, Window
+from reverie.commands.data import data_request
 from reverie.data.readers.hdf5 import write_robomimic
 from reverie.data.reading import Reading
 from reverie.data.recipe import ROBOMIMIC
@@ -100,7 +101,7 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
     out = tmp_path / "out"
     words = ["data", "convert", str(source), str(out), *WORDS, *mapped]
     assert cli.main(words) == 0
-    options = cli._data_request("convert", words[2:])[1]
+    options = data_request("convert", words[2:])[1]
     read = Reading(**{f: getattr(options, f) for f in Reading.__dataclass_fields__})
     flying, one = batches(OfflineConfig(str(source), read=read))
     converted, other = batches(OfflineConfig(str(out)))

@@ -1,0 +1,1 @@
+"""Each command reads its own arguments and calls one function of `run/`."""

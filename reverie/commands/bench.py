@@ -1,0 +1,69 @@
+"""`reverie bench`: how fast a config, or an environment, is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reverie import config as configs
+from reverie.commands.settings import Settings, acted_in, read_settings, to_config
+
+
+def bench(arguments: list[str]) -> int:
+    if arguments[:1] == ["envs"]:
+        return _bench_envs(arguments[1:])
+    from reverie.run import bench as loop
+
+    options, resolve = bench_request(arguments)
+    if options.vary:
+        from reverie.run.growth import growth
+
+        growth(resolve, options)
+    elif options.compare:
+        loop.compare(resolve([], {}), options)
+    else:
+        loop.bench(resolve([], {}), options)
+    return 0
+
+
+def bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
+    """What to measure, and the config for it with more blocks and settings on top."""
+    from reverie.run.bench import BenchConfig
+
+    settings = read_settings(arguments)
+    own = [("compare", settings.take("compare", "false") or "true")]
+    flags = []
+    for name, value in settings.flags:
+        if name.startswith("bench."):
+            own.append((name.removeprefix("bench."), value))
+        else:
+            flags.append((name, value))
+    layer = configs.flag_layer(BenchConfig, own, BenchConfig())
+    options = configs.resolve(BenchConfig, [("the flags", layer)])
+
+    def resolve(blocks: list[str], more: dict[str, Any]) -> Any:
+        names = [*settings.names, *blocks]
+        whole = Settings([], names, settings.files, [*more.items(), *flags])
+        return acted_in(to_config(whole))
+
+    return options, resolve
+
+
+def _bench_envs(arguments: list[str]) -> int:
+    from reverie.run.bench_envs import bench_envs
+
+    bench_envs(*bench_envs_request(arguments))
+    return 0
+
+
+def bench_envs_request(arguments: list[str]) -> tuple[Any, Any]:
+    """What to measure, and the settings of environments."""
+    from reverie.run.bench_envs import EnvBenchConfig
+
+    settings = read_settings(arguments)
+    mine = set(EnvBenchConfig.__dataclass_fields__)
+    own = [(n, v) for n, v in settings.flags if n.replace("-", "_") in mine]
+    more = [pair for pair in settings.flags if pair not in own]
+    layer = configs.flag_layer(EnvBenchConfig, own, EnvBenchConfig())
+    options = configs.resolve(EnvBenchConfig, [("the flags", layer)])
+    return options, to_config(settings._replace(flags=more)).env
