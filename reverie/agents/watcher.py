@@ -39,7 +39,9 @@ from reverie.nets.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.dice import Dice
 from reverie.nets.tree import map1
 from reverie.view.boundaries import dream_strip, sequence_strip
-from reverie.worlds.vta import VTA, VTAConfig, Watched
+from reverie.worlds.vta import VTA
+from reverie.worlds.vta_config import VTAConfig
+from reverie.worlds.vta_story import Watched
 
 EVENT = "log/event"
 SHOWN = 4

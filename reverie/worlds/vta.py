@@ -19,21 +19,22 @@ Everything that does not depend on the step before is computed for all steps at 
 posteriors do not see the beliefs, so states are drawn before any belief is known, and
 the loops are left with the products of the recurrent units alone.
 
+Beside this file lie its settings (`vta_config.py`), what it returns (`vta_story.py`),
+its images (`vta_pixels.py`) and the steps of its dreams (`vta_dream.py`).
+
 Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` state, `P` three
 times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
@@ -41,7 +42,6 @@ from reverie.nets.dice import Dice
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.gru import GRU, Hold, Route
 from reverie.nets.inputs import Concat
-from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.nets.strided import (
     ImageDecoder,
     ImageEncoder,
@@ -60,165 +60,13 @@ from reverie.worlds.boundaries import (
     reading,
 )
 from reverie.worlds.outcomes import stack_actions
+from reverie.worlds.vta_config import VTAConfig
+from reverie.worlds.vta_dream import descend, dream_on
+from reverie.worlds.vta_pixels import Pixels
+from reverie.worlds.vta_story import Chapter, Explained, Story, Watched
 
 NOISE = 1e-4
 """Gumbel noise is made of uniform numbers this far from 0 and 1."""
-
-
-@dataclass(frozen=True)
-class VTAConfig:
-    """Defaults are those of the port to bouncing balls.
-
-    The authors' own code for the maze has `bias=False`, `loss="gaussian"`,
-    `levels="spread"` and `bits=5`; the port's maze has `levels="floor"` instead.
-    """
-
-    context: int = 5
-    """Frames before the modelled ones, and as many after them."""
-    length: int = 20
-    """Modelled frames of a window."""
-    belief: int = 128
-    """Width of beliefs and features."""
-    state: int = 8
-    """Width of the stochastic states."""
-    layers: int = 3
-    """Hidden convolutions over time of the boundary detector."""
-    bias: bool = True
-    """Give image convolutions in front of a norm a bias that cannot matter."""
-    loss: Literal["bernoulli", "gaussian"] = "bernoulli"
-    """How pixels are compared: Bernoulli of a sigmoid, or Gaussian around a tanh."""
-    obs_std: float = 1.0
-    """Deviation of the Gaussian."""
-    levels: Literal["all", "floor", "spread"] = "all"
-    """Pixel values: all 256, cut to fewer in [0, 1], or cut and spread over [-1, 1)."""
-    bits: int = 5
-    """Where they are cut, to this many bits."""
-    max_segment: int = 8
-    """Steps after which the prior is certain that a segment ends."""
-    max_segments: int = 5
-    """Segments after which it is certain that none begins."""
-    temperature: float = 1.0
-    """Of the flags, in the beginning."""
-    min_temperature: float = 0.1
-    """Of the flags, in the end."""
-    anneal: float = 100.0
-    """How slowly one becomes the other, 0 for never: after this many thousand updates
-    37 % of the way are left."""
-    still: bool = False
-    """Hold the lower belief, so that within a segment nothing is foreseen to change. A
-    segment then is a stretch in which something stays as it is, told once, by the upper
-    state; what changes is told by the lower state, anew at each step."""
-    coins: int = 0
-    """Updates in which coins decide where segments begin, before the detector does.
-    Until the upper state has learnt to tell something, no segment is worth its price,
-    and a detector that is asked too early learns to find none, or each frame."""
-    read_pays: bool = False
-    """Let the detector know what a new segment costs the upper level. The original
-    hides that from it, so its gradient is not that of the bound."""
-    obs_scale: float = 1.0
-    """Weight of the KL of the lower level. Above 1 what surprises within a segment
-    costs more than a new segment does, so segments end at surprises."""
-    abs_scale: float = 1.0
-    """Weight of the KL of the upper level."""
-    mask_scale: float = 1.0
-    """Weight of the KL of the flags."""
-
-    def __post_init__(self) -> None:
-        sizes = (self.context, self.belief, self.state)
-        if min(sizes) < 1 or self.layers < 0 or self.length < 2:
-            raise ValueError(
-                "context, belief and state must be at least 1, layers 0, length 2"
-            )
-        if not 1 <= self.bits <= 8:
-            raise ValueError("bits must be between 1 and 8")
-        if self.coins < 0:
-            raise ValueError("coins must be at least 0")
-        if not 0 < self.min_temperature <= self.temperature:
-            raise ValueError("min_temperature must be between 0 and temperature")
-        if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
-            raise ValueError("segment limits and obs_std must be above 0")
-        scales = (self.obs_scale, self.abs_scale, self.mask_scale)
-        for number in (*scales, self.anneal, self.obs_std, self.temperature):
-            if not 0 <= number < math.inf:
-                raise ValueError(
-                    "obs_scale, abs_scale, mask_scale, anneal, obs_std and temperature "
-                    "must be finite and not below 0"
-                )
-        if self.loss == "bernoulli" and self.levels == "spread":
-            raise ValueError(
-                "levels cannot be spread with a bernoulli loss, which takes pixels in "
-                "[0, 1]"
-            )
-
-    @property
-    def window(self) -> int:
-        """Frames of a window."""
-        return self.length + 2 * self.context
-
-
-class Chapter(NamedTuple):
-    """Where the world is: both levels, and what it expects of the next flag."""
-
-    abs_belief: Float[Tensor, "*b D"]
-    abs_state: Float[Tensor, "*b Z"]
-    obs_belief: Float[Tensor, "*b D"]
-    obs_state: Float[Tensor, "*b Z"]
-    read: Float[Tensor, "*b"]  # whether this step began a segment
-    foreseen: Float[Tensor, "*b 2"]  # logits of the next step's flag
-
-
-class Story(NamedTuple):
-    """Everything the world makes of a window."""
-
-    embed: Float[Tensor, "B T D"]
-    found: Float[Tensor, "B T 2"]  # the detector's logits
-    log_sample: Float[Tensor, "B T 2"]
-    abs_fwd: Float[Tensor, "B T D"]
-    abs_bwd: Float[Tensor, "B T D"]
-    obs_fwd: Float[Tensor, "B T D"]
-    mask: Float[Tensor, "B S 2"]
-    abs_belief: Float[Tensor, "B S D"]
-    abs_state: Float[Tensor, "B S Z"]
-    abs_feat: Float[Tensor, "B S D"]
-    obs_belief: Float[Tensor, "B S D"]
-    obs_state: Float[Tensor, "B S Z"]
-    obs_feat: Float[Tensor, "B S D"]
-    foreseen: Float[Tensor, "B S 2"]  # the prior's logits of the *next* flag
-    prior_abs: Gaussian
-    post_abs: Gaussian
-    prior_obs: Gaussian
-    post_obs: Gaussian
-
-    @property
-    def chapters(self) -> Chapter:
-        return Chapter(
-            self.abs_belief,
-            self.abs_state,
-            self.obs_belief,
-            self.obs_state,
-            self.mask[..., READ],
-            self.foreseen,
-        )
-
-
-class Explained(NamedTuple):
-    """A window, how well each of its steps is explained, and the flags' odds."""
-
-    story: Story
-    image: Float[Tensor, "B S c h w"]  # as the decoder drew it
-    losses: dict[str, Tensor]  # each (B, S), not weighed
-    prior_read: Float[Tensor, "B S"]  # chances of READ at the *next* step
-    post_read: Float[Tensor, "B S"]
-
-
-class Watched(NamedTuple):
-    """What a watcher wants to know about the modelled frames of some windows."""
-
-    losses: dict[str, Tensor]  # each (B, S), as they are weighed in training
-    image: Float[Tensor, "B S h w c"]  # drawn again, in [0, 1]
-    read: Bool[Tensor, "B S"]  # whether a segment begins with this very frame
-    chance: Float[Tensor, "B S"]  # of that, by the detector
-    foreseen: Float[Tensor, "B S"]  # of that, by the prior one frame earlier
 
 
 class Head(nn.Module):
@@ -271,6 +119,7 @@ class VTA(nn.Module):
                 "so with recordings."
             )
         self.config, self.dtype = config, dtype
+        self.pixels = Pixels(config)
         belief, state = config.belief, config.state
         self.actions = Concat(act_space) if act_space else None
         inputs = self.actions.width if self.actions else 0
@@ -344,13 +193,14 @@ class VTA(nn.Module):
         sure = torch.ones_like(explained.post_read[:, :1])  # the first one always reads
         chance = torch.cat([sure, explained.post_read[:, :-1]], 1)
         foreseen = torch.cat([sure, explained.prior_read[:, :-1]], 1)
-        image = self._shown(explained.image).movedim(-3, -1)
+        image = self.pixels.shown(explained.image).movedim(-3, -1)
         read = story.mask[..., READ] > 0.5
         return Watched(self._weigh(explained.losses), image, read, chance, foreseen)
 
     def observe(self, state: Any, batch: Batch, dice: Dice) -> Chapter:
         """The modelled steps of a window."""
-        return self.follow(self.prepare(batch[self.key], dice), batch, dice).chapters
+        target = self.pixels.prepare(batch[self.key], dice)
+        return self.follow(target, batch, dice).chapters
 
     def imagine(
         self,
@@ -368,15 +218,15 @@ class VTA(nn.Module):
         """
         states, actions = [state], [policy(state)]
         for _ in range(horizon):
-            states.append(self._dream(states[-1], actions[-1], dice, jumpy))
+            states.append(dream_on(self, states[-1], actions[-1], dice, jumpy))
             actions.append(policy(states[-1]))
         stacked = [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
         return Dream(Chapter(*stacked), stack_actions(actions))
 
     def decode(self, states: Chapter) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
-        image = self._squash(self._decode(feat))
-        return {self.key: self._shown(image).movedim(-3, -1)}
+        image = self.pixels.squash(self._decode(feat))
+        return {self.key: self.pixels.shown(image).movedim(-3, -1)}
 
     def features(self, states: Chapter) -> Float[Tensor, "*b D"]:
         upper = torch.cat([states.abs_belief, states.abs_state], -1)
@@ -394,25 +244,14 @@ class VTA(nn.Module):
 
     def begin(self, images: Tensor, dice: Dice) -> Chapter:
         """Watch some frames, then dream the first step of the segment after them."""
-        embed = self._encode(self.prepare(images, dice))
+        embed = self._encode(self.pixels.prepare(images, dice))
         abs_fwd, _, _ = self._read(embed, embed.new_zeros(*embed.shape[:2], 2))
         state = self.initial(len(embed))
-        return self._descend(state, abs_fwd[:, -1], torch.ones_like(state.read), dice)
-
-    def prepare(self, image: Tensor, dice: Dice) -> Float[Tensor, "B T c h w"]:
-        """Images as the networks see them; floats pass as they are."""
-        if image.is_floating_point():
-            return image
-        x = image.movedim(-1, -3).float() / 255
-        if self.config.levels == "floor":
-            return floor_levels(x, self.config.bits)
-        if self.config.levels == "spread":
-            return spread_levels(x, self.config.bits, dice.uniform(x))
-        return x
+        return descend(self, state, abs_fwd[:, -1], torch.ones_like(state.read), dice)
 
     def explain(self, batch: Batch, dice: Dice) -> Explained:
         """Follow a window, draw it again, and say what each step costs."""
-        target = self.prepare(batch[self.key], dice)
+        target = self.pixels.prepare(batch[self.key], dice)
         story = self.follow(target, batch, dice)
         context, length = self.config.context, self.config.length
         target = target[:, context : context + length]
@@ -429,7 +268,7 @@ class VTA(nn.Module):
         read = story.mask[..., READ]
         read = read if self.config.read_pays else read.detach()
         losses = {
-            "image": self._compare(image, target),
+            "image": self.pixels.compare(image, target),
             "abs": story.post_abs.kl(story.prior_abs) * read,
             "obs": story.post_obs.kl(story.prior_obs),
             "mask": log_density(found, sample, heat)
@@ -437,7 +276,9 @@ class VTA(nn.Module):
         }
         prior_read = torch.softmax(foreseen / heat, -1)[..., READ]
         post_read = torch.softmax(found / heat, -1)[..., READ]
-        return Explained(story, self._squash(image), losses, prior_read, post_read)
+        return Explained(
+            story, self.pixels.squash(image), losses, prior_read, post_read
+        )
 
     def follow(
         self, target: Float[Tensor, "B T c h w"], batch: Batch, dice: Dice
@@ -528,44 +369,6 @@ class VTA(nn.Module):
         abs_fwd, obs_fwd, abs_bwd = self.readers.scan(gates, start, Route(keep), {2})
         return abs_fwd, obs_fwd, abs_bwd
 
-    def _dream(
-        self, state: Chapter, action: dict[str, Tensor], dice: Dice, jumpy: bool
-    ) -> Chapter:
-        """The next step by the priors alone."""
-        logits = state.foreseen
-        read = (logits[:, READ] >= logits[:, COPY]).to(state.read.dtype)
-        read = torch.ones_like(read) if jumpy else read
-        acted = [state.abs_state]
-        if self.actions is not None:
-            acted.append(self.actions(action, torch.float32))
-        gates = self.abs_cell.gates(torch.cat(acted, -1))
-        moved = self.abs_cell.step(gates, state.abs_belief[None])[0]
-        belief = torch.where(read[:, None] > 0, moved, state.abs_belief)
-        return self._descend(state, belief, read, dice)
-
-    def _descend(
-        self,
-        state: Chapter,
-        abs_belief: Float[Tensor, "B D"],
-        read: Float[Tensor, " B"],
-        dice: Dice,
-    ) -> Chapter:
-        """Draw both states, given the upper belief and whether a segment begins."""
-        begins = read[:, None] > 0
-        drawn = self.prior_abs(abs_belief).sample(dice)
-        abs_state = torch.where(begins, drawn, state.abs_state)
-        feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
-        obs_belief = feat
-        if self.obs_cell is not None:
-            gates = self.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
-            moved = self.obs_cell.step(gates, state.obs_belief[None])[0]
-            obs_belief = torch.where(begins, feat, moved)
-        obs_state = self.prior_obs(obs_belief).sample(dice)
-        seen = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
-        return Chapter(
-            abs_belief, abs_state, obs_belief, obs_state, read, self.foresee(seen)
-        )
-
     def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
         """Row t holds the action that was chosen on seeing frame t."""
         assert self.actions is not None
@@ -585,25 +388,6 @@ class VTA(nn.Module):
         with self._precision(feat):
             image: Tensor = self.dec(feat.flatten(0, -2))
         return image.float().reshape(*feat.shape[:-1], *image.shape[1:])
-
-    def _compare(self, raw: Tensor, target: Tensor) -> Tensor:
-        """The negative log-likelihood of each frame."""
-        if self.config.loss == "bernoulli":
-            each = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
-            return each.flatten(2).sum(-1)
-        std = self.config.obs_std
-        constant = math.log(std) + 0.5 * math.log(2 * math.pi)
-        apart = (target - self._squash(raw)) / std
-        return (0.5 * apart.square() + constant).flatten(2).sum(-1)
-
-    def _squash(self, raw: Tensor) -> Tensor:
-        return raw.sigmoid() if self.config.loss == "bernoulli" else raw.tanh()
-
-    def _shown(self, image: Tensor) -> Tensor:
-        """An image as people see it, in [0, 1]."""
-        if self.config.levels == "spread":
-            return unspread_levels(image, self.config.bits)
-        return image.clamp(0, 1)
 
     def _weigh(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         config = self.config

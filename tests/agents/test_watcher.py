@@ -12,7 +12,7 @@ from reverie.data.sources import EVENT, SourceConfig
 from reverie.data.sources.balls import Balls
 from reverie.data.sources.feed import SourceFeed
 from reverie.nets.amsgrad import AMSGrad, AMSGradConfig
-from reverie.worlds.vta import VTAConfig
+from reverie.worlds.vta_config import VTAConfig
 
 CPU = torch.device("cpu")
 VTA = VTAConfig(context=2, length=6, belief=8, state=3, layers=1)

@@ -17,7 +17,8 @@ from reverie.api import Space
 from reverie.convert.vta import from_reference
 from reverie.nets.amsgrad import AMSGradConfig
 from reverie.nets.dice import Dice
-from reverie.worlds.vta import VTA, VTAConfig
+from reverie.worlds.vta import VTA
+from reverie.worlds.vta_config import VTAConfig
 
 pytest.importorskip("triton")
 

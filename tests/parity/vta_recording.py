@@ -15,7 +15,8 @@ import torch
 from reverie.api import Space
 from reverie.convert.vta import from_reference
 from reverie.nets.dice import Dice
-from reverie.worlds.vta import VTA, VTAConfig
+from reverie.worlds.vta import VTA
+from reverie.worlds.vta_config import VTAConfig
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("REVERIE_PARITY_DIR", HERE.parent / "fixtures")) / "vta"

@@ -10,7 +10,8 @@ from reverie.api import Space, UserError
 from reverie.nets.dice import Dice
 from reverie.nets.gru import GRU
 from reverie.worlds.boundaries import COPY, READ, draw_flags, entropy, segment_counts
-from reverie.worlds.vta import VTA, VTAConfig
+from reverie.worlds.vta import VTA
+from reverie.worlds.vta_config import VTAConfig
 
 IMAGE = {"image": Space(np.uint8, (32, 32, 3), 0, 256)}
 ACTION = {"action": Space(np.int64, (), 0, 3)}
@@ -92,14 +93,16 @@ def test_a_fair_coin_has_the_entropy_of_a_bit():
 
 def test_the_first_modelled_frame_always_begins_a_segment():
     world = make_world().train()
-    story = world.follow(world.prepare(make_batch()["image"], dice()), {}, dice())
+    story = world.follow(
+        world.pixels.prepare(make_batch()["image"], dice()), {}, dice()
+    )
     assert (story.mask[:, 0, READ] == 1).all()
 
 
 def test_the_upper_level_moves_only_where_segments_begin():
     world = make_world(ACTION).train()
     story = world.follow(
-        world.prepare(make_batch()["image"], dice()), make_batch(), dice()
+        world.pixels.prepare(make_batch()["image"], dice()), make_batch(), dice()
     )
     held = story.mask[:, 1:, READ] == 0
     assert held.any()
@@ -117,7 +120,7 @@ def test_actions_matter_only_at_the_segment_they_lead_to():
     context = world.config.context
     other["action"][:, :context] = 2 - other["action"][:, :context]
     before, after = (
-        world.follow(world.prepare(b["image"], dice()), b, dice())
+        world.follow(world.pixels.prepare(b["image"], dice()), b, dice())
         for b in (batch, other)
     )
     assert torch.equal(before.abs_belief, after.abs_belief)  # those before do not count
@@ -232,7 +235,7 @@ def test_a_dream_begins_with_a_segment_and_a_jumpy_one_only_has_first_frames(jum
 @pytest.mark.parametrize("levels", ["all", "floor", "spread"])
 def test_levels_of_pixels(levels):
     world = make_world(levels=levels, loss="gaussian", bits=3)
-    x = world.prepare(make_batch()["image"], dice())
+    x = world.pixels.prepare(make_batch()["image"], dice())
     spread = levels == "spread"
     assert float(x.min()) >= (-1 if spread else 0)
     assert float(x.max()) <= 1
