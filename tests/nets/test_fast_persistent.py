@@ -260,6 +260,29 @@ class Driver:
         return call
 
 
+def test_what_was_begun_is_waited_for(monkeypatch):
+    compiled = []
+
+    def compile_(source, architecture):
+        if source == "bad":
+            raise nvrtc.Unavailable("error: bad")
+        compiled.append((source, architecture))
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "_driver", Driver)
+    monkeypatch.setattr(nvrtc, "_compiled", compile_)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    device = torch.device("cuda", 0)
+    nvrtc.prepare(["one", "two", "bad"], device)
+    nvrtc.load("one", [], device)
+    nvrtc.load("two", [], device)
+    assert sorted(set(compiled)) == [("one", "sm_90"), ("two", "sm_90")]
+    with pytest.raises(nvrtc.Unavailable, match="error: bad"):
+        nvrtc.load("bad", [], device)
+    assert not nvrtc._coming
+
+
 def test_kernels_are_launched_on_the_current_stream(monkeypatch):
     driver = Driver()
     stream = type("Stream", (), {"cuda_stream": 7})()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from importlib import resources
 from typing import NamedTuple
 
@@ -179,8 +179,6 @@ def load(
 ) -> nvrtc.EarlyKernel:
     """The kernel for maps of one size."""
     text = source(pixels, channels, way, plan)
-    if text in _ahead:
-        _ahead.pop(text).result()
     handle = nvrtc.load(text, [f"norm_{way.name}"], device)[0]
     shared = plan.shared(pixels, channels, way)
     return nvrtc.EarlyKernel(handle, 1, plan.threads, shared)
@@ -191,7 +189,8 @@ def source(pixels: int, channels: int, way: Way, plan: Plan) -> str:
     sizes = {"PIXELS": pixels, "CHANNELS": channels, "GROUPS": GROUPS}
     sizes |= {"SPLIT": plan.split, "THREADS": plan.threads}
     sizes["BLOCKS"] = plan.blocks(pixels, channels, way)
-    folder, names = resources.files(__package__), ("machine", "norm", way.name)
+    folder = resources.files(__package__)
+    names = ("machine", "vectors", "norm", way.name)
     return "\n".join(
         [
             *(f"#define {key} {value}" for key, value in sizes.items()),
@@ -200,30 +199,28 @@ def source(pixels: int, channels: int, way: Way, plan: Plan) -> str:
     )
 
 
-_ahead: dict[str, Future[None]] = {}
-
-
-def compile_ahead(device: torch.device) -> None:
-    """Begin to compile all kernels side by side: one by one they would take longer."""
-    pool = ThreadPoolExecutor(8, "compile")
+def all_sources() -> Iterator[str]:
     for way in (FORWARD, BACKWARD):
         for (pixels, channels), plan in PLANS[way.name].items():
-            text = source(pixels, channels, way, plan)
-            _ahead[text] = pool.submit(nvrtc.prepare, text, device)
-    pool.shutdown(wait=False)
+            yield source(pixels, channels, way, plan)
+
+
+def is_planned_for(device: torch.device) -> bool:
+    """Whether it is a GPU with clusters, and with memory as plans have it."""
+    if device.type != "cuda":
+        return False
+    about = torch.cuda.get_device_properties(device)
+    return about.major >= 9 and about.shared_memory_per_multiprocessor >= MEMORY
 
 
 @functools.cache
 def _has_clusters(device: torch.device) -> bool:
     """Whether the GPU has them, and the compiler is there and does its work."""
-    if device.type != "cuda":
-        return False
-    properties = torch.cuda.get_device_properties(device)
-    if properties.major < 9 or properties.shared_memory_per_multiprocessor < MEMORY:
+    if not is_planned_for(device):
         return False
     try:
         load(device, 1024, 128, FORWARD, PLANS["forward"][1024, 128])
-        compile_ahead(device)
+        nvrtc.prepare(all_sources(), device)
     except nvrtc.Unavailable as error:
         refuse(error)
         return False

@@ -11,7 +11,8 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -98,6 +99,8 @@ def load(
     source: str, names: Sequence[str], device: torch.device
 ) -> list[ctypes.c_void_p]:
     """The named functions of `source`, compiled for `device`."""
+    if source in _coming:
+        _coming.pop(source).result()
     code = _compiled(source, _architecture(device))
     _enter_context()
     module = ctypes.c_void_p()
@@ -110,9 +113,15 @@ def load(
     return handles
 
 
-def prepare(source: str, device: torch.device) -> None:
-    """Compile `source`, if that was not done before, for when it is loaded."""
-    _compiled(source, _architecture(device))
+_coming: dict[str, Future[bytes]] = {}
+
+
+def prepare(sources: Iterable[str], device: torch.device) -> None:
+    """Begin to compile for later, side by side: one by one would take longer."""
+    pool = ThreadPoolExecutor(8, "compile")
+    for source in sources:
+        _coming[source] = pool.submit(_compiled, source, _architecture(device))
+    pool.shutdown(wait=False)
 
 
 def cache_folder() -> Path:
