@@ -5,7 +5,8 @@ convolution (`group_norm.py` says how the rest is made again). Biases of convolu
 inside a block or ahead of one, are never added by themselves: the next norm or the sum
 at the end of the block does it, and the kernels that go back sum up their gradients on
 the way. The first and last convolution of a network have kernels of their own
-(`narrow.py`).
+(`narrow.py`). So have blocks of few channels, where the norms and sums around a
+convolution take longer than its arithmetic (`tiles/`).
 
 Doubling the side of a map and convolving is a transposed convolution with 4x4 kernels
 at half the resolution, which has 2.25 times less arithmetic.
@@ -33,6 +34,7 @@ from reverie.nets.fast.group_norm import (
 from reverie.nets.fast.launch import can_launch, differentiable
 from reverie.nets.fast.narrow import from_few, is_narrow, norm_to_few
 from reverie.nets.fast.sums import sum_rows
+from reverie.nets.fast.tiles import block as tiles
 from reverie.nets.residual import (
     Conv,
     Double,
@@ -220,19 +222,14 @@ class _Block(torch.autograd.Function):
         skip: Tensor | None,
     ) -> Tensor:
         x = x.contiguous()
-        active, stats0 = normalize(x, first, scale0, shift0)
-        middle = convolve(active, weight0).contiguous()
-        del active
-        active, stats1 = normalize(middle, bias0, scale1, shift1)
+        norms = (scale0, shift0, scale1, shift1)
+        given = tiles.Given(first, *norms, weight0, bias0, weight1, last)
+        found = tiles.forward(x, given) if skip is None else None
+        y, stats0, middle, stats1 = found or _forward(x, given, skip)
         ctx.save_for_backward(
             *(x, scale0, shift0, stats0, weight0),
             *(middle, bias0, scale1, shift1, stats1, weight1),
             *(first, last, skip),
-        )
-        y = convolve(active, weight1).contiguous()
-        beside = x if skip is None else convolve(x, skip).contiguous()
-        _join[(triton.cdiv(y.numel(), TILE),)](
-            *(beside, y, last, y, y.numel(), len(last), TILE), num_warps=8
         )
         return y
 
@@ -256,6 +253,20 @@ class _Block(torch.autograd.Function):
             *(back0.weight, back1.bias.to(bias0.dtype), back1.weight),
             *(dlast.to(last.dtype), dskip),
         )
+
+
+def _forward(x: Tensor, given: tiles.Given, skip: Tensor | None) -> tiles.Found:
+    """A block of any kind, with a kernel for every step."""
+    active, stats0 = normalize(x, given.first, given.scale0, given.shift0)
+    middle = convolve(active, given.weight0).contiguous()
+    del active
+    active, stats1 = normalize(middle, given.bias0, given.scale1, given.shift1)
+    y = convolve(active, given.weight1).contiguous()
+    beside = x if skip is None else convolve(x, skip).contiguous()
+    _join[(triton.cdiv(y.numel(), TILE),)](
+        *(beside, y, given.last, y, y.numel(), len(given.last), TILE), num_warps=8
+    )
+    return tiles.Found(y, stats0, middle, stats1)
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""CUDA kernels that convolve tiles of a map, with the norms around on the way."""
