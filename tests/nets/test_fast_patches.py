@@ -55,6 +55,32 @@ def test_a_sum_over_many_rows_is_shared(monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"),
+    [(5, 3, 1), (128, 64, 128), (130, 65, 129), (300, 200, 9)],
+)
+def test_a_product_of_any_size_is_exact(rows, depth, width):
+    x, y = normal(rows, depth).to(DEVICE), normal(depth, width).to(DEVICE)
+    exact = (x.double() @ y.double()).float()
+    for right in (y, y.T.contiguous().T):
+        found = patches._multiply(x, right)
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("depth", "width"), [(48, 128), (128, 48)])
+def test_no_row_of_very_many_is_left_out(depth, width):
+    # run it under MPS as well, with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=22
+    x = normal(983_040, depth).cuda().bfloat16()
+    y = normal(depth, width).cuda().bfloat16()
+    before = torch.full((len(x), width), torch.nan, device="cuda").bfloat16()
+    del before  # its memory is what the product gets
+    found = patches._multiply(x, y)
+    for some, ours in zip(x.split(8192), found.split(8192), strict=True):
+        exact = some.float() @ y.float()
+        torch.testing.assert_close(ours.float(), exact, rtol=1e-2, atol=0.1)
+
+
 @pytest.mark.gpu
 def test_layers_of_a_window_stay_close_in_half_precision():
     x = normal(512, 3, 32, 32).cuda().bfloat16()

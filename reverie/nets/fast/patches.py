@@ -6,6 +6,9 @@ width their kernels want. Here the 4 x 4 patches of the picture, two pixels apar
 rows of a matrix, and the layer is a product with it: halving gathers patches first,
 doubling adds up overlapping patches afterwards, and each is the way back of the other.
 
+The product has a kernel of its own: on a part of a GPU (28 multiprocessors of an H200,
+under MPS) cuBLAS leaves some of so many rows unwritten.
+
 Letters: `K` entries of a patch, sixteen for each color, in the order y, x, color.
 """
 
@@ -29,6 +32,8 @@ PARTS = 256
 """Rows of a product of tall matrices are shared among so many smaller ones."""
 ENTRIES, WARPS = 1024, 4
 """Of one program, which works on one picture."""
+TALL, DEEP, WIDE = 128, 64, 128
+"""Of a product, what one program does: rows, entries at a time, and columns at most."""
 
 
 def halve(
@@ -61,13 +66,13 @@ class _Tall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor) -> Tensor:
         ctx.save_for_backward(rows, matrix)
-        return rows @ matrix
+        return _multiply(rows, matrix)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor]:
         rows, matrix = ctx.saved_tensors
         slope = slope.contiguous()
-        drows = slope @ matrix.T if ctx.needs_input_grad[0] else None
+        drows = _multiply(slope, matrix.T) if ctx.needs_input_grad[0] else None
         parts = PARTS if len(rows) % PARTS == 0 else 1
         x, y = (z.reshape(parts, -1, z.shape[1]) for z in (rows, slope))
         dmatrix = torch.bmm(x.mT, y).sum(0, dtype=torch.float32)
@@ -91,6 +96,23 @@ class _Overlap(torch.autograd.Function):
         return _gather(slope.contiguous()).reshape(n, h // STRIDE, w // STRIDE, -1)
 
 
+def _multiply(
+    rows: Float[Tensor, "r K"], matrix: Float[Tensor, "K C"]
+) -> Float[Tensor, "r C"]:
+    """A product of very many rows with a small matrix."""
+    rows = rows.contiguous()
+    (count, depth), width = rows.shape, matrix.shape[1]
+    out = rows.new_empty(count, width)
+    wide = min(WIDE, max(16, triton.next_power_of_2(width)))
+    grid = triton.cdiv(width, wide), triton.cdiv(count, TALL)
+    _multiply_rows[grid](
+        *(rows, matrix, out, count, *matrix.stride(), depth, width),
+        *(TALL, DEEP, wide),
+        num_warps=8,
+    )
+    return out
+
+
 def _gather(picture: Float[Tensor, "n h w c"]) -> Float[Tensor, "r K"]:
     """The patches of all pictures, one a row; beyond the edge everything is zero."""
     n, h, w, colors = picture.shape
@@ -102,6 +124,35 @@ def _gather(picture: Float[Tensor, "n h w c"]) -> Float[Tensor, "r K"]:
         *(picture, rows, h, w, colors, wide, tall), num_warps=WARPS
     )
     return rows
+
+
+@triton.jit
+@no_type_check
+def _multiply_rows(
+    rows,
+    matrix,
+    out,
+    count,
+    deeper,
+    wider,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    TALL: tl.constexpr,
+    DEEP: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64) * TALL + tl.arange(0, TALL)[:, None]
+    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)[None, :]
+    sums = tl.zeros((TALL, WIDE), tl.float32)
+    for start in range(0, K, DEEP):
+        deep = start + tl.arange(0, DEEP)
+        left, right = deep[None, :], deep[:, None]
+        x = tl.load(rows + row * K + left, (row < count) & (left < K), 0.0)
+        at = matrix + right * deeper + col * wider
+        y = tl.load(at, (right < K) & (col < C), 0.0)
+        sums = tl.dot(x, y, sums, input_precision="ieee")
+    inside = (row < count) & (col < C)
+    tl.store(out + row * C + col, sums.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
