@@ -23,7 +23,7 @@ from reverie.data.sources import SourceConfig
 from reverie.data.sources.balls import Balls, make_sequences
 from reverie.data.sources.feed import SourceFeed
 from reverie.run.device import be_quick
-from reverie.worlds.vta import VTAConfig
+from reverie.worlds.vta_config import VTAConfig
 
 
 def milliseconds(call: Callable[[], object], times: int, device: torch.device) -> float:
