@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,9 +48,12 @@ class AtariConfig:
     """All 18 joystick actions, or only those the game knows."""
     lives: Literal["unused", "discount", "reset"] = "unused"
     """What a lost life means: nothing, the end of the return (`is_terminal` without
-    `is_last`), or the end of the episode (the game goes on in the next one)."""
+    `is_last`), or the end of the episode. Then the next one is the rest of the game,
+    after one idle step, and `length` counts frames of the game."""
     noops: int = 30
     """A new game begins with up to so many idle frames."""
+    min_noops: int = 0
+    """And with at least so many."""
     pooling: int = 2
     """Screens the image is the maximum of."""
     resize_first: bool = False
@@ -70,6 +73,24 @@ class AtariConfig:
                 "atari needs repeat >= 1 and 1 <= pooling <= repeat, got "
                 f"repeat={self.repeat} and pooling={self.pooling}"
             )
+        if not 0 <= self.min_noops <= self.noops:
+            raise ValueError(
+                "atari needs 0 <= min_noops <= noops, got "
+                f"min_noops={self.min_noops} and noops={self.noops}"
+            )
+
+
+class Held(NamedTuple):
+    """What came of holding an action."""
+
+    reward: float = 0.0
+    over: bool = False
+    cut: bool = False
+    """Whether the game was stopped for its length."""
+
+    @property
+    def done(self) -> bool:
+        return self.over or self.cut
 
 
 class Atari:
@@ -115,38 +136,24 @@ class Atari:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._load(seed)
-        if self._game_on:  # only a life was lost: play on
-            self._ale.act(NOOP)
-        else:
+        # where only a life was lost, the game goes on
+        if not self._game_on or self._hold(NOOP).done:
             self._new_game()
-        self._frames = 0
         self._lives = self._ale.lives()
-        self._screens = [self._ale.getScreenRGB()]
         return self._obs(0.0, first=True)
 
     def step(self, action: Action) -> Obs:
         config = self.config
-        chosen = self._actions[int(action["action"])]
-        reward = 0.0
-        over = cut = False
-        for frame in range(config.repeat):
-            reward += self._ale.act(chosen)
-            self._frames += 1
-            over = self._ale.game_over()
-            cut = bool(config.length) and self._frames >= config.length
-            if over or cut or frame >= config.repeat - config.pooling:
-                self._screens.append(self._ale.getScreenRGB())
-            if over or cut:
-                break
+        held = self._hold(self._actions[int(action["action"])])
         lives = self._ale.lives()
         died, self._lives = lives < self._lives, lives
-        ended = over or (died and config.lives == "reset")
-        self._game_on = ended and not over
-        terminal = ended or (cut and config.truncation_is_terminal)
+        # without any life left, some games go on for a while
+        ended = held.over or (died and lives > 0 and config.lives == "reset")
+        self._game_on = ended and not held.done
+        terminal = ended or (held.cut and config.truncation_is_terminal)
         terminal = terminal or (died and config.lives == "discount")
-        if config.clip_reward:
-            reward = float(np.sign(reward))
-        return self._obs(reward, last=ended or cut, terminal=terminal)
+        reward = float(np.sign(held.reward)) if config.clip_reward else held.reward
+        return self._obs(reward, last=ended or held.cut, terminal=terminal)
 
     def close(self) -> None:
         pass
@@ -181,9 +188,25 @@ class Atari:
         self._ale.loadROM(self._rom)
         self._game_on = False
 
+    def _hold(self, action: int) -> Held:
+        """One step of the console's: an action for some frames."""
+        config, held = self.config, Held()
+        for frame in range(config.repeat):
+            reward = held.reward + self._ale.act(action)
+            self._frames += 1
+            cut = bool(config.length) and self._frames >= config.length
+            held = Held(reward, self._ale.game_over(), cut)
+            if held.done or frame >= config.repeat - config.pooling:
+                self._screens.append(self._ale.getScreenRGB())
+            if held.done:
+                break
+        return held
+
     def _new_game(self) -> None:
         self._ale.reset_game()
-        for _ in range(self._rng.integers(self.config.noops + 1)):
+        for _ in range(
+            self._rng.integers(self.config.min_noops, self.config.noops + 1)
+        ):
             self._ale.act(NOOP)
             if self._ale.game_over():
                 self._ale.reset_game()
@@ -191,6 +214,8 @@ class Atari:
             self._ale.act(FIRE)
             if self._ale.game_over():
                 self._ale.reset_game()
+        self._frames = 0
+        self._screens = [self._ale.getScreenRGB()]
 
     def _obs(
         self,

@@ -20,9 +20,9 @@ PLAIN = AtariConfig(size=(210, 160), sticky=0.0, gray=False, noops=0)
 class Console:
     """Stands in for the emulator: frame n shows n, a life is lost every 10 frames."""
 
-    def __init__(self, game_length: int = 1000):
+    def __init__(self, game_length: int = 1000, lives: int = 100):
         self.frame = self.resets = 0
-        self.game_length = game_length
+        self.game_length, self.most_lives = game_length, lives
         self.acts: list[int] = []
 
     def reset_game(self) -> None:
@@ -38,7 +38,7 @@ class Console:
         return self.frame >= self.game_length
 
     def lives(self) -> int:
-        return 100 - self.frame // 10
+        return self.most_lives - self.frame // 10
 
     def getScreenRGB(self) -> np.ndarray:
         # Even frames light the left half, odd ones the right: sprites that flicker.
@@ -152,6 +152,17 @@ def test_noops_are_uniform_up_to_the_limit() -> None:
     assert set(console.acts) == {0}
 
 
+def test_at_least_some_noops_can_be_asked_for() -> None:
+    env, console = scripted(AtariConfig(noops=3, min_noops=1))
+    counts = []
+    for _ in range(200):
+        env.reset()
+        counts.append(console.frame)
+    assert set(counts) == {1, 2, 3}
+    with pytest.raises(ValueError, match="min_noops=4 and noops=3"):
+        AtariConfig(noops=3, min_noops=4)
+
+
 def test_the_frame_limit_is_terminal_only_on_request() -> None:
     for is_terminal in (True, False):
         config = AtariConfig(length=6, noops=0, truncation_is_terminal=is_terminal)
@@ -233,9 +244,39 @@ def test_what_a_lost_life_means(lives: Any) -> None:
     }
     assert ends == [(False, False), (False, False), last[lives]]
     if lives == "reset":
-        env.reset()
-        assert console.resets == 1  # the game goes on
-        assert console.frame == 13
+        row = env.reset()
+        assert console.resets == 1  # the game goes on, after an idle step
+        assert console.acts[12:] == [0] * 4
+        assert (row["is_first"], row["reward"]) == (True, 0)
+        assert row["image"].max() == 16
+
+
+def test_the_last_life_ends_with_the_game() -> None:
+    env, _ = scripted(AtariConfig(lives="reset", noops=0))
+    env._ale = Console(game_length=18, lives=1)  # none is left from frame 10 on
+    env.reset()
+    ends = [bool(step(env)["is_last"]) for _ in range(5)]
+    assert ends == [False, False, False, False, True]
+
+
+def test_frames_of_a_game_are_counted_across_its_lives() -> None:
+    env, console = scripted(AtariConfig(lives="reset", noops=0, length=20))
+    env.reset()
+    assert [bool(step(env)["is_last"]) for _ in range(3)] == [False, False, True]
+    env.reset()
+    assert step(env)["is_last"]
+    assert (console.frame, console.resets) == (20, 1)
+    env.reset()
+    assert (console.frame, console.resets) == (0, 2)
+
+
+def test_a_game_that_ends_in_the_idle_step_is_followed_by_another() -> None:
+    env, console = scripted(AtariConfig(lives="reset", noops=0), game_length=14)
+    env.reset()
+    assert [bool(step(env)["is_last"]) for _ in range(3)] == [False, False, True]
+    row = env.reset()
+    assert (console.frame, console.resets) == (0, 2)
+    assert not row["image"].any()
 
 
 def test_reward_clipping_and_autostart() -> None:
