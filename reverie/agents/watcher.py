@@ -274,11 +274,13 @@ class Watcher:
             "world": dict(self.world.state_dict()),
             "opt": self.opt.state_dict(),
             "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+            "threshold": self._threshold,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.load_weights(state)
         self.opt.load_state_dict(state["opt"])
+        self._threshold = state.get("threshold")  # older checkpoints have none
         for name, dice in self.dice.items():
             dice.load_state_dict(state["rng"][name])
 

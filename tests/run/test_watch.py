@@ -89,6 +89,14 @@ def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(tmp_path, run):
         np.testing.assert_array_equal(ours["world"][key], value)
 
 
+def test_a_run_in_two_parts_keeps_the_threshold_on_pixels(tmp_path):
+    flags = {"source.refresh": 1, "run.steps": 2}
+    path = train(settings(tmp_path / "run", **flags))
+    (first,) = {*lines(path, "report/baselines/pixels/exact/f1")}
+    train(settings(path, **flags | {"run.steps": 8}))
+    assert {*lines(path, "report/baselines/pixels/exact/f1")} == {first}
+
+
 def test_weights_may_come_from_another_run(tmp_path, run):
     config = settings(tmp_path / "run", **{"run.from_checkpoint": str(run)})
     with Watch(config) as other:
