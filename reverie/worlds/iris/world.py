@@ -15,13 +15,11 @@ them can be captured in CUDA graphs. Where a dream stands (how full the cache of
 transformer is, what is yet to be fed to it) is the same for all its rows and known as
 plain numbers.
 
-How it fits `api.World`: `imagine`, `decode`, `features`, `outcome`, `drawn` and `width`
-are those verbs, on `View`s instead of whole states (a state holds a cache, which nobody
-wants once per time step). `initial` and `observe` have no counterpart, since a dream
-begins from frames: the contract wants a `begin(context, dice) -> state` and a
-`step(state, action, dice) -> Step` for every world, on which `envs/dream.py` can be
-built; a recurrent world would observe the context, and step by its prior, its decoder
-and its heads.
+How it fits `api.World`: `imagine`, `decode`, `features`, `drawn` and `width` are those
+verbs, on `View`s instead of whole states (a state holds a cache, which nobody wants
+once per time step), and a `View` has the outcome already. `initial` and `observe` have
+no counterpart, since a dream begins from frames. `api.Dreams` fits both kinds of worlds
+(`agents/dreams.py`).
 
 Shapes: `K` tokens of a transition, `N` rows of a dream.
 """
