@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.agents import boundary_metrics
@@ -227,16 +227,16 @@ class Watcher:
         return data[EVENT][:, now].cpu().numpy(), change
 
     @torch.no_grad()
-    def pictures(self, data: Batch, watched: Watched, first: int = 0) -> Report:
+    def pictures(self, data: Batch, watched: Watched) -> Report:
         """Strips of some sequences, and of dreams that begin with their context."""
-        rows = slice(first, first + SHOWN)
+        rows = slice(SHOWN)
         vta, key = self.config.vta, self.world.key
         now = slice(vta.context, vta.context + vta.length)
         truth = data[key][rows, now].cpu().numpy()
         events = data[EVENT][rows, now].cpu().numpy() if EVENT in data else None
         strip = sequence_strip(
             truth,
-            _shades(watched.image[rows]),
+            shades(watched.image[rows]),
             watched.read[rows].cpu().numpy(),
             watched.chance[rows].float().cpu().numpy(),
             events,
@@ -245,8 +245,8 @@ class Watcher:
         full, jumpy = (self.dream(some, jumpy=jumpy) for jumpy in (False, True))
         return {
             "boundaries": strip,
-            "dream": dream_strip(_shades(full[0]), full[1].cpu().numpy()),
-            "jumps": dream_strip(_shades(jumpy[0]), jumpy[1].cpu().numpy()),
+            "dream": dream_strip(shades(full[0]), full[1].cpu().numpy()),
+            "jumps": dream_strip(shades(jumpy[0]), jumpy[1].cpu().numpy()),
         }
 
     @torch.no_grad()
@@ -321,6 +321,7 @@ def _join(pieces: list[Watched]) -> Watched:
     return Watched(losses, *rest)
 
 
-def _shades(image: Any) -> np.ndarray:
-    shades: np.ndarray = (image * 255).clamp(0, 255).to(torch.uint8).cpu().numpy()
-    return shades
+def shades(image: Float[Tensor, "*b h w c"]) -> UInt8[np.ndarray, "*b h w c"]:
+    """Images with numbers from 0 to 1 as pictures are drawn from them."""
+    found: np.ndarray = (image * 255).clamp(0, 255).to(torch.uint8).cpu().numpy()
+    return found

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from reverie.agents.watcher import shades
 from reverie.api import UserError
+from reverie.data.sources import EVENT
 from reverie.run.checkpoint import locate
 from reverie.run.folder import home_of
 from reverie.run.watch import load_watcher
 from reverie.view.boundaries import dream_strip, sequence_strip, sequence_video
 from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
 
-EVENT = "log/event"
 SCALE = 2
 FPS = 4
 
@@ -60,7 +60,7 @@ def view_boundaries(
     truth = data[watcher.world.key][:, now].cpu().numpy()
     events = data[EVENT][:, now].cpu().numpy() if EVENT in data else None
     found, chance = watched.read.cpu().numpy(), watched.chance.float().cpu().numpy()
-    drawn = _shades(watched.image)
+    drawn = shades(watched.image)
 
     name = f"sequence_{index}"
     strip = sequence_strip(truth, drawn, found, chance, events)
@@ -71,15 +71,10 @@ def view_boundaries(
     some = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, jumpy in (("dream", False), ("jumps", True)):
         images, begins = watcher.dream(some, jumpy=jumpy)
-        strip = dream_strip(_shades(images), begins.cpu().numpy())
+        strip = dream_strip(shades(images), begins.cpu().numpy())
         written.append(write_image(place / f"{name}_{kind}.png", _larger(strip)))
     return written
 
 
 def _larger(picture: np.ndarray) -> np.ndarray:
     return picture.repeat(SCALE, 0).repeat(SCALE, 1)
-
-
-def _shades(images: torch.Tensor) -> np.ndarray:
-    shades: np.ndarray = (images * 255).clamp(0, 255).to(torch.uint8).cpu().numpy()
-    return shades
