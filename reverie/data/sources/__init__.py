@@ -1,11 +1,12 @@
 """Sequences to watch: made up on the spot, or read from files; nobody acts in them.
 
 A source is a class in a file of this room with a row in `SOURCES`, and is then the task
-`watch_<name>`; one of your own is `watch_package.module:Class`. It says four things:
+`watch_<name>`; one of your own is `watch_package.module:Class`. It says five things:
 
 - `batch(step)`: the sequences of a training step, `(B, T, ...)` each, by key. The same
   step always gives the same sequences, so that a resumed run goes on as it would have;
 - `evaluation()`: sequences that training never sees;
+- `close()`: nothing more will be asked for;
 - `loss`: how images are to be compared, `bernoulli` or `gaussian`;
 - `obs_space` and `act_space`: one image, and the actions that lead from row to row
   (an empty dict where there are none).
