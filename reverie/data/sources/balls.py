@@ -13,14 +13,14 @@ physics also replays recorded streams (`LegacyDraws`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from reverie.api import Space, Spaces, UserError, Window
 from reverie.data.readers import npz
-from reverie.data.sources import EVENT, Arrays, SourceConfig
+from reverie.data.sources import EVENT, Arrays, Loss, SourceConfig
 from reverie.data.sources.chunks import Chunks, generator
 
 SIDE, RADIUS, BALLS = 32, 3, 2
@@ -230,7 +230,7 @@ def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
 class Balls:
     """Sequences without actions, made up as they are needed, or read from a folder."""
 
-    loss: Literal["bernoulli", "gaussian"] = "bernoulli"
+    loss: Loss = "bernoulli"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
         side = config.side
@@ -238,7 +238,6 @@ class Balls:
         self.act_space: Spaces = {}
         self.config, length = config, window.context + window.length
         self._held: Arrays | None = None
-        size, refresh = config.chunk, config.refresh
 
         def make(rng: np.random.Generator, count: int) -> Arrays:
             return shrink(make_sequences(rng, count, length, config.dt), side)
@@ -248,9 +247,10 @@ class Balls:
             train = read_balls(folder / "train.npz", length, window.batch)
             known = shrink(train, side)
             self._held = shrink(read_balls(folder / "test.npz", length), side)
-            size, refresh = len(known["image"]), 0
+            size = len(known["image"])
             self._chunks = Chunks(lambda *_: known, size, 0, window.batch, seed)
         else:
+            size, refresh = config.chunk, config.refresh
             self._chunks = Chunks(make, size, refresh, window.batch, seed)
 
     def batch(self, step: int) -> Arrays:

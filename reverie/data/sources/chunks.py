@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from reverie.api import UserError
+from reverie.data.sources import Arrays
 
-Arrays = dict[str, np.ndarray]
 Make = Callable[[np.random.Generator, int], Arrays]
 """Makes so many sequences."""
 

@@ -12,14 +12,13 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from reverie.api import Space, Spaces, UserError, Window
 from reverie.data.form import problems
 from reverie.data.readers import Reader, npz, open_reader
-from reverie.data.sources import EVENT, Arrays, SourceConfig
+from reverie.data.sources import EVENT, Arrays, Loss, SourceConfig
 from reverie.data.sources.maze import Crops, with_same_events
 
 
@@ -83,7 +82,7 @@ def only_image(reader: Reader) -> str:
 class Episodes:
     """Windows of recorded episodes, with the actions that were taken."""
 
-    loss: Literal["bernoulli", "gaussian"] = "gaussian"
+    loss: Loss = "gaussian"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
         folder, length = config.folder, window.context + window.length

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from reverie.api import Space, Spaces, UserError, Window
 from reverie.data.readers import npz
-from reverie.data.sources import EVENT, Arrays, SourceConfig
+from reverie.data.sources import EVENT, Arrays, Loss, SourceConfig
 from reverie.data.sources.chunks import EVALUATION, TRAINING, generator
 
 SIDE = 32
@@ -195,11 +195,11 @@ class Draws:
         return float(self.rng.normal(mean, std))
 
 
-def make_episode(rng: Random, length: int, side: int = SIDE) -> Arrays:
+def make_episode(rng: Random, length: int) -> Arrays:
     """One episode as its file holds it."""
     found = walk(rng, length)
     return {
-        "video": draw(found.pose, side),
+        "video": draw(found.pose),
         "actions": found.actions.astype(np.int64),
         "pose": found.pose.astype(np.float32),
         "junction": found.junction,
@@ -220,7 +220,7 @@ def write_maze(
     return train + test
 
 
-def read_episode(path: Path, window: int, side: int = SIDE) -> Arrays:
+def read_episode(path: Path, window: int) -> Arrays:
     """One file as rows of ours; ValueError says what is wrong with it."""
     data = npz.load(path)
     for key in ("video", "actions"):
@@ -240,7 +240,7 @@ def read_episode(path: Path, window: int, side: int = SIDE) -> Arrays:
         raise ValueError("'actions' must be whole numbers from 0 to 2")
     if len(video) < window:
         raise ValueError(f"has {len(video)} frames, a window has {window}")
-    rows = {"image": resized(video, side)}
+    rows = {"image": resized(video, SIDE)}
     rows["action"] = actions.astype(np.int64)
     if "junction" in data:
         junction = data["junction"]
@@ -323,7 +323,7 @@ class Crops:
 class Maze:
     """Recorded walks, with the actions that were taken."""
 
-    loss: Literal["bernoulli", "gaussian"] = "gaussian"
+    loss: Loss = "gaussian"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
         self.obs_space: Spaces = {"image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256)}
