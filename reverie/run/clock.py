@@ -45,6 +45,8 @@ class RunConfig:
     eval_envs: int = 4
     eval_eps: int = 1
     """Episodes of one evaluation."""
+    eval_configs: tuple[str, ...] = ()
+    """Blocks whose settings of `env` hold wherever the policy is evaluated."""
     report_batches: int = 1
     from_checkpoint: str = ""
     """A run or checkpoint folder whose weights to start from, or a file that the

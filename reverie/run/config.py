@@ -111,7 +111,20 @@ def resolve(
         layers = [*_suite_layers(task), *layers]
     below = configs.resolve(Config, layers)
     flag_layer = configs.flag_layer(Config, pairs, below)
-    return configs.resolve(Config, [*layers, ("the flags", flag_layer)])
+    found = configs.resolve(Config, [*layers, ("the flags", flag_layer)])
+    for_evaluation(found)  # what cannot be laid over it is said at once
+    return found
+
+
+def for_evaluation(config: Config) -> Config:
+    """The config with the environments that a policy is measured in."""
+    if not config.run.eval_configs:
+        return config
+    saved = ("the config", dataclasses.asdict(config))
+    blocks = _expand(config.run.eval_configs)
+    return dataclasses.replace(
+        config, env=configs.resolve(Config, [saved, *blocks]).env
+    )
 
 
 def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:

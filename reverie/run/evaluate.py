@@ -27,7 +27,7 @@ from reverie.data.images import Images, fit
 from reverie.data.replay import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
-from reverie.run.config import Config, with_flags
+from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import home_of, read_config, read_spaces
@@ -73,6 +73,7 @@ def evaluate(
     path = checkpoint.locate(logdir)
     home = home_of(path)
     config = with_flags(read_config(home), flags)
+    config = with_flags(for_evaluation(config), flags)  # they have the last word
     if config.offline.data and logdir.resolve() == home.resolve():
         path = Checkpoints(home / "best").newest(mine=False) or path
     count = min(config.run.eval_envs, episodes)

@@ -30,7 +30,7 @@ from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, Steady
-from reverie.run.config import Config
+from reverie.run.config import Config, for_evaluation
 from reverie.run.folder import RunFolder, place, write_spaces
 from reverie.run.health import Health
 from reverie.run.signals import Stopper
@@ -137,11 +137,18 @@ class Run:
 
     # Building.
 
-    def open_envs(self, count: int, first: int = 0) -> Envs:
-        """A pool of environments, closed with the run."""
+    def open_envs(self, count: int) -> Envs:
+        """A pool of environments to learn from, closed with the run."""
+        return self._pool(self.config, count, 0)
+
+    def open_trials(self, count: int) -> Envs:
+        """A pool of environments to measure the policy in, closed with the run."""
+        return self._pool(for_evaluation(self.config), count, EVAL_SEEDS)
+
+    def _pool(self, config: Config, count: int, first: int) -> Envs:
         # they can only step beside the training in a process of their own
         beside = self.overlap and self.make_env is None
-        config = in_workers(self.config) if beside else self.config
+        config = in_workers(config) if beside else config
         envs = make_envs(config, count, first, self.make_env)
         self._closing.append(envs.close)
         return envs

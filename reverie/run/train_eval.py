@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reverie.run.config import Config
 from reverie.run.evaluate import play_episodes, summarize
-from reverie.run.parts import EVAL_SEEDS, MakeEnv, Run
+from reverie.run.parts import MakeEnv, Run
 from reverie.run.watch import watch, watches
 
 
@@ -20,7 +20,7 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
         return watch(config)
     with Run(config, make_env) as run:
         agent, feed, clock, logger = run.agent, run.feed, run.clock, run.logger
-        trial_envs = run.open_envs(config.run.eval_envs, first=EVAL_SEEDS)
+        trial_envs = run.open_trials(config.run.eval_envs)
         trials = run.open_replay(config.run.eval_envs, None, share=0.1)
         trial_feed = run.open_feed(trials)
         obs, memory = run.start()

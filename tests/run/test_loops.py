@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import reverie
+from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli import main
-from reverie.run import checkpoint
+from reverie.run import checkpoint, parts
+from reverie.run import evaluate as evaluations
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.evaluate import evaluate
@@ -112,6 +114,27 @@ def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
     path = train_eval(config)
     keys = set().union(*lines(path / "metrics.jsonl"))
     assert {"episode/score", "eval/episode/score"} <= keys
+
+
+def test_evaluations_have_environments_of_their_own(tmp_path, monkeypatch):
+    blocks = {**configs.blocks(), "low": {"env.catch.rows": 4}}
+    monkeypatch.setattr(configs, "blocks", lambda: blocks)
+    asked = []
+    for module in (evaluations, parts):
+
+        def spy(config, count, *rest, make=module.make_envs):
+            asked.append(config.env.catch.rows)
+            return make(config, count, *rest)
+
+        monkeypatch.setattr(module, "make_envs", spy)
+    flags = {"run.steps": 40, "agent": "random", "run.eval_configs": ["low"]}
+    path = train_eval(settings(tmp_path, "catch", **flags))
+    evaluate(path, episodes=1)
+    evaluate(path, episodes=1, flags=[("env.catch.rows", 5)])
+    evaluate(path, episodes=1, flags=[("run.eval_configs", [])])
+    usual = asked[0]
+    assert asked == [usual, 4, 4, 5, usual]
+    assert usual not in (4, 5)
 
 
 def test_prefill_acts_at_random_and_then_stops(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.run.config import resolve
+from reverie.run.config import for_evaluation, resolve
 from reverie.run.device import pick_compile
 
 
@@ -52,6 +52,19 @@ def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
 def test_values_that_cannot_work_are_refused_before_the_start(name, value):
     with pytest.raises(UserError, match=r"(?s).*\n  Fix: "):
         resolve(flags={name: value})
+
+
+def test_blocks_may_change_environments_for_evaluations():
+    config = resolve(["iris_atari"], flags={"env.atari.sticky": 0.25})
+    trained, judged = config.env.atari, for_evaluation(config).env.atari
+    assert (trained.lives, trained.min_noops, trained.noops) == ("reset", 1, 30)
+    assert (judged.lives, judged.min_noops, judged.noops) == ("unused", 1, 1)
+    assert (trained.length, judged.length) == (20_000, 108_000)
+    assert judged.sticky == 0.25
+    assert for_evaluation(config).run == config.run
+    assert for_evaluation(resolve()) == resolve()
+    with pytest.raises(UserError, match="atari_whole_games"):
+        resolve(flags={"run.eval_configs": "atari_whole_game"})
 
 
 def test_priorities_need_a_signal():
