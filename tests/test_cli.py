@@ -30,6 +30,9 @@ BAD = {
     "bad output": ("train --logger.outputs tensorbored", r"tensorbored"),
     "eval without run": ("eval", r"reverie eval LOGDIR"),
     "eval of nothing": ("eval nowhere", r"no checkpoint in nowhere"),
+    "episodes in words": ("eval run --episodes ten", r"--episodes takes a whole"),
+    "episodes squared": ("eval run --episodes ²", r"--episodes takes a whole"),
+    "another demo": ("demo --configs crafter", r"leave out --configs"),
     "no steps": ("train --run.steps 0", r"at least 1"),
     "deterministic by wall clock": ("train --deterministic", r"--run\.clock steps"),
 }

@@ -78,6 +78,6 @@ def evaluate(arguments: list[str]) -> int:
 def _count(settings: Settings, name: str, default: int) -> int:
     """A flag of the command's own that counts something."""
     value = str(settings.take(name, default))
-    if not value.isdigit():
+    if not value.isdecimal():
         raise UserError(f"--{name} takes a whole number.\n  Fix: --{name} 5")
     return int(value)

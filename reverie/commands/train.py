@@ -47,7 +47,13 @@ def bc(arguments: list[str]) -> int:
 def demo(arguments: list[str]) -> int:
     from reverie.run import demo as loop
 
-    return loop.demo(read_settings(arguments).flags)
+    settings = read_settings(arguments)
+    if settings.names or settings.files:
+        raise UserError(
+            "The demo has a block of settings of its own.\n"
+            "  Fix: leave out --configs and --config; single settings may change."
+        )
+    return loop.demo(settings.flags)
 
 
 def config_of(command: str, words: list[str]) -> Any:
