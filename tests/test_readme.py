@@ -20,7 +20,7 @@ from reverie.commands.bench import bench_envs_request, bench_request
 from reverie.commands.data import DATA, data_request
 from reverie.commands.settings import read_settings, to_config
 from reverie.commands.sweep import sweep_request
-from reverie.commands.train import training_config
+from reverie.commands.train import BELOW, config_of
 from reverie.commands.view import VIEWS
 from reverie.run.config import Config
 from reverie.run.datasets import VERBS
@@ -104,10 +104,8 @@ def understand(words: list[str]) -> None:
     """Raise, or fail, unless the command line would be accepted."""
     name, rest = words[0], words[1:]
     assert name in COMMANDS, f"there is no command {name!r}"
-    below = {"train": [], "train_eval": [], "offline": ["offline"]}
-    below["bc"] = ["offline", "bc"]
-    if name in below:
-        training_config(read_settings(rest), below[name])
+    if name in BELOW:
+        config_of(name, rest)
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
