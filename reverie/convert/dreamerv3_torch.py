@@ -28,7 +28,8 @@ def read_encoder(path: str | Path) -> dict[str, Tensor]:
     state = data.get("agent_state_dict", data) if isinstance(data, Mapping) else None
     if not isinstance(state, Mapping):
         raise _no_encoder(path)
-    return encoder_of(state, path)
+    named = {key: value for key, value in state.items() if isinstance(key, str)}
+    return encoder_of(named, path)
 
 
 def encoder_of(state: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:

@@ -33,7 +33,8 @@ NETS = {"model.": "online.", "target_model.": "target."}
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """The tensors of the original's `last.pt`, by its names."""
     data = read_torch_file(path)
-    tensors = {k: v for k, v in data.items() if isinstance(v, Tensor)} if data else {}
+    entries = data.items() if isinstance(data, Mapping) else ()
+    tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
     if not any(key.startswith("tokenizer.") for key in tensors):
         raise UserError(
             f"{path} holds no agent of Δ-IRIS.\n"

@@ -205,7 +205,10 @@ def test_a_cut_file_is_refused(file, tmp_path):
         read_checkpoint(tmp_path / "nothing.pt")
 
 
-def test_another_agent_is_told_apart(tmp_path):
-    torch.save({"weights": torch.ones(2)}, tmp_path / "last.pt")
+@pytest.mark.parametrize(
+    "other", [{"weights": torch.ones(2)}, {0: torch.ones(2)}, torch.ones(2), [1], {}]
+)
+def test_another_agent_is_told_apart(tmp_path, other):
+    torch.save(other, tmp_path / "last.pt")
     with pytest.raises(UserError, match="no agent of Δ-IRIS"):
         read_checkpoint(tmp_path / "last.pt")

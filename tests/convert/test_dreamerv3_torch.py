@@ -129,9 +129,10 @@ def test_other_files_and_pickled_code_are_refused(tmp_path):
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match="has no encoder of dreamerv3-torch"):
         read_encoder(tmp_path / "other.pt")
-    torch.save([1], tmp_path / "list.pt")
-    with pytest.raises(UserError, match="has no encoder"):
-        read_encoder(tmp_path / "list.pt")
+    for other in ([1], {0: torch.zeros(2)}):
+        torch.save(other, tmp_path / "other.pt")
+        with pytest.raises(UserError, match="has no encoder"):
+            read_encoder(tmp_path / "other.pt")
     torch.save({"agent_state_dict": print}, tmp_path / "evil.pt")
     with pytest.raises(UserError):
         read_encoder(tmp_path / "evil.pt")
