@@ -43,10 +43,3 @@ def cameras(
     if rest or not count:
         return images[..., :1].repeat(3, -1)
     return np.concatenate(np.split(images, count, -1), -2)
-
-
-def strip(
-    frames: UInt8[np.ndarray, "T h w c"], count: int = 8, gap: int = 4
-) -> UInt8[np.ndarray, "H W c"]:
-    """A film strip: one row of evenly chosen frames."""
-    return contact_sheet(frames, count, columns=count, gap=gap)

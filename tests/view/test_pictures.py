@@ -16,7 +16,7 @@ from reverie.api import UserError
 from reverie.view import video as video_module
 from reverie.view.axes import COLOURS
 from reverie.view.curve import draw_curves, read_scores, write_curve
-from reverie.view.episodes import cameras, contact_sheet, strip
+from reverie.view.episodes import cameras, contact_sheet
 from reverie.view.video import (
     can_write_mp4,
     encode_gif,
@@ -130,8 +130,8 @@ def test_a_contact_sheet_begins_and_ends_with_the_episode():
     assert sheet[1, 1, 0] == frames[0, 0, 0, 0]
     assert sheet[-2, -2, 0] == frames[5, 0, 0, 0]
     assert sheet[0].min() == 255
-    assert strip(frames, count=3, gap=0).shape == (8, 36, 3)
-    assert strip(frames[:1]).shape == (16, 20, 3)
+    assert contact_sheet(frames, count=3, gap=0).shape == (8, 36, 3)
+    assert contact_sheet(frames[:1]).shape == (16, 20, 3)
     with pytest.raises(ValueError, match="without frames"):
         contact_sheet(frames[:0])
 
