@@ -71,11 +71,11 @@ def compare(explained, data):
                 close(head.std, data[f"{side}_{level}_std"])
     close(explained.image, data["rec_data"])
     for theirs, (ours, atol) in COSTS.items():
-        close(explained.losses[ours], data[theirs], atol)
+        close(explained.losses[ours], data[theirs], atol, 0)
     for theirs, chance in (("p", explained.prior_read), ("q", explained.post_read)):
         close(chance, data[f"{theirs}_mask"])
         close(entropy(chance), data[f"{theirs}_ent"])
-    close(total(explained), data["train_loss"], 1e-2)
+    close(total(explained), data["train_loss"], 1e-2, 0)
 
 
 @models
@@ -158,7 +158,7 @@ def test_three_steps_of_the_optimizer(name):
         losses = world.loss(world.initial(1), recording.batch, dice).losses
         close(world.temperature.double(), data["beta"][i], 1e-6)
         loss = torch.stack([loss.mean() for loss in losses.values()]).sum()
-        close(loss, data["loss"][i], 1e-2)
+        close(loss, data["loss"][i], 1e-2, 0)
         _, metrics = adam.update(loss)
         close(metrics["opt/grad_norm"], data["grad_norm"][i])
     ours = dict(world.named_parameters())
