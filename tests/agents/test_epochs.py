@@ -71,11 +71,16 @@ def test_epochs_without_training_pass_by():
     assert rhythm.phase == 7
 
 
-def test_a_turn_is_short():
-    rhythm = make({"a": Share(1000, 0, 0)})
+def test_a_turn_is_short_and_ends_with_its_epoch():
+    rhythm = make({"a": Share(TURN + 2, 0, 0), "b": Share(3, 0, 0)})
     rhythm.took(20)
-    assert rhythm.updates_due(20) == TURN
     assert not rhythm.collects
+    for due in (TURN, 2 + 3):
+        assert rhythm.updates_due(20) == due
+        for _ in range(due):
+            rhythm.trained()
+    assert rhythm.collects
+    assert rhythm.updates_due(20) == 0
 
 
 def test_nothing_is_due_while_collecting():
@@ -130,5 +135,6 @@ def test_the_presets_add_up_to_the_original_s_totals(block, steps, updates):
 
 
 def test_an_empty_schedule_is_refused():
+    EpochsConfig(epochs=1, collect_epochs=1, first_steps=0, steps=1)
     with pytest.raises(UserError, match="at least one epoch"):
         EpochsConfig(steps=0)
