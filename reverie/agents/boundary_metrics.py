@@ -121,8 +121,11 @@ def calibration(events: Marks, chance: Float[np.ndarray, "N T"]) -> Metrics:
     """Does a boundary of chance p happen p of the time?
 
     The Brier score is the mean squared error of the chances, and the calibration error
-    the mean gap between chance and frequency over ten bins, weighed by their share.
+    the mean gap between chance and frequency over ten bins, weighed by their share. Of
+    chances that are not numbers nothing can be said (NaN).
     """
+    if np.isnan(chance).any():
+        return dict.fromkeys(("brier", "error", "auc"), np.nan)
     bins = np.clip((chance * BINS).astype(int), 0, BINS - 1).ravel()
     count = np.bincount(bins, minlength=BINS)
     said = np.bincount(bins, chance.ravel(), BINS)
@@ -198,9 +201,9 @@ def frame_change(
 ) -> Float[np.ndarray, "*b T"]:
     """Mean absolute difference to the frame before, on a scale of 255; first zero."""
     frames = frames.astype(np.float32)
-    change = np.abs(np.diff(frames, axis=-4)).mean((-3, -2, -1))
-    whole: np.ndarray = np.concatenate([np.zeros_like(change[..., :1]), change], -1)
-    return whole
+    change = np.zeros(frames.shape[:-3], np.float32)
+    change[..., 1:] = np.abs(np.diff(frames, axis=-4)).mean((-3, -2, -1))
+    return change
 
 
 def peaks(change: Float[np.ndarray, "*b"], deviations: float) -> Bool[np.ndarray, "*b"]:
@@ -223,7 +226,7 @@ def area(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> flo
     """The chance that an event has the larger value (area under the ROC curve)."""
     labels, values = labels.ravel(), values.ravel()
     yes, no = int(labels.sum()), int((~labels).sum())
-    if not yes or not no:
+    if not yes or not no or np.isnan(values).any():
         return float(np.nan)
     _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)

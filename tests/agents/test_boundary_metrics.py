@@ -100,3 +100,17 @@ def test_nothing_can_be_said_about_too_little():
     assert np.isnan(metrics.effect_size(np.arange(4.0), some))
     assert np.isnan(metrics.periodic_rate(some, none))
     assert np.isnan(metrics.permutation_test(some, none, rng)).all()
+
+
+def test_nothing_can_be_said_about_chances_that_are_no_numbers():
+    chance = np.where(EVENTS, np.nan, 0.5)
+    assert np.isnan(metrics.area(EVENTS, chance))
+    found = metrics.calibration(EVENTS, chance)
+    assert found.keys() == metrics.calibration(EVENTS, EVENTS.astype(float)).keys()
+    assert np.isnan(list(found.values())).all()
+
+
+def test_a_lonely_frame_has_not_changed():
+    frame = np.full((1, 2, 2, 3), 7, np.uint8)
+    np.testing.assert_array_equal(metrics.frame_change(frame), [0.0])
+    np.testing.assert_array_equal(metrics.frame_change(frame[None]), [[0.0]])
