@@ -5,6 +5,7 @@ from __future__ import annotations
 from PIL import Image
 
 from reverie.cli import main
+from reverie.run.folder import place
 
 
 def test_the_demo_says_where_its_score_curve_and_dream_are(
@@ -24,6 +25,21 @@ def test_the_demo_says_where_its_score_curve_and_dream_are(
         assert dream.n_frames > 16
     # Again in the same folder: from scratch, as a demo should.
     assert main(words.split()) == 0
+
+
+def test_a_demo_without_reports_has_no_dream_to_show(tmp_path, capsys, monkeypatch):
+    def train(config):
+        folder = place(config.logdir)
+        folder.mkdir()
+        (folder / "scores.jsonl").write_text('{"step": 1, "episode/score": 1}')
+
+    monkeypatch.setattr("reverie.run.demo.train", train)
+    monkeypatch.setattr("reverie.run.demo.evaluate", lambda *_: {"score": 1.0})
+    words = ["demo", "--run.report_every", "0", "--logdir", str(tmp_path / "run")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "learning curve" in said
+    assert "open-loop" not in said
 
 
 def test_the_demo_deletes_nothing_that_is_not_a_run(tmp_path, capsys):
