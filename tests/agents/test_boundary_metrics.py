@@ -55,7 +55,9 @@ def test_detectors_agree_beyond_chance_or_have_nothing_to_agree_about():
 
 
 def test_segments_are_counted_from_the_first_frame():
-    found = metrics.segment_statistics(marks("..x..x..", "........"))
+    seen = marks("..x..x..", "........")
+    found = metrics.segment_statistics(seen)
+    assert not seen[:, 0].any()  # what was given is left alone
     assert found["count"] == 2  # three and one
     assert found["length"] == 2.5  # two, three; the others do not end
     assert found["rate"] == pytest.approx(2 / 14)
@@ -91,6 +93,14 @@ def test_baselines_stand_beside():
     assert found["pixels/exact/f1"] == 1
     assert found["periodic/exact/f1"] >= found["same_rate/exact/f1"]
     assert "pixels/exact/f1" not in metrics.baselines(EVENTS, change, 0.0)
+
+
+def test_periodic_baselines_find_what_is_periodic():
+    events = marks(".x..x..x..x.", ".x..x..x..x.")
+    found = metrics.baselines(events, np.zeros(events.shape), 1 / 3)
+    assert found["periodic/exact/f1"] == 1
+    assert found["same_rate/exact/f1"] == 0  # it begins with the first frame
+    assert found["same_rate/near/f1"] == 1
 
 
 def test_nothing_can_be_said_about_too_little():
