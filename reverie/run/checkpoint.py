@@ -161,10 +161,11 @@ def write_folder(
 def manifest(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "manifest.json").read_bytes())
-        assert isinstance(found["files"], dict)
-        assert isinstance(found["parts"], list)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise Damaged("its manifest is missing or unreadable") from None
+        sound = isinstance(found["files"], dict) and isinstance(found["parts"], list)
+    except (OSError, ValueError, KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise Damaged("its manifest is missing or unreadable")
     if found.get("format") != FORMAT:
         raise UserError(
             f"{folder} has checkpoint format {found.get('format')}, this version of "

@@ -57,15 +57,19 @@ def test_the_newest_whole_checkpoint_is_found_by_looking(tmp_path):
     assert Checkpoints(tmp_path).newest() == last
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "manifest"])
+@pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "manifest", "list"])
 def test_damage_is_named_quarantined_and_the_previous_save_used(tmp_path, harm):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(10, state(1))
     bad = checkpoints.save(20, state(2))
-    victim = bad / ("manifest.json" if harm == "manifest" else "agent.safetensors")
+    victim = bad / (
+        "manifest.json" if harm in ("manifest", "list") else "agent.safetensors"
+    )
     data = bytearray(victim.read_bytes())
     if harm == "remove":
         victim.unlink()
+    elif harm == "list":
+        victim.write_text('{"files": [], "parts": []}')
     elif harm == "flip":
         data[-3] ^= 4
         victim.write_bytes(data)
