@@ -55,6 +55,8 @@ HARMLESS = (
     "offline.patience",
 )
 """Settings that may change when a run is resumed, by how they start."""
+OWN = ("ckpt", "best", "replay", "media")
+"""Folders of a run in which no other run may begin."""
 
 
 class RunFolder:
@@ -94,6 +96,12 @@ class RunFolder:
 
 def hold(path: Path, what: str = "run folder") -> IO[str]:
     """Create a folder, and keep others out of it until the file is closed."""
+    for inner, home in zip((path, *path.parents), path.parents, strict=False):
+        if inner.name in OWN and (home / "config.yaml").is_file():
+            raise UserError(
+                f"The {what} {path} would lie among the files of the run {home}.\n"
+                f"  Fix: --logdir {home} to go on with that run, or another folder."
+            )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with telling_when_full(path):

@@ -206,6 +206,17 @@ def test_a_checkpoint_without_its_config_is_told_apart(say, copy):
         reverie.load(copy)
 
 
+@pytest.mark.parametrize("inner", ["ckpt", "replay/more"])
+def test_no_run_begins_among_the_files_of_another(say, copy, inner):
+    before = sorted(copy.rglob("*"))
+    code, error = say(f"train {SMALL} --logdir {copy / inner}")
+    assert code == 2
+    assert f"Fix: --logdir {copy} " in error
+    assert sorted(copy.rglob("*")) == before
+    beside = f"train {SMALL} --agent random --task catch --run.steps 8"
+    assert say(f"{beside} --logdir {copy / 'other'}")[0] == 0
+
+
 def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
     (path,) = Checkpoints(copy / "ckpt").paths()
     (path / "agent.safetensors").write_bytes(b"torn")
