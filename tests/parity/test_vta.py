@@ -78,6 +78,10 @@ def compare(explained, data):
     close(total(explained), data["train_loss"], 1e-2, 0)
 
 
+def test_there_are_models_to_compare_with():
+    assert MODELS, "without any, the tests below would be skipped in silence"
+
+
 @models
 def test_a_window_in_training(name):
     recording = VTARecording(name)

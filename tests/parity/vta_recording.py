@@ -39,7 +39,9 @@ def tensors(data: dict, prefix: str) -> dict[str, torch.Tensor]:
 def groups(data: dict, prefix: str) -> list[str]:
     """`case0/x`, `case1/x` -> case0, case1."""
     found = {key.split("/")[0] for key in data if "/" in key}
-    return sorted(name for name in found if name.startswith(prefix))
+    names = sorted(name for name in found if name.startswith(prefix))
+    assert names, f"nothing is recorded under {prefix}*, only {sorted(found)}"
+    return names
 
 
 class NoiseDice(Dice):
