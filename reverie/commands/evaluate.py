@@ -11,15 +11,9 @@ from reverie.commands.settings import Settings, read_settings
 def evaluate(arguments: list[str]) -> int:
     from reverie.data.sources import is_source
     from reverie.run import evaluate as loop
-    from reverie.run import judge
+    from reverie.run import judge, measure
     from reverie.run.checkpoint import locate
     from reverie.run.folder import home_of, read_config
-    from reverie.run.measure import (
-        compare_boundaries,
-        in_words,
-        measure_boundaries,
-        which,
-    )
 
     settings = read_settings(arguments, places=2)
     if not settings.places:
@@ -43,35 +37,18 @@ def evaluate(arguments: list[str]) -> int:
                 f"are compared.\n  Fix: reverie eval {logdir}"
             )
         other = Path(settings.places[1])
-        found = compare_boundaries(logdir, other, episodes, settings.flags)
-        print(
-            f"Boundaries agree to {found['agreement']:.3f} (Cohen's kappa: 1 is "
-            f"always, 0 as by chance) in {which(found)}; they begin at "
-            "{:.3f} and {:.3f} of all frames.".format(*found["rates"])
-        )
-        return 0
-    if config.offline.data and "task" not in dict(settings.flags):
+        found = measure.compare_boundaries(logdir, other, episodes, settings.flags)
+        print(measure.agreement_in_words(found))
+    elif config.offline.data and "task" not in dict(settings.flags):
         print(judge.in_words(judge.judge_run(logdir, settings.flags)))
-        return 0
-    if is_source(config.task):
-        print(in_words(measure_boundaries(logdir, episodes, settings.flags)))
-        return 0
-    result = loop.evaluate(
-        logdir, episodes, settings.flags, videos=videos, failures=failures
-    )
-    if "success" in result:
-        low, high = 100 * result["success_low"], 100 * result["success_high"]
-        print(
-            f"{result['task']}: success {100 * result['success']:.1f} % "
-            f"(95 % between {low:.1f} and {high:.1f})"
+    elif is_source(config.task):
+        found = measure.measure_boundaries(logdir, episodes, settings.flags)
+        print(measure.in_words(found))
+    else:
+        found = loop.evaluate(
+            logdir, episodes, settings.flags, videos=videos, failures=failures
         )
-    print(
-        f"{result['task']}: score {result['score']:.4g} ± {result['score_std']:.4g} "
-        f"(min {result['score_min']:.4g}, max {result['score_max']:.4g}), "
-        f"length {result['length']:.4g}, over {result['count']:.0f} episodes"
-    )
-    if "files" in result:
-        print("\n".join(["Films, and episodes that failed:", *result["files"]]))
+        print(loop.in_words(found))
     return 0
 
 

@@ -244,6 +244,25 @@ def summarize(played: Sequence[Played]) -> Metrics:
     return found
 
 
+def in_words(result: dict[str, Any]) -> str:
+    """The result of an evaluation as a person wants it."""
+    task, lines = result["task"], []
+    if "success" in result:
+        low, high = 100 * result["success_low"], 100 * result["success_high"]
+        lines.append(
+            f"{task}: success {100 * result['success']:.1f} % "
+            f"(95 % between {low:.1f} and {high:.1f})"
+        )
+    lines.append(
+        f"{task}: score {result['score']:.4g} ± {result['score_std']:.4g} "
+        f"(min {result['score_min']:.4g}, max {result['score_max']:.4g}), "
+        f"length {result['length']:.4g}, over {result['count']:.0f} episodes"
+    )
+    if "files" in result:
+        lines += ["Films, and episodes that failed:", *result["files"]]
+    return "\n".join(lines)
+
+
 def interval(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
     """Where the true rate probably lies (Wilson's score interval, 95 %)."""
     rate, square = successes / count, z * z / count

@@ -108,6 +108,15 @@ def which(result: dict[str, Any]) -> str:
     )
 
 
+def agreement_in_words(found: dict[str, Any]) -> str:
+    """How far two runs agree, as a person wants it."""
+    return (
+        f"Boundaries agree to {found['agreement']:.3f} (Cohen's kappa: 1 is always, 0 "
+        f"as by chance) in {which(found)}; they begin at "
+        "{:.3f} and {:.3f} of all frames.".format(*found["rates"])
+    )
+
+
 def in_words(result: dict[str, Any]) -> str:
     """The result as a person wants it, baselines below it."""
     lines = [
