@@ -257,8 +257,12 @@ def test_every_level_of_a_byte_keeps_its_bin():
 def test_half_precision_computes_images_and_stays_close():
     batch = make_batch()
     whole, half = make_world().eval(), make_world(dtype=torch.bfloat16).eval()
+    kinds = []
+    for net in (whole.enc, whole.dec, half.enc, half.dec):
+        net.register_forward_hook(lambda net, given, out: kinds.append(out.dtype))
     with torch.backends.mkldnn.flags(enabled=False):  # see run/device.py
         one, two = (w.loss(w.initial(3), batch, dice()).losses for w in (whole, half))
+    assert kinds == [torch.float32] * 2 + [torch.bfloat16] * 2
     assert all(loss.dtype == torch.float32 for loss in two.values())
     torch.testing.assert_close(
         one["image"].mean(), two["image"].mean(), rtol=0.02, atol=0
