@@ -299,7 +299,7 @@ class VTA(nn.Module):
                 found = found * (self.age > config.coins)
             noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
-        edge = reading(mask[:, :context].detach())
+        edge = reading(mask[:, :context])
         free = mask[:, context + 1 : context + length]
         mask = torch.cat([edge, edge[:, :1], free, edge], 1)  # (B, T, 2)
         abs_fwd, obs_fwd, abs_bwd = self._read(embed, mask)
