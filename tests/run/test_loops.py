@@ -106,6 +106,17 @@ def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
     assert len(json.loads((path / "eval.json").read_text())["scores"]) == 3
 
 
+def test_an_evaluation_says_what_succeeded_and_what_it_wrote():
+    played = [evaluations.Played(1.0, 4, 1.0), evaluations.Played(0.0, 6, 0.0)]
+    result = {"task": "catch", **evaluations.summarize(played)}
+    score = "catch: score 0.5 ± 0.5 (min 0, max 1), length 5, over 2 episodes"
+    success = "catch: success 50.0 % (95 % between 9.5 and 90.5)"
+    assert evaluations.in_words(result) == f"{success}\n{score}"
+    plain = {key: x for key, x in result.items() if not key.startswith("success")}
+    said = evaluations.in_words({**plain, "files": ["a.gif"]})
+    assert said == f"{score}\nFilms, and episodes that failed:\na.gif"
+
+
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
     more = {"run.steps": 120, "run.eval_every": 60, "run.eval_eps": 2}
