@@ -7,7 +7,7 @@ call of `train` is one update of the part that is due.
 
 Time is that of the original inside this agent and its world: reward and end belong to
 the action that earned them, and the last observation of an episode does not exist. Rows
-of the replay are shifted at the border, by `to_segment`.
+of the replay are shifted at the border (`iris_rows.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ from reverie.agents.dreams import IrisDreams
 from reverie.agents.epochs import Epochs, Share
 from reverie.agents.iris_config import PARTS, IrisConfig
 from reverie.agents.iris_report import judge, look
+from reverie.agents.iris_rows import (
+    at_least,
+    choose_action,
+    choose_image,
+    to_segment,
+    with_axes_of,
+)
 from reverie.agents.pixel_actor_critic import PixelActorCritic, Recall
 from reverie.agents.sizes import load_components
 from reverie.api import (
@@ -44,7 +51,6 @@ from reverie.api import (
     StateDict,
     UserError,
     Window,
-    sight,
 )
 from reverie.nets import fast
 from reverie.nets.adam import Adam, decaying
@@ -216,7 +222,9 @@ class Iris:
     ) -> tuple[Looking, dict[str, Tensor]]:
         """Choose anything, and remember only what was seen."""
         image = seen["image"].to(self.device)
-        frames = torch.where(_like(seen["first"], looking.frames), 0, looking.frames)
+        frames = torch.where(
+            with_axes_of(looking.frames, seen["first"]), 0, looking.frames
+        )
         index = self._random(len(image), self.dice["policy"])
         return Looking(looking.recall, _newest(frames, image)), {"index": index}
 
@@ -224,7 +232,7 @@ class Iris:
         """Begin anew where an episode does."""
         recall, frames = looking
         empty = self.actor_critic.online.initial(len(frames))
-        frames = torch.where(_like(first, frames), 0, frames)
+        frames = torch.where(with_axes_of(frames, first), 0, frames)
         return Looking(_where(first, empty, recall), frames)
 
     def _look_back(
@@ -394,7 +402,7 @@ class Iris:
         lengths = {name: getattr(learn, name).length for name in PARTS[:2]}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
         # two frames and the outcome of the second are the least there is to judge
-        segment = self._segment({key: _at_least(batch[key], 3) for key in keys})
+        segment = self._segment({key: at_least(batch[key], 3) for key in keys})
         losses, counts = judge(self.world, segment, lengths, self.dice["report"])
         shifted = {key: F.pad(loss, (1, 0))[:, :rows] for key, loss in losses.items()}
         return shifted, F.pad(counts, (1, 0))[:, :rows]
@@ -504,77 +512,6 @@ class Iris:
         )
 
 
-def to_segment(
-    batch: Batch, image: str, action: str, low: int, ends: str = "is_last"
-) -> Segment:
-    """Rows of the replay in the time of Δ-IRIS; one row fewer.
-
-    Row t keeps what was seen and done there, and takes the reward and the end of row
-    t + 1, to which that led. It is real if both rows belong to the episode, so the last
-    observation is not. What is not real is black, and zero.
-    """
-    mask = batch["mask"]
-    real = mask[:, :-1] & mask[:, 1:]
-    chosen = batch[action][:, :-1].long() - low
-    return Segment(
-        torch.where(_like(real, batch[image]), batch[image][:, :-1], 0),
-        torch.where(real, chosen, 0),
-        torch.where(real, batch["reward"][:, 1:], 0.0),
-        batch[ends][:, 1:] & real,
-        real,
-    )
-
-
-def choose_image(obs_space: Spaces, wanted: str) -> str:
-    """The one image to see."""
-    images = [key for key, space in sight(obs_space).items() if space.is_image]
-    if wanted and wanted not in images:
-        raise UserError(
-            f"iris.image names {wanted!r}, which is no image of this environment.\n"
-            f"  Fix: use one of {', '.join(images) or 'another environment'}."
-        )
-    if wanted or len(images) == 1:
-        return wanted or images[0]
-    if "image" in images:
-        return "image"
-    if images:
-        raise UserError(
-            f"Δ-IRIS sees one image, this environment shows {', '.join(images)}.\n"
-            f"  Fix: --iris.image {images[0]}"
-        )
-    raise UserError(
-        "Δ-IRIS learns from images (uint8, height x width x colours), and this "
-        "environment shows none.\n"
-        "  Fix: choose an environment with images (gymnasium.wrappers."
-        "AddRenderObservation gives some to any of Gymnasium), or `--agent dreamer`."
-    )
-
-
-def choose_action(act_space: Spaces) -> tuple[str, int, int]:
-    """The one discrete action: its key, its lowest value, how many there are."""
-    for key, space in act_space.items():
-        if not space.is_discrete or space.shape or len(act_space) > 1:
-            kind = "continuous" if not space.is_discrete else "one of several"
-            raise UserError(
-                f"Δ-IRIS chooses one discrete action per step; {key!r} is {kind}, of "
-                f"shape {space.shape}.\n  Fix: use `--agent dreamer` here, or an "
-                "environment with one discrete action."
-            )
-        return key, int(space.low), space.classes
-    raise UserError("This environment takes no action.\n  Fix: choose another one.")
-
-
-def _like(mask: Tensor, x: Tensor) -> Tensor:
-    mask = mask.to(x.device)
-    return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
-
-
-def _at_least(x: Tensor, steps: int) -> Tensor:
-    """The same rows, and as many that are not real as it takes."""
-    missing = max(0, steps - x.shape[1])
-    return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1)
-
-
 def _newest(
     frames: UInt8[Tensor, "N T h w c"], image: UInt8[Tensor, "N h w c"]
 ) -> UInt8[Tensor, "N T h w c"]:
@@ -584,5 +521,8 @@ def _newest(
 
 def _where(mask: Bool[Tensor, " N"], new: Recall, old: Recall) -> Recall:
     return Recall(
-        *(torch.where(_like(mask, b), a, b) for a, b in zip(new, old, strict=True))
+        *(
+            torch.where(with_axes_of(b, mask), a, b)
+            for a, b in zip(new, old, strict=True)
+        )
     )
