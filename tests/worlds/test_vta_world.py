@@ -297,6 +297,14 @@ def test_a_window_of_another_length_is_refused():
         world.watch(make_batch(frames=8), dice())
 
 
+def test_the_smallest_world_has_losses_too():
+    sizes = {"context": 1, "length": 2, "belief": 1, "state": 1, "layers": 0, "bits": 1}
+    world = make_world(**sizes, levels="floor", max_segment=1, max_segments=1).train()
+    losses = world.loss(world.initial(3), make_batch(frames=4), dice()).losses
+    assert all(loss.shape == (3, 2) for loss in losses.values())
+    assert all(loss.isfinite().all() for loss in losses.values())
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -306,10 +314,15 @@ def test_a_window_of_another_length_is_refused():
         {"max_segment": 0},
         {"obs_std": 0.0},
         {"coins": -1},
+        {"layers": -1},
+        {"length": 1},
+        {"abs_scale": -1.0},
+        {"anneal": float("inf")},
+        {"loss": "bernoulli", "levels": "spread"},
     ],
 )
 def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match="must be|cannot be"):
         VTAConfig(**settings)
 
 
