@@ -322,7 +322,7 @@ def test_the_smallest_world_has_losses_too():
     ],
 )
 def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ValueError, match="must be|cannot be"):
+    with pytest.raises(ValueError, match=r"must be|cannot be"):
         VTAConfig(**settings)
 
 
