@@ -189,6 +189,13 @@ def test_maze_frames_of_another_size_are_shrunk(maze_folder, tmp_path):
     assert EVENT not in found
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_ray_along_the_grid_is_drawn_like_its_neighbours():
+    pose = np.array([[1.5, 1.5, np.pi / 6]])  # the first ray looks along x exactly
+    near = pose + [0, 0, 1e-9]
+    np.testing.assert_array_equal(maze.draw(pose), maze.draw(near))
+
+
 def test_a_missing_maze_says_how_to_make_one(tmp_path):
     config = SourceConfig(folder=str(tmp_path / "none"))
     with pytest.raises(UserError, match="reverie data maze --out"):

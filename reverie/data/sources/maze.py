@@ -163,7 +163,7 @@ def draw(
         wall = ~inside
         wall[inside] = MAP[row[inside], column[inside]] > 0
         going &= ~wall
-    distance = np.where(sideways, next_y - down, next_x - across)
+    distance = np.where(sideways, next_y, next_x) - np.where(sideways, down, across)
     row, column = np.clip(row, 0, len(MAP) - 1), np.clip(column, 0, MAP.shape[1] - 1)
     shade = np.where(sideways, 0.7, 1.0) / (1 + 0.1 * distance)
     colour = COLOURS[MAP[row, column]] * shade[:, None]
