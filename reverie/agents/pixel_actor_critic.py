@@ -242,7 +242,6 @@ class PixelActorCritic(nn.Module):
         image: UInt8[Tensor, "N L h w c"],
         action: Int[Tensor, "N L"],
         dice: Dice,
-        horizon: int | None = None,
         recall: Recall | None = None,
         acts_last: bool = True,
     ) -> Dream:
@@ -252,7 +251,7 @@ class PixelActorCritic(nn.Module):
         `recall` is what is remembered of the frames before it, if that is known. In
         the last frame of the dream an action leads nowhere; it may be left out, as 0.
         """
-        net, steps = self.online, horizon or self.config.horizon
+        net, steps = self.online, self.config.horizon
         memory: list[Recall] = [recall or self.burn_in(image[:, :-1])]
         frames = count()
 
