@@ -191,9 +191,9 @@ def test_maze_frames_of_another_size_are_shrunk(maze_folder, tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_a_ray_along_the_grid_is_drawn_like_its_neighbours():
-    pose = np.array([[1.5, 1.5, np.pi / 6]])  # the first ray looks along x exactly
-    near = pose + [0, 0, 1e-9]
-    np.testing.assert_array_equal(maze.draw(pose), maze.draw(near))
+    angles = np.pi / 6, np.pi / 6 + 1e-6  # the first ray looks along x exactly
+    along, beside = maze.draw(np.array([(1.6, 1.5, angle) for angle in angles]))
+    np.testing.assert_array_equal(along[:, 0], beside[:, 0])
 
 
 def test_a_missing_maze_says_how_to_make_one(tmp_path):
