@@ -159,16 +159,13 @@ class IrisWorld(nn.Module):
         """
         return self.tokenizer.loss(segment, dice, self.dtype, learn)
 
-    def dynamics_loss(
-        self, segment: Segment, tokens: Int[Tensor, "B T K"] | None = None
-    ) -> WorldLoss:
+    def dynamics_loss(self, segment: Segment) -> WorldLoss:
         """Losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`, scaled.
 
         The total is the sum of their means. Tokens come from the tokenizer, without
-        gradient, unless they are given.
+        gradient.
         """
-        if tokens is None:
-            tokens = self.tokenize(segment.image, segment.action)
+        tokens = self.tokenize(segment.image, segment.action)
         return self.dynamics.loss(segment, tokens, self.dtype)
 
     def tokenize(
