@@ -256,8 +256,14 @@ def test_evaluation_samples_too_and_does_not_disturb_acting():
 
 
 def test_extra_observation_keys_are_ignored():
-    agent = make(obs={**OBS, "log/score": Space(F32)})
-    agent.policy(agent.initial(2), {**observations(), "log/score": np.zeros(2)})
+    plain = awake(make())
+    agent = awake(make(obs={**OBS, "log/score": Space(F32)}))
+    seen = observations(rows=64)
+    extra = {**seen, "log/score": np.arange(64, dtype=np.float32)}
+    np.testing.assert_array_equal(
+        agent.policy(agent.initial(64), extra)[1]["action"],
+        plain.policy(plain.initial(64), seen)[1]["action"],
+    )
 
 
 # Learning
