@@ -85,9 +85,9 @@ def own_options(
         except (TypeError, ValueError):
             wrong = True
         if wrong or value is None:
-            raise UserError(
-                f"--{flag} cannot be {value!r}.\n  Fix: --{flag} {known[name]}"
-            )
+            what = "needs a value" if value is None else f"cannot be {value!r}"
+            example = "FOLDER" if known[name] == "" else known[name]
+            raise UserError(f"--{flag} {what}.\n  Fix: --{flag} {example}")
     return found
 
 

@@ -24,6 +24,11 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     """
     path = checkpoint.locate(logdir)
     home = home_of(path)
+    if not (path / "replay.json").is_file():
+        raise UserError(
+            f"{logdir} has no episodes of its own: it has never acted.\n"
+            "  Fix: give the folder of a run that has, such as `reverie train` makes."
+        )
     config, spaces = read_config(home), read_spaces(home)
     agent = make_agent(config, spaces, torch.device("cpu"), "float32")
     state = checkpoint.read_part(path, "replay")

@@ -97,6 +97,11 @@ def test_a_run_in_two_parts_keeps_the_threshold_on_pixels(tmp_path):
     assert {*lines(path, "report/baselines/pixels/exact/f1")} == {first}
 
 
+def test_a_run_that_watched_has_no_episodes_to_export(tmp_path, run, capsys):
+    assert cli.main(["data", "export", str(run), str(tmp_path / "npz")]) == 2
+    assert "it has never acted" in capsys.readouterr().err
+
+
 def test_weights_may_come_from_another_run(tmp_path, run):
     config = settings(tmp_path / "run", **{"run.from_checkpoint": str(run)})
     with Watch(config) as other:
@@ -384,6 +389,7 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
     ("arguments", "complaint"),
     [
         (["data", "balls"], "Where to"),
+        (["data", "balls", "--out"], "--out needs a value.\n  Fix: --out FOLDER"),
         (["data", "maze", "--out", "x", "--train", "-1"], "cannot be '-1'"),
         (["data", "maze", "--uot", "x"], "no option --uot"),
         (["data", "maze", "--out", "x", "--length", "0"], "--length must be above 0"),
