@@ -10,8 +10,8 @@ level of the row before foresees. Segments may neither be too long nor too many,
 that holds for both detectors, always: their logits are fixed where a limit is reached.
 Here the number of segments has the last word (in `vta.py` it is their length).
 
-The flag of a row is about the row itself. Letters of this file: `C` both beliefs and
-states of the upper level together, `Z` a state, `D` a belief.
+The flag of a row is about the row itself. Letters of this file: `U` and `Y` belief and
+state of the upper level, `C` both together, `D` and `Z` those of the lower one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Dream, Notes, Obs, Space, Spaces, WorldLoss
-from reverie.nets.blocks import Linear, Norm
+from reverie.nets.blocks import Linear
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.dice import Dice
 from reverie.nets.gaussian import Gaussian
@@ -37,10 +37,10 @@ from reverie.nets.outs import Output
 from reverie.nets.strided import TimeConvs
 from reverie.worlds.boundaries import COPY, READ, both_ways, draw_flags, reading
 from reverie.worlds.outcomes import outcome_losses, stack_actions
+from reverie.worlds.vta_layers import Cell, GaussianHead, Layer
 
 NOISE = 1e-8
 """Gumbel noise is made of uniform numbers this far from 0 and 1."""
-NORM = "layer1em3"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class SegmentsConfig:
 
 
 class State(NamedTuple):
-    abs_belief: Float[Tensor, "*b A"]
+    abs_belief: Float[Tensor, "*b U"]
     abs_stoch: Float[Tensor, "*b Y"]
     obs_belief: Float[Tensor, "*b D"]
     obs_stoch: Float[Tensor, "*b Z"]
@@ -116,58 +116,6 @@ class Beliefs(NamedTuple):
 
 
 Policy = Callable[[State], dict[str, Tensor]]
-
-
-class Bare(Linear):
-    """A dense layer without a bias: its own is zero and stays so."""
-
-    def __init__(self, inputs: int, units: int):
-        super().__init__(inputs, units)
-        self.bias.requires_grad_(False)
-
-
-class Layer(nn.Module):
-    """Dense, normalized, and squashed."""
-
-    def __init__(self, inputs: int, units: int):
-        super().__init__()
-        self.linear = Bare(inputs, units)
-        self.norm = Norm(NORM, units)
-
-    def forward(self, x: Float[Tensor, "*b E"]) -> Float[Tensor, "*b F"]:
-        return F.silu(self.norm(self.linear(x)))
-
-
-class Cell(nn.Module):
-    """A layer on the inputs, then a GRU whose gates are normalized together."""
-
-    def __init__(self, inputs: int, hidden: int, belief: int):
-        super().__init__()
-        self.into = Layer(inputs, hidden)
-        self.linear = Bare(hidden + belief, 3 * belief)
-        self.norm = Norm(NORM, 3 * belief)
-
-    def forward(
-        self, x: Float[Tensor, "B E"], belief: Float[Tensor, "B D"]
-    ) -> Float[Tensor, "B D"]:
-        gates = self.norm(self.linear(torch.cat([self.into(x), belief], -1)))
-        reset, candidate, update = gates.chunk(3, -1)
-        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        return torch.lerp(belief, candidate, torch.sigmoid(update - 1))
-
-
-class GaussianHead(nn.Module):
-    """A hidden layer, unless the input has its width already, then two outputs."""
-
-    def __init__(self, inputs: int, hidden: int, units: int, min_std: float):
-        super().__init__()
-        self.feat = Layer(inputs, hidden) if inputs != hidden else nn.Identity()
-        self.out = Linear(hidden, (2, units))
-        self.min_std = min_std
-
-    def forward(self, x: Float[Tensor, "*b E"]) -> Gaussian:
-        mean, raw = self.out(self.feat(x)).float().unbind(-2)
-        return Gaussian(mean, F.softplus(raw) + self.min_std)
 
 
 class Dynamics(nn.Module):
