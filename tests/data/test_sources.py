@@ -13,6 +13,7 @@ from reverie.api import Space, UserError, Window
 from reverie.data import sources
 from reverie.data.form import from_steps
 from reverie.data.sources import EVENT, Source, SourceConfig, balls, maze
+from reverie.data.sources.chunks import Chunks
 from reverie.data.sources.feed import SourceFeed
 from reverie.data.store import write_episode
 
@@ -105,6 +106,21 @@ def test_smaller_pictures_of_the_balls_show_the_same_sequences():
     np.testing.assert_allclose(two["image"][:, :, 1, 3], corner, atol=0.5)
     with pytest.raises(ValueError, match="8, 16 or 32"):
         SourceConfig(side=20)
+
+
+@pytest.mark.parametrize("refresh", [0, 4])
+def test_a_chunk_is_made_once_and_at_most_one_ahead(refresh):
+    made = []
+
+    def make(rng, count):
+        made.append(rng)
+        return {"x": np.arange(count)}
+
+    chunks = Chunks(make, 8, refresh, 2, seed=0)
+    for step in range(4):
+        chunks.batch(step)
+    chunks.close()
+    assert len(made) <= (2 if refresh else 1)
 
 
 def test_a_chunk_smaller_than_a_batch_is_refused():
