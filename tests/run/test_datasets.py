@@ -11,12 +11,13 @@ from walks import ACTION, slip, walk, write_npz
 
 from reverie.api import Space, UserError
 from reverie.cli import main
+from reverie.commands.data import DATA
 from reverie.data import stats
 from reverie.data.readers import npz, open_reader
 from reverie.data.store import write_episode
 from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import datasets
-from reverie.run.datasets import ConvertOptions, Progress
+from reverie.run.datasets import VERBS, ConvertOptions, Progress
 from reverie.run.demonstrate import successes
 
 
@@ -37,6 +38,10 @@ def complaint(words: str, capsys) -> str:
     assert "  Fix: " in said
     assert "Traceback" not in said
     return said
+
+
+def test_every_verb_on_recordings_is_a_command():
+    assert set(DATA) == {*VERBS, "export", "balls", "maze"}
 
 
 def test_inspect_tells_what_is_there_and_draws_a_contact_sheet(here, capsys):
