@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import math
 import re
 import types
 import typing
@@ -379,7 +380,9 @@ def _cast(value: Any, kind: Any) -> Any:
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise TypeError
-        return float(value)
+        if math.isnan(number := float(value)):
+            raise ValueError
+        return number
     if kind is str:
         if isinstance(value, (list, tuple, dict)) or value is None:
             raise TypeError

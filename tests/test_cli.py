@@ -19,6 +19,8 @@ BAD = {
     "bad value": ("train --run.steps many", r"run\.steps should be a whole number"),
     "bad choice": ("train --precision float8", r"one of auto, float32"),
     "unknown block": ("train --configs crafterr", r"Did you mean 'crafter'"),
+    "no number": ("train --dreamer.opt.lr nan", r"opt\.lr should be a number"),
+    "no task": ("train --task", r"--task needs a value"),
     "unknown task": ("train --task catsh", r"catch"),
     "unknown suite": ("train --task ataria_pong", r"atari"),
     "unknown game": ("train --task atari_pnog", r"pong"),

@@ -104,7 +104,8 @@ def resolve(
     usual = [layer for below, _ in read for layer in below]
     layers = [*usual, *named, *(above for _, above in read)]
     given = [layer["task"] for _, layer in layers if "task" in layer]
-    task = str(dict(pairs).get("task", given[-1] if given else Config().task))
+    usually = given[-1] if given else Config().task
+    task = str(dict(pairs).get("task") or usually)
     if sources.is_source(task):
         layers = [(f"the task {task!r}", _source_layer(task)), *layers]
     elif not any("task" in block for _, block in named):
