@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from reverie.worlds.iris.world import (
     IrisWorld,
     Segment,
     TokenizerConfig,
+    check_size,
 )
 
 IMAGE, ACTIONS, TOKENS, BLOCKS = (8, 8, 3), 3, 4, 5
@@ -375,6 +378,32 @@ def test_images_of_other_sizes_are_refused_with_a_way_out():
             tokenizer=TokenizerConfig(),
             dynamics=DynamicsConfig(),
         )
+
+
+def test_a_policy_is_shown_every_frame_of_a_dream():
+    world, one, shown = make(), batch(rows=3), []
+
+    def policy(view):
+        shown.append(view)
+        return torch.full((3,), len(shown) % ACTIONS)
+
+    state = world.begin(one.image, one.action[:, :-1])
+    dream = world.imagine(state, policy, 4, dice())
+    for part, seen in zip(dream.states, zip(*shown, strict=True), strict=True):
+        assert torch.equal(part, torch.stack(seen, 1))
+    assert dream.actions["action"].tolist() == [[1, 2, 0, 1, 2]] * 3
+    assert torch.equal(dream.states.image[:, 0], one.image[:, -1])
+
+
+@pytest.mark.parametrize("image", [(8, 16, 3), (16, 16, 1), (4, 4, 3)])
+def test_the_way_out_leads_out(image):
+    with pytest.raises(UserError) as error:
+        make(image=image)
+    advice = str(error.value).split("Fix:")[1]
+    latent, width = map(int, re.findall(r"(?:latent|width) (\d+)", advice))
+    tokenizer, transformer = make().tokenizer.config, TransformerConfig(1, 2, width)
+    dynamics = DynamicsConfig(transformer, frame(latent))
+    check_size(image, tokenizer, dynamics)
 
 
 def test_images_need_not_be_square_nor_coloured():
