@@ -84,6 +84,12 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
         )
         if harmless:
             saved = folder.read_config(folder.place(str(logdir)))
+            if bool(saved.offline.data) != bool(below):
+                command = "offline" if saved.offline.data else "train"
+                raise UserError(
+                    f"{logdir} was begun by another command.\n"
+                    f"  Fix: reverie {command} --logdir {logdir}"
+                )
             return with_flags(saved, settings.flags)
     names = [*below, *settings.names]
     blocks = settings._replace(names=names, flags=[])

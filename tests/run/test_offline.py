@@ -313,6 +313,16 @@ def test_nothing_to_learn_from_is_a_sentence(tmp_path, capsys):
     assert "There is nothing at" in capsys.readouterr().err
 
 
+def test_a_run_is_resumed_by_the_command_that_began_it(world, tmp_path, capsys):
+    assert cli.main(["train", "--logdir", str(world)]) == 2
+    assert f"Fix: reverie offline --logdir {world}" in capsys.readouterr().err
+    assert cli.main(["offline", "--logdir", str(world)]) == 0
+    acting = ["--configs", "debug", "random", "--task", "catch", "--run.steps", "8"]
+    assert cli.main(["train", *acting, "--logdir", str(tmp_path / "acted")]) == 0
+    assert cli.main(["offline", "--logdir", str(tmp_path / "acted")]) == 2
+    assert "Fix: reverie train --logdir" in capsys.readouterr().err
+
+
 def test_recordings_are_split_by_seed_by_masks_or_not_at_all(data):
     whole = Recordings(OfflineConfig(str(data), split=0.0), 0)
     assert whole.training.names() == whole.judging.names()
