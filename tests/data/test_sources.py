@@ -432,6 +432,40 @@ def test_a_source_may_be_a_file_in_the_present_folder(tmp_path, monkeypatch):
     assert sources.find("watch_balls_of_mine:Mine").__name__ == "Mine"
 
 
+class Fussy(Blinks):
+    def __init__(self):
+        pass
+
+
+class Clumsy(Blinks):
+    def batch(self, step: int):
+        return {"image": [] / 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(Fussy, "TypeError"), (Clumsy, "and 'int'")]
+)
+def test_what_a_source_of_ones_own_raises_is_told_with_its_place(
+    monkeypatch, kind, error
+):
+    monkeypatch.setitem(sources.SOURCES, "mine", f"{__name__}:{kind.__name__}")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+    def serve_one():
+        source = sources.make("watch_mine", SourceConfig(), WINDOW, 0)
+        SourceFeed(source, torch.device("cpu"))("train")
+
+    with pytest.raises(UserError, match=rf"{error}.*\.py:\d+\)\.\n  Fix: mend that"):
+        serve_one()
+
+
+def test_a_mistake_of_ours_in_a_source_is_not_called_the_users(monkeypatch):
+    source = sources.make("watch_balls", SourceConfig(), WINDOW, 0)
+    monkeypatch.setattr(source, "batch", lambda step: [] / 2)
+    with pytest.raises(TypeError):
+        SourceFeed(source, torch.device("cpu"))("train")
+
+
 class Deaf:
     loss = "l2"
 

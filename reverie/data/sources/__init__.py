@@ -18,10 +18,13 @@ for people and never reach a loss.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import math
 import sys
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -108,7 +111,7 @@ def find(task: str) -> type:
         sys.path.insert(0, here)  # a file of one's own lies in the present folder
     try:
         found: type = getattr(importlib.import_module(module), kind)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the code of its author raises
         raise UserError(
             f"Task {task!r} cannot be found: {error}.\n  Fix: name a class that can be "
             "imported, as package.module:Class, from the folder its file lies in."
@@ -131,5 +134,24 @@ def make(task: str, config: SourceConfig, window: Window, seed: int) -> Source:
             f"Task {task!r} is not a source: {kind.__name__} has no {lacks[0]}().\n"
             f"  Fix: give it the methods {', '.join(VERBS)}."
         )
-    source: Source = kind(config, window, seed)
+    with telling(kind):
+        source: Source = kind(config, window, seed)
     return source
+
+
+@contextlib.contextmanager
+def telling(kind: type) -> Iterator[None]:
+    """What a source of one's own raises becomes a sentence; mistakes of ours do not."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # whatever the code of its author raises
+        if kind.__module__.startswith("reverie."):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{kind.__name__} failed with {type(error).__name__}: {error} "
+            f"({place.filename}:{place.lineno}).\n"
+            "  Fix: mend that, and run the same command again."
+        ) from error

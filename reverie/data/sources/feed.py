@@ -8,6 +8,7 @@ baselines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch, Notes, Space, Spaces, StateDict, UserError
-from reverie.data.sources import EVENT, Arrays, Source
+from reverie.data.sources import EVENT, Arrays, Source, telling
 
 LABELLED = 8
 """Training batches, the next ones, that `labelled` consists of."""
@@ -90,21 +91,23 @@ class SourceFeed:
         return batch
 
     def _train(self, step: int) -> Batch:
-        arrays = self._checked(self.source.batch(step))
+        arrays = self._checked(self.source.batch, step)
         return self._move({k: v for k, v in arrays.items() if k[:4] != "log/"})
 
     def _report(self) -> Batch:
-        return self._move(self._checked(self.source.evaluation()))
+        return self._move(self._checked(self.source.evaluation))
 
     def _labelled(self) -> Batch:
         steps = range(self.step, self.step + LABELLED)
-        batches = [self._checked(self.source.batch(step)) for step in steps]
+        batches = [self._checked(self.source.batch, step) for step in steps]
         keys = batches[0].keys()
         return self._move({k: np.concatenate([b[k] for b in batches]) for k in keys})
 
-    def _checked(self, arrays: Any) -> Arrays:
-        """What a source gave, if it is what its spaces promise."""
+    def _checked(self, verb: Callable[..., Any], *arguments: Any) -> Arrays:
+        """What a source gives, if it is what its spaces promise."""
         source = self.source
+        with telling(type(source)):
+            arrays = verb(*arguments)
         if wrong := mistake(arrays, {**source.obs_space, **source.act_space}):
             raise UserError(
                 f"The sequences of {type(source).__name__} cannot be used: {wrong}.\n"
