@@ -6,6 +6,7 @@ of the same format will do.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from reverie.convert.delta_iris_names import (
     places,
     take_over,
 )
+from reverie.nets.adam import Adam, AdamConfig, decaying
 from reverie.nets.dice import Dice
 from reverie.nets.residual import FrameConfig
 from reverie.nets.transformer import TransformerConfig
@@ -224,7 +226,8 @@ def tiny_heads() -> int:
             outputs, _ = world.dynamics(torch.tensor(recorded["sequence"]))
         return float((outputs - wanted).abs().max())
 
-    return min((2**i for i in range(6) if wanted.shape[-1] % 2**i == 0), key=distance)
+    width = wanted.shape[-1]
+    return min((n for n in range(1, width + 1) if width % n == 0), key=distance)
 
 
 def fill(world: IrisWorld, tokenizer: dict, model: dict) -> None:
@@ -317,6 +320,32 @@ def close_gradients(ours, theirs, norm):
         if before_a_norm(name, theirs):
             limit = max(limit, 3e-5 * norm)
         assert error <= limit, f"{name}: {error} > {limit}"
+
+
+def close_update(module, rules, theirs, recorded, config: AdamConfig, grads):
+    """One step of the optimizer, from the recorded gradients and from our own.
+
+    Adam makes steps of one size of gradients of any size, so a difference in the last
+    digit shows where a gradient is almost zero: our own count where they are not.
+    """
+    norm = float(recorded["opt/grad_norm_before_clip"])
+    like = dict(module.named_parameters())
+    exact = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    for name, place in places(theirs, rules).items():
+        place.of(exact).copy_(torch.tensor(theirs[name]))
+    for found, sure in ((list(exact.values()), 0.0), (grads, 1e-4)):
+        moved = copy.deepcopy(module)
+        opt = Adam(dict(moved.named_parameters()), config, decaying(moved))
+        ok, metrics = opt.apply(torch.zeros(()), found)
+        assert bool(ok)
+        assert abs(float(metrics["opt/grad_norm"]) / norm - 1) < 1e-4
+        after = by_original_name(moved, opt.tensors, rules, theirs)
+        for name, wanted in under(recorded, "opt/after/").items():
+            name = name.removeprefix("model.")
+            size = np.abs(theirs[name])
+            off = np.abs(after[name].detach().numpy() - wanted)
+            worst = off[size >= sure * size.max()].max()
+            assert worst <= 1e-6, f"{name}: off by {worst}"
 
 
 def before_a_norm(name, names):
