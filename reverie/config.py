@@ -20,7 +20,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import math
 import re
 import types
 import typing
@@ -380,9 +379,7 @@ def _cast(value: Any, kind: Any) -> Any:
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise TypeError
-        if math.isnan(number := float(value)):
-            raise ValueError
-        return number
+        return float(value)
     if kind is str:
         if isinstance(value, (list, tuple, dict)) or value is None:
             raise TypeError

@@ -6,6 +6,7 @@ gradients are not finite changes nothing, and nothing ever waits for the device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +32,10 @@ class AMSGradConfig:
     """Added to the running magnitude."""
 
     def __post_init__(self) -> None:
-        if self.lr < 0 or self.clip < 0 or self.eps <= 0:
+        if not (0 <= self.lr < math.inf and self.clip >= 0 and self.eps > 0):
             raise ValueError("lr and clip cannot be below 0, and eps must be above it")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError("beta1 and beta2 must be at least 0 and below 1")
 
 
 class AMSGrad:

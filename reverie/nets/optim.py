@@ -56,6 +56,10 @@ class OptConfig:
     """Look ahead along the momentum."""
 
     def __post_init__(self) -> None:
+        if not (0 <= self.lr < math.inf and self.agc >= 0 and self.wd >= 0):
+            raise ValueError("lr, agc and wd must not be negative")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError("beta1 and beta2 must be at least 0 and below 1")
         if self.schedule != "const" and self.anneal <= self.warmup:
             raise UserError(
                 f"The {self.schedule} schedule must end after the warm-up of "
