@@ -121,14 +121,17 @@ def test_a_dream_outlasts_what_the_world_looks_at(agent):
 
 
 def test_recorded_episodes_are_a_start_too(agent):
-    rng = np.random.default_rng(0)
-    episode = FromEnv(of(agent), 2)(rng)
-    start = FromEpisodes([episode], steps=2)
-    for _ in range(20):
-        rows = start(rng)
-        assert 1 <= len(rows["image"]) <= 3
-        assert not rows["is_last"].any()
-    Dream(agent.dreams(), start).reset()
+    episode = FromEnv(of(agent), 2)(np.random.default_rng(0))
+    Dream(agent.dreams(), FromEpisodes([episode], steps=2)).reset()
+
+
+def test_dreams_begin_anywhere_in_an_episode_but_at_its_end():
+    rng, place = np.random.default_rng(0), np.arange(5)
+    episode = {"is_first": place == 0, "is_last": place == 4, "place": place}
+    alone = {key: value[-1:] for key, value in episode.items()}
+    start = FromEpisodes([alone, episode], steps=2)
+    found = {tuple(start(rng)["place"].tolist()) for _ in range(100)}
+    assert found == {(0,), (0, 1), (0, 1, 2), (1, 2, 3)}
 
 
 def test_mistakes_are_said(agent):
