@@ -81,3 +81,20 @@ def test_dreams_show_where_their_segments_begin():
     strip = dream_strip(frames(), at(0, 3))
     framed = [tuple(tile(strip, 0, t)[0, 0]) == FOUND for t in range(STEPS)]
     assert framed == [True, False, False, True, False]
+
+
+def test_sequences_are_below_each_other_in_strips_and_side_by_side_in_films():
+    two, marks, chance = np.concatenate([frames(), frames(50)]), at(0), np.zeros((2, 5))
+    marks = np.concatenate([marks, marks])
+    film = sequence_video(two, two, marks)
+    assert film.shape == (STEPS, 2 * TILE, 2 * TILE, 3)
+    assert (film[2, FRAME, FRAME] == 20).all()
+    assert (film[2, TILE:, TILE:][FRAME, FRAME] == 70).all()
+    alone = sequence_strip(two[:1], two[:1], marks[:1], chance[:1])
+    both = sequence_strip(two, two, marks, chance)
+    second = both[len(alone) + 3 * GAP :]
+    assert np.array_equal(both[: len(alone)], alone)
+    assert second.shape == alone.shape
+    assert (tile(second, 0, 2)[FRAME, FRAME] == 70).all()
+    grey = sequence_strip(two[..., :1], two[..., :1], marks, chance)
+    assert np.array_equal(grey, both)
