@@ -43,8 +43,11 @@ def test_it_is_an_agent_that_does_not_act():
 
 def test_training_lowers_the_loss_and_counts_the_updates():
     agent, feed = make()
-    losses = [float(agent.train(feed)["opt/loss"]) for _ in range(12)]
+    found = [agent.train(feed) for _ in range(12)]
+    losses = [float(metrics["opt/loss"]) for metrics in found]
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    kept = [x for x in found[-1].values() if isinstance(x, torch.Tensor)]
+    assert not any(x.requires_grad for x in kept)  # or they would keep the batch
     assert float(agent.world.age) == 12
     feed.close()
 
