@@ -118,7 +118,8 @@ def judge(
     for part, length in lengths.items():
         for start in range(0, segment.real.shape[1] - 1, length):
             piece = Segment(*(x[:, start : start + length] for x in segment))
-            real, both = piece.real, piece.real[:, :-1] & piece.real[:, 1:]
+            real = piece.real & (piece.real.sum(1, keepdim=True) > 1)
+            piece, both = piece._replace(real=real), real[:, :-1] & real[:, 1:]
             if part == "tokenizer":
                 found = world.tokenizer_loss(piece, dice, learn=False).losses
                 means = dict.fromkeys(found, both) | {"commit": both | True}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from iris_world_recording import (
+    RecordedDice,
     as_bytes,
     by_original_name,
     close_gradients,
@@ -23,14 +24,17 @@ from iris_world_recording import (
 )
 
 from reverie.agents.iris import to_segment
+from reverie.agents.iris_report import judge
 from reverie.agents.pixel_actor_critic import PixelActorCritic, PixelActorCriticConfig
 from reverie.agents.returns import lambda_return
-from reverie.api import Space, Window
+from reverie.api import Space, Window, WorldLoss
 from reverie.convert.delta_iris_names import places, take_over
 from reverie.convert.iris import ACTOR_CRITIC
 from reverie.data.episodes import Cutter, Episodes, chances, place
 from reverie.data.replay import Replay, ReplayConfig
 from reverie.nets.adam import AdamConfig
+from reverie.worlds.iris.segment import Segment
+from reverie.worlds.iris.world import IrisWorld
 
 FORMS = [form for form in ("two_hot", "mse") if has(f"actor_critic_{form}_io")]
 CONSTANTS = {"discount": 0.997, "lam": 0.95, "entropy_scale": 0.001}
@@ -291,3 +295,28 @@ def test_time_is_shifted_at_the_border():
         np.testing.assert_array_equal(segment.action, wanted["actions"])
         np.testing.assert_array_equal(segment.reward, wanted["rewards"])
         np.testing.assert_array_equal(segment.end, wanted["ends"].astype(bool))
+
+
+class Silent(IrisWorld):
+    """A world that has nothing to say about the pieces it is shown."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+
+    def dynamics_loss(self, segment, tokens=None):
+        return WorldLoss({"rewards": torch.zeros_like(segment.reward)}, None, {})
+
+
+def test_episodes_are_judged_in_the_original_s_pieces():
+    functions = load("functions")
+    lengths = functions["sampler/lengths"].tolist()
+    _, length = functions["traverse/batch_size_chunk"].tolist()
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    image = torch.zeros(*real.shape, 1, 1, 3, dtype=torch.uint8)
+    segment = Segment(image, real.long() * 0, real * 0.0, real & False, real)
+    _, counts = judge(Silent(), segment, {"world_model": length}, RecordedDice())
+    wanted = torch.zeros_like(real)
+    for row in functions["traverse/rows_batch_episode_start_stop"].tolist():
+        _, episode, start, stop = row
+        wanted[episode, start:stop] = True
+    assert torch.equal(counts, wanted)
