@@ -303,7 +303,7 @@ class Silent(IrisWorld):
     def __init__(self):
         torch.nn.Module.__init__(self)
 
-    def dynamics_loss(self, segment, tokens=None):
+    def dynamics_loss(self, segment):
         return WorldLoss({"rewards": torch.zeros_like(segment.reward)}, None, {})
 
 

@@ -176,6 +176,7 @@ def test_cached_steps_equal_the_full_forward(world, plan):
         return
     close(outputs, c["output_sequence"])
     close(latents, c["logits_latents"])
+    close(ends, c["logits_ends"])
     for i in range(len(dynamics.transformer.layers)):
         for ours, name in ((cache.keys, "keys"), (cache.values, "values")):
             flat = rearrange(ours[i][:, :, :start], "b h l d -> b l (h d)")

@@ -59,6 +59,15 @@ def test_tokenizer(recorded, frugal):
         off = np.abs(drawn[:, 1:, :, ::4, ::4] - wanted)
         assert off.max() < 1.5 / 255
         assert (off > 0.5 / 255).mean() <= 1e-3
+        features = world.tokenizer.encode(
+            batch.image[:, :-1].flatten(0, 1),
+            batch.action[:, :-1].flatten(),
+            batch.image[:, 1:].flatten(0, 1),
+            torch.float32,
+        )
+        vectors = world.tokenizer.quantizer(features).vectors
+        wanted = data["tokenizer/unit_vectors"]
+        close(vectors.view(wanted.shape), wanted)
     out = world.tokenizer_loss(batch, RecordedDice(), learn=False)
     assert np.array_equal(out.states, data["tokenizer/tokens"])
     compare(out.losses, world.tokenizer, "tokenizer", TOKENIZER, data)

@@ -88,6 +88,8 @@ def test_what_a_dream_teaches(case):
         torch.cat([none, torch.tensor(data["imagine/ends"])], 1).bool(),
     )
     close(learned.opinion.policy, data["imagine/logits_actions"], name="policy")
+    wanted = data["imagine/logits_values"]
+    close(learned.opinion.value.reshape(wanted.shape), wanted, name="value")
     close(learned.values[:, :-1], data["imagine/target_values"], name="values")
     close(learned.values[:, -1], data["imagine/value_bootstrap"], name="bootstrap")
     for name, loss in learned.losses.items():
