@@ -124,6 +124,17 @@ def test_seeds_decide_weights():
     )
 
 
+def test_the_actor_critic_starts_small_and_expects_nothing():
+    nets = make_agent().actor_critic
+    bound = nets.config.width**-0.5
+    for part in (nets.online.lstm, nets.online.actor):
+        for name, values in part.named_parameters():
+            largest = float(values.detach().abs().max())
+            assert 0.3 * bound < largest <= bound, name
+    assert not any(x.any() for x in nets.online.critic.parameters())
+    assert not changed(nets.online.state_dict(), nets.target.state_dict())
+
+
 def test_only_dense_weights_of_tokenizer_and_world_model_decay():
     agent = make_agent()
     for name in PARTS:
@@ -270,6 +281,7 @@ def test_an_update_changes_its_part_and_no_other(name):
     metrics = agent.update(name, [feed(name)])
     assert all(torch.isfinite(torch.as_tensor(x)).all() for x in metrics.values())
     assert metrics["opt/nonfinite_in_row"] == 0
+    assert not any(getattr(x, "requires_grad", False) for x in metrics.values())
     for part in PARTS:
         assert changed(before[part], weights(agent, part)) == (part == name)
 
@@ -389,6 +401,22 @@ def test_dreams_follow_the_world_in_half_precision():
     assert next(agent.dreamt.parameters()).dtype == torch.bfloat16
     mine = agent.world.tokenizer.quantizer.codebook
     torch.testing.assert_close(agent.dreamt.tokenizer.quantizer.codebook, mine)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_the_real_frames_before_the_last_are_watched_before_a_dream(
+    burn_in, monkeypatch
+):
+    agent = make_agent(settings(**{"iris.actor_critic.burn_in": burn_in}))
+    segment = agent._segment(lived(agent)("actor_critic"))
+    nets, watched = agent.actor_critic, []
+    watch = nets.burn_in
+    monkeypatch.setattr(nets, "burn_in", lambda *x: watched.append(x[0]) or watch(*x))
+    losses, _ = agent.losses("actor_critic", segment)
+    assert segment.image.shape[1] == burn_in + 1
+    assert len(watched) == 2  # by the network, and by its slow copy
+    assert all(torch.equal(x, segment.image[:, :burn_in]) for x in watched)
+    assert all(loss.isfinite().all() for loss in losses.values())
 
 
 def test_the_last_action_of_a_dream_may_be_left_out():
