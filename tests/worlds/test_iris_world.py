@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,6 @@ from reverie.worlds.iris.world import (
     IrisWorld,
     Segment,
     TokenizerConfig,
-    check_size,
 )
 
 IMAGE, ACTIONS, TOKENS, BLOCKS = (8, 8, 3), 3, 4, 5
@@ -393,17 +390,6 @@ def test_a_policy_is_shown_every_frame_of_a_dream():
         assert torch.equal(part, torch.stack(seen, 1))
     assert dream.actions["action"].tolist() == [[1, 2, 0, 1, 2]] * 3
     assert torch.equal(dream.states.image[:, 0], one.image[:, -1])
-
-
-@pytest.mark.parametrize("image", [(8, 16, 3), (16, 16, 1), (4, 4, 3)])
-def test_the_way_out_leads_out(image):
-    with pytest.raises(UserError) as error:
-        make(image=image)
-    advice = str(error.value).split("Fix:")[1]
-    latent, width = map(int, re.findall(r"(?:latent|width) (\d+)", advice))
-    tokenizer, transformer = make().tokenizer.config, TransformerConfig(1, 2, width)
-    dynamics = DynamicsConfig(transformer, frame(latent))
-    check_size(image, tokenizer, dynamics)
 
 
 def test_images_need_not_be_square_nor_coloured():
