@@ -419,6 +419,25 @@ def test_the_real_frames_before_the_last_are_watched_before_a_dream(
     assert all(loss.isfinite().all() for loss in losses.values())
 
 
+def test_the_actor_critic_learns_from_all_it_has_dreamt(monkeypatch):
+    agent = make_agent()
+    nets, dreams, given = agent.actor_critic, [], []
+    dream, loss = nets.dream, nets.loss
+
+    def dream_and_tell(*args, **kwargs):
+        dreams.append(dream(*args, **kwargs))
+        return dreams[-1]
+
+    monkeypatch.setattr(nets, "dream", dream_and_tell)
+    monkeypatch.setattr(nets, "loss", lambda *x: given.extend(x) or loss(*x))
+    agent.losses("actor_critic", agent._segment(lived(agent)("actor_critic")))
+    (dreamt,), (_, image, action, *outcome, _) = dreams, given
+    assert action.shape[1] == agent.config.actor_critic.horizon > 1
+    assert torch.equal(action, dreamt.actions["action"][:, :-1])
+    for mine, view in zip((image, *outcome), dreamt.states, strict=True):
+        assert torch.equal(mine, view)
+
+
 def test_the_last_action_of_a_dream_may_be_left_out():
     agent = make_agent()
     segment = agent._segment(lived(agent)("actor_critic"))
