@@ -35,6 +35,7 @@ BAD = {
     "eval of nothing": ("eval nowhere", r"no checkpoint in nowhere"),
     "episodes in words": ("eval run --episodes ten", r"--episodes takes a whole"),
     "episodes squared": ("eval run --episodes ²", r"--episodes takes a whole"),
+    "one task to bench": ("bench envs --task catch", r"Did you mean 'tasks'"),
     "another demo": ("demo --configs crafter", r"leave out --configs"),
     "no steps": ("train --run.steps 0", r"at least 1"),
     "deterministic by wall clock": ("train --deterministic", r"--run\.clock steps"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reverie import config as configs
+from reverie.api import UserError
 from reverie.commands.settings import Settings, acted_in, read_settings, to_config
 
 
@@ -64,6 +65,13 @@ def bench_envs_request(arguments: list[str]) -> tuple[Any, Any]:
     mine = set(EnvBenchConfig.__dataclass_fields__)
     own = [(n, v) for n, v in settings.flags if n.replace("-", "_") in mine]
     more = [pair for pair in settings.flags if pair not in own]
+    for flag, _ in more:
+        if not flag.startswith("env."):
+            raise UserError(
+                f"`reverie bench envs` has no option --{flag}."
+                f"{configs.suggest(flag, mine)}\n  Fix: choose from "
+                f"{', '.join('--' + name for name in sorted(mine))} and --env.*"
+            )
     layer = configs.flag_layer(EnvBenchConfig, own, EnvBenchConfig())
     options = configs.resolve(EnvBenchConfig, [("the flags", layer)])
     return options, to_config(settings._replace(flags=more)).env
