@@ -221,9 +221,15 @@ def locate(path: Path) -> Path:
             ) from None
         return path
     for folder in (path / "ckpt", path):
-        found = Checkpoints(folder).newest(mine=False)
+        saved = Checkpoints(folder)
+        found = saved.newest(mine=False)
         if found:
             return found
+        if saved.paths() or saved.shelf.is_dir():
+            raise UserError(
+                f"There is no checkpoint in {path} that is whole.\n"
+                "  Fix: give another run, or copy this one again."
+            )
     raise UserError(
         f"There is no checkpoint in {path}.\n"
         "  Fix: give a run folder (it has a `ckpt` folder inside) or one of the "

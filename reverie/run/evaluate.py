@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -106,6 +107,9 @@ def _witnesses(folder: Path, envs: Envs, videos: int, failures: int) -> list[Wit
     """Those who write down what is played; nobody in somebody else's folder."""
     found: list[Witness] = []
     if not os.access(folder.parent, os.W_OK):
+        if videos:
+            why = f"{folder.parent} cannot be written, so nothing is filmed"
+            warnings.warn(why, RuntimeWarning, stacklevel=2)
         return found
     if videos:
         found.append(Films(folder, envs.obs_space, len(envs), videos))

@@ -226,7 +226,13 @@ def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
     with pytest.warns(UserWarning, match="is damaged"):
         code, error = say(f"eval {copy} --episodes 1")
     assert code == 2
-    assert "no checkpoint" in error
+    assert f"no checkpoint in {copy} that is whole" in error
+
+
+def test_films_that_cannot_be_written_are_told(say, trained, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.warns(RuntimeWarning, match="nothing is filmed"):
+        assert say(f"eval {trained} --episodes 1 --videos 1")[0] == 0
 
 
 def test_an_evaluation_in_another_world_is_refused(say, trained):
