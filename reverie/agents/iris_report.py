@@ -122,7 +122,8 @@ def judge(
             piece, both = piece._replace(real=real), real[:, :-1] & real[:, 1:]
             if part == "tokenizer":
                 found = world.tokenizer_loss(piece, dice, learn=False).losses
-                means = dict.fromkeys(found, both) | {"commit": both | True}
+                means = dict.fromkeys(found, both)
+                means["commit"] = torch.ones_like(both)  # the codebook sees all
             else:
                 found = world.dynamics_loss(piece).losses
                 means = dict.fromkeys(found, real) | {"latents": real[:, :-1]}

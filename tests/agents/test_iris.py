@@ -568,6 +568,8 @@ def test_episodes_are_judged_by_the_losses_of_training():
         found = losses[f"{part}/{name}"][:, 1:]
         wanted = trained[part].losses[name].mean()
         torch.testing.assert_close(found[:, : where.shape[1]][where].mean(), wanted)
+    pulls = losses["tokenizer/commit"][:, 1 : 1 + both.shape[1]]  # counted everywhere
+    torch.testing.assert_close(pulls[both], trained["tokenizer"].losses["commit"][both])
     # the change into the last row is not known, so it is as those before
     change = losses["tokenizer/l2"]
     torch.testing.assert_close(change[:3, 3], change[:3, 1:3].mean(1))
