@@ -205,7 +205,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         except Exception as error:
             raise UserError(
                 f"{self.path} is not a whole checkpoint ({error}).\n"
-                "  Fix: copy it again."
+                "  Fix: pass the original's agent.pkl, and copy it again if it is one."
             ) from error
 
 

@@ -165,3 +165,9 @@ def test_other_files_are_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"agent\.pkl"):
         read_checkpoint(path)
+
+
+def test_a_file_of_torch_is_no_checkpoint_of_the_original(tmp_path):
+    torch.save({"tokenizer.weight": torch.ones(1)}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=r"Fix: pass the original's agent\.pkl"):
+        read_checkpoint(tmp_path / "last.pt")
