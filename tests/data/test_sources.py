@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Literal
 
@@ -430,6 +431,21 @@ def test_a_source_may_be_a_file_in_the_present_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     assert sources.find("watch_balls_of_mine:Mine").__name__ == "Mine"
+
+
+def test_sequences_that_were_there_outlive_a_full_disk(tmp_path, monkeypatch):
+    balls.write_balls(tmp_path, train=2, test=2, length=4)
+    before = (tmp_path / "train.npz").read_bytes()
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(UserError, match="No room to write"):
+        balls.write_balls(tmp_path, train=3, test=2, length=4)
+    assert (tmp_path / "train.npz").read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 class Fussy(Blinks):

@@ -202,14 +202,19 @@ def write_folder_file(
     directory.mkdir(parents=True, exist_ok=True)
     theirs = to_theirs(episode, act_space)
     path = directory / f"{name}-{len(theirs['reward'])}.npz"
-    half = directory / f".{path.name}{TEMPORARY}"
+    save(path, theirs)
+    return path
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """Write a file, whole or not at all; one that was there stays until then."""
+    half = path.with_name(f".{path.name}{TEMPORARY}")
     with room_for(half):
         with open(half, "wb") as file:
-            np.savez_compressed(file, **theirs)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(half, path)
-    return path
 
 
 def to_ours(theirs: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:

@@ -187,7 +187,7 @@ def write_balls(
     for number, (name, count) in enumerate((("train", train), ("test", test))):
         made = make_sequences(generator(seed, number), count, length, dt)
         arrays = {"image": made["image"], "event": made[EVENT]}
-        np.savez_compressed(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        npz.save(folder / f"{name}.npz", arrays)
     return train + test
 
 

@@ -216,7 +216,7 @@ def write_maze(
         for index in range(count):
             rng = Draws(generator(seed, number, index))
             episode = make_episode(rng, length)
-            np.savez_compressed(place / f"episode_{index:05d}.npz", **episode)  # type: ignore[arg-type]
+            npz.save(place / f"episode_{index:05d}.npz", episode)
     return train + test
 
 
