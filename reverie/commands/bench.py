@@ -7,7 +7,7 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.commands.settings import Settings, acted_in, read_settings, to_config
+from reverie.commands.settings import Settings, read_settings, to_config
 
 
 def bench(arguments: list[str]) -> int:
@@ -45,7 +45,7 @@ def bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
     def resolve(blocks: list[str], more: dict[str, Any]) -> Any:
         names = [*settings.names, *blocks]
         whole = Settings([], names, settings.files, [*more.items(), *flags])
-        return acted_in(to_config(whole))
+        return to_config(whole)
 
     return options, resolve
 

@@ -2,7 +2,8 @@
 
 Updates are timed as a run makes them: many in a row, fed from a full replay, with one
 wait at the end. The pieces of an update are timed alone in the same way, for agents
-that can name them (`api.Divided`). A policy call takes observations from host memory
+that can name them (`api.Divided`). An agent that only watches gets its sequences from
+their source (`bench_watch.py`). A policy call takes observations from host memory
 and is over when its actions are there. Every number is taken several times.
 """
 
@@ -27,15 +28,27 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from reverie.api import Action, Agent, Divided, Envs, Mode, Obs, Spaces, UserError
+from reverie.api import (
+    Action,
+    Agent,
+    Divided,
+    Envs,
+    Feed,
+    Mode,
+    Obs,
+    Spaces,
+    UserError,
+)
 from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay
+from reverie.data.ring import Ring
 from reverie.run import device as devices
 from reverie.run.checkpoint import replace_file
 from reverie.run.config import Config
 from reverie.run.folder import about, place
 from reverie.run.parts import MakeEnv, make_agent, make_envs
+from reverie.run.watch import watches
 
 WARM_UP = 4
 """Calls before the first measured one: kernels are built and graphs recorded then."""
@@ -89,7 +102,7 @@ def bench(
     """Measure one config, print the table, write the JSON; returns what it says."""
     with (
         the_machine(alone=True) as waited,
-        Bench(config, options, make_env) as subject,
+        subject_of(config, options, make_env) as subject,
     ):
         results = subject.measure(waited)
     print(table(results))
@@ -107,8 +120,8 @@ def compare(
     slow = replace(config, compile="none")
     with (
         the_machine(alone=True),
-        Bench(slow, options, make_env) as plain,
-        Bench(quick, options, make_env) as fast,
+        subject_of(slow, options, make_env) as plain,
+        subject_of(quick, options, make_env) as fast,
     ):
         calls = [subject.calls() for subject in (plain, fast)]
         found: dict[str, Any] = {"plain_ms": {}, "fast_ms": {}, "ratios": {}}
@@ -123,8 +136,24 @@ def compare(
     return write(config, options, {"about": about(), **found})
 
 
+def subject_of(
+    config: Config, options: BenchConfig, make_env: MakeEnv | None = None
+) -> Bench:
+    """What is to be measured: an agent that acts, or one that watches."""
+    from reverie.run.bench_watch import WatchBench
+
+    kind = WatchBench if watches(config) else Bench
+    return kind(config, options, make_env)
+
+
 class Bench:
     """One config brought up on this machine: environments, agent, a full replay."""
+
+    feed: Feed
+    capacity = 0
+    """Steps of the replay."""
+    ring: Ring | None = None
+    """The replay on the device, if it is there."""
 
     def __init__(
         self, config: Config, options: BenchConfig, make_env: MakeEnv | None = None
@@ -145,44 +174,48 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         while self._closing:
             self._closing.pop()()
-        for name in ("agent", "feed", "replay", "envs"):
+        for name in ("agent", "feed", "ring", "replay", "envs"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _open(self) -> None:
+    def _prepare(self) -> None:
         config = self.config
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         devices.seed_everything(config.seed)
         if not config.deterministic:
             devices.be_quick(self.device)
-        precision = devices.pick_precision(config.precision, self.device)
+        self.precision = devices.pick_precision(config.precision, self.device)
+
+    def _open(self) -> None:
+        self._prepare()
+        config, precision = self.config, self.precision
         self.envs: Envs = make_envs(config, config.run.envs, 0, self._make_env)
         self._closing.append(self.envs.close)
         self.agent: Agent = make_agent(config, self.envs, self.device, precision)
-        self.precision = precision
-        capacity = min(self.options.steps, config.replay.capacity)
+        self.capacity = min(self.options.steps, config.replay.capacity)
         self.replay = Replay(
             {**self.envs.obs_space, **self.envs.act_space},
             self.agent.notes,
             replace(config.replay, storage="ram", save=False, online=False),
-            capacity=capacity,
+            capacity=self.capacity,
             streams=config.run.envs,
             windows=self.agent.diet,
             directory=None,
             seed=config.seed,
         )
         self._closing.append(self.replay.close)
-        self.feed = ReplayFeed(
+        feed = ReplayFeed(
             self.replay,
             self.agent.diet,
             self.device,
             prefetch=self.device.type == "cuda",
             resident=ring.fits(self.replay, self.device),
         )
-        self._closing.append(self.feed.close)
+        self._closing.append(feed.close)
+        self.feed, self.ring = feed, feed.ring
 
     def measure(self, waited: float = 0.0) -> dict[str, Any]:
         """Everything there is to say about this config, which waited to be alone."""
@@ -193,16 +226,21 @@ class Bench:
             "precision": self.precision,
             "compile": devices.pick_compile(self.config.compile, self.device),
             "parameters": self.parameters(),
-            "replay_on_device": self.feed.ring is not None,
+            "replay_on_device": self.ring is not None,
         }
         found["first_update_s"] = self.first_update() - waited
         found["update_ms"] = self.update().ms
         found.update(self.memory())  # before others use any
         found["parts_ms"], found["parts_gb"] = self.parts()
-        found["policy_ms"] = {str(n): self.policy(n).ms for n in (1, 16)}
-        found["env_steps_per_s"] = self.env_rate()
-        found["replay_mb_per_s"] = self.replay_rates()
-        return found
+        return {**found, **self.around()}
+
+    def around(self) -> dict[str, Any]:
+        """What a run does besides updates."""
+        return {
+            "policy_ms": {str(n): self.policy(n).ms for n in (1, 16)},
+            "env_steps_per_s": self.env_rate(),
+            "replay_mb_per_s": self.replay_rates(),
+        }
 
     def first_update(self) -> float:
         """Seconds from the start of this process to the end of the first update."""
@@ -213,19 +251,19 @@ class Bench:
 
     def warm_up(self) -> None:
         """Have the replay full and kernels built; the rest is better done alone."""
-        self.fill(self.replay.capacity)
+        self.fill(self.capacity)
         with devices.not_choosing():
             self.agent.train(self.feed)
         self.wait()
 
     def update(self) -> Timing:
         """A whole update, fed from a full replay."""
-        self.fill(self.replay.capacity)
+        self.fill(self.capacity)
         return self.time(lambda: self.agent.train(self.feed))[0]
 
     def calls(self) -> dict[str, Callable[[], Any]]:
         """What can be done plainly and fast: updates, their parts, acting."""
-        self.fill(self.replay.capacity)
+        self.fill(self.capacity)
         parts = self.agent.parts(self.feed) if isinstance(self.agent, Divided) else {}
         return {
             "update": lambda: self.agent.train(self.feed),
@@ -303,7 +341,7 @@ class Bench:
         used = {"peak_gb": _resident_peak() / 1e9}
         if self.device.type == "cuda":
             used["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            held = 0 if self.feed.ring is None else self.feed.ring.nbytes
+            held = 0 if self.ring is None else self.ring.nbytes
             used["gpu_replay_gb"] = held / 1e9
         return used
 
@@ -426,9 +464,12 @@ def table(found: dict[str, Any]) -> str:
     if pieces:
         rows.append(("sum of the parts, ms", sum(_mean(ms) for ms in pieces)))
     rows.append(("updates per second", 1000 / whole))
-    rows.append(("environment steps per second", found["env_steps_per_s"]))
-    for verb, rate in found["replay_mb_per_s"].items():
+    if "env_steps_per_s" in found:
+        rows.append(("environment steps per second", found["env_steps_per_s"]))
+    for verb, rate in found.get("replay_mb_per_s", {}).items():
         rows.append((f"replay {verb}, MB/s", rate))
+    if "sequences_per_s" in found:
+        rows.append(("sequences per second", found["sequences_per_s"]))
     for name, most in found["parts_gb"].items():
         rows.append((f"GPU memory of {name}, GB", most))
     for key in ("peak_gb", "gpu_peak_gb", "gpu_replay_gb"):
@@ -442,7 +483,9 @@ def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
     yield "update", found["update_ms"]
     for name, ms in found["parts_ms"].items():
         yield f"  {name}", ms
-    for envs, ms in found["policy_ms"].items():
+    if "batch_ms" in found:
+        yield "batch", found["batch_ms"]
+    for envs, ms in found.get("policy_ms", {}).items():
         yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
 
 

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from reverie.run.bench import Bench, BenchConfig, the_machine, write
+from reverie.api import UserError
+from reverie.run.bench import BenchConfig, subject_of, the_machine, write
 from reverie.run.config import Config
 from reverie.run.folder import about
 from reverie.run.parts import MakeEnv
+from reverie.run.watch import watches
 
 Resolve = Callable[[list[str], dict[str, Any]], Config]
 """The user's config with these blocks and settings on top."""
@@ -43,6 +45,10 @@ def growth(
     """Measure updates of a row of configs, print how they grow, and write the JSON."""
     name, variants = options.vary, VARIANTS[options.vary]
     configs = [resolve(*variant) for variant in variants.values()]
+    if name != "batch" and watches(configs[0]):
+        raise UserError(
+            f"What is watched has no {name} to vary.\n  Fix: --bench.vary batch"
+        )
     rows: list[dict[str, Any]] = []
     for label, row in zip(variants, _measured(configs, options, make_env), strict=True):
         rows.append({name: label, **row})
@@ -74,7 +80,7 @@ def measure(
     """How long an update of this config takes, and what memory."""
     with ExitStack() as stack:
         with the_machine(alone=False):
-            subject = stack.enter_context(Bench(config, options, make_env))
+            subject = stack.enter_context(subject_of(config, options, make_env))
             subject.warm_up()
         with the_machine(alone=True):
             update = subject.update()

@@ -50,6 +50,37 @@ def test_an_agent_without_parts_is_measured_as_a_whole(tmp_path, capsys):
     assert "sum of the parts" not in capsys.readouterr().out
 
 
+def test_an_agent_that_watches_is_measured_with_its_sequences(tmp_path, capsys):
+    output = tmp_path / "x.json"
+    small = [
+        "--watcher.batch_size",
+        "4",
+        "--source.chunk",
+        "8",
+        "--source.refresh",
+        "4",
+    ]
+    small += ["--watcher.vta.belief", "8", "--bench.seconds", "0"]
+    words = ["bench", "--configs", "vta_balls_small", *small, "--bench.repeats", "2"]
+    assert main([*words, "--bench.output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "batch, ms" in printed
+    assert "sequences per second" in printed
+    assert "environment" not in printed
+    results = json.loads(output.read_text())["results"]
+    assert len(results["update_ms"]) == len(results["batch_ms"]) == 2
+    served = [4000 / ms for ms in results["batch_ms"]]
+    assert results["sequences_per_s"] == pytest.approx(served)
+    assert main([*words, "--compare", "--bench.output", str(output)]) == 0
+    assert json.loads(output.read_text())["ratios"].keys() == {"update"}
+
+
+def test_of_what_is_watched_only_the_batch_can_grow(capsys):
+    words = ["bench", "--configs", "vta_balls_small", "--bench.vary", "image"]
+    assert main(words) == 2
+    assert "--bench.vary batch" in capsys.readouterr().err
+
+
 def test_waiting_for_others_is_no_part_of_the_first_update(tmp_path, monkeypatch):
     monkeypatch.setattr(benches, "the_machine", lambda alone: nullcontext(1e6))
     config = resolve(["debug"], flags={**FLAGS, "agent": "random"})

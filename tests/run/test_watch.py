@@ -412,7 +412,7 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
             ["offline", "--agent", "watcher", "--offline.data", "x"],
             "--configs vta_episodes --source.folder x",
         ),
-        (["bench", "--configs", "vta_balls"], "has no environment"),
+        (["bench", "--configs", "vta_balls", "--agent", "dreamer"], "--agent watcher"),
         (["check-env", "watch_balls"], "has no environment"),
     ],
 )
