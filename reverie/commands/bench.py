@@ -29,18 +29,14 @@ def bench(arguments: list[str]) -> int:
 
 def bench_request(arguments: list[str]) -> tuple[Any, Callable[..., Any]]:
     """What to measure, and the config for it with more blocks and settings on top."""
-    from reverie.run.bench import BenchConfig
+    from reverie.run.bench import BenchFlags
 
     settings = read_settings(arguments)
-    own = [("compare", settings.take("compare", "false") or "true")]
-    flags = []
-    for name, value in settings.flags:
-        if name.startswith("bench."):
-            own.append((name.removeprefix("bench."), value))
-        else:
-            flags.append((name, value))
-    layer = configs.flag_layer(BenchConfig, own, BenchConfig())
-    options = configs.resolve(BenchConfig, [("the flags", layer)])
+    own = [("bench.compare", settings.take("compare", "false") or "true")]
+    own += [pair for pair in settings.flags if pair[0].startswith("bench.")]
+    flags = [pair for pair in settings.flags if pair not in own]
+    layer = configs.flag_layer(BenchFlags, own, BenchFlags())
+    options = configs.resolve(BenchFlags, [("the flags", layer)]).bench
 
     def resolve(blocks: list[str], more: dict[str, Any]) -> Any:
         names = [*settings.names, *blocks]

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -79,6 +79,13 @@ class BenchConfig:
                 "A measurement takes at least one repetition and one step.\n"
                 "  Fix: --bench.repeats 3 --bench.seconds 1 --bench.steps 100000"
             )
+
+
+@dataclass(frozen=True)
+class BenchFlags:
+    """The options by the names that flags have."""
+
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 class Timing(NamedTuple):

@@ -75,6 +75,11 @@ def test_an_agent_that_watches_is_measured_with_its_sequences(tmp_path, capsys):
     assert json.loads(output.read_text())["ratios"].keys() == {"update"}
 
 
+def test_a_misspelt_option_is_told_with_its_whole_name(capsys):
+    assert main(["bench", "--bench.sconds", "1"]) == 2
+    assert "Did you mean 'bench.seconds'?" in capsys.readouterr().err
+
+
 def test_of_what_is_watched_only_the_batch_can_grow(capsys):
     words = ["bench", "--configs", "vta_balls_small", "--bench.vary", "image"]
     assert main(words) == 2

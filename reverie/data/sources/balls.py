@@ -193,10 +193,14 @@ def write_balls(
 
 def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
     """The first `length` frames of all sequences of such a file, `least` or more."""
-    command = f"reverie data balls --out {path.parent}"
-    fix = f"write it with `{command}`"
     if not path.is_file():
-        raise UserError(f"There is no file {path}.\n  Fix: {fix}")
+        raise UserError(
+            f"There is no file {path}.\n"
+            f"  Fix: write it with `reverie data balls --out {path.parent}`"
+        )
+    other = path.parent / "balls"  # a file may be all that somebody has
+    command = f"reverie data balls --out {other}"
+    fix = f"write others with `{command}`, and give --source.folder {other}"
     try:
         data = npz.load(path)
     except ValueError as error:
@@ -217,7 +221,8 @@ def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
         raise UserError(
             f"{path} has sequences of {image.shape[1]} frames and events "
             f"{event.shape}, a window has {length} frames.\n"
-            f"  Fix: write it with `{command} --length {length}`"
+            f"  Fix: write others with `{command} --length {length}`, and give "
+            f"--source.folder {other}"
         )
     if len(image) < least:
         raise UserError(
