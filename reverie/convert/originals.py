@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.api import StateDict, UserError
-from reverie.convert import dreamerv3, iris
+from reverie.convert import dreamerv3, iris, vta
 
-READERS = {"dreamer": dreamerv3.read_state, "iris": iris.read_state}
+READERS = {
+    "dreamer": dreamerv3.read_state,
+    "iris": iris.read_state,
+    "watcher": vta.read_state,
+}
 
 
 def read_original(

@@ -1,24 +1,72 @@
 """Weights of the authors' VTA, and of its port with actions, as weights of ours.
 
 Their names differ from each other, and ours from both: the parts of a Gaussian head are
-one layer here, and the three encoders are one stack of recurrent units.
+one layer here, and the three encoders are one stack of recurrent units. Both save bare
+mappings from names to tensors (`model_best.pt`), without the temperature of the flags,
+which therefore begins anew. `--run.from_checkpoint model_best.pt` takes such a file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from reverie.api import UserError
+from reverie.api import StateDict, UserError
+from reverie.convert.torch_file import read_torch_file
 
 _HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
 _READERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")
 _CELLS = {"update_abs_belief": "abs_cell", "update_obs_belief": "obs_cell"}
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_COUNTED = r"^age$|^temperature$|num_batches_tracked$"
+"""What we count anew."""
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The weights of such a file, under our names."""
+    data = read_torch_file(path)
+    entries = data.items() if isinstance(data, Mapping) else ()
+    tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
+    try:
+        ours = from_reference(tensors) if _is_vta(tensors) else {}
+        wrong = f"{path} holds no VTA."
+    except KeyError as missing:
+        ours, wrong = {}, f"{path} has no {missing.args[0]!r}."
+    if "abs_feat.weight" not in ours:
+        raise UserError(
+            f"{wrong}\n  Fix: pass model_best.pt or ckpt_STEP.pt of the port."
+        )
+    return ours
+
+
+def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
+    """The state of a watcher with the weights of a file in its world."""
+    theirs, mine = read_checkpoint(path), like["world"]
+    sizes = {k: v.shape for k, v in mine.items() if not re.search(_COUNTED, k)}
+    if {key: value.shape for key, value in theirs.items()} != sizes:
+        raise UserError(
+            f"The world in {path} has other sizes than this one.\n"
+            f"  Fix: {' '.join(_flags(theirs))}, without vta_still, and sequences of "
+            "as many actions with images of 32 x 32 in colour."
+        )
+    return {**like, "world": {**mine, **theirs}}
+
+
+def _flags(ours: Mapping[str, Tensor]) -> list[str]:
+    """Settings for a world of these sizes."""
+    belief, both = ours["abs_feat.weight"].shape
+    sizes = {
+        "belief": belief,
+        "state": both - belief,
+        "layers": sum(bool(re.match(r"detector\.conv\d+\.weight", k)) for k in ours),
+        "bias": "enc.conv0.bias" in ours,
+    }
+    return [f"--watcher.vta.{name} {size}" for name, size in sizes.items()]
 
 
 def from_reference(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,6 +103,10 @@ def from_reference(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         place = "out" if last else f"{kind}{index}"
         ours[f"{_NETS[part]}.{place}.{leaf}"] = left.pop(key)
     return ours
+
+
+def _is_vta(theirs: Mapping[str, Tensor]) -> bool:
+    return any(key.startswith("state_model.") for key in theirs)
 
 
 def _plain(key: str) -> str:

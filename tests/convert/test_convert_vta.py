@@ -1,0 +1,100 @@
+"""Checkpoints in the layout of the authors' VTA and its port, from recorded numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from reverie.agents.watcher import Watcher, WatcherConfig
+from reverie.api import UserError
+from reverie.convert.originals import read_original
+from reverie.convert.vta import read_checkpoint
+from reverie.run.config import resolve
+from reverie.run.parts import take_over
+
+sys.path.append(str(Path(__file__).parents[1] / "parity"))
+from vta_recording import MODELS, VTARecording, tensors
+
+models = pytest.mark.parametrize("name", MODELS)
+
+
+def original(recording: VTARecording) -> OrderedDict:
+    found = OrderedDict()
+    for kind in ("param/", "buffer/"):
+        found |= tensors(recording.data, kind)
+    return found
+
+
+def make_watcher(recording: VTARecording, **changes) -> Watcher:
+    vta = replace(recording.make_world().config, **changes)
+    return Watcher(
+        recording.obs_space,
+        recording.act_space,
+        WatcherConfig(vta=vta),
+        device=torch.device("cpu"),
+    )
+
+
+@models
+def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
+    recording = VTARecording(name)
+    file = tmp_path / "model_best.pt"
+    torch.save(original(recording), file)
+    watcher = make_watcher(recording)
+    before = watcher.state_dict()["world"]["temperature"].clone()
+    config = resolve(["vta_balls"], flags={"run.from_checkpoint": str(file)})
+    assert take_over(watcher, config) == f"Weights of world from {file}."
+    found, wanted = watcher.world.state_dict(), recording.make_world().state_dict()
+    assert found.keys() == wanted.keys()
+    for key in wanted.keys() - {"age", "temperature"}:
+        assert torch.equal(found[key], wanted[key]), key
+    assert (found["age"], found["temperature"]) == (0, before)
+    noise = recording.dice("eval/noise_")
+    with torch.no_grad():
+        explained = watcher.world.eval().explain(recording.batch, noise)
+    flags = torch.tensor(recording.data["eval/mask_data"])[..., 0]
+    assert torch.equal(explained.story.mask[..., 0], flags)
+
+
+@models
+@pytest.mark.parametrize("other", ["belief", "state", "layers", "bias", "still"])
+def test_other_sizes_are_told_what_would_fit(name, other, tmp_path):
+    recording = VTARecording(name)
+    torch.save(original(recording), tmp_path / "x.pt")
+    config = recording.make_world().config
+    now = getattr(config, other)
+    change = {other: not now if isinstance(now, bool) else now + 1}
+    watcher = make_watcher(recording, **change)
+    with pytest.raises(UserError, match=r"(?s)other sizes.*Fix: ") as caught:
+        read_original("watcher", tmp_path / "x.pt", watcher.state_dict())
+    for key in ("belief", "state", "layers", "bias"):
+        assert f"--watcher.vta.{key} {getattr(config, key)}" in str(caught.value)
+
+
+@models
+def test_a_file_with_a_hole_is_refused(name, tmp_path):
+    recording = VTARecording(name)
+    whole = original(recording)
+    watcher = make_watcher(recording)
+    parts = "abs_post_bwd prior_obs_state.std prior_boundary enc_obs.network.0 abs_feat"
+    for gone in parts.split():
+        part = {k: v for k, v in whole.items() if gone not in k}
+        assert len(part) < len(whole)
+        torch.save(part, tmp_path / "x.pt")
+        with pytest.raises(UserError, match=r"(?s)x\.pt.*Fix: "):
+            read_original("watcher", tmp_path / "x.pt", watcher.state_dict())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"weights": torch.ones(2)}, {0: torch.ones(2)}, torch.ones(2), [1], {}],
+)
+def test_other_files_are_told_apart(other, tmp_path):
+    torch.save(other, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=r"holds no VTA\.\n  Fix: pass model_best"):
+        read_checkpoint(tmp_path / "x.pt")
