@@ -70,6 +70,12 @@ def make_native(
             "A native vector environment does not say when a life is lost.\n"
             "  Fix: --env.atari.lives unused, or leave out --env.pool.native."
         )
+    if config.atari.min_noops or config.atari.resize_first:
+        raise UserError(
+            "A native vector environment knows no min_noops and no resize_first.\n"
+            "  Fix: --env.atari.min_noops 0 --env.atari.resize_first False, or leave "
+            "out --env.pool.native."
+        )
     kinds: dict[str, Any] = {"ale": Ale, "envpool": EnvPool}
     if pool.native == "envpool" and importlib.util.find_spec("envpool") is None:
         raise UserError(

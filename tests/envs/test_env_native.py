@@ -202,6 +202,16 @@ def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
             envs.EnvConfig(atari=envs.AtariConfig(lives="discount")),
             "life is lost",
         ),
+        (
+            "atari_pong",
+            envs.EnvConfig(atari=envs.AtariConfig(min_noops=1)),
+            "no min_noops",
+        ),
+        (
+            "atari_pong",
+            envs.EnvConfig(atari=envs.AtariConfig(resize_first=True)),
+            "no resize_first",
+        ),
     ],
 )
 def test_what_a_native_pool_cannot_do_is_said(
