@@ -75,7 +75,8 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
     from reverie.run.config import with_flags
 
     logdir = dict(settings.flags).get("logdir")
-    known = isinstance(logdir, str) and (folder.place(logdir) / "config.yaml").exists()
+    home = folder.place(logdir) if isinstance(logdir, str) else Path()
+    known = isinstance(logdir, str) and (home / "config.yaml").exists()
     asks_more = settings.names or settings.files
     if known and not asks_more:
         harmless = all(
@@ -83,7 +84,7 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
             for name, _ in settings.flags
         )
         if harmless:
-            saved = folder.read_config(folder.place(str(logdir)))
+            saved = folder.read_config(home)
             if bool(saved.offline.data) != bool(below):
                 command = "offline" if saved.offline.data else "train"
                 raise UserError(
@@ -91,6 +92,9 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
                     f"  Fix: reverie {command} --logdir {logdir}"
                 )
             return with_flags(saved, settings.flags)
+        if (home / "ckpt").exists():  # name what was asked for, not all that follows
+            saved = folder.read_config(home)
+            folder.refuse_changes(saved, with_flags(saved, settings.flags), home)
     names = [*below, *settings.names]
     blocks = settings._replace(names=names, flags=[])
     if below and to_config(blocks).run.clock == "phases":

@@ -84,9 +84,12 @@ class Checkpoints:
                 if not mine and not path.exists():
                     continue
                 fate = f"moved to {self._quarantine(path)}" if mine else "passed over"
+                then = "there is none before it"
+                if path != paths[0]:
+                    then = "the one before it is tried"
                 warnings.warn(
-                    f"Checkpoint {path} is damaged ({error}); it was {fate} and the "
-                    "one before it is used.",
+                    f"Checkpoint {path} is damaged ({error}); it was {fate}, and "
+                    f"{then}.",
                     stacklevel=2,
                 )
         gone = not mine and any(not path.exists() for path in paths)

@@ -396,8 +396,8 @@ def refuse_changes(saved: Path, plan: Plan, trials: Sequence[Trial]) -> None:
     if changed:
         key = changed[0]
         raise UserError(
-            f"The sweep in {saved.parent} was begun with another {key}: "
-            f"{old.get(key)}, not {new[key]}.\n"
+            f"The sweep in {saved.parent} was begun with {key} "
+            f"{old.get(key)!r}, not {new[key]!r}.\n"
             "  Fix: give another --logdir, or go on with `reverie sweep --logdir "
             f"{saved.parent}`."
         )

@@ -154,9 +154,16 @@ def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
     good = saves.save(1, {"agent": {"w": torch.ones(3)}})
     bad = saves.save(2, {"agent": {"w": torch.ones(3)}})
     (bad / "agent.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="passed over, and the one before it is tried"):
         assert checkpoint.locate(tmp_path) == good
     assert bad.exists()
+    (good / "agent.safetensors").write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match="passed over, and there is none before it"),
+        pytest.warns(UserWarning, match="the one before it"),
+        pytest.raises(UserError, match=r"Fix: "),
+    ):
+        checkpoint.locate(tmp_path)
 
 
 def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch):

@@ -140,6 +140,14 @@ def test_a_run_that_never_saved_may_begin_again_with_other_settings(say):
     assert "seed: 0 -> 3" in error
 
 
+def test_settings_beside_a_logdir_are_compared_with_its_run(trained, say):
+    before = sorted(trained.rglob("*"))
+    code, error = say(f"train --logdir {trained} --seed 3 --run.steps 99")
+    assert code == 2
+    assert error.splitlines()[1:-1] == ["    seed: 0 -> 3"]  # and not all of SMALL
+    assert sorted(trained.rglob("*")) == before
+
+
 def test_an_empty_logdir_is_refused(say):
     code, error = say(["train", "--logdir", ""])
     assert code == 2

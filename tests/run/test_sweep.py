@@ -413,11 +413,11 @@ def running(word: str) -> list[int]:
 
 def test_a_sweep_goes_on_only_with_the_same_ranges(tmp_path, program):
     sweep.sweep(plan(tmp_path, trials=1), program)
-    with pytest.raises(UserError, match="begun with another ranges"):
+    with pytest.raises(UserError, match="begun with ranges"):
         sweep.sweep(plan(tmp_path, {"x": Between(0.0, 7.0)}), program)
-    with pytest.raises(UserError, match="begun with another metric: loss, not other"):
+    with pytest.raises(UserError, match="begun with metric 'loss', not 'other'"):
         sweep.sweep(plan(tmp_path, metric="other"), program)
-    with pytest.raises(UserError, match="begun with another settings"):
+    with pytest.raises(UserError, match="begun with settings"):
         sweep.sweep(plan(tmp_path, settings={"y": ["1"]}), program)
 
 
