@@ -60,6 +60,8 @@ strings, booleans or None: what a checkpoint can hold without pickle."""
 
 FLAGS = ("reward", "is_first", "is_last", "is_terminal")
 RESERVED = (*FLAGS, "stepid", "consec", "reset")
+EVENT = "log/event"
+"""Where something is known to have happened: to measure by, never to learn from."""
 
 
 class UserError(Exception):

@@ -20,6 +20,7 @@ from reverie.agents import boundary_metrics
 from reverie.agents.precision import dtype_of
 from reverie.agents.sizes import load_components
 from reverie.api import (
+    EVENT,
     Action,
     Batch,
     Feed,
@@ -43,7 +44,6 @@ from reverie.worlds.vta import VTA
 from reverie.worlds.vta_config import VTAConfig
 from reverie.worlds.vta_story import Watched
 
-EVENT = "log/event"
 SHOWN = 4
 """Sequences drawn in a report."""
 

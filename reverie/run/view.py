@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from reverie.agents.watcher import shades
-from reverie.api import UserError
-from reverie.data.sources import EVENT
+from reverie.api import EVENT, UserError
 from reverie.run.checkpoint import locate
 from reverie.run.folder import home_of
 from reverie.run.watch import load_watcher

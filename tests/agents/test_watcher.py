@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reverie.agents.watcher import Watcher, WatcherConfig
-from reverie.api import Agent, UserError
-from reverie.data.sources import EVENT, SourceConfig
+from reverie.api import EVENT, Agent, UserError
+from reverie.data.sources import SourceConfig
 from reverie.data.sources.balls import Balls
 from reverie.data.sources.feed import SourceFeed
 from reverie.nets.amsgrad import AMSGrad, AMSGradConfig

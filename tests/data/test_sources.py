@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError, Window
+from reverie.api import EVENT, Space, UserError, Window
 from reverie.data import sources
 from reverie.data.form import from_steps
-from reverie.data.sources import EVENT, Source, SourceConfig, balls, maze
+from reverie.data.sources import Source, SourceConfig, balls, maze
 from reverie.data.sources.chunks import Chunks
 from reverie.data.sources.feed import SourceFeed
 from reverie.data.store import write_episode

@@ -13,9 +13,8 @@ import torch
 
 from reverie import cli
 from reverie.agents.watcher import Watcher
-from reverie.api import UserError
+from reverie.api import EVENT, UserError
 from reverie.data import sources
-from reverie.data.sources import EVENT
 from reverie.data.sources.balls import write_balls
 from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint

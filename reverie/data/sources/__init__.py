@@ -38,7 +38,6 @@ Arrays = dict[str, np.ndarray]
 Loss = Literal["bernoulli", "gaussian"]
 
 PREFIX = "watch_"
-EVENT = "log/event"
 
 LOSSES: tuple[str, ...] = get_args(Loss)
 VERBS = ("batch", "evaluation", "close")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Space, Spaces, UserError, Window
+from reverie.api import EVENT, Space, Spaces, UserError, Window
 from reverie.data.form import problems
 from reverie.data.readers import Reader, npz, open_reader
-from reverie.data.sources import EVENT, Arrays, Loss, SourceConfig
+from reverie.data.sources import Arrays, Loss, SourceConfig
 from reverie.data.sources.maze import Crops, with_same_events
 
 

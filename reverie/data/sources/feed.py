@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, Space, Spaces, StateDict, UserError
-from reverie.data.sources import EVENT, Arrays, Source, telling
+from reverie.api import EVENT, Batch, Notes, Space, Spaces, StateDict, UserError
+from reverie.data.sources import Arrays, Source, telling
 
 LABELLED = 8
 """Training batches, the next ones, that `labelled` consists of."""

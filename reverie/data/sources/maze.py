@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from reverie.api import Space, Spaces, UserError, Window
+from reverie.api import EVENT, Space, Spaces, UserError, Window
 from reverie.data.readers import npz
-from reverie.data.sources import EVENT, Arrays, Loss, SourceConfig
+from reverie.data.sources import Arrays, Loss, SourceConfig
 from reverie.data.sources.chunks import EVALUATION, TRAINING, generator
 
 SIDE = 32
