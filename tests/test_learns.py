@@ -15,8 +15,8 @@ from reverie.run.checkpoint import locate
 from reverie.run.config import resolve
 from reverie.run.evaluate import evaluate, load_agent, play_episodes
 from reverie.run.folder import read_config
+from reverie.run.making import EVAL_SEEDS, make_envs
 from reverie.run.measure import measure_boundaries
-from reverie.run.parts import EVAL_SEEDS, make_envs
 from reverie.run.train import train
 
 QUIET = {"logger.outputs": "jsonl", "run.log_every": 5, "device": "cpu"}

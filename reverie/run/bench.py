@@ -47,7 +47,7 @@ from reverie.run import device as devices
 from reverie.run.checkpoint import replace_file
 from reverie.run.config import Config
 from reverie.run.folder import about, place
-from reverie.run.parts import MakeEnv, make_agent, make_envs
+from reverie.run.making import MakeEnv, make_agent, make_envs
 from reverie.run.watch import watches
 
 WARM_UP = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from reverie.api import Agent
 from reverie.run.bench import Bench
-from reverie.run.parts import make_agent
+from reverie.run.making import make_agent
 from reverie.run.watch import Sequences
 
 

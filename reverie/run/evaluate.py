@@ -32,15 +32,8 @@ from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import home_of, read_config, read_spaces
-from reverie.run.parts import (
-    EVAL_SEEDS,
-    MakeEnv,
-    for_agents,
-    in_workers,
-    make_agent,
-    make_envs,
-    rest_at_end,
-)
+from reverie.run.making import EVAL_SEEDS, MakeEnv, in_workers, make_agent, make_envs
+from reverie.run.parts import for_agents, rest_at_end
 from reverie.run.recordings import images_of
 
 SUCCESS = "log/success"

@@ -13,7 +13,7 @@ from reverie.data.replay import Replay
 from reverie.data.store import cut_episodes
 from reverie.run import checkpoint
 from reverie.run.folder import home_of, read_config, read_spaces
-from reverie.run.parts import make_agent
+from reverie.run.making import make_agent
 
 
 def export_episodes(logdir: Path, folder: Path) -> int:

@@ -20,7 +20,7 @@ from reverie.api import UserError
 from reverie.run.bench import BenchConfig, subject_of, the_machine, write
 from reverie.run.config import Config
 from reverie.run.folder import about
-from reverie.run.parts import MakeEnv
+from reverie.run.making import MakeEnv
 from reverie.run.watch import watches
 
 Resolve = Callable[[list[str], dict[str, Any]], Config]

@@ -19,8 +19,8 @@ from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
 from reverie.run.fans import Fans, fan_table
 from reverie.run.folder import home_of, read_config
+from reverie.run.making import make_agent
 from reverie.run.offline_eval import OpenLoop, judge_episodes, look_at_fans, open_loop
-from reverie.run.parts import make_agent
 from reverie.run.recordings import Recordings
 from reverie.view.curve import draw_curves
 from reverie.view.video import can_write_mp4, enlarge, write_image, write_video

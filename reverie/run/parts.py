@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils import _pytree as pytree
 
-from reverie import agents
 from reverie import envs as suites
-from reverie.api import Action, Agent, Env, Envs, Memory, Notes, Obs, UserError
-from reverie.convert.originals import read_original
+from reverie.api import Action, Envs, Memory, Metrics, Notes, Obs, UserError
 from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.readers import npz
 from reverie.data.replay import Replay
-from reverie.envs.pool import make_pool
 from reverie.log.episodes import EpisodeStats
-from reverie.log.logger import make_logger
-from reverie.log.timer import Rates, Timer
-from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
-from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config, for_evaluation
-from reverie.run.folder import RunFolder, place, write_spaces
-from reverie.run.health import Health
-from reverie.run.signals import Stopper
+from reverie.run.folder import write_spaces
+from reverie.run.ground import Ground
+from reverie.run.making import (
+    EVAL_SEEDS,
+    MakeEnv,
+    in_workers,
+    make_agent,
+    make_envs,
+    take_over,
+)
 
-MakeEnv = Callable[[int], Env]
-"""Builds environment number `index`."""
 
-EVAL_SEEDS = 1_000_000
-"""Evaluation environments are numbered from here, so that they share no seed."""
-
-
-class Run:
+class Run(Ground):
     """Everything one training run is made of.
 
     Opening it builds the parts and, if the folder holds a checkpoint, restores them;
@@ -52,28 +42,16 @@ class Run:
     """
 
     def __init__(self, config: Config, make_env: MakeEnv | None = None):
-        self.config = config
+        super().__init__(config)
         self.make_env = make_env
-        self.path = place(config.logdir)
-        self.stopper = Stopper()
-        self.health = Health(config.run.max_nonfinite)
-        self.checkpoints = Checkpoints(
-            self.path / "ckpt", config.run.keep_last, config.run.keep_every
-        )
-        self._folder = RunFolder(self.path)
         self._kept: dict[Path, Any] = {}
         self._phase = 0
         self._sent = False  # whether the environments are stepping
         self._seen: Obs | None = None  # what they showed and nobody has asked for
         self._unsaved: tuple[Obs, Memory] | None = None  # where all parts agree
-        self._closing: list[Callable[[], None]] = []
 
     def __enter__(self) -> Run:
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
+        self.open()
         return self
 
     def __exit__(
@@ -89,18 +67,8 @@ class Run:
             self.close()
 
     def _open(self) -> None:
+        super()._open()
         config = self.config
-        self._closing.append(self._folder.close)  # even if it refuses the settings
-        self._folder.open(config)
-        self.stopper.__enter__()
-        self._closing.append(lambda: self.stopper.__exit__(None, None, None))
-        device.seed_everything(config.seed)
-        self.device = device.pick_device(config.device)
-        if config.deterministic:
-            device.be_deterministic()
-        else:
-            device.be_quick(self.device)
-        self.precision = device.pick_precision(config.precision, self.device)
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
@@ -123,17 +91,7 @@ class Run:
             suites.action_repeat(config.task, config.env),
         )
         self.episodes = EpisodeStats(len(self.envs))
-        self.timer, self.rates = Timer(config.logger.timer), Rates()
-        self.usage = Usage()
-        frames = config.run.steps * self.clock.repeat
-        self.logger = make_logger(
-            config.logger, self.path, frames, dataclasses.asdict(config)
-        )
-        self._closing.append(self.logger.close)
-
-    def close(self) -> None:
-        while self._closing:
-            self._closing.pop()()
+        self._open_log(config.run.steps * self.clock.repeat)
 
     # Building.
 
@@ -200,19 +158,13 @@ class Run:
 
     def start(self) -> tuple[Obs, Memory]:
         """Where to begin: at the newest checkpoint, or with fresh environments."""
-        found = self.checkpoints.newest()
+        found = self.newest()
         kept = self.checkpoints.prune()
         if found:
             obs, memory = self.restore(found)
             self._release(kept)
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
             return obs, memory
-        if self.checkpoints.shelf.is_dir():
-            raise UserError(
-                f"Every checkpoint of {self.path} is damaged; nothing else was touched."
-                "\n  Fix: give another --logdir, or remove "
-                f"{self.checkpoints.shelf} to begin anew in this one."
-            )
         # Whatever lies here was written by a run that died before its first save.
         self.replay.collect([])
         self.logger.truncate_after(-1)
@@ -295,15 +247,9 @@ class Run:
         """Whether enough is stored for everything the agent learns from."""
         return all(self.feed.ready(k) for k in self.agent.diet if k != "report")
 
-    def update(self) -> dict[str, Any]:
-        """One training step of the agent."""
+    def update(self) -> Metrics:
         unsaved, self._unsaved = self._unsaved, None
-        served = self.feed.served
-        with self.timer("train"):
-            metrics = self.agent.train(self.feed)
-        self.rates.add("train", self.feed.served - served)
-        self.clock.updates += 1
-        self.health.check(self.agent, metrics)
+        metrics = super().update()
         self._unsaved = unsaved
         return metrics
 
@@ -316,29 +262,16 @@ class Run:
             self.logger.add(self.agent.report(feed), prefix=prefix)
 
     def write_log(self) -> None:
-        """Write what was logged since the last time, with the state of the machine."""
-        logger = self.logger
-        logger.add(self.replay.metrics(), prefix="replay")
-        logger.add(self.envs.metrics())
-        logger.add({"updates": self.clock.updates}, prefix="train/opt")
-        for source in (self.rates, self.timer, self.usage):
-            logger.add(source.metrics())
-        logger.write(self.clock.frames)
+        self.logger.add(self.replay.metrics(), prefix="replay")
+        self.logger.add(self.envs.metrics())
+        super().write_log()
 
     def save(self, obs: Obs, memory: Memory, **more: Any) -> None:
         """Write one checkpoint of everything, then let go of what it replaces."""
         self._unsaved = None
-        agent_state = self.agent.state_dict()
-        bad = checkpoint.nonfinite(agent_state)
-        if bad:
-            raise UserError(
-                f"The agent's {bad} is not finite, so it was not saved; the last "
-                "checkpoint is good.\n  Fix: resume from it with a lower learning rate "
-                "or --precision float32."
-            )
         leaves = pytree.tree_leaves(memory)
         parts = {
-            "agent": agent_state,
+            "agent": self.agent_state(),
             "replay": self.replay.save(),
             "envs": self.envs.state_dict(),
             "loop": {
@@ -428,9 +361,6 @@ class Run:
             f"  {self.replay.plan.sentence}{self.feed.sentence}"
         )
 
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     def _release(self, kept: list[Path]) -> None:
         """Let go of all replay files that no kept checkpoint needs."""
         self._kept = {path: self._index(path) for path in kept}
@@ -440,59 +370,6 @@ class Run:
         if path not in self._kept:
             self._kept[path] = checkpoint.read_part(path, "replay")
         return self._kept[path]
-
-
-def in_workers(config: Config) -> Config:
-    """The config with environments in worker processes, unless it says where."""
-    pool = config.env.pool
-    if pool.workers or pool.native:
-        return config
-    return replace(config, env=replace(config.env, pool=replace(pool, workers=-1)))
-
-
-def make_envs(
-    config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
-) -> Envs:
-    """A pool of `count` environments of the config's task."""
-    make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
-    return make_pool(suites.Shifted(make, first), count, config.env.pool)
-
-
-def make_agent(
-    config: Config, spaces: Any, where: torch.device, precision: str
-) -> Agent:
-    """The config's agent for the spaces of an environment or a pool."""
-    device.avoid_crashes(where, precision)
-    on: Any = getattr(config.of_agent, "on", "")
-    base = None
-    if on in agents.AGENTS:  # it looks through the world of another, left as it is
-        other = replace(config, agent=on, compile="none")
-        base = make_agent(other, spaces, where, precision)
-    return agents.make(
-        config.agent,
-        spaces.obs_space,
-        spaces.act_space,
-        config.of_agent,
-        device=where,
-        precision=precision,
-        seed=config.seed,
-        compile=device.pick_compile(config.compile, where),
-        overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
-        base=base,
-    )
-
-
-def take_over(agent: Agent, config: Config) -> str:
-    """Load weights of another run, or of a file that an original saved; says which."""
-    path = Path(config.run.from_checkpoint).expanduser()
-    components = config.run.from_components
-    if path.is_file():
-        state = read_original(config.agent, path, agent.state_dict(), components)
-    else:
-        path = checkpoint.locate(path)
-        state = checkpoint.read_part(path, "agent")
-    taken = agent.load_weights(state, components)
-    return f"Weights of {', '.join(taken)} from {path}."
 
 
 def for_agents(obs: Obs) -> Obs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.run.config import Config
-from reverie.run.parts import MakeEnv, Run
+from reverie.run.making import MakeEnv
+from reverie.run.parts import Run
 from reverie.run.watch import watch, watches
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from reverie.run.config import Config
 from reverie.run.evaluate import play_episodes, summarize
-from reverie.run.parts import MakeEnv, Run
+from reverie.run.making import MakeEnv
+from reverie.run.parts import Run
 from reverie.run.watch import watch, watches
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -22,17 +20,13 @@ from reverie.api import Agent, Metrics, Spaces, StateDict, UserError
 from reverie.data import sources
 from reverie.data.sources import Source
 from reverie.data.sources.feed import SourceFeed
-from reverie.log.logger import make_logger
-from reverie.log.timer import Rates, Timer
-from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config, with_flags
-from reverie.run.folder import RunFolder, place, write_spaces
-from reverie.run.health import Health
-from reverie.run.parts import make_agent, take_over
-from reverie.run.signals import Stopper
+from reverie.run.folder import write_spaces
+from reverie.run.ground import Ground
+from reverie.run.making import make_agent, take_over
 
 
 def watch(config: Config) -> Path:
@@ -129,97 +123,53 @@ class Sequences:
         self.source.close()
 
 
-class Watch:
+class Watch(Ground):
     """The parts of such a run, built from its config, saved and restored together."""
 
     def __init__(self, config: Config, material: Material | None = None):
-        self.config = config
+        super().__init__(config)
         self.material = material or Sequences(config)
-        self.path = place(config.logdir)
-        self.stopper = Stopper()
-        self.health = Health(config.run.max_nonfinite)
-        keep = config.run.keep_last, config.run.keep_every
-        self.checkpoints = Checkpoints(self.path / "ckpt", *keep)
         self.best = Checkpoints(self.path / "best", 1)
         self.lowest = math.inf  # loss on the evaluation set
         self.waited = 0  # reports since then
         self._saved = -1  # the update after which the run was last saved
-        self._closing: list[Callable[[], None]] = []
 
     def __enter__(self) -> Watch:
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
+        self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _open(self) -> None:
-        config = self.config
+        config, material = self.config, self.material
         if config.run.clock == "phases":
             raise UserError(
                 "Without an environment there are no phases of acting, so that nothing "
                 "would ever be logged or saved.\n  Fix: --run.clock steps, and "
                 "`run.*_every` in updates."
             )
-        folder = RunFolder(self.path)
-        self._closing.append(folder.close)  # even if it refuses the settings
-        folder.open(config)
-        self.stopper.__enter__()
-        self._closing.append(lambda: self.stopper.__exit__(None, None, None))
-        device.seed_everything(config.seed)
-        self.device = device.pick_device(config.device)
-        if config.deterministic:
-            device.be_deterministic()
-        else:
-            device.be_quick(self.device)
-        self.precision = device.pick_precision(config.precision, self.device)
-        material = self.material
+        super()._open()
         self._closing.append(material.close)
         self.agent = make_agent(config, material, self.device, self.precision)
         self.feed = material.open(self.agent, self.device)
         self._closing.append(self.feed.close)
         write_spaces(self.path, material.obs_space, material.act_space)
         self.clock = Clock(config.run, Steady(0))
-        self.timer, self.rates = Timer(config.logger.timer), Rates()
-        self.usage = Usage()
-        steps, settings = config.run.steps, dataclasses.asdict(config)
-        self.logger = make_logger(config.logger, self.path, steps, settings)
-        self._closing.append(self.logger.close)
-
-    def close(self) -> None:
-        while self._closing:
-            self._closing.pop()()
+        self._open_log(config.run.steps)
 
     # The verbs of the loop.
 
     def start(self) -> None:
         """Begin at the newest checkpoint, or anew."""
-        found = self.checkpoints.newest()
+        found = self.newest()
         self.checkpoints.prune()
         if found:
             self._restore(found)
-            self._say(f"Resumed {found.name} at update {self.clock.step}.")
-        elif self.checkpoints.shelf.is_dir():
-            raise UserError(
-                f"Every checkpoint of {self.path} is damaged; nothing else was touched."
-                "\n  Fix: give another --logdir, or remove "
-                f"{self.checkpoints.shelf} to begin anew in this one."
-            )
+            self.say(f"Resumed {found.name} at update {self.clock.step}.")
         else:
             self.logger.truncate_after(-1)
             if self.config.run.from_checkpoint:
-                self._say(take_over(self.agent, self.config))
+                self.say(take_over(self.agent, self.config))
             self.material.begin(self.agent)
-        self._say(
+        self.say(
             f"{self.config.agent} on {self.config.task}, {self.device} in "
             f"{self.precision}\n  run folder {self.path}\n"
             f"  {self.config.run.steps:,} updates, "
@@ -233,15 +183,6 @@ class Watch:
         tired = bool(patience) and self.waited >= patience
         return tired or self.stopper.asked is not None
 
-    def update(self) -> Metrics:
-        served = self.feed.served
-        with self.timer("train"):
-            metrics = self.agent.train(self.feed)
-        self.rates.add("train", self.feed.served - served)
-        self.clock.updates += 1
-        self.health.check(self.agent, metrics)
-        return metrics
-
     def report(self) -> Metrics:
         """Look at the evaluation set; keep what explains it best so far."""
         with self.timer("report"):
@@ -254,22 +195,7 @@ class Watch:
             self.save(self.best)
         return metrics
 
-    def write_log(self) -> None:
-        logger = self.logger
-        logger.add({"updates": self.clock.updates}, prefix="train/opt")
-        for source in (self.rates, self.timer, self.usage):
-            logger.add(source.metrics())
-        logger.write(self.clock.step)
-
     def save(self, where: Checkpoints) -> None:
-        state = self.agent.state_dict()
-        bad = checkpoint.nonfinite(state)
-        if bad:
-            raise UserError(
-                f"The agent's {bad} is not finite, so it was not saved; the last "
-                "checkpoint is good.\n  Fix: resume from it with a lower learning rate "
-                "or --precision float32."
-            )
         loop: StateDict = {
             "clock": self.clock.state_dict(),
             "logger": self.logger.state_dict(),
@@ -277,7 +203,7 @@ class Watch:
             "lowest": self.lowest,
             "waited": self.waited,
         }
-        parts = {"agent": state, "loop": loop, **self.material.parts()}
+        parts = {"agent": self.agent_state(), "loop": loop, **self.material.parts()}
         where.save(self.clock.step, parts)
         where.prune()
         if where is self.checkpoints:
@@ -300,9 +226,6 @@ class Watch:
         self.feed.load_state_dict(loop["feed"])
         self.lowest = float(loop["lowest"])
         self.waited = int(loop.get("waited", 0))
-
-    def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
 
 def watches(config: Config) -> bool:

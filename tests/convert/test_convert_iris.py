@@ -20,7 +20,7 @@ from reverie.convert.iris import from_original, read_checkpoint
 from reverie.convert.originals import read_original
 from reverie.convert.torch_file import read_torch_file
 from reverie.run.config import resolve
-from reverie.run.parts import take_over
+from reverie.run.making import take_over
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from iris_world_recording import (

@@ -15,7 +15,7 @@ from reverie.api import UserError
 from reverie.convert.originals import read_original
 from reverie.convert.vta import read_checkpoint
 from reverie.run.config import resolve
-from reverie.run.parts import take_over
+from reverie.run.making import take_over
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from vta_recording import MODELS, VTARecording, tensors

@@ -38,7 +38,8 @@ from reverie.envs.seat import EnvFailure
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.folder import read_config
-from reverie.run.parts import EVAL_SEEDS, Run
+from reverie.run.making import EVAL_SEEDS
+from reverie.run.parts import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 

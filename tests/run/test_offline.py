@@ -638,7 +638,7 @@ def test_success_counts_whenever_it_came():
             return obs
 
     from reverie.envs.pool import make_pool
-    from reverie.run.parts import make_agent
+    from reverie.run.making import make_agent
 
     config = Config(agent="random")
     pool = make_pool(lambda i: Env(ReachConfig(length=4), i), 2, config.env.pool)
