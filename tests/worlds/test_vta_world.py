@@ -108,9 +108,11 @@ def test_the_upper_level_moves_only_where_segments_begin():
     assert held.any()
     for name in ("abs_belief", "abs_state", "abs_feat"):
         value = getattr(story, name)
-        same = (value[:, 1:] == value[:, :-1]).all(-1)
-        assert same[held].all()
-        assert not same[~held].any() or held.all()
+        moved = (value[:, 1:] - value[:, :-1]).abs().amax(-1)
+        # the same product may be rounded in another way in another row
+        assert moved[held].max() <= (1e-6 if name == "abs_feat" else 0)
+        assert (moved[~held] > 1e-3).all()
+    assert not held.all()
 
 
 def test_actions_matter_only_at_the_segment_they_lead_to():
