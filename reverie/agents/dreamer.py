@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.actor_critic import ActorCritic
 from reverie.agents.dreamer_config import DreamerConfig
+from reverie.agents.dreamer_making import WORLDS, make_actor_critic
 from reverie.agents.dreams import WorldDreams
 from reverie.agents.openloop import openloop
 from reverie.agents.precision import dtype_of
@@ -55,8 +55,6 @@ from reverie.nets.dice import Dice
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim import Optimizer
 from reverie.nets.tree import map1, map2
-from reverie.worlds.rssm import RSSM
-from reverie.worlds.vta_recurrent import SegmentWorld
 
 if TYPE_CHECKING:
     from reverie.nets.fast.shadow import Shadows
@@ -64,63 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["Dreamer", "DreamerConfig"]
 
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
-
-
-def make_rssm(
-    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> RSSM:
-    return RSSM(
-        obs_space,
-        act_space,
-        rssm=config.rssm,
-        enc=config.enc,
-        dec=config.dec,
-        rewhead=config.rewhead,
-        conhead=config.conhead,
-        discount=config.discount if config.contdisc else 1.0,
-        reward_grad=config.reward_grad,
-        dtype=dtype,
-    )
-
-
-def make_actor_critic(
-    config: DreamerConfig, inputs: int, act_space: Spaces
-) -> ActorCritic:
-    return ActorCritic(
-        inputs,
-        act_space,
-        policy=config.policy,
-        value=config.value,
-        slowvalue=config.slowvalue,
-        imag_loss=config.imag_loss,
-        repl_loss=config.repl_loss,
-        retnorm=config.retnorm,
-        valnorm=config.valnorm,
-        advnorm=config.advnorm,
-        discount=config.discount,
-        contdisc=config.contdisc,
-    )
-
-
-def make_vta(
-    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> SegmentWorld:
-    return SegmentWorld(
-        obs_space,
-        act_space,
-        segments=config.segments,
-        enc=config.enc,
-        dec=config.dec,
-        rewhead=config.rewhead,
-        conhead=config.conhead,
-        discount=config.discount if config.contdisc else 1.0,
-        reward_grad=config.reward_grad,
-        dtype=dtype,
-    )
-
-
-MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
-WORLDS: dict[str, MakeWorld] = {"rssm": make_rssm, "vta": make_vta}
 
 
 class Carry(NamedTuple):

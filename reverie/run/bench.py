@@ -19,7 +19,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from reverie.data.feed import ReplayFeed
 from reverie.data.replay import Replay
 from reverie.data.ring import Ring
 from reverie.run import device as devices
+from reverie.run.bench_table import rows_of, table
 from reverie.run.checkpoint import replace_file
 from reverie.run.config import Config
 from reverie.run.folder import about, place
@@ -138,7 +139,8 @@ def compare(
             pairs = zip(before.ms, after.ms, strict=True)
             found["ratios"][name] = [a / b for a, b in pairs]
     print(
-        f"--compile none / --compile {quick.compile}\n" + _rows(found["ratios"].items())
+        f"--compile none / --compile {quick.compile}\n"
+        + rows_of(found["ratios"].items())
     )
     return write(config, options, {"about": about(), **found})
 
@@ -454,60 +456,6 @@ def started() -> float:
 
 
 _LOADED = time.time()
-
-
-def table(found: dict[str, Any]) -> str:
-    """The results of one config, for people."""
-    head = (
-        f"{found['agent']} on {found['task']}: {found['parameters'] / 1e6:.1f}M "
-        f"parameters, {found['device']}, {found['precision']}, "
-        f"--compile {found['compile']}"
-    )
-    rows: list[tuple[str, Any]] = [
-        ("first update, s from the start", found["first_update_s"]),
-        *((f"{name}, ms", ms) for name, ms in _times(found)),
-    ]
-    whole, pieces = _mean(found["update_ms"]), found["parts_ms"].values()
-    if pieces:
-        rows.append(("sum of the parts, ms", sum(_mean(ms) for ms in pieces)))
-    rows.append(("updates per second", 1000 / whole))
-    if "env_steps_per_s" in found:
-        rows.append(("environment steps per second", found["env_steps_per_s"]))
-    for verb, rate in found.get("replay_mb_per_s", {}).items():
-        rows.append((f"replay {verb}, MB/s", rate))
-    if "sequences_per_s" in found:
-        rows.append(("sequences per second", found["sequences_per_s"]))
-    for name, most in found["parts_gb"].items():
-        rows.append((f"GPU memory of {name}, GB", most))
-    for key in ("peak_gb", "gpu_peak_gb", "gpu_replay_gb"):
-        if key in found:
-            label = {"peak_gb": "memory", "gpu_peak_gb": "GPU memory"}
-            rows.append((f"{label.get(key, 'of it replay')}, GB", found[key]))
-    return head + "\n" + _rows(rows)
-
-
-def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
-    yield "update", found["update_ms"]
-    for name, ms in found["parts_ms"].items():
-        yield f"  {name}", ms
-    if "batch_ms" in found:
-        yield "batch", found["batch_ms"]
-    for envs, ms in found.get("policy_ms", {}).items():
-        yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _rows(rows: Any) -> str:
-    lines = []
-    for name, value in rows:
-        many = isinstance(value, list)
-        mean = _mean(value) if many else value
-        spread = f" ± {(max(value) - min(value)) / 2:.3f}" if many else ""
-        lines.append(f"  {name:<32} {mean:>12.3f}{spread}")
-    return "\n".join(lines)
 
 
 def _resident_peak() -> int:

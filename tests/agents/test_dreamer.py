@@ -10,12 +10,8 @@ import torch
 
 from reverie import agents
 from reverie.agents.actor_critic import ImagLossConfig
-from reverie.agents.dreamer import (
-    Dreamer,
-    DreamerConfig,
-    make_actor_critic,
-    make_rssm,
-)
+from reverie.agents.dreamer import Dreamer, DreamerConfig
+from reverie.agents.dreamer_making import make_actor_critic, make_rssm
 from reverie.agents.sizes import size_of, sizes
 from reverie.api import Space, UserError
 from reverie.nets.conv import DecoderConfig, EncoderConfig
