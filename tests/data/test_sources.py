@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -187,6 +188,28 @@ def test_maze_files_are_read_with_actions_and_junctions(maze_folder):
     assert len(source.evaluation()["image"]) == 5
 
 
+def test_a_maze_can_be_watched_without_actions(maze_folder, tmp_path):
+    with_actions = maze.Maze(SourceConfig(folder=str(maze_folder)), WINDOW, 0)
+    for path in maze_folder.rglob("*.npz"):
+        place = tmp_path / path.relative_to(maze_folder)
+        place.parent.mkdir(exist_ok=True)
+        with np.load(path) as data:
+            np.savez(place, video=data["video"], junction=data["junction"])
+    for folder in (maze_folder, tmp_path):  # told of them or not
+        config = SourceConfig(folder=str(folder), actions=False)
+        source = maze.Maze(config, WINDOW, 0)
+        assert source.act_space == {}
+        batch, wanted = source.batch(1), with_actions.batch(1)
+        assert set(batch) == {"image", EVENT}
+        np.testing.assert_array_equal(batch["image"], wanted["image"])
+        np.testing.assert_array_equal(batch[EVENT], wanted[EVENT])
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(UserError, match=r"no 'actions'(.|\n)*--source.actions False"),
+    ):
+        maze.Maze(SourceConfig(folder=str(tmp_path)), WINDOW, 0)
+
+
 def test_an_event_of_the_maze_is_the_first_frame_at_a_junction(maze_folder):
     path = maze_folder / "train" / "episode_00001.npz"
     with np.load(path) as data:
@@ -268,6 +291,14 @@ def test_recorded_episodes_are_watched_with_actions_on_their_own_rows(tmp_path):
     assert ((steps == 1) | (steps < 0)).all()  # the last row of an episode has none
     assert source.batch(0)["action"].min() >= 0
     assert source.act_space["action"].shape == (1,)
+    quiet = sources.make("watch_episodes", replace(config, actions=False), WINDOW, 0)
+    assert quiet.act_space == {}
+    assert set(quiet.batch(0)) == {"image", EVENT}
+    for path in tmp_path.glob("*.npz"):
+        with np.load(path) as data:
+            np.savez(path, image=data["image"])
+    bare = sources.make("watch_episodes", replace(config, actions=False), WINDOW, 0)
+    np.testing.assert_array_equal(bare.batch(0)["image"], quiet.batch(0)["image"])
 
 
 @pytest.mark.parametrize(
@@ -367,6 +398,10 @@ def test_episodes_of_any_kind_are_watched_by_their_only_image(tmp_path):
     assert np.array_equal(batch[EVENT][:, 1:], earned)
     held = source.evaluation()["camera"][:, 0, 0, 0, 0]
     assert not set(held) & set(batch["camera"][:, 0, 0, 0, 0])
+    config = replace(config, actions=False)
+    with pytest.warns(RuntimeWarning):
+        quiet = sources.make("watch_episodes", config, WINDOW, 0)
+    assert (quiet.act_space, set(quiet.batch(0))) == ({}, {"camera", EVENT})
 
 
 def test_episodes_with_two_images_say_how_to_keep_one(tmp_path):

@@ -138,6 +138,24 @@ def test_the_maze_is_watched_with_its_actions(tmp_path):
     feed.close()
 
 
+def test_the_authors_watch_the_maze_without_actions(tmp_path):
+    write_maze(tmp_path / "maze", train=2, test=2, length=12)
+    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 2}
+    both = ["vta_maze", "vta_authors"]
+    path = train(settings(tmp_path / "run", *both, **flags))
+    config, agent, feed = load_watcher(path)
+    vta = config.watcher.vta
+    assert (vta.loss, vta.levels, vta.bits, vta.bias) == (
+        "gaussian",
+        "spread",
+        5,
+        False,
+    )
+    assert agent.world.actions is None
+    assert np.isfinite(lines(path, "report/loss")).all()
+    feed.close()
+
+
 def test_recorded_episodes_are_watched_with_their_actions(tmp_path, capsys):
     rng = np.random.default_rng(0)
     (tmp_path / "episodes").mkdir()

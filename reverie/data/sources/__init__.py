@@ -55,6 +55,9 @@ class SourceConfig:
 
     folder: str = ""
     """Files to read, for sources that read any."""
+    actions: bool = True
+    """Tell which actions were taken, for sources that know; the authors of VTA do not,
+    and then recordings need not have any."""
     chunk: int = 8192
     """Sequences that are made up together and then drawn from, in shuffled order."""
     refresh: int = 512

@@ -22,29 +22,23 @@ from reverie.data.sources import Arrays, Loss, SourceConfig
 from reverie.data.sources.maze import Crops, with_same_events
 
 
-def read_episode(path: Path, window: int) -> Arrays:
+def read_episode(path: Path, window: int, actions: bool = True) -> Arrays:
     """One file as rows of ours; ValueError says what is wrong with it."""
     data = npz.load(path)
-    for key in ("image", "action"):
+    for key in ("image", "action") if actions else ("image",):
         if key not in data:
             raise ValueError(f"has no {key!r}, only {', '.join(data) or 'nothing'}")
-    image, action = data["image"], data["action"]
+    image = data["image"]
     if image.ndim != 4 or 0 in image.shape[1:] or image.dtype != np.uint8:
         raise ValueError(
             f"'image' is {image.dtype} {image.shape}, wanted uint8 (T, h, w, c)"
         )
-    if action.shape[:1] != image.shape[:1] or action.dtype.kind not in "biuf":
-        raise ValueError(
-            f"'action' is {action.dtype} {action.shape}, wanted numbers in "
-            f"{len(image)} rows"
-        )
-    action = action.reshape(len(action), -1).astype(np.float32)
-    if not np.isfinite(action).all():
-        raise ValueError("'action' has entries that are not finite")
+    taken = _leading_on(data["action"], len(image)) if actions else None
     if len(image) < window:
         raise ValueError(f"has {len(image)} frames, a window has {window}")
-    taken = np.concatenate([action[1:], np.zeros_like(action[:1])])
-    rows = {"image": image, "action": taken}
+    rows = {"image": image}
+    if taken is not None:
+        rows["action"] = taken
     if "reward" in data:
         reward = data["reward"]
         if reward.size != len(image) or reward.dtype.kind not in "biuf":
@@ -56,7 +50,22 @@ def read_episode(path: Path, window: int) -> Arrays:
     return rows
 
 
-def read_recorded(reader: Reader, name: str, key: str, window: int) -> Arrays:
+def _leading_on(action: np.ndarray, frames: int) -> np.ndarray:
+    """Actions that led to their rows, as ones that lead to the next."""
+    if action.shape[:1] != (frames,) or action.dtype.kind not in "biuf":
+        raise ValueError(
+            f"'action' is {action.dtype} {action.shape}, wanted numbers in "
+            f"{frames} rows"
+        )
+    action = action.reshape(frames, -1).astype(np.float32)
+    if not np.isfinite(action).all():
+        raise ValueError("'action' has entries that are not finite")
+    return np.concatenate([action[1:], np.zeros_like(action[:1])])
+
+
+def read_recorded(
+    reader: Reader, name: str, key: str, window: int, actions: bool = True
+) -> Arrays:
     """One episode of any other kind, of which only one image is of interest."""
     episode = reader.read_some(name, [key])
     spaces = {key: reader.obs_space[key]}
@@ -65,7 +74,7 @@ def read_recorded(reader: Reader, name: str, key: str, window: int) -> Arrays:
     if len(episode[key]) < window:
         raise ValueError(f"has {len(episode[key])} frames, a window has {window}")
     rows = {key: episode[key], EVENT: episode["reward"] != 0}
-    return {**rows, **{act: episode[act] for act in reader.act_space}}
+    return {**rows, **{act: episode[act] for act in reader.act_space if actions}}
 
 
 def only_image(reader: Reader) -> str:
@@ -80,7 +89,7 @@ def only_image(reader: Reader) -> str:
 
 
 class Episodes:
-    """Windows of recorded episodes, with the actions that were taken."""
+    """Windows of recorded episodes, with the actions that were taken (if wanted)."""
 
     loss: Loss = "gaussian"
 
@@ -95,13 +104,14 @@ class Episodes:
         readings: dict[str, Callable[[], Arrays]]
         if paths:
             readings = {
-                str(path): partial(read_episode, path, length) for path in paths
+                str(path): partial(read_episode, path, length, config.actions)
+                for path in paths
             }
         else:
             reader = open_reader(folder)
             key = only_image(reader)
             readings = {
-                name: partial(read_recorded, reader, name, key, length)
+                name: partial(read_recorded, reader, name, key, length, config.actions)
                 for name in reader.names()
             }
         episodes, wrong = [], []
@@ -118,19 +128,24 @@ class Episodes:
         if len(episodes) < 2 or len(shapes) > 1:
             why = wrong[0] if wrong else f"they have several shapes, {sorted(shapes)}"
             why = "there are too few" if not wrong and len(shapes) < 2 else why
+            if "no 'action'" in why:
+                why += " (--source.actions False does without)"
             raise UserError(
                 f"The episodes in {folder} cannot be used: {why}.\n  Fix: mend or "
                 "leave out such episodes; two or more of one task are needed, with at "
                 f"least {length} frames (fewer with a smaller --watcher.vta.length)."
             )
         self.config = config
+        shape = {key: value.shape[1:] for key, value in episodes[0].items()}
+        self.act_space: Spaces = {}
         if paths:
-            image, action = (episodes[0][key].shape[1:] for key in ("image", "action"))
-            self.obs_space: Spaces = {"image": Space(np.uint8, image, 0, 256)}
-            self.act_space: Spaces = {"action": Space(np.float32, action)}
+            self.obs_space: Spaces = {"image": Space(np.uint8, shape["image"], 0, 256)}
+            if config.actions:
+                self.act_space["action"] = Space(np.float32, shape["action"])
         else:
             self.obs_space = {key: reader.obs_space[key]}
-            self.act_space = reader.act_space
+            if config.actions:
+                self.act_space |= reader.act_space
             reader.close()
         self._train = Crops([e for i, e in enumerate(episodes) if i % 10], window, seed)
         self._test = Crops(episodes[::10], window, seed)

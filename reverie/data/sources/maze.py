@@ -220,31 +220,28 @@ def write_maze(
     return train + test
 
 
-def read_episode(path: Path, window: int) -> Arrays:
+def read_episode(path: Path, window: int, actions: bool = True) -> Arrays:
     """One file as rows of ours; ValueError says what is wrong with it."""
     data = npz.load(path)
-    for key in ("video", "actions"):
+    for key in ("video", "actions") if actions else ("video",):
         if key not in data:
-            found = ", ".join(data) or "nothing"
-            raise ValueError(f"has no {key!r}, only {found}")
-    video, actions = data["video"], data["actions"]
+            raise ValueError(f"has no {key!r}, only {', '.join(data) or 'nothing'}")
+    video = data["video"]
     if video.ndim != 4 or video.shape[-1] != 3 or 0 in video.shape[1:]:
         raise ValueError(f"'video' has shape {video.shape}, wanted (T, h, w, 3)")
     if video.dtype.kind == "f" and not np.isfinite(video).all():
         raise ValueError("'video' has frames that are not finite")
     if video.dtype != np.uint8:
         raise ValueError(f"'video' is {video.dtype}, wanted uint8 from 0 to 255")
-    if actions.shape != video.shape[:1]:
-        raise ValueError(f"'actions' has shape {actions.shape}, wanted {len(video)}")
-    if actions.dtype.kind not in "iu" or not ((actions >= 0) & (actions < 3)).all():
-        raise ValueError("'actions' must be whole numbers from 0 to 2")
+    taken = _checked(data["actions"], len(video)) if actions else None
     if len(video) < window:
         raise ValueError(f"has {len(video)} frames, a window has {window}")
     rows = {"image": resized(video, SIDE)}
-    rows["action"] = actions.astype(np.int64)
+    if taken is not None:
+        rows["action"] = taken
     if "junction" in data:
         junction = data["junction"]
-        if junction.shape != actions.shape or junction.dtype.kind not in "biu":
+        if junction.shape != video.shape[:1] or junction.dtype.kind not in "biu":
             raise ValueError(
                 f"'junction' is {junction.dtype} {junction.shape}, wanted bool "
                 f"({len(video)},)"
@@ -253,6 +250,14 @@ def read_episode(path: Path, window: int) -> Arrays:
         entered = junction & ~np.concatenate([junction[:1], junction[:-1]])
         rows[EVENT] = entered
     return rows
+
+
+def _checked(actions: np.ndarray, frames: int) -> np.ndarray:
+    if actions.shape != (frames,):
+        raise ValueError(f"'actions' has shape {actions.shape}, wanted {frames}")
+    if actions.dtype.kind not in "iu" or not ((actions >= 0) & (actions < 3)).all():
+        raise ValueError("'actions' must be whole numbers from 0 to 2")
+    return actions.astype(np.int64)
 
 
 def resized(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
@@ -267,7 +272,9 @@ def resized(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
     return small.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).numpy()
 
 
-def read_episodes(folder: Path, window: int, missing: str) -> list[Arrays]:
+def read_episodes(
+    folder: Path, window: int, missing: str, actions: bool = True
+) -> list[Arrays]:
     """All usable episodes of a folder; the others are named and skipped."""
     paths = sorted(folder.glob("*.npz"))
     if not paths:
@@ -275,7 +282,7 @@ def read_episodes(folder: Path, window: int, missing: str) -> list[Arrays]:
     found, wrong = [], []
     for path in paths:
         try:
-            found.append(read_episode(path, window))
+            found.append(read_episode(path, window, actions))
         except ValueError as error:
             wrong.append(f"{path} {error}")
             warnings.warn(f"{wrong[-1]}; skipped", RuntimeWarning, stacklevel=2)
@@ -321,19 +328,25 @@ class Crops:
 
 
 class Maze:
-    """Recorded walks, with the actions that were taken."""
+    """Recorded walks, with the actions that were taken (unless not wanted)."""
 
     loss: Loss = "gaussian"
 
     def __init__(self, config: SourceConfig, window: Window, seed: int):
         self.obs_space: Spaces = {"image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256)}
-        self.act_space: Spaces = {"action": Space(np.int64, (), 0, 3)}
+        self.act_space: Spaces = {}
+        if config.actions:
+            self.act_space["action"] = Space(np.int64, (), 0, 3)
         self.config, length = config, window.context + window.length
         folder = Path(config.folder or "data/maze").expanduser()
         command = f"reverie data maze --out {folder}"
         make = f"make some with `{command}`, or give their folder as --source.folder"
-        train = read_episodes(folder / "train", length, make)
-        test = read_episodes(folder / "test", length, make)
+        if config.actions:
+            make += "; --source.actions False does without actions"
+        train, test = (
+            read_episodes(folder / part, length, make, config.actions)
+            for part in ("train", "test")
+        )
         self._train, self._test = (Crops(e, window, seed) for e in (train, test))
 
     def batch(self, step: int) -> Arrays:
