@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.convert.torch_file import read_torch_file
+from reverie.data.torch_file import read_torch_file
 from reverie.nets.older import OlderEncoderConfig
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from reverie.agents.iris_config import PARTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris_names import TOKENIZER, WORLD_MODEL, take_over
-from reverie.convert.torch_file import read_torch_file
+from reverie.data.torch_file import read_torch_file
 
 ACTOR_CRITIC = [
     (r"cnn\.0\.encoder", "frame.layers"),

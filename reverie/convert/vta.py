@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import StateDict, UserError
-from reverie.convert.torch_file import read_torch_file
+from reverie.data.torch_file import read_torch_file
 
 _HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}

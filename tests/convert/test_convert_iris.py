@@ -18,7 +18,7 @@ from reverie.agents.pixel_actor_critic import PixelActorCriticConfig
 from reverie.api import FLAGS, Space, UserError
 from reverie.convert.iris import from_original, read_checkpoint
 from reverie.convert.originals import read_original
-from reverie.convert.torch_file import read_torch_file
+from reverie.data.torch_file import read_torch_file
 from reverie.run.config import resolve
 from reverie.run.making import take_over
 

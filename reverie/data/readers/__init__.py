@@ -123,6 +123,11 @@ READERS: dict[str, Kind] = {
         "reverie.data.readers.hdf5:Hdf5Reader",
         _is_hdf5,
     ),
+    "delta_iris": Kind(
+        "a dataset of the original Δ-IRIS, or the folder above its train and test",
+        "reverie.data.readers.delta_iris:DeltaIrisReader",
+        _holds("info.pt", "train/info.pt"),
+    ),
     "npz": Kind(
         "a folder with one NPZ file per episode, as dreamerv3-torch writes them",
         "reverie.data.readers.npz:NpzReader",
