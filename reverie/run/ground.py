@@ -46,8 +46,6 @@ class Ground:
         self.checkpoints = Checkpoints(
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
-        self.timer, self.rates = Timer(config.logger.timer), Rates()
-        self.usage = Usage()
         self._closing: list[Callable[[], None]] = []
 
     def open(self) -> None:
@@ -91,7 +89,9 @@ class Ground:
         self.precision = device.pick_precision(config.precision, self.device)
 
     def _open_log(self, frames: int) -> None:
-        """A log of a run that will take so many frames."""
+        """A log of a run that will take so many frames, and clocks that start now."""
+        self.timer, self.rates = Timer(self.config.logger.timer), Rates()
+        self.usage = Usage()
         settings = dataclasses.asdict(self.config)
         self.logger = make_logger(self.config.logger, self.path, frames, settings)
         self._closing.append(self.logger.close)
