@@ -172,7 +172,7 @@ def baselines(
     found = {
         "all": scores(events, np.ones_like(events)),
         "none": scores(events, np.zeros_like(events)),
-        "same_rate": scores(events, _every(count, steps, _period(rate, steps))),
+        "same_rate": scores(events, _at_rate(count, steps, rate)),
     }
     every = [
         scores(events, _every(count, steps, period, phase))
@@ -192,8 +192,9 @@ def _every(count: int, steps: int, period: int, phase: int = 0) -> Marks:
     return marks
 
 
-def _period(rate: float, steps: int) -> int:
-    return min(steps, max(1, round(1 / rate))) if rate > 0 else steps
+def _at_rate(count: int, steps: int, rate: float) -> Marks:
+    period = min(steps, max(1, round(1 / rate))) if rate > 0 else steps
+    return _every(count, steps, period) & (rate > 0)
 
 
 def frame_change(

@@ -199,9 +199,9 @@ class Watcher:
         if EVENT not in data:
             return metrics
         events, change = self._labels(data)
-        if self._threshold is None:
-            labelled = self._labels(feed("labelled"))
-            self._threshold = boundary_metrics.best_threshold(*labelled)
+        if self._threshold is None and EVENT in (labelled := feed("labelled")):
+            known = self._labels(labelled)
+            self._threshold = boundary_metrics.best_threshold(*known)
         read = read[:, 1:]
         chance = watched.chance.cpu().numpy()[:, 1:].astype(np.float64)
         parts = {

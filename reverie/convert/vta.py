@@ -47,26 +47,51 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
 def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
     """The state of a watcher with the weights of a file in its world."""
     theirs, mine = read_checkpoint(path), like["world"]
-    sizes = {k: v.shape for k, v in mine.items() if not re.search(_COUNTED, k)}
-    if {key: value.shape for key, value in theirs.items()} != sizes:
+    wanted = {k: v.shape for k, v in mine.items() if not re.search(_COUNTED, k)}
+    came = {key: value.shape for key, value in theirs.items()}
+    odd = [key for key in {**wanted, **came} if wanted.get(key) != came.get(key)]
+    if odd:
+        sizes, present = _sizes(theirs), _sizes(mine)
+        fixes = [f"--{k} {x}" for k, x in sizes.items() if present[k] != x]
+        told, known = (_actions(x) for x in (theirs, mine))
+        if told != known:
+            fixes.append(
+                f"sequences with actions of {told} numbers"
+                if told
+                else "--source.actions False"
+            )
         raise UserError(
-            f"The world in {path} has other sizes than this one.\n"
-            f"  Fix: {' '.join(_flags(theirs))}, without vta_still, and sequences of "
-            "as many actions with images of 32 x 32 in colour."
+            f"The world in {path} differs from this one, first in {odd[0]!r}: "
+            f"{_shape(came, odd[0])}, not {_shape(wanted, odd[0])}.\n  Fix: "
+            f"{' '.join(fixes) or 'pass a whole file, of images of this size'}"
         )
     return {**like, "world": {**mine, **theirs}}
 
 
-def _flags(ours: Mapping[str, Tensor]) -> list[str]:
-    """Settings for a world of these sizes."""
+def _sizes(ours: Mapping[str, Tensor]) -> dict[str, int | bool]:
+    """Settings for a world of these weights."""
     belief, both = ours["abs_feat.weight"].shape
+    layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in ours)
     sizes = {
         "belief": belief,
         "state": both - belief,
-        "layers": sum(bool(re.match(r"detector\.conv\d+\.weight", k)) for k in ours),
+        "layers": layers,
         "bias": "enc.conv0.bias" in ours,
+        "still": "obs_cell.weight_ih" not in ours,
     }
-    return [f"--watcher.vta.{name} {size}" for name, size in sizes.items()]
+    return {f"watcher.vta.{name}": size for name, size in sizes.items()}
+
+
+def _actions(ours: Mapping[str, Tensor]) -> int:
+    """Numbers an action has for a world of these weights."""
+    if "abs_cell.weight_ih" not in ours:
+        return 0
+    belief, both = ours["abs_feat.weight"].shape
+    return int(ours["abs_cell.weight_ih"].shape[-1]) - (both - belief)
+
+
+def _shape(shapes: Mapping[str, torch.Size], key: str) -> str:
+    return str(tuple(shapes[key])) if key in shapes else "nothing"
 
 
 def from_reference(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:

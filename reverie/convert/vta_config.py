@@ -103,6 +103,7 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
         name = given.get("exp_name", "vta_bouncing_balls")
         found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
     if kind == "bouncing_balls":
+        found.pop("source.folder", None)  # it says where the maze would be
         if "loss_type" in given:
             found["watcher.vta.loss"] = LOSSES[given["loss_type"]]
         if "obs_bit" in given:

@@ -101,7 +101,7 @@ def halvings(side: int) -> int:
         raise UserError(
             f"Images of {side} x {side} cannot be halved down to 4 x 4.\n"
             "  Fix: use square images with a side of 8, 16, 32, 64, ...; "
-            "`reverie data convert SRC DST --size 32 32` resizes recordings."
+            "`reverie data convert SRC DST --size 32 32` resizes whole recordings."
         )
     return times
 

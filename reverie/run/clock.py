@@ -50,7 +50,8 @@ class RunConfig:
     report_batches: int = 1
     from_checkpoint: str = ""
     """A run or checkpoint folder whose weights to start from, or a file that the
-    original of the agent saved (`last.pt` of Δ-IRIS, `agent.pkl` of DreamerV3)."""
+    original of the agent saved (`agent.pkl` of DreamerV3, `last.pt` of Δ-IRIS,
+    `model_best.pt` of VTA)."""
     from_components: str = ".*"
     """Pattern over component names: which of those weights."""
     episodes: str = ""

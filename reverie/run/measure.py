@@ -17,7 +17,9 @@ import torch
 
 from reverie.agents import boundary_metrics
 from reverie.api import Batch, UserError
+from reverie.data.sources.feed import SourceFeed
 from reverie.run import checkpoint
+from reverie.run.config import Config
 from reverie.run.folder import home_of
 from reverie.run.watch import load_watcher
 
@@ -48,7 +50,7 @@ def measure_boundaries(
     result = {
         "checkpoint": path.name,
         "task": config.task,
-        "folder": config.source.folder,
+        "folder": _folder(config, feed),
         "sequences": count,
         **numbers,
     }
@@ -82,16 +84,21 @@ def compare_boundaries(
     if seen[0] != seen[1] or len(windows) > 1:
         raise UserError(
             f"{logdir} and {other} look at sequences of different kinds or lengths.\n"
-            "  Fix: compare runs of one task, with the same source.side and "
-            "watcher.vta.context and length."
+            "  Fix: compare runs of one task, with the same source.side and actions, "
+            "and watcher.vta.context and length."
         )
     found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
     return {
-        "folder": config.source.folder,
+        "folder": _folder(config, feed),
         "sequences": _count(data),
         "agreement": boundary_metrics.agreement(*found),
         "rates": [float(marks.mean()) for marks in found],
     }
+
+
+def _folder(config: Config, feed: SourceFeed) -> str:
+    """What sequences were set aside in; a source may have a folder by default."""
+    return str(getattr(feed.source, "folder", "") or config.source.folder)
 
 
 def _count(data: Batch) -> int:

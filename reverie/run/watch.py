@@ -102,8 +102,10 @@ class Sequences:
     def __init__(self, config: Config):
         self.source = make_source(config)
         self.obs_space, self.act_space = self.source.obs_space, self.source.act_space
+        self._served = False  # by a feed, which then closes the source
 
     def open(self, agent: Agent, device: torch.device) -> SourceFeed:
+        self._served = True
         return SourceFeed(self.source, device, prefetch=device.type == "cuda")
 
     def begin(self, agent: Agent) -> None:
@@ -120,7 +122,8 @@ class Sequences:
         return f"{meal.batch} windows of {meal.context + meal.length} frames at a time"
 
     def close(self) -> None:
-        self.source.close()
+        if not self._served:
+            self.source.close()
 
 
 class Watch(Ground):
@@ -132,6 +135,7 @@ class Watch(Ground):
         self.best = Checkpoints(self.path / "best", 1)
         self.lowest = math.inf  # loss on the evaluation set
         self.waited = 0  # reports since then
+        self._held = math.inf  # the loss of what `best` holds
         self._saved = -1  # the update after which the run was last saved
 
     def __enter__(self) -> Watch:
@@ -192,7 +196,9 @@ class Watch(Ground):
         self.waited += 1
         if loss < self.lowest:
             self.lowest, self.waited = loss, 0
-            self.save(self.best)
+            if loss <= self._held:
+                self._held = loss
+                self.save(self.best)
         return metrics
 
     def save(self, where: Checkpoints) -> None:
@@ -225,6 +231,8 @@ class Watch(Ground):
         self.logger.load_state_dict(loop["logger"])
         self.feed.load_state_dict(loop["feed"])
         self.lowest = float(loop["lowest"])
+        if best := self.best.newest():  # may be of a later report than the checkpoint
+            self._held = float(checkpoint.read_part(best, "loop")["lowest"])
         self.waited = int(loop.get("waited", 0))
 
 

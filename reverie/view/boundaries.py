@@ -2,8 +2,9 @@
 
 From top to bottom a sequence has four rows: the true frames, framed in red where an
 event happened; the same frames drawn by the world, framed in yellow where a segment
-begins; and two bars, the upper one red for events, the lower one as high as the chance
-of a boundary, yellow where one was found. Every mark stands under its own frame.
+begins; and two bars, the upper one red for events (not there where none are known), the
+lower one as high as the chance of a boundary, yellow where one was found. Every mark
+stands under its own frame.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ and the last I are only seen by the encoders:
     frame    0 .. I-1    I .. I+S-1          I+S .. T-1
     flag     READ        READ, then found    READ
 
-An entry of `foreseen` is about the *next* frame, one of everything else about its own.
+An entry of `foreseen`, and of the loss that compares it with what was found, is about
+the *next* frame, one of everything else about its own.
 
 Everything that does not depend on the step before is computed for all steps at once:
-posteriors do not see the beliefs, so states are drawn before any belief is known, and
-the loops are left with the products of the recurrent units alone.
+no posterior sees the belief of its own level, so states are drawn before those are
+known, and the loops are left with the products of the recurrent units alone.
 
 Beside this file lie its settings (`vta_config.py`), what it returns (`vta_story.py`),
 its images (`vta_pixels.py`) and the steps of its dreams (`vta_dream.py`).
@@ -187,7 +188,11 @@ class VTA(nn.Module):
 
     @torch.no_grad()
     def watch(self, batch: Batch, dice: Dice) -> Watched:
-        """Explain windows without learning; everything is about its own frame."""
+        """Explain windows without learning; everything is about its own frame.
+
+        So is the loss of the flags, though they are foreseen one step ahead: the first
+        frame, whose flag costs nothing, bears that of the one after the last.
+        """
         explained = self.explain(batch, dice)
         story = explained.story
         sure = torch.ones_like(explained.post_read[:, :1])  # the first one always reads
@@ -195,7 +200,9 @@ class VTA(nn.Module):
         foreseen = torch.cat([sure, explained.prior_read[:, :-1]], 1)
         image = self.pixels.shown(explained.image).movedim(-3, -1)
         read = story.mask[..., READ] > 0.5
-        return Watched(self._weigh(explained.losses), image, read, chance, foreseen)
+        losses = self._weigh(explained.losses)
+        losses["mask"] = losses["mask"].roll(1, 1)
+        return Watched(losses, image, read, chance, foreseen)
 
     def observe(self, state: Any, batch: Batch, dice: Dice) -> Chapter:
         """The modelled steps of a window."""

@@ -86,6 +86,8 @@ class SegmentsConfig:
         limits = (self.hidden, self.max_segment, self.max_segments)
         if min(*sizes, *limits) < 1 or self.layers < 0:
             raise ValueError("sizes and limits must be at least 1, and layers 0")
+        if self.force < 0:
+            raise ValueError("force must be at least 0, which is for no limits")
         above = self.temperature > 0 and self.min_std > 0
         if not above or not 0 <= self.rate < 1 or not self.free_nats >= 0:
             raise ValueError(

@@ -92,7 +92,9 @@ def test_baselines_stand_beside():
     assert found["none/exact/f1"] == 0
     assert found["pixels/exact/f1"] == 1
     assert found["periodic/exact/f1"] >= found["same_rate/exact/f1"]
-    assert "pixels/exact/f1" not in metrics.baselines(EVENTS, change, 0.0)
+    silent = metrics.baselines(EVENTS, change, 0.0)
+    assert "pixels/exact/f1" not in silent
+    assert silent["same_rate/near/f1"] == silent["none/near/f1"] == 0
 
 
 def test_periodic_baselines_find_what_is_periodic():

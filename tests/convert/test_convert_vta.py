@@ -70,10 +70,30 @@ def test_other_sizes_are_told_what_would_fit(name, other, tmp_path):
     now = getattr(config, other)
     change = {other: not now if isinstance(now, bool) else now + 1}
     watcher = make_watcher(recording, **change)
-    with pytest.raises(UserError, match=r"(?s)other sizes.*Fix: ") as caught:
+    with pytest.raises(UserError, match="differs from this one") as caught:
         read_original("watcher", tmp_path / "x.pt", watcher.state_dict())
-    for key in ("belief", "state", "layers", "bias"):
-        assert f"--watcher.vta.{key} {getattr(config, key)}" in str(caught.value)
+    fix = str(caught.value).partition("Fix: ")[2]
+    assert fix == f"--watcher.vta.{other} {now}"
+
+
+def test_other_actions_are_told_what_would_fit(tmp_path):
+    acting, watching = (
+        VTARecording("model_main_mse_act"),
+        VTARecording("model_main_bce"),
+    )
+    for file, run, fix in (
+        (watching, acting, "--source.actions False"),
+        (acting, watching, f"actions of {acting.sizes['action_size']} numbers"),
+    ):
+        torch.save(original(file), tmp_path / "x.pt")
+        like = make_watcher(run, **_sizes(file)).state_dict()
+        with pytest.raises(UserError, match=f"Fix: .*{fix}"):
+            read_original("watcher", tmp_path / "x.pt", like)
+
+
+def _sizes(recording: VTARecording) -> dict:
+    config = recording.make_world().config
+    return {key: getattr(config, key) for key in ("belief", "state", "layers", "bias")}
 
 
 @models

@@ -210,6 +210,23 @@ def test_a_maze_can_be_watched_without_actions(maze_folder, tmp_path):
         maze.Maze(SourceConfig(folder=str(tmp_path)), WINDOW, 0)
 
 
+def test_advice_about_a_maze_spoils_no_files(maze_folder, tmp_path):
+    config = SourceConfig(folder=str(maze_folder))
+    long = Window(4, 400)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(UserError, match="a window has 400") as caught,
+    ):
+        maze.Maze(config, long, 0)
+    other = maze_folder / "maze"
+    fix = f"`reverie data maze --out {other} --length 400`, and give --source.folder"
+    assert fix in str(caught.value)
+    assert "actions" not in str(caught.value)
+    config = SourceConfig(folder=str(tmp_path / "none"))
+    with pytest.raises(UserError, match=rf"--out {tmp_path / 'none'} --length 400`"):
+        maze.Maze(config, long, 0)
+
+
 def test_an_event_of_the_maze_is_the_first_frame_at_a_junction(maze_folder):
     path = maze_folder / "train" / "episode_00001.npz"
     with np.load(path) as data:
@@ -350,6 +367,23 @@ def test_episodes_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
         np.savez(tmp_path / f"e{index}.npz", **arrays)
     config = SourceConfig(folder=str(tmp_path))
     with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
+        sources.make("watch_episodes", config, WINDOW, 0)
+
+
+def test_the_image_of_an_episode_may_have_any_name(tmp_path):
+    for index in range(3):
+        np.savez(tmp_path / f"e{index}.npz", camera=np.zeros((20, 8, 8, 1), np.uint8))
+    config = SourceConfig(folder=str(tmp_path), actions=False)
+    source = sources.make("watch_episodes", config, WINDOW, 0)
+    assert set(source.obs_space) == set(source.batch(0)) == {"camera"}
+
+
+def test_several_shapes_are_named_before_what_was_left_out(tmp_path):
+    for index, (rows, side) in enumerate([(2, 8), (20, 8), (20, 16), (20, 16)]):
+        image = np.zeros((rows, side, side, 3), np.uint8)
+        np.savez(tmp_path / f"e{index}.npz", image=image, action=np.zeros(rows))
+    config = SourceConfig(folder=str(tmp_path))
+    with pytest.warns(RuntimeWarning), pytest.raises(UserError, match="several shapes"):
         sources.make("watch_episodes", config, WINDOW, 0)
 
 

@@ -15,14 +15,14 @@ from reverie import cli
 from reverie.agents.watcher import Watcher
 from reverie.api import EVENT, UserError
 from reverie.data import sources
-from reverie.data.sources.balls import write_balls
+from reverie.data.sources.balls import Balls, write_balls
 from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.measure import compare_boundaries, measure_boundaries
 from reverie.run.train import train
 from reverie.run.view import view_boundaries
-from reverie.run.watch import Watch, load_watcher
+from reverie.run.watch import Sequences, Watch, load_watcher
 from reverie.view.video import can_write_mp4
 
 TINY = {
@@ -76,6 +76,49 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(run):
     _, agent, feed = load_watcher(run / "best")
     assert float(agent.world.age) == int(best.name[:12])
     feed.close()
+
+
+def test_a_run_that_goes_on_keeps_the_best_of_its_last_look(tmp_path, monkeypatch):
+    """A run saves before its last look, whose result no checkpoint but `best` knows."""
+    losses = iter([9.0, 5.0, 7.0, 4.0])
+    real = Sequences.report
+
+    def report(self, agent, feed):
+        return {**real(self, agent, feed), "loss": torch.tensor(next(losses))}
+
+    monkeypatch.setattr(Sequences, "report", report)
+    kept = []
+    for steps in (1, 2, 3, 4):
+        flags = {"run.steps": steps, "run.report_every": 0, "run.save_every": 0}
+        path = train(settings(tmp_path / "run", **flags))
+        (best,) = (path / "best").iterdir()
+        kept.append(int(best.name[:12]))
+    assert kept == [1, 2, 2, 4]
+
+
+def test_a_source_is_closed_once(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Balls, "close", lambda self: closed.append(self))
+    train(settings(tmp_path / "run", **{"run.steps": 1}))
+    assert len(closed) == 1
+    with pytest.raises(UserError, match="phases"):
+        train(settings(tmp_path / "other", **{"run.clock": "phases"}))
+
+
+def test_events_that_only_the_evaluation_knows_set_no_threshold(tmp_path):
+    write_maze(tmp_path / "maze", train=2, test=2, length=40)
+    for path in (tmp_path / "maze" / "train").iterdir():
+        with np.load(path) as data:
+            rows = {"video": data["video"], "actions": data["actions"]}
+        np.savez(path, **rows)
+    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 1}
+    path = train(settings(tmp_path / "run", "vta_maze", **flags))
+    _, agent, feed = load_watcher(path)
+    report = agent.report(feed)
+    feed.close()
+    assert "boundaries/exact/f1" in report
+    assert "baselines/periodic/exact/f1" in report
+    assert "baselines/pixels/exact/f1" not in report
 
 
 def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(tmp_path, run):
@@ -525,6 +568,8 @@ def test_the_maze_of_the_port_is_looked_for_where_it_keeps_it(tmp_path, monkeypa
     (tmp_path / "mine" / "3d_maze_default").mkdir(parents=True)
     path = write_json(tmp_path / "b.json", env_type="3d_maze", data_root="mine")
     assert resolve(files=[path]).source.folder == "mine/3d_maze_default"
+    path = write_json(tmp_path / "d.json", env_type="bouncing_balls", maze_data_dir="m")
+    assert resolve(files=[path]).source.folder == ""  # the balls of the port have none
     path = write_json(tmp_path / "c.json", env_type="3d_maze", maze_data_dir="there")
     assert resolve(files=[path]).source.folder == "there"
 

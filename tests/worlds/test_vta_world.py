@@ -115,6 +115,26 @@ def test_the_upper_level_moves_only_where_segments_begin():
     assert not held.all()
 
 
+def test_a_flag_costs_at_the_frame_it_is_about():
+    world, batch = make_world().eval(), make_batch()
+    with torch.no_grad():  # a sure detector, to whom each beginning is a surprise
+        world.foresee.weight.zero_()
+        world.foresee.bias.copy_(torch.tensor([-5.0, 5.0]))
+        world.detector.out.weight.mul_(100)
+        read, copy = world.explain(batch, dice()).story.found.unbind(-1)
+        world.detector.out.bias[READ] -= (read - copy).median()
+    losses, _, read, chance, foreseen = world.watch(batch, dice())
+    mask = world.explain(batch, dice()).losses["mask"]
+    assert torch.equal(losses["mask"][:, 1:], mask[:, :-1])
+    assert torch.allclose(losses["mask"].mean(), mask.mean())
+    cost, found = losses["mask"][:, 1:], read[:, 1:]
+    assert found.any()
+    assert not found.all()
+    assert cost[found].min() > cost[~found].max()
+    assert (chance[:, 1:][found] > 0.5).all()
+    assert (foreseen[:, 1:] < 0.5).all()
+
+
 def test_actions_matter_only_at_the_segment_they_lead_to():
     world = make_world(ACTION).eval()
     batch = make_batch()

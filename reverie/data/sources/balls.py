@@ -227,7 +227,8 @@ def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
     if len(image) < least:
         raise UserError(
             f"{path} holds {len(image)} sequences, at least {least} are needed.\n"
-            f"  Fix: {fix}, or give a smaller --watcher.batch_size"
+            f"  Fix: write others with `{command} --{path.stem} {least}`, and "
+            f"give --source.folder {other}, or a smaller --watcher.batch_size"
         )
     return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 

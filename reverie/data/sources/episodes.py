@@ -25,18 +25,20 @@ from reverie.data.sources.maze import Crops, with_same_events
 def read_episode(path: Path, window: int, actions: bool = True) -> Arrays:
     """One file as rows of ours; ValueError says what is wrong with it."""
     data = npz.load(path)
-    for key in ("image", "action") if actions else ("image",):
+    images = [k for k, v in data.items() if v.dtype == np.uint8 and v.ndim == 4]
+    seen = images[0] if len(images) == 1 else "image"
+    for key in (seen, "action") if actions else (seen,):
         if key not in data:
             raise ValueError(f"has no {key!r}, only {', '.join(data) or 'nothing'}")
-    image = data["image"]
+    image = data[seen]
     if image.ndim != 4 or 0 in image.shape[1:] or image.dtype != np.uint8:
         raise ValueError(
-            f"'image' is {image.dtype} {image.shape}, wanted uint8 (T, h, w, c)"
+            f"{seen!r} is {image.dtype} {image.shape}, wanted uint8 (T, h, w, c)"
         )
     taken = _leading_on(data["action"], len(image)) if actions else None
     if len(image) < window:
         raise ValueError(f"has {len(image)} frames, a window has {window}")
-    rows = {"image": image}
+    rows = {seen: image}
     if taken is not None:
         rows["action"] = taken
     if "reward" in data:
@@ -126,8 +128,9 @@ class Episodes:
         episodes = with_same_events(episodes)
         shapes = {tuple((k, v.shape[1:]) for k, v in e.items()) for e in episodes}
         if len(episodes) < 2 or len(shapes) > 1:
-            why = wrong[0] if wrong else f"they have several shapes, {sorted(shapes)}"
-            why = "there are too few" if not wrong and len(shapes) < 2 else why
+            why = wrong[0] if wrong else "there are too few"
+            if len(shapes) > 1:
+                why = f"they have several shapes, {sorted(shapes)}"
             if "no 'action'" in why:
                 why += " (--source.actions False does without)"
             raise UserError(
@@ -136,10 +139,11 @@ class Episodes:
                 f"least {length} frames (fewer with a smaller --watcher.vta.length)."
             )
         self.config = config
-        shape = {key: value.shape[1:] for key, value in episodes[0].items()}
         self.act_space: Spaces = {}
         if paths:
-            self.obs_space: Spaces = {"image": Space(np.uint8, shape["image"], 0, 256)}
+            key = next(iter(episodes[0]))
+            shape = {key: value.shape[1:] for key, value in episodes[0].items()}
+            self.obs_space: Spaces = {key: Space(np.uint8, shape[key], 0, 256)}
             if config.actions:
                 self.act_space["action"] = Space(np.float32, shape["action"])
         else:

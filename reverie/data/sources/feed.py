@@ -1,9 +1,9 @@
 """From a source of sequences to the device.
 
-The next training batch is made ready by a thread while the agent learns from the last
-one. True events never leave with a batch to train on: they come only with `report`,
-the evaluation set, and with `labelled`, training sequences that serve to set up
-baselines.
+With `prefetch` the next training batch is made ready by a thread while the agent learns
+from the last one. True events never leave with a batch to train on: they come only with
+`report`, the evaluation set, and with `labelled`, training sequences that serve to set
+up baselines.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class SourceFeed:
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
-        self.source.close()
+        with telling(type(self.source)):
+            self.source.close()
 
     def _ahead(self) -> Batch:
         assert self._thread

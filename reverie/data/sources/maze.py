@@ -5,8 +5,8 @@ walker goes 0.4 cells ahead or turns by 0.3 in a step, among what is sensible wh
 stands: in a corridor there is only ahead, before a wall only turning, and at an opening
 anything. Episodes are NPZ files in `train/` and `test/` with `video` (T h w 3, uint8)
 and `actions` (T; the action of a row leads to the next). Ours also hold `pose` and
-`junction`, from which events follow: a frame is one if the walker has just entered a
-cell with three or more ways out.
+`junction`, from which events follow: a frame is one if the walker has just come to
+cells with three or more ways out, from one with fewer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from reverie.data.sources import Arrays, Loss, SourceConfig
 from reverie.data.sources.chunks import EVALUATION, TRAINING, generator
 
 SIDE = 32
+LENGTH = 300
+"""Frames of an episode that is made without saying how many."""
 MAP = np.array(
     [
         [int(cell) for cell in row]
@@ -207,7 +209,11 @@ def make_episode(rng: Random, length: int) -> Arrays:
 
 
 def write_maze(
-    folder: Path, train: int = 1000, test: int = 100, length: int = 300, seed: int = 0
+    folder: Path,
+    train: int = 1000,
+    test: int = 100,
+    length: int = LENGTH,
+    seed: int = 0,
 ) -> int:
     """Write episodes that `watch_maze` reads; returns how many."""
     for number, (name, count) in enumerate((("train", train), ("test", test))):
@@ -272,13 +278,14 @@ def resized(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
     return small.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).numpy()
 
 
-def read_episodes(
-    folder: Path, window: int, missing: str, actions: bool = True
-) -> list[Arrays]:
+def read_episodes(folder: Path, window: int, actions: bool = True) -> list[Arrays]:
     """All usable episodes of a folder; the others are named and skipped."""
     paths = sorted(folder.glob("*.npz"))
     if not paths:
-        raise UserError(f"{folder} holds no episodes (*.npz).\n  Fix: {missing}")
+        raise UserError(
+            f"{folder} holds no episodes (*.npz).\n  Fix: {_advice(folder, window)}, "
+            "or give the folder of some as --source.folder"
+        )
     found, wrong = [], []
     for path in paths:
         try:
@@ -287,11 +294,26 @@ def read_episodes(
             wrong.append(f"{path} {error}")
             warnings.warn(f"{wrong[-1]}; skipped", RuntimeWarning, stacklevel=2)
     if not found:
+        fix = _advice(folder, window)
+        if "no 'actions'" in wrong[0]:
+            fix = f"--source.actions False does without actions; or {fix}"
         raise UserError(
             f"None of the {len(paths)} episodes in {folder} can be used: {wrong[0]}.\n"
-            f"  Fix: {missing}"
+            f"  Fix: {fix}"
         )
     return with_same_events(found)
+
+
+def _advice(folder: Path, window: int) -> str:
+    """How to make episodes, not over any that are there."""
+    home = folder.parent
+    there = next(home.glob("*/*.npz"), None)
+    length = f" --length {window}" if window > LENGTH else ""
+    if there is None:
+        return f"make some with `reverie data maze --out {home}{length}`"
+    other = home / "maze"
+    make = f"reverie data maze --out {other}{length}"
+    return f"make others with `{make}`, and give --source.folder {other}"
 
 
 def with_same_events(episodes: list[Arrays]) -> list[Arrays]:
@@ -338,13 +360,9 @@ class Maze:
         if config.actions:
             self.act_space["action"] = Space(np.int64, (), 0, 3)
         self.config, length = config, window.context + window.length
-        folder = Path(config.folder or "data/maze").expanduser()
-        command = f"reverie data maze --out {folder}"
-        make = f"make some with `{command}`, or give their folder as --source.folder"
-        if config.actions:
-            make += "; --source.actions False does without actions"
+        self.folder = Path(config.folder or "data/maze").expanduser()
         train, test = (
-            read_episodes(folder / part, length, make, config.actions)
+            read_episodes(self.folder / part, length, config.actions)
             for part in ("train", "test")
         )
         self._train, self._test = (Crops(e, window, seed) for e in (train, test))
