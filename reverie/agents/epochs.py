@@ -2,7 +2,8 @@
 
 An epoch is a number of environment steps (more in the first), then a number of updates
 of each part, in order; a part begins after some epochs. Late epochs only train. What is
-collected beyond an epoch's share counts for the next.
+collected beyond an epoch's share counts for the next. A run that is given more epochs
+owes nothing for those that only trained.
 
 Environment steps are actions taken: unlike agent steps (see `run/clock.py`), the row
 that closes an episode is none.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from reverie.api import StateDict, UserError
 
+COUNTS = ("epoch", "taken", "goal", "counted", "done", "phase")
 TURN = 10
 """Most updates between two looks of the loop at its clock and its signals."""
 
@@ -34,14 +36,13 @@ class EpochsConfig:
     """Environment steps of every other epoch."""
 
     def __post_init__(self) -> None:
-        if (
-            min(self.epochs, self.collect_epochs, self.steps) < 1
-            or self.first_steps < 0
-        ):
-            raise UserError(
-                "iris.schedule needs at least one epoch, one that collects, and one "
-                "step in each.\n  Fix: --iris.schedule.epochs 1000"
-            )
+        least = {"epochs": 1, "collect_epochs": 1, "first_steps": 0, "steps": 1}
+        for name, count in least.items():
+            if getattr(self, name) < count:
+                raise UserError(
+                    f"iris.schedule.{name} is {getattr(self, name)}, but must be at "
+                    f"least {count}.\n  Fix: --iris.schedule.{name} {count}"
+                )
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ class Epochs:
         self.config, self.shares = config, dict(shares)
         self.epoch = 1
         self.taken = 0  # environment steps
+        self.goal = 0  # how many there are to be when this epoch has collected
+        self.counted = 0  # the last epoch whose share is in the goal
         self.index = 0  # of the part in training
         self.done = 0  # updates of that part in this epoch
-        self.phase = 0  # stretches of collecting completed
+        self.phase = 0  # epochs that are through with collecting
         self._settle()
 
     @property
@@ -79,7 +82,7 @@ class Epochs:
 
     @property
     def collects(self) -> bool:
-        return not self.finished and self.taken < self._goal()
+        return not self.finished and self.taken < self.goal
 
     @property
     def is_random(self) -> bool:
@@ -117,24 +120,34 @@ class Epochs:
         self._settle()
 
     def state_dict(self) -> StateDict:
-        names = ("epoch", "taken", "done", "phase")
         part = list(self.shares)[self.index]
-        return {**{name: getattr(self, name) for name in names}, "part": part}
+        return {**{name: getattr(self, name) for name in COUNTS}, "part": part}
 
     def load_state_dict(self, state: StateDict) -> None:
-        for name in ("epoch", "taken", "done", "phase"):
+        state = {**self._of_older(int(state["epoch"])), **state}
+        for name in COUNTS:
             setattr(self, name, int(state[name]))
         self.index = list(self.shares).index(state["part"])
         self._settle()
 
-    def _goal(self) -> int:
-        """Environment steps by the end of this epoch's collection."""
+    def _of_older(self, epoch: int) -> StateDict:
+        """What checkpoints did not keep once."""
         config = self.config
         first = config.first_steps or config.steps
-        return first + (min(self.epoch, config.collect_epochs) - 1) * config.steps
+        goal = first + (min(epoch, config.collect_epochs) - 1) * config.steps
+        return {"goal": goal, "counted": epoch}
+
+    def _begin(self) -> None:
+        """If an epoch begins now, and collects: add its share to the goal."""
+        begins = (self.index, self.done) == (0, 0) and not self.finished
+        if begins and self.counted < self.epoch <= self.config.collect_epochs:
+            first = self.config.first_steps if self.epoch == 1 else 0
+            self.goal += first or self.config.steps
+            self.counted = self.epoch
 
     def _settle(self) -> None:
         """Move on from parts, and epochs, that have nothing left to train."""
+        self._begin()
         shares = list(self.shares.values())
         while not self.collects and not self.finished:
             if self.done < shares[self.index].in_epoch(self.epoch):
@@ -143,4 +156,5 @@ class Epochs:
             if self.index == len(shares):
                 self.index = 0
                 self.epoch += 1
+                self._begin()
                 self.phase += int(not self.collects and not self.finished)

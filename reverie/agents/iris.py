@@ -64,6 +64,7 @@ __all__ = ["Iris", "IrisConfig", "to_segment"]
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Learner = Callable[[tuple[Batch, ...]], Metrics]
+IN_ROW = "opt/nonfinite_in_row"
 REPORTED = 8
 """Sequences of a report."""
 
@@ -152,7 +153,15 @@ class Iris:
         self.diet["report"] = Window(
             REPORTED, longest + 1, select="episodes", online=False
         )
-        self._last = "", dict[str, Tensor]()
+        trained, dreamt = config.learn.world_model.length, config.dreamt
+        if config.behaviour and trained < dreamt:
+            warnings.warn(
+                f"The transformer learns from sequences of {trained} frames and dreams "
+                f"of {dreamt}, whose last places nobody teaches it. "
+                f"--iris.learn.world_model.length {dreamt} would.",
+                stacklevel=2,
+            )
+        self._last: dict[str, Metrics] = {}  # losses of the last update, by part
         self.replays = quick and compile == "graph"
         self.learning = {name: self._learner(name) for name in PARTS}
         self.acting = {purpose: self._actor(purpose) for purpose in ("policy", "eval")}
@@ -275,7 +284,11 @@ class Iris:
         if name is None:
             acts = self.config.behaviour
             parts = [part for part in PARTS if acts or part != "actor_critic"]
-            return {k: x for part in parts for k, x in self._update(part, feed).items()}
+            self._last = {}
+            found = [self._update(part, feed) for part in parts]
+            worst = torch.stack([metrics[IN_ROW] for metrics in found]).amax()
+            return {**{k: x for each in found for k, x in each.items()}, IN_ROW: worst}
+        self._last = {}
         # In the first epoch every episode counts the same, however often it is seen.
         feed.tally(name, self.rhythm.epoch > 1)
         metrics = self._update(name, feed)
@@ -294,7 +307,7 @@ class Iris:
         if name == "actor_critic":
             self._dream_world()
         metrics = dict((learn or self.learning[name])(tuple(batches)))
-        self._last = name, {k: x for k, x in metrics.items() if k[:5] == "loss/"}
+        self._last[name] = {k: x for k, x in metrics.items() if k[:5] == "loss/"}
         if name != "actor_critic":
             self._dreamt_is_old = True
         return metrics
@@ -313,10 +326,13 @@ class Iris:
             else:
                 grads = new
             total = total + loss.detach()
-            found = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
-            found |= {f"{name}/{k}": x for k, x in metrics.items()}
+            seen = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
+            seen |= {f"{name}/{k}": x for k, x in metrics.items()}
+            found = seen if not found else {k: found[k] + x for k, x in seen.items()}
+        if rounds > 1:
+            found = {key: value / rounds for key, value in found.items()}
         _, metrics = opt.apply(total, grads)
-        in_row = {"opt/nonfinite_in_row": metrics.pop("opt/nonfinite_in_row")}
+        in_row = {IN_ROW: metrics.pop(IN_ROW)}
         return {**found, **{f"{name}/{k}": x for k, x in metrics.items()}, **in_row}
 
     def losses(
@@ -354,11 +370,11 @@ class Iris:
 
     def nonfinite(self) -> list[str]:
         """The losses, then the gradients, that were not finite in the last update."""
-        name, losses = self._last
-        if not name:
-            return []
+        losses = {key: x for part in self._last.values() for key, x in part.items()}
         bad = [key for key, loss in losses.items() if not torch.isfinite(loss)]
-        return bad + [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
+        for name in self._last:
+            bad += [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
+        return bad
 
     def _dream_world(self) -> IrisWorld:
         """The world to dream in, with the weights of now."""

@@ -18,6 +18,16 @@ from reverie.nets.adam import AdamConfig
 from reverie.worlds.iris.world import DynamicsConfig, TokenizerConfig
 
 PARTS = ("tokenizer", "world_model", "actor_critic")
+LEAST = {
+    "batch": 1,
+    "accumulate": 1,
+    "steps": 0,
+    "first_steps": 0,
+    "start_after": 0,
+    "alpha": 0,
+    "length": 2,  # a change is between two frames
+}
+"""What the settings of a part must not be below."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +49,18 @@ class PartConfig:
     opt: AdamConfig = AdamConfig()
     """Optimizer."""
 
-    def __post_init__(self) -> None:
-        if min(self.batch, self.accumulate) < 1:
+    def check(self, part: str) -> None:
+        """Raise if something about this part cannot be."""
+        for name, least in LEAST.items():
+            if getattr(self, name, least) < least:
+                raise UserError(
+                    f"iris.learn.{part}.{name} is {getattr(self, name)}, but must be "
+                    f"at least {least}.\n  Fix: --iris.learn.{part}.{name} {least}"
+                )
+        if not self.alpha < math.inf:
             raise UserError(
-                "Each part of iris.learn needs at least one sequence per batch and one "
-                "batch per update.\n  Fix: --iris.learn.tokenizer.batch 32"
-            )
-        if min(self.steps, self.first_steps, self.start_after) < 0:
-            raise UserError(
-                "The steps, first_steps and start_after of a part of iris.learn must "
-                "not be negative.\n  Fix: --iris.learn.tokenizer.steps 500"
-            )
-        if not 0 <= self.alpha < math.inf:
-            raise UserError(
-                f"An alpha of {self.alpha} in iris.learn would not make episodes give "
-                "way to others.\n  Fix: --iris.learn.tokenizer.alpha 5"
+                f"With an alpha of {self.alpha} no episode could be chosen.\n"
+                f"  Fix: --iris.learn.{part}.alpha 5"
             )
 
     @property
@@ -80,6 +87,10 @@ class LearnConfig:
     actor_critic: PartConfig = PartConfig(batch=86, opt=AdamConfig(wd=0.0))
     """Policy and critic; their sequences are the burn-in and the frame after it."""
 
+    def __post_init__(self) -> None:
+        for part in PARTS:
+            getattr(self, part).check(part)
+
 
 @dataclass(frozen=True)
 class ActingConfig:
@@ -94,24 +105,26 @@ class ActingConfig:
     sample: bool = True
     """Sample while collecting; otherwise the likeliest action."""
     eval_epsilon: float = 0.0
-    """The same three in evaluation."""
+    """Chance of a random action in evaluation."""
     eval_temperature: float = 1.0
     """Of the policy in evaluation."""
     eval_sample: bool = True
     """Sample in evaluation."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.epsilon <= 1 and 0 <= self.eval_epsilon <= 1):
-            raise UserError(
-                "iris.acting.epsilon is a probability.\n"
-                "  Fix: --iris.acting.epsilon 0.01"
-            )
-        if not (self.temperature > 0 and self.eval_temperature > 0):
-            raise UserError(
-                "iris.acting.temperature and eval_temperature must be above zero.\n"
-                "  Fix: --iris.acting.sample False for the likeliest action, or in "
-                "evaluation --iris.acting.eval_sample False."
-            )
+        for prefix in ("", "eval_"):
+            epsilon, heat = f"{prefix}epsilon", f"{prefix}temperature"
+            if not 0 <= getattr(self, epsilon) <= 1:
+                raise UserError(
+                    f"iris.acting.{epsilon} is {getattr(self, epsilon)}, but it is a "
+                    f"probability.\n  Fix: --iris.acting.{epsilon} 0.01"
+                )
+            if not getattr(self, heat) > 0:
+                raise UserError(
+                    f"iris.acting.{heat} must be above zero.\n  Fix: --iris.acting."
+                    f"{heat} 1 --iris.acting.{prefix}sample False, which takes the "
+                    "likeliest action"
+                )
 
 
 @dataclass(frozen=True)
@@ -142,14 +155,14 @@ class IrisConfig:
     activations again instead of keeping them."""
 
     def __post_init__(self) -> None:
-        blocks = self.world_model.transformer.blocks
-        dream = self.actor_critic.burn_in + self.actor_critic.horizon + 1
+        blocks, dream = self.world_model.transformer.blocks, self.dreamt
         if dream > blocks:
             raise UserError(
                 f"A dream of {self.actor_critic.burn_in} + 1 + "
                 f"{self.actor_critic.horizon} frames is longer than the {blocks} the "
                 "transformer looks at.\n"
-                f"  Fix: --iris.world_model.transformer.blocks {dream}"
+                f"  Fix: --iris.world_model.transformer.blocks {dream} "
+                f"--iris.learn.world_model.length {dream}"
             )
         if self.learn.world_model.length > blocks:
             raise UserError(
@@ -157,8 +170,8 @@ class IrisConfig:
                 f"the {blocks} the transformer looks at.\n"
                 f"  Fix: --iris.learn.world_model.length {blocks}"
             )
-        if min(self.learn.tokenizer.length, self.learn.world_model.length) < 2:
-            raise UserError(
-                "A sequence needs two frames for a change between them.\n"
-                "  Fix: --iris.learn.tokenizer.length 21"
-            )
+
+    @property
+    def dreamt(self) -> int:
+        """Frames of a dream, those before it included."""
+        return self.actor_critic.burn_in + self.actor_critic.horizon + 1

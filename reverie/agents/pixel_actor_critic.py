@@ -62,11 +62,12 @@ class PixelActorCriticConfig:
     compute in float32 here. The LSTM and all losses always do."""
 
     def __post_init__(self) -> None:
-        if min(self.width, self.horizon) < 1 or self.burn_in < 0:
-            raise UserError(
-                "iris.actor_critic needs a width and a horizon of at least 1 and a "
-                "burn_in that is not negative.\n  Fix: --iris.actor_critic.horizon 15"
-            )
+        for name, least in {"width": 1, "horizon": 1, "burn_in": 0}.items():
+            if getattr(self, name) < least:
+                raise UserError(
+                    f"iris.actor_critic.{name} is {getattr(self, name)}, but must be "
+                    f"at least {least}.\n  Fix: --iris.actor_critic.{name} {least}"
+                )
         for name in ("discount", "lam", "target_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 good = type(self).__dataclass_fields__[name].default
@@ -217,7 +218,7 @@ class PixelActorCritic(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.config, self.actions = config, actions
+        self.config = config
         dtype = dtype if config.half else torch.float32
         self.online = PixelNet(shape, actions, config, dtype)
         self.target = PixelNet(shape, actions, config, dtype).requires_grad_(False)

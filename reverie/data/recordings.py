@@ -70,13 +70,14 @@ class Drawer:
     def __init__(self, window: Window, shelf: Shelf, seed: int, purpose: int):
         self.window, self.shelf = window, shelf
         self.seed = (seed, purpose)
+        self._alike = window.select == "episodes"  # however long they are
         self._slots, self._rate = self._working_set()
 
     def draw(self, step: int, counts: np.ndarray) -> list[list[Piece]]:
         """The pieces of each row of batch `step`."""
         turn, piece = divmod(step, self.window.consec)
         rng = generator(*self.seed, CUT, turn)
-        if self.window.select == "episodes":
+        if self._alike:
             return self._by_episode(rng, turn, counts)
         return [self._sequence(rng, turn, piece) for _ in range(self.window.batch)]
 
@@ -110,7 +111,7 @@ class Drawer:
 
     def _choose(self, rng: np.random.Generator, turn: int) -> int:
         if not self._slots:
-            return self._by_length(rng)
+            return self._draw(rng)
         return self._fill(int(rng.integers(self._slots)), turn)
 
     def _candidates(self, turn: int) -> np.ndarray:
@@ -123,11 +124,12 @@ class Drawer:
         """The episode in a slot: that of the last refill whose turn it was."""
         fills = self._slots + int(turn * self._rate)
         number = (fills - 1 - slot) // self._slots * self._slots + slot
-        return self._by_length(generator(*self.seed, FILL, number))
+        return self._draw(generator(*self.seed, FILL, number))
 
-    def _by_length(self, rng: np.random.Generator) -> int:
-        """In proportion to length; those that are bad are drawn in vain."""
-        weights = np.cumsum(np.where(self.shelf.rows > 1, self.shelf.rows, 0))
+    def _draw(self, rng: np.random.Generator) -> int:
+        """In proportion to length, or all alike; those that are bad in vain."""
+        chance = np.minimum(self.shelf.rows, 2) if self._alike else self.shelf.rows
+        weights = np.cumsum(np.where(self.shelf.rows > 1, chance, 0))
         if not self._usable().any():
             raise UserError(
                 f"{self.shelf.reader.origin} has no episode that can be used.\n"
@@ -150,8 +152,8 @@ class Drawer:
         width = sum(space.nbytes for space in spaces.values())
         if int(rows.sum()) * width <= self.shelf.capacity:
             return 0, 0.0
-        # as drawn by length, long episodes come up more often
-        typical = float((rows**2).sum() / rows.sum())
+        # drawn by length, long episodes come up more often
+        typical = float(rows.mean() if self._alike else (rows**2).sum() / rows.sum())
         slots = max(1, int(0.8 * self.shelf.capacity / (typical * width)))
         return slots, self.window.batch * self.window.span / typical
 

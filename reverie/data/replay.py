@@ -465,9 +465,10 @@ class Replay:
                 "inserts": inserts,
                 "samples": self._samples,
                 "updates": self._updates,
-                "replay_ratio": replayed / inserts if inserts else np.nan,
                 "online": sum(len(cursor.queue) for cursor in self._online),
             }
+            if inserts:
+                found["replay_ratio"] = replayed / inserts
             self._inserts = self._samples = self._updates = self._replayed = 0
             return found
 

@@ -36,7 +36,8 @@ class TransformerConfig:
     blocks: int = 21
     """The most time steps it looks at together."""
     attention: Literal["causal", "block_causal"] = "causal"
-    """What a token sees: those before it, or besides them its whole time step."""
+    """What a token sees: those before it, or besides them its whole time step. With the
+    latter, tokens to be foreseen are seen in training and not yet there in a dream."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.blocks) < 1:

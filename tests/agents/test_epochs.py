@@ -114,6 +114,32 @@ def test_it_resumes_where_it_was_even_within_a_part(at):
     assert found == expected
 
 
+def test_more_epochs_owe_nothing_for_those_that_only_trained():
+    old = make({"a": Share(1, 0, 0)}, epochs=9, collect_epochs=2)
+    assert [n for n in run(old) if isinstance(n, int)] == [20, 5]
+    new = make({"a": Share(1, 0, 0)}, epochs=12, collect_epochs=12)
+    new.load_state_dict(old.state_dict())
+    assert run(new) == [5, "a", 5, "a", 5, "a"]
+
+
+def test_a_checkpoint_without_a_goal_goes_on_as_it_did():
+    def turns(rhythm, count):
+        for _ in range(count):
+            if rhythm.collects:
+                rhythm.took(1)
+            elif not rhythm.finished:
+                rhythm.trained()
+
+    whole, old = make(), make()
+    turns(old, 33)
+    state = old.state_dict()
+    resumed = make()
+    resumed.load_state_dict({k: state[k] for k in state.keys() - {"goal", "counted"}})
+    turns(whole, 45)
+    turns(resumed, 45 - 33)
+    assert resumed.state_dict() == whole.state_dict()
+
+
 @pytest.mark.parametrize(
     ("block", "steps", "updates"),
     [
@@ -136,5 +162,5 @@ def test_the_presets_add_up_to_the_original_s_totals(block, steps, updates):
 
 def test_an_empty_schedule_is_refused():
     EpochsConfig(epochs=1, collect_epochs=1, first_steps=0, steps=1)
-    with pytest.raises(UserError, match="at least one epoch"):
+    with pytest.raises(UserError, match=r"at least 1\.\n  Fix: --iris.schedule.steps"):
         EpochsConfig(steps=0)

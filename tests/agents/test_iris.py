@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from reverie.agents.iris import Iris, to_segment
 from reverie.agents.iris_config import PARTS, IrisConfig
@@ -26,6 +29,13 @@ FLAGS = {
     "is_last": FLAG,
     "is_terminal": FLAG,
 }
+
+
+def watching(burn_in: int) -> IrisConfig:
+    """Settings with so many frames before each dream."""
+    names = ("learn.world_model.length", "world_model.transformer.blocks")
+    longer = {f"iris.{name}": burn_in + 4 for name in names}
+    return settings(**longer, **{"iris.actor_critic.burn_in": burn_in})
 
 
 def settings(**flags) -> IrisConfig:
@@ -238,7 +248,7 @@ def test_a_stretch_of_acting_begins_with_a_look_back():
 
 
 def test_what_was_seen_at_random_is_looked_back_at():
-    agent = make_agent(settings(**{"iris.actor_critic.burn_in": 3}))
+    agent = make_agent(watching(3))
     a, b, c = frames(0), frames(1), frames(2)
     memory, *_ = agent.policy(agent.initial(2), rows(a, first=True))
     memory, *_ = agent.policy(memory, rows(b))
@@ -354,6 +364,42 @@ def test_accumulated_batches_are_one_larger_batch():
         )
 
 
+def test_what_accumulated_batches_say_is_the_mean_of_them():
+    agent = make_agent(settings(**{"iris.learn.world_model.batch": 4}))
+    feed = lived(agent)
+    one, other = feed("world_model"), feed("world_model")
+    before = agent.state_dict()["world_model"]
+    before = {k: v.clone() for k, v in before.items()}
+    alone = []
+    for batches in ([one], [other], [one, other]):
+        agent.world.dynamics.load_state_dict(before)
+        alone.append(agent.update("world_model", batches))
+    key = "loss/world_model/latents"
+    first, second, both = (float(metrics[key]) for metrics in alone)
+    assert first != second
+    assert both == pytest.approx((first + second) / 2)
+    one["reward"][:] = float("nan")
+    agent.update("world_model", [one, other])
+    assert agent.nonfinite()[0] == "loss/world_model/rewards"
+
+
+def test_a_part_that_breaks_is_noticed_when_all_train_together():
+    agent = make_agent(settings(**{"iris.behaviour": False}))
+    feed = lived(agent)
+    agent.rhythm.epoch = agent.config.schedule.epochs + 1  # as without epochs
+    next(agent.world.tokenizer.decoder.parameters()).data.fill_(float("nan"))
+    for count in (1, 2, 3):
+        metrics = agent.train(feed)
+        assert metrics["opt/nonfinite_in_row"] == count
+    assert any(name.startswith("loss/tokenizer/") for name in agent.nonfinite())
+    assert metrics["world_model/opt/loss"].isfinite()
+
+
+def test_places_that_nobody_teaches_are_told():
+    with pytest.warns(UserWarning, match=r"4 frames and dreams of 5(.|\n)*length 5"):
+        make_agent(settings(**{"iris.learn.world_model.length": 4}))
+
+
 def test_the_target_follows_slowly():
     agent = make_agent(settings(**{"iris.actor_critic.target_rate": 0.005}))
     feed = lived(agent)
@@ -407,7 +453,7 @@ def test_dreams_follow_the_world_in_half_precision():
 def test_the_real_frames_before_the_last_are_watched_before_a_dream(
     burn_in, monkeypatch
 ):
-    agent = make_agent(settings(**{"iris.actor_critic.burn_in": burn_in}))
+    agent = make_agent(watching(burn_in))
     segment = agent._segment(lived(agent)("actor_critic"))
     nets, watched = agent.actor_critic, []
     watch = nets.burn_in
@@ -708,29 +754,52 @@ def test_the_documented_settings_for_larger_images_work():
     assert agent.world.dynamics.frame_norm is not None
 
 
-def test_settings_that_cannot_work_are_refused():
-    for flags, why in (
-        ({"iris.actor_critic.horizon": 20}, "longer than the 10"),
-        ({"iris.learn.world_model.length": 11}, "longer than the 10"),
-        ({"iris.learn.tokenizer.length": 1}, "two frames"),
-        ({"iris.acting.temperature": 0.0}, "above zero"),
-        ({"iris.acting.epsilon": 1.5}, "probability"),
-        ({"iris.learn.tokenizer.accumulate": 0}, "at least one"),
-        ({"iris.actor_critic.width": 0}, "at least 1"),
-        ({"iris.learn.tokenizer.first_steps": -1}, "negative"),
-        ({"iris.learn.world_model.start_after": -1}, "negative"),
-        ({"iris.learn.tokenizer.alpha": -1.0}, "give way"),
-        ({"iris.learn.tokenizer.alpha": float("nan")}, "give way"),
-        ({"iris.learn.tokenizer.opt.lr": float("nan")}, "negative"),
-        ({"iris.learn.tokenizer.opt.eps": 0.0}, "above zero"),
-        ({"iris.acting.temperature": float("nan")}, "above zero"),
-        ({"iris.tokenizer.action_planes": -1}, "negative"),
-        ({"iris.actor_critic.discount": 1.5}, "from 0 to 1"),
-        ({"iris.actor_critic.lam": float("nan")}, "from 0 to 1"),
-        ({"iris.actor_critic.target_rate": -0.1}, "from 0 to 1"),
-    ):
-        with pytest.raises(UserError, match=why):
-            settings(**flags)
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("actor_critic.horizon", 20, "longer than the 5"),
+        ("learn.world_model.length", 11, "longer than the 5"),
+        ("learn.tokenizer.length", 1, "at least 2"),
+        ("learn.world_model.length", 1, "at least 2"),
+        ("acting.temperature", 0.0, "above zero"),
+        ("acting.eval_temperature", 0.0, "above zero"),
+        ("acting.epsilon", 1.5, "probability"),
+        ("acting.eval_epsilon", 2.0, "probability"),
+        ("learn.tokenizer.accumulate", 0, "at least 1"),
+        ("learn.world_model.accumulate", 0, "at least 1"),
+        ("learn.actor_critic.batch", 0, "at least 1"),
+        ("actor_critic.width", 0, "at least 1"),
+        ("actor_critic.burn_in", -1, "at least 0"),
+        ("actor_critic.horizon", 0, "at least 1"),
+        ("schedule.steps", 0, "at least 1"),
+        ("schedule.first_steps", -1, "at least 0"),
+        ("learn.tokenizer.first_steps", -1, "at least 0"),
+        ("learn.world_model.start_after", -1, "at least 0"),
+        ("learn.actor_critic.steps", -1, "at least 0"),
+        ("learn.tokenizer.alpha", -1.0, "at least 0"),
+        ("learn.actor_critic.alpha", float("nan"), "no episode could be chosen"),
+        ("learn.tokenizer.opt.lr", float("nan"), "negative"),
+        ("learn.tokenizer.opt.eps", 0.0, "above zero"),
+        ("acting.temperature", float("nan"), "above zero"),
+        ("tokenizer.action_planes", -1, "negative"),
+        ("actor_critic.discount", 1.5, "from 0 to 1"),
+        ("actor_critic.lam", float("nan"), "from 0 to 1"),
+        ("actor_critic.target_rate", -0.1, "from 0 to 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_some_that_do(name, value, why):
+    flags = {f"iris.{name}": value}
+    with pytest.raises(UserError, match=why) as caught:
+        settings(**flags)
+    fix = str(caught.value).partition("Fix: ")[2]
+    found = dict(re.findall(r"--(iris\.[\w.]+) ([-\w.]+)", fix))
+    if f"iris.{name}" not in found and why != "longer than the 5":
+        return  # said by a part that does not know its name
+    better = {key: yaml.safe_load(text) for key, text in found.items()}
+    settings(**{**flags, **better})
+
+
+def test_half_floats_are_refused():
     env = make_env()
     with pytest.raises(UserError, match="float16"):
         Iris(
@@ -745,6 +814,7 @@ def test_settings_that_cannot_work_are_refused():
 def test_episodes_shorter_than_a_sequence_are_padded():
     """Catch lasts three steps; sequences of nine frames see it whole."""
     flags = {f"iris.learn.{name}.length": 9 for name in ("tokenizer", "world_model")}
+    flags["iris.world_model.transformer.blocks"] = 9
     agent = make_agent(settings(**flags))
     feed = lived(agent)
     segment = agent._segment(feed("world_model"))

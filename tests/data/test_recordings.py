@@ -167,6 +167,16 @@ def test_more_than_fits_is_served_in_its_share_and_unpacked_about_once():
     assert feed._train.bytes <= feed._train.capacity
 
 
+@pytest.mark.parametrize("config", [RecordingsConfig(), SMALL])
+def test_windows_by_episode_ask_for_no_length_whether_all_fits_or_not(config):
+    reader = Walks([11, 101] * 40, width=8)
+    diet = {"train": Window(8, 5, select="episodes")}
+    feed = RecordingFeed(reader, diet, config=config)
+    long = [numbers(feed("train"))[0][:, 0] % 2 for _ in range(300)]
+    assert 0.42 < np.mean(long) < 0.58
+    feed.close()
+
+
 def test_windows_by_episode_stay_in_theirs_and_prefer_the_seldom_served():
     window = Window(8, 6, select="episodes", alpha=3.0)
     feed = RecordingFeed(Walks((3, 50, 9)), {"tokenizer": window}, prefetch=True)
