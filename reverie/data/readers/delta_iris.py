@@ -3,9 +3,9 @@
 Each holds `observations` (T c h w), `actions`, `rewards` and `ends`. Reward and end of
 step t came of action t, which was chosen in frame t; what was seen after the last
 action was not kept. As in other such recordings the last frame is repeated, so that the
-last reward and end are not lost; our Δ-IRIS never looks at that row, so with `--iris.ends
-terminal` (an episode may be cut off without an end) it learns from just what the
-original learnt from.
+last reward and end are not lost; our Δ-IRIS never looks at that row, so it learns from
+just what the original learnt from (with `--iris.ends terminal`: an episode may be cut
+off without an end).
 
 A path is one dataset (it has an `info.pt`), or the folder above `train` and `test`, as
 in `checkpoints/dataset`: then those are the episodes to learn from and to set aside.
