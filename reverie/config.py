@@ -217,7 +217,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     tail = name.rsplit(".", 1)[-1]
     same_tail = [key for key in known if key.rsplit(".", 1)[-1] == tail]
-    near = same_tail or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    likeness = difflib.SequenceMatcher(b=name)
+
+    def alike(key: str) -> float:
+        likeness.set_seq1(key)
+        return likeness.ratio()
+
+    near = sorted(same_tail, key=alike, reverse=True)
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not near:
         tails = {key.rsplit(".", 1)[-1]: key for key in known}
         near = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1)]

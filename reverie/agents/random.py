@@ -33,6 +33,7 @@ class Never:
     collects = True
     finished = False
     phase = 0
+    trains = False
 
     def updates_due(self, step: int) -> int:
         return 0

@@ -93,5 +93,8 @@ def _value(block: dict[str, Any], field: str) -> Any:
 def _advice(state: StateDict) -> str:
     size = size_of(state)
     if size is None:
-        return "use the config, and the environment, that the checkpoint was made with."
+        return (
+            "use the config, and the environment, that the checkpoint was made with; "
+            "--run.from_components takes some components alone."
+        )
     return f"add `--configs {size}`, or point --logdir at a new folder."

@@ -69,6 +69,7 @@ def config_of(command: str, words: list[str]) -> Any:
 def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
     """The config of a run; `--logdir` alone resumes with the settings saved there.
 
+    So it does with settings beside it that are the same, or that only steer the loop.
     The blocks `below` lie beneath all others.
     """
     from reverie.run import folder
@@ -83,18 +84,19 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
             name.replace("-", "_").startswith(folder.HARMLESS)
             for name, _ in settings.flags
         )
-        if harmless:
+        if harmless or (home / "ckpt").exists():
             saved = folder.read_config(home)
+            wanted = with_flags(saved, settings.flags)
+            if not harmless:
+                folder.refuse_changes(saved, wanted, home)
             if bool(saved.offline.data) != bool(below):
                 command = "offline" if saved.offline.data else "train"
                 raise UserError(
                     f"{logdir} was begun by another command.\n"
                     f"  Fix: reverie {command} --logdir {logdir}"
                 )
-            return with_flags(saved, settings.flags)
-        if (home / "ckpt").exists():  # name what was asked for, not all that follows
-            saved = folder.read_config(home)
-            folder.refuse_changes(saved, with_flags(saved, settings.flags), home)
+            if harmless or not below:  # else the command itself may change the agent
+                return wanted
     names = [*below, *settings.names]
     blocks = settings._replace(names=names, flags=[])
     if below and to_config(blocks).run.clock == "phases":

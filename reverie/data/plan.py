@@ -50,10 +50,12 @@ def make_plan(
     saves: bool,
     directory: Path | None,
     extra: int = 0,
+    least: int = 1,
 ) -> Plan:
     """Choose the storage and check that it fits; refuse with advice if it does not.
 
-    `extra` counts bytes per step of selectors that remember something.
+    `extra` counts bytes per step of selectors that remember something; with fewer than
+    `least` steps there would be nothing to learn from.
     """
     both = {**spaces, **notes}
     step = sum(space.nbytes for space in both.values())
@@ -92,11 +94,12 @@ def make_plan(
             return plan
     reasons = "; ".join(f"{p.storage}: {problems[p.storage]}" for p in choices)
     fits = max(_largest(plan, memory, space) for plan in choices)
+    fewer = f"--replay.capacity {fits}, " if fits >= least else ""
     other = "" if storage in ("auto", "disk") else ", --replay.storage disk"
     raise UserError(
         f"A replay of {capacity:,} steps ({size(step)} each) does not fit: {reasons}.\n"
-        f"  Fix: --replay.capacity {max(fits, 1)}, smaller images or latents{other}, "
-        "or a --logdir on a larger disk."
+        f"  Fix: {fewer}smaller images or latents{other}, or a --logdir on a larger "
+        "disk."
     )
 
 

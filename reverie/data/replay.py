@@ -121,7 +121,8 @@ class Replay:
         self.spaces = {**spaces, **notes}
         self.notes = notes
         self.exact_notes = exact_notes
-        self.capacity = capacity = _check_capacity(config, capacity, streams, windows)
+        least = _check_capacity(config, streams, windows)
+        self.capacity = capacity = max(capacity, least)
         segment = min(config.segment, max(1, capacity // 4))
         unit = max(segment, streams)
         tail = (1 + PENDING) * unit
@@ -135,6 +136,7 @@ class Replay:
             saves=config.save,
             directory=directory,
             extra=26 * len(mixing) if config.fracs.priority else 0,
+            least=least,
         )
         self.timeline = Timeline(capacity, streams)
         self.episodes: Episodes | None = None
@@ -582,9 +584,9 @@ class Replay:
 
 
 def _check_capacity(
-    config: ReplayConfig, capacity: int, streams: int, windows: dict[str, Window]
+    config: ReplayConfig, streams: int, windows: dict[str, Window]
 ) -> int:
-    """At least room for one window, which the configured capacity must allow."""
+    """Room for one window at least, which the configured capacity must allow."""
     widest = max((window.span for window in windows.values()), default=1)
     needed = max((widest - 1) * streams + 1, streams)
     if config.capacity < needed:
@@ -593,7 +595,7 @@ def _check_capacity(
             f"holds a window of {widest} steps.\n"
             f"  Fix: --replay.capacity {needed} or more."
         )
-    return max(capacity, needed)
+    return needed
 
 
 def _signature(spaces: Spaces) -> dict[str, str]:

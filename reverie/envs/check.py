@@ -343,6 +343,11 @@ class _Checker:
         elif array.dtype != space.dtype:
             kind = "dtype"
             fix = f"return np.asarray({key}, np.{space.dtype}), or correct `obs_space`"
+            if space.is_image and array.dtype.kind == "f":
+                fix = (
+                    f"return np.asarray({key}, np.uint8), if it has numbers from 0 to "
+                    f"255, or (255 * {key}).astype(np.uint8), if from 0 to 1"
+                )
             if array.dtype.kind == space.dtype.kind != "u":
                 severity = "warning"  # only the width differs, which is mended for you
         elif "NaN" in problem:

@@ -140,8 +140,13 @@ def inspect_data(path: str, options: InspectOptions) -> int:
     frames = _film(reader.read(found.sound)) if found.sound else None
     if frames is not None:
         out = Path(options.out or f"{_name_of(path)}.png").expanduser()
-        sheet = write_image(out, contact_sheet(enlarge(frames, 96), SHEET))
-        print(f"  {found.sound} at a glance: {sheet}")
+        try:
+            sheet = write_image(out, contact_sheet(enlarge(frames, 96), SHEET))
+            print(f"  {found.sound} at a glance: {sheet}")
+        except OSError as error:
+            if options.out:
+                raise
+            print(f"  No picture: {out} cannot be written ({error.strerror}).")
     reader.close()
     return 2 if found.bad else 0
 

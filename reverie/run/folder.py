@@ -102,6 +102,11 @@ def hold(path: Path, what: str = "run folder") -> IO[str]:
                 f"The {what} {path} would lie among the files of the run {home}.\n"
                 f"  Fix: --logdir {home} to go on with that run, or another folder."
             )
+    if path.is_file():
+        raise UserError(
+            f"{path} is a file, and the {what} is to be a folder.\n"
+            "  Fix: give another --logdir."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with telling_when_full(path):

@@ -101,6 +101,11 @@ def settle(config: Config) -> Config:
             f"{run} has no world to look through: its agent is {other.agent!r}, as "
             f"that of this run.\n  Fix: {better}."
         )
+    if hasattr(other.of_agent, "window"):
+        raise UserError(
+            f"{run} only watched, and a clone cannot see by its world.\n"
+            f"  Fix: give --{config.agent}.run a run of dreamer or iris."
+        )
     mine = replace(config.of_agent, on=other.agent)
     crop = config.offline.images.crop
     images = images_of(path)

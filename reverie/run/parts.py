@@ -301,7 +301,8 @@ class Run(Ground):
 
     def _admit_idleness(self) -> None:
         """Say so if the run was too short for even one update."""
-        learns = self.agent.rhythm is not None or self.config.run.train_ratio > 0
+        rhythm, ratio = self.agent.rhythm, self.config.run.train_ratio
+        learns = ratio > 0 if rhythm is None else getattr(rhythm, "trains", True)
         meals = set(self.agent.diet) - {"report"}
         if learns and meals and not (self.clock.updates or self.clock.rhythm.finished):
             self.say(

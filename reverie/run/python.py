@@ -19,16 +19,22 @@ from reverie.run.folder import home_of, read_config, read_spaces
 
 def train(
     env: Env | Callable[..., Any] | Any = None,
-    configs: Sequence[str] = (),
+    configs: str | Sequence[str] = (),
     **settings: Any,
 ) -> Path:
     """Train an agent and return its run folder; the same folder resumes.
 
     `env` is an environment (ours or Gymnasium's), or a function or class that makes
-    one; without it, `task` says what to learn. Settings go by their dotted names with
-    `__` for the dot: `run__steps=10_000`, `logdir="..."`.
+    one; without it, `task` says what to learn. `configs` are names of blocks. Settings
+    go by their dotted names with `__` for the dot: `run__steps=10_000`, `logdir="..."`.
     """
     flags = {name.replace("__", "."): value for name, value in settings.items()}
+    configs = configs.split() if isinstance(configs, str) else configs
+    if env is not None and "task" in flags:
+        raise UserError(
+            f"Both an env and the task {flags['task']!r} are given to learn.\n"
+            "  Fix: leave out one of them."
+        )
     if env is None:
         return train_loop.train(resolve(configs, flags=flags))
     # No suite knows this environment, so no suite's settings come along with it.
@@ -50,6 +56,11 @@ def load(logdir: str | Path, device: str | None = None) -> Player:
     path = checkpoint.locate(Path(logdir))
     home = home_of(path)
     spaces = read_spaces(home)
+    if not set(FLAGS) <= set(spaces.obs_space):
+        raise UserError(
+            f"The agent of {logdir} has only watched and cannot act.\n"
+            f"  Fix: `reverie eval {logdir}` or `reverie view boundaries {logdir}`"
+        )
     flags = [] if device is None else [("device", device)]
     agent = load_agent(with_flags(read_config(home), flags), path, spaces)
     return Player(agent, spaces.obs_space, spaces.act_space)

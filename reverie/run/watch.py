@@ -273,11 +273,17 @@ def load_watcher(
     from reverie.run.folder import home_of, read_config
 
     path = checkpoint.locate(logdir)
-    config = with_flags(read_config(home_of(path)), flags)
+    saved = read_config(home_of(path))
+    if not sources.is_source(saved.task):
+        raise UserError(
+            f"{logdir} learnt {saved.task} by acting, so it has no sequences to show."
+            "\n  Fix: give the --logdir of a run of a task like watch_balls."
+        )
+    config = with_flags(saved, flags)
     if not sources.is_source(config.task):
         raise UserError(
-            f"{logdir} learnt {config.task} by acting, so it has no sequences to show."
-            "\n  Fix: give the --logdir of a run of a task like watch_balls."
+            f"In {config.task} somebody has to act, and {logdir} only watches.\n"
+            f"  Fix: leave out --task, or give another source, like {saved.task}."
         )
     source_config = dataclasses.replace(config.source, **changes)
     config = dataclasses.replace(config, source=source_config, seed=config.seed + fresh)

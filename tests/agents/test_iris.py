@@ -745,6 +745,20 @@ def test_the_settings_that_are_proposed_for_a_size_work(shape):
         )
 
 
+def test_images_that_are_too_large_are_pointed_to_settings_that_work():
+    image = {"image": Space(np.dtype(np.uint8), (84, 84, 3)), **FLAGS}
+    with pytest.raises(UserError, match="--configs iris_small") as caught:
+        make_agent(obs_space=image)
+    assert "resize 4 4" not in str(caught.value)  # nothing would be left to see
+    config = resolve(["iris_small"])
+    height, width = config.env.resize
+    image["image"] = Space(np.dtype(np.uint8), (height, width, 3))
+    agent = make_agent(config.iris, obs_space=image)
+    seen = rows(np.zeros((2, height, width, 3), np.uint8), first=True)
+    _, action, _ = agent.policy(agent.initial(2), seen)
+    assert action["action"].shape == (2,)
+
+
 def test_the_documented_settings_for_larger_images_work():
     flags = {"iris.world_model.frame.latent": 4}
     flags["iris.world_model.transformer.width"] = 576

@@ -140,12 +140,14 @@ def test_a_run_that_never_saved_may_begin_again_with_other_settings(say):
     assert "seed: 0 -> 3" in error
 
 
-def test_settings_beside_a_logdir_are_compared_with_its_run(trained, say):
-    before = sorted(trained.rglob("*"))
-    code, error = say(f"train --logdir {trained} --seed 3 --run.steps 99")
+def test_settings_beside_a_logdir_are_compared_with_its_run(copy, say):
+    before = sorted(copy.rglob("*"))
+    code, error = say(f"train --logdir {copy} --seed 3 --run.steps 99")
     assert code == 2
     assert error.splitlines()[1:-1] == ["    seed: 0 -> 3"]  # and not all of SMALL
-    assert sorted(trained.rglob("*")) == before
+    assert sorted(copy.rglob("*")) == before
+    same = f"train --logdir {copy} --seed 0 --run.steps 8"
+    assert say(same)[0] == 0  # as it is in the run, whatever its blocks were
 
 
 def test_an_empty_logdir_is_refused(say):

@@ -38,6 +38,14 @@ class Valve(gymnasium.Env):
         return np.zeros(2), 0.0, False, len(self.actions) % 10 == 0, {}
 
 
+def test_what_python_gives_twice_or_in_one_word(tmp_path):
+    with pytest.raises(UserError, match="leave out one"):
+        reverie.train(env=lambda: None, task="catch", logdir=str(tmp_path / "a"))
+    flags = {"task": "catch", "agent": "random", "run__steps": 8}
+    path = reverie.train(configs="debug", logdir=str(tmp_path / "b"), **flags)
+    assert path == tmp_path / "b"
+
+
 def test_an_environment_from_python_gets_actions_in_its_own_units(tmp_path):
     env = Valve()
     reverie.train(env=env, logdir=str(tmp_path / "run"), **QUICK)

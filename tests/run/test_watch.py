@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import reverie
 from reverie import cli
 from reverie.agents.watcher import Watcher
 from reverie.api import EVENT, UserError
@@ -20,6 +21,7 @@ from reverie.data.sources.maze import write_maze
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.measure import compare_boundaries, measure_boundaries
+from reverie.run.offline import offline
 from reverie.run.train import train
 from reverie.run.view import view_boundaries
 from reverie.run.watch import Sequences, Watch, load_watcher
@@ -94,6 +96,16 @@ def test_a_run_that_goes_on_keeps_the_best_of_its_last_look(tmp_path, monkeypatc
         (best,) = (path / "best").iterdir()
         kept.append(int(best.name[:12]))
     assert kept == [1, 2, 2, 4]
+
+
+def test_who_watches_cannot_be_asked_to_act(run, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"only watched(.|\n)*view boundaries"):
+        reverie.load(run)
+    assert cli.main(["eval", str(run), "--task", "catch"]) == 2
+    assert "In catch somebody has to act" in capsys.readouterr().err
+    flags = {"bc.run": str(run), "offline.data": str(tmp_path)}
+    with pytest.raises(UserError, match="run of dreamer or iris"):
+        offline(resolve(["offline", "bc"], flags=flags))
 
 
 def test_a_source_is_closed_once(tmp_path, monkeypatch):

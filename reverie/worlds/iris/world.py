@@ -349,8 +349,8 @@ def check_size(
     grid, halvings = math.isqrt(tokenizer.tokens), sum(tokenizer.encoder.halve)
     divisor = grid * tokenizer.encoder.shrink
     side = _fitting_side(divisor, dynamics)
-    resize = ""
-    if side:
+    resize = "--configs iris_small, which makes them 32x32, or "
+    if side and 4 * side >= min(height, width):  # smaller ones would show nothing
         resize = (
             f"--env.resize {side} {side} (of recordings --offline.read.size {side} "
             f"{side}), or "
@@ -369,11 +369,15 @@ def check_size(
     others = range(1, embed // area + heads + 1)
     latents = [n for n in others if area * n % heads == 0]
     better = min(latents, key=lambda n: abs(area * n - embed))
-    raise UserError(
-        f"Images of {height}x{width} become I-tokens of size {area} * {latent}, but "
-        f"the transformer has width {embed}.\n  Fix: {resize}"
+    other = (
         f"--iris.world_model.frame.latent {better} "
         f"--iris.world_model.transformer.width {area * better}"
+    )
+    if area * better > 8 * embed:
+        other = "halve them more often: `mults` and `halve` of each network, all alike"
+    raise UserError(
+        f"Images of {height}x{width} become I-tokens of size {area} * {latent}, but "
+        f"the transformer has width {embed}.\n  Fix: {resize}{other}"
     )
 
 
