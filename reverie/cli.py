@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.commands.bench import bench
-from reverie.commands.data import data
+from reverie.commands.data import data, data_options
 from reverie.commands.envs import check_env, list_envs
 from reverie.commands.evaluate import evaluate
 from reverie.commands.settings import show_settings
@@ -45,6 +45,8 @@ class Command(NamedTuple):
     usage: str
     summary: str
     settings: bool = True
+    more: Callable[[list[str]], str] | None = None
+    """What else there is to say to whoever asks for help, after such words."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,6 +110,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"reverie {name} {command.usage}\n\n  {command.summary}")
         if command.settings:
             print(SETTINGS_HELP.format(blocks=", ".join(sorted(configs.blocks()))))
+        if command.more:
+            print(command.more(rest))
         return 0
     return command.function(rest)
 
@@ -172,6 +176,7 @@ COMMANDS: dict[str, Command] = {
         "    export LOGDIR FOLDER, or: balls|maze --out FOLDER (see docs/offline.md)",
         "look at recordings, convert, split and measure them; write some",
         settings=False,
+        more=data_options,
     ),
     "view": Command(
         view,

@@ -16,11 +16,15 @@ field's type, because YAML reads `5e6` as a string and users write `1e6` for an 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
+import inspect
+import itertools
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,6 +97,17 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def names(schema: type) -> list[str]:
     return list(_leaves(schema))
+
+
+def explained(schema: type) -> str:
+    """Every leaf as an option, with its default and what it is for."""
+    lines, docs, indent = [], _docs(schema), " " * 6
+    for name, leaf in _leaves(schema).items():
+        lines.append(f"  --{name} {_example(leaf.default)}")
+        lines += textwrap.wrap(
+            docs.get(name, ""), 76, initial_indent=indent, subsequent_indent=indent
+        )
+    return "\n".join(lines)
 
 
 def kind_of(schema: type, key: str) -> Any:
@@ -238,7 +253,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 class _Leaf:
     kind: Any
     default: Any
-    doc: str = ""
 
     def cast(self, value: Any, key: str, origin: str) -> Any:
         try:
@@ -275,6 +289,26 @@ def _leaves(schema: Any, prefix: str = "") -> dict[str, _Leaf]:
                 found[f"{key}.{name}"] = _Leaf(inner, value)
         else:
             found[key] = _Leaf(kind, default)
+    return found
+
+
+def _docs(schema: type, prefix: str = "") -> dict[str, str]:
+    """The string below each field, in one line."""
+    found: dict[str, str] = {}
+    for kind in reversed(schema.__mro__[:-1]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise(tree.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[prefix + name] = " ".join(text.split())
+    for name, kind in typing.get_type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            found |= _docs(kind, f"{prefix}{name}.")
     return found
 
 

@@ -145,3 +145,15 @@ def test_the_console_script_exits_2_without_a_traceback(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_help_with_a_verb_lists_its_options(capsys):
+    assert main(["data", "convert", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "reverie data convert SRC DST" in out
+    assert "  --jobs 1\n      Threads that work side by side." in out
+    assert "  --map.final repeat\n      What to do about the missing last" in out
+    assert main(["data", "--help", "maze"]) == 0
+    assert "--length 300" in capsys.readouterr().out
+    assert main(["data", "--help"]) == 0
+    assert "VERB --help" in capsys.readouterr().out

@@ -26,6 +26,21 @@ def data(arguments: list[str]) -> int:
         return DATA[verb](rest)
 
 
+def data_options(words: list[str]) -> str:
+    """The options of a verb, for whoever asks for help with it."""
+    from reverie.run.datasets import VERBS
+
+    verb = next((word for word in words if word in DATA), "")
+    if verb in VERBS:
+        return f"\nreverie data {verb} {' '.join(VERBS[verb].places)}\n" + (
+            configs.explained(VERBS[verb].options)
+        )
+    if verb in WRITTEN:
+        known = [f"--{name} {usual}" for name, usual in WRITTEN[verb].items()]
+        return f"\nreverie data {verb} --out FOLDER\n  " + "\n  ".join(known)
+    return "" if verb else "\n`reverie data VERB --help` lists the options of one."
+
+
 def _apply(verb: str, arguments: list[str]) -> int:
     from reverie.run.datasets import VERBS
 
@@ -90,21 +105,24 @@ def _export(arguments: list[str]) -> int:
 def _balls(arguments: list[str]) -> int:
     from reverie.data.sources.balls import write_balls
 
-    known = {"train": 2000, "test": 500, "length": 30, "seed": 0, "dt": 2.0}
-    return _write_sequences(write_balls, "balls", known, arguments)
+    return _write_sequences(write_balls, "balls", arguments)
 
 
 def _maze(arguments: list[str]) -> int:
     from reverie.data.sources.maze import write_maze
 
-    known = {"train": 1000, "test": 100, "length": 300, "seed": 0}
-    return _write_sequences(write_maze, "maze", known, arguments)
+    return _write_sequences(write_maze, "maze", arguments)
 
 
-def _write_sequences(
-    write: Callable[..., int], name: str, known: dict[str, Any], arguments: list[str]
-) -> int:
-    given = configs.parse_flags(arguments)
+WRITTEN: dict[str, dict[str, Any]] = {
+    "balls": {"train": 2000, "test": 500, "length": 30, "seed": 0, "dt": 2.0},
+    "maze": {"train": 1000, "test": 100, "length": 300, "seed": 0},
+}
+"""Options of verbs that make sequences up, with what they usually are."""
+
+
+def _write_sequences(write: Callable[..., int], name: str, arguments: list[str]) -> int:
+    given, known = configs.parse_flags(arguments), WRITTEN[name]
     options = own_options(given, {"out": "", **known}, f"reverie data {name}")
     folder = options.pop("out")
     if not folder:
