@@ -16,6 +16,10 @@ BAD = {
     "unknown command": ("tarin", r"'tarin'.*Did you mean 'train'"),
     "unknown flag": ("train --run.train_rato 3", r"Did you mean 'run\.train_ratio'"),
     "short flag": ("train --train_ratio 3", r"Did you mean 'run\.train_ratio'"),
+    "statistics of nothing": (
+        "train --configs debug standardize --task dummy_disc --logdir run",
+        r"standardize_batch",
+    ),
     "same end": ("train --watcher.length 3", r"Did you mean 'watcher\.vta\.length'"),
     "bad value": ("train --run.steps many", r"run\.steps should be a whole number"),
     "bad choice": ("train --precision float8", r"one of auto, float32"),

@@ -109,9 +109,10 @@ class Dreamer:
             raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         check_actions(act_space)
         self.obs_space, self.act_space = sight(obs_space), act_space
-        for key in self.obs_space.keys() & vars(config.loss_scales).keys():
+        taken = {*vars(config.loss_scales), "prevact"}
+        for key in self.obs_space.keys() & taken:
             raise UserError(
-                f"The observation {key!r} is called like a loss.\n"
+                f"The observation {key!r} has a name that is used for another thing.\n"
                 "  Fix: rename it in the environment."
             )
         self.config, self.device = config, device
@@ -384,9 +385,11 @@ class Dreamer:
         metrics = {}
         for name, loss in losses.items():
             grads = torch.autograd.grad(
-                loss.mean(), self.opt.tensors, retain_graph=True, allow_unused=True
+                loss.mean(), self.opt.leaves, retain_graph=True, allow_unused=True
             )
-            norms = [torch.linalg.vector_norm(g) for g in grads if g is not None]
+            norms = [
+                torch.linalg.vector_norm(g.float()) for g in grads if g is not None
+            ]
             metrics[f"gradnorm/{name}"] = torch.linalg.vector_norm(torch.stack(norms))
         return metrics
 

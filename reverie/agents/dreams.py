@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,17 @@ from reverie.api import Action, Batch, Obs, Spaces, World, sight
 from reverie.nets.dice import Dice
 from reverie.nets.tree import map1
 from reverie.worlds.iris.world import IrisWorld, State
+
+
+@contextlib.contextmanager
+def _calm(world: Any) -> Iterator[None]:
+    """As after training, whatever was done before: without noise of flags."""
+    before = world.training
+    world.eval()
+    try:
+        yield
+    finally:
+        world.train(before)
 
 
 class WorldDreams:
@@ -44,7 +57,8 @@ class WorldDreams:
 
     @torch.no_grad()
     def begin(self, context: Batch) -> Any:
-        keys = (*self.obs_space, *self.act_space, "is_first")
+        keys = [*self.obs_space, *self.act_space, "is_first"]
+        keys += ["reward"] if "reward" in context else []  # some worlds see it
         rows: Batch = {key: self._tensor(context[key]) for key in keys}
         rows["is_first"] = rows["is_first"].clone()
         rows["is_first"][:, 0] = True
@@ -53,13 +67,15 @@ class WorldDreams:
             for key in self.act_space
         }
         start = self.world.initial(len(rows["is_first"]))
-        states = self.world.observe(start, rows, self.dice)
+        with _calm(self.world):
+            states = self.world.observe(start, rows, self.dice)
         return map1(lambda x: x[:, -1], states)
 
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         chosen = {key: self._tensor(value) for key, value in action.items()}
-        dream = self.world.imagine(state, lambda _: chosen, 1, self.dice)
+        with _calm(self.world):
+            dream = self.world.imagine(state, lambda _: chosen, 1, self.dice)
         after = map1(lambda x: x[:, 1:], dream.states)
         reward, cont = self.world.outcome(self.world.features(after))
         drawn = {k: x[:, 0] for k, x in self.world.decode(after).items()}

@@ -17,8 +17,9 @@ def load_components(
 ) -> list[str]:
     """Load the components whose names match, all or none; says which."""
     chosen = matching(mine, pattern)
+    own = {name: part.state_dict() for name, part in mine.items()}
     for name in chosen:
-        check_fit(name, mine[name].state_dict(), state)
+        check_fit(name, own[name], state, own)
     for name in chosen:
         mine[name].load_state_dict(state[name])
     return chosen
@@ -38,8 +39,13 @@ def matching(mine: dict[str, nn.Module], pattern: str) -> list[str]:
     return chosen
 
 
-def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
-    """Raise unless component `name` of `state` has the tensors of `mine`."""
+def check_fit(
+    name: str, mine: dict[str, Tensor], state: StateDict, own: StateDict | None = None
+) -> None:
+    """Raise unless component `name` of `state` has the tensors of `mine`.
+
+    `own` is the whole of this agent, by which advice is given.
+    """
     saved = state.get(name)
     if saved is None:
         raise UserError(
@@ -53,12 +59,12 @@ def check_fit(name: str, mine: dict[str, Tensor], state: StateDict) -> None:
             raise UserError(
                 f"In the checkpoint {name}.{key} {came}, this agent wants "
                 f"{tuple(tensor.shape)}.\n"
-                f"  Fix: {_advice(state)}"
+                f"  Fix: {_advice(state, own or {})}"
             )
     if extra := saved.keys() - mine.keys():
         raise UserError(
             f"The checkpoint has {name}.{min(extra)}, which this agent has no place "
-            f"for.\n  Fix: {_advice(state)}"
+            f"for.\n  Fix: {_advice(state, own or {})}"
         )
 
 
@@ -90,9 +96,9 @@ def _value(block: dict[str, Any], field: str) -> Any:
     return matches[0] if matches else None
 
 
-def _advice(state: StateDict) -> str:
+def _advice(state: StateDict, own: StateDict) -> str:
     size = size_of(state)
-    if size is None:
+    if size is None or size == size_of(own):
         return (
             "use the config, and the environment, that the checkpoint was made with; "
             "--run.from_components takes some components alone."

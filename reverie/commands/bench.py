@@ -7,12 +7,18 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
+from reverie.commands.paths import naming_paths
 from reverie.commands.settings import Settings, read_settings, to_config
 
 
 def bench(arguments: list[str]) -> int:
-    if arguments[:1] == ["envs"]:
-        return _bench_envs(arguments[1:])
+    with naming_paths():
+        if arguments[:1] == ["envs"]:
+            return _bench_envs(arguments[1:])
+        return _bench(arguments)
+
+
+def _bench(arguments: list[str]) -> int:
     from reverie.run import bench as loop
 
     options, resolve = bench_request(arguments)

@@ -19,11 +19,10 @@ class Settings(NamedTuple):
 
     def take(self, name: str, default: Any) -> Any:
         """Remove a flag of the command's own and return its value."""
-        for pair in self.flags:
-            if pair[0].replace("-", "_") == name:
-                self.flags.remove(pair)
-                return pair[1]
-        return default
+        given = [pair for pair in self.flags if pair[0].replace("-", "_") == name]
+        for pair in given:
+            self.flags.remove(pair)
+        return given[-1][1] if given else default
 
 
 def read_settings(arguments: list[str], places: int = 0) -> Settings:

@@ -89,14 +89,14 @@ def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
             wanted = with_flags(saved, settings.flags)
             if not harmless:
                 folder.refuse_changes(saved, wanted, home)
-            if bool(saved.offline.data) != bool(below):
-                command = "offline" if saved.offline.data else "train"
+            command = "offline" if saved.offline.data else "train"
+            command = "bc" if saved.agent == "bc" else command
+            if command != (below[-1] if below else "train"):
                 raise UserError(
                     f"{logdir} was begun by another command.\n"
                     f"  Fix: reverie {command} --logdir {logdir}"
                 )
-            if harmless or not below:  # else the command itself may change the agent
-                return wanted
+            return wanted
     names = [*below, *settings.names]
     blocks = settings._replace(names=names, flags=[])
     if below and to_config(blocks).run.clock == "phases":

@@ -34,11 +34,14 @@ IGNORED = (
 """Options of the original that are about other things, or have no effect there."""
 
 
-def from_original(arrays: Mapping[str, Any], like: StateDict) -> StateDict:
+def from_original(
+    arrays: Mapping[str, Any], like: StateDict, components: str = ".*"
+) -> StateDict:
     """The state of an agent with the original's numbers in it.
 
     `like` is the state of an agent of that size; what the mapping does not mention
-    (random generators, and the optimizer if only parameters were saved) stays as it is.
+    (random generators, and the optimizer if only parameters were saved) stays as it is,
+    as do components that the pattern does not name.
     """
     state = dict(like)
     used: set[str] = set()
@@ -56,16 +59,26 @@ def from_original(arrays: Mapping[str, Any], like: StateDict) -> StateDict:
             raise UserError(
                 f"{name!r} is {tuple(new.shape)} in our layout, this agent wants "
                 f"{tuple(old.shape)}.\n"
-                "  Fix: build the agent with the original's config."
+                "  Fix: build the agent with the original's config, or take some "
+                "components alone with --run.from_components."
             )
         return new.to(old.dtype)
 
-    for part in NETWORKS:
+    def wanted(part: str) -> bool:
+        try:
+            return bool(re.fullmatch(components, part))
+        except re.error:  # said by whoever is to load them
+            return True
+
+    whole = all(map(wanted, (*NETWORKS, *NORMS)))
+    for part in filter(wanted, NETWORKS):
         state[part] = {
             k: take(original_name(part, k), v) for k, v in like[part].items()
         }
-    for part in NORMS:
+    for part in filter(wanted, NORMS):
         state[part] = {k: take(f"{part}/{k}/value", v) for k, v in like[part].items()}
+    if not whole:
+        return state
     if "slowval_count/value" in arrays:
         count = take("slowval_count/value", torch.zeros(()))
         state["counters"] = {**like["counters"], "slow_updates": count}
@@ -159,7 +172,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
     """The state of an agent with the numbers of the original's `agent.pkl` in it."""
-    return from_original(read_checkpoint(path)["params"], like)
+    return from_original(read_checkpoint(path)["params"], like, components)
 
 
 def _rebuilders() -> dict[tuple[str, str], Any]:

@@ -176,7 +176,7 @@ def room_for(path: Path) -> Iterator[None]:
             f"No room to write {path.name} in {path.parent} "
             f"({os.strerror(error.errno)}); everything saved before is intact.\n"
             "  Fix: free some space (or raise the quota) and start the same command "
-            "again, or use a smaller --replay.capacity."
+            "again."
         ) from error
     except BaseException:
         path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ values of one scalar, 3 an image (h w c) and 4 a video (t h w c).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -323,7 +324,8 @@ def _make_sink(
 
 def warn(message: str) -> None:
     """One line for the person who runs this, not a traceback."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # it may be what cannot be written
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _packed(names: list[str], total: list[float], count: list[int]) -> StateDict:

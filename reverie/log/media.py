@@ -44,7 +44,7 @@ class Media:
     def _forget_old(self, name: str) -> None:
         digits = "[0-9]" * 12
         files = sorted(self.folder.glob(f"{_flat(name)}-{digits}.*"))
-        for path in files[: -self.keep]:
+        for path in files[: max(0, len(files) - self.keep)]:
             path.unlink(missing_ok=True)
 
 

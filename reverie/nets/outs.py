@@ -19,6 +19,9 @@ from torch import Tensor
 from reverie.nets.blocks import symexp, symlog
 from reverie.nets.dice import Dice
 
+TINY = 1e-38
+"""The least chance whose logarithm is taken."""
+
 
 class Output(Protocol):
     def pred(self) -> Tensor: ...
@@ -148,6 +151,8 @@ class OneHot:
     def __init__(self, logits: Float[Tensor, "*b S K"], unimix: float):
         logits = logits.float()
         self.probs = (1 - unimix) * softmax(logits) + unimix / logits.shape[-1]
+        if not unimix:  # what cannot be has no logarithm
+            self.probs = self.probs.clamp(min=TINY)
 
     @cached_property
     def logprobs(self) -> Tensor:

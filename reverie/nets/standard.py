@@ -8,6 +8,8 @@ a checkpoint keeps what the weights were trained with.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -67,6 +69,25 @@ class StandardMSE(MSE):
         flat = target.reshape(-1, *target.shape[-3:]).float() / 255
         wanted = self.standard(flat).reshape(self.mean.shape)
         return torch.square(self.mean - wanted.detach()).sum((-3, -2, -1))
+
+
+@contextlib.contextmanager
+def steady(parts: Sequence[Standard]) -> Iterator[None]:
+    """Let these use the slow average, and leave it as it is."""
+    before = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, training in zip(parts, before, strict=True):
+            part.training = training
+
+
+def by_batch(module: nn.Module) -> list[Standard]:
+    """The parts that standardise by batch."""
+    parts = module.modules()
+    return [p for p in parts if isinstance(p, Standard) and p.mode == "batch"]
 
 
 def curious(module: nn.Module) -> bool:

@@ -101,6 +101,12 @@ class Checkpoints:
         found = [p for p in self.folder.iterdir() if _NAME.fullmatch(p.name)]
         return sorted(found, key=lambda path: self._numbers(path)[::-1])
 
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint, 0 without any."""
+        paths = self.paths()
+        return self._numbers(paths[-1])[0] if paths else 0
+
     def prune(self) -> list[Path]:
         """Delete what need not be kept, and what a kill left half-written.
 

@@ -6,6 +6,7 @@ update itself. What is opened is closed in turn, also if opening the rest fails.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -69,7 +70,8 @@ class Ground:
             self._closing.pop()()
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody may be able to hear
+            print(text, file=sys.stderr, flush=True)
 
     # Building.
 
@@ -136,7 +138,8 @@ class Ground:
         if bad:
             raise UserError(
                 f"The agent's {bad} is not finite, so it was not saved; the last "
-                "checkpoint is good.\n  Fix: resume from it with a lower learning rate "
-                "or --precision float32."
+                "checkpoint is good.\n  Fix: begin another run from it, with a lower "
+                "learning rate or --precision float32: --logdir NEW "
+                f"--run.from_checkpoint {self.path}"
             )
         return state

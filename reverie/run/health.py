@@ -39,6 +39,7 @@ class Health:
                 f"{int(in_row)} updates in a row were skipped because {names} was not "
                 "finite; the last checkpoint holds the weights from before.\n"
                 "  Fix: look for NaN or huge values in the environment "
-                "(`reverie check-env`), lower the learning rate, or use "
+                "(`reverie check-env`), or begin another run from that checkpoint "
+                "(--run.from_checkpoint) with a lower learning rate or "
                 "--precision float32."
             )

@@ -11,7 +11,16 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from reverie import envs as suites
-from reverie.api import Action, Envs, Memory, Metrics, Notes, Obs, UserError
+from reverie.api import (
+    Action,
+    Envs,
+    Informed,
+    Memory,
+    Metrics,
+    Notes,
+    Obs,
+    UserError,
+)
 from reverie.data import ring
 from reverie.data.feed import ReplayFeed
 from reverie.data.readers import npz
@@ -119,7 +128,8 @@ class Run(Ground):
         spaces = {**self.envs.obs_space, **self.envs.act_space}
         capacity = int(config.replay.capacity * share)
         if not config.run.episodes:  # room for more than the run will see is wasted
-            capacity = min(capacity, config.run.steps + streams)
+            most = max(config.run.steps, self.checkpoints.step)
+            capacity = min(capacity, most + streams)
         storage = config.replay.storage if directory else "ram"
         replay = Replay(
             {key: space for key, space in spaces.items() if key[:4] != "log/"},
@@ -170,6 +180,12 @@ class Run(Ground):
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.say(take_over(self.agent, self.config))
+        elif isinstance(self.agent, Informed) and self.agent.curious:
+            raise UserError(
+                "To standardise images by `dataset` takes recordings to know them by."
+                "\n  Fix: --configs standardize_batch, or weights that know them "
+                "(--run.from_checkpoint)."
+            )
         if self.config.run.episodes:
             self.fill_from(Path(self.config.run.episodes))
         return self.envs.reset(), self.agent.initial(len(self.envs))

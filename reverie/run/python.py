@@ -12,9 +12,9 @@ from reverie.api import FLAGS, Action, Agent, Env, Obs, Space, Spaces, UserError
 from reverie.envs import FROM_PYTHON, TaskFactory
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
-from reverie.run.config import resolve, with_flags
+from reverie.run.config import Config, resolve, with_flags
 from reverie.run.evaluate import load_agent
-from reverie.run.folder import home_of, read_config, read_spaces
+from reverie.run.folder import home_of, place, read_config, read_spaces
 
 
 def train(
@@ -36,7 +36,7 @@ def train(
             "  Fix: leave out one of them."
         )
     if env is None:
-        return train_loop.train(resolve(configs, flags=flags))
+        return train_loop.train(_config(configs, flags))
     # No suite knows this environment, so no suite's settings come along with it.
     flags = {"task": FROM_PYTHON, **flags}
     if not callable(env) and int(flags.setdefault("run.envs", 1)) != 1:
@@ -44,8 +44,16 @@ def train(
             "One environment object cannot be stepped as several.\n"
             "  Fix: pass a function that makes one, or run__envs=1."
         )
-    config = resolve(configs, flags=flags)
+    config = _config(configs, flags)
     return train_loop.train(config, TaskFactory(env, config.env, config.seed))
+
+
+def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
+    """The config of a run; without blocks, a folder goes on with its own settings."""
+    home = place(str(flags["logdir"])) if "logdir" in flags else None
+    if home is None or configs or not (home / "ckpt").exists():
+        return resolve(configs, flags=flags)
+    return with_flags(read_config(home), list(flags.items()))
 
 
 def load(logdir: str | Path, device: str | None = None) -> Player:

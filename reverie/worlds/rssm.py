@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Dream, Notes, Obs, Space, Spaces, WorldLoss
+from reverie.nets import standard
 from reverie.nets.blocks import BlockLinear, Linear, Norm, activation
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.dice import Dice
@@ -286,6 +287,7 @@ class RSSM(nn.Module):
         self.width = rssm.deter + stoch
         self.enc = Encoder(obs_space, enc)
         self.dyn = Dynamics(self.enc.width, act_space, rssm)
+        self._by_batch = enc.standard == "batch"
         self.dec = Decoder(obs_space, rssm.deter, stoch, dec)
         self.rew = Head(self.width, rewhead)
         self.con = Head(self.width, conhead)
@@ -315,6 +317,8 @@ class RSSM(nn.Module):
     def recall(self, notes: Notes) -> State:
         classes = torch.arange(self.config.classes, device=notes["dyn/stoch"].device)
         stoch = notes["dyn/stoch"].long()[..., None] == classes
+        # rows that nobody wrote notes for are zero, as the state before an episode
+        stoch &= (notes["dyn/deter"] != 0).any(-1)[..., None, None]
         return State(notes["dyn/deter"].to(self.dtype), stoch.to(self.dtype))
 
     def initial(self, batch: int) -> State:
@@ -325,7 +329,9 @@ class RSSM(nn.Module):
         return self.dyn.features(states)
 
     def observe(self, state: State, batch: Batch, dice: Dice) -> State:
-        return self._follow(state, batch, dice)[0]
+        # a frame seen alone would be its own mean
+        with standard.steady(standard.by_batch(self.enc) if self._by_batch else ()):
+            return self._follow(state, batch, dice)[0]
 
     def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
         states, actions = self.dyn.dream(state, policy, horizon, dice)

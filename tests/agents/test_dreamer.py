@@ -699,7 +699,7 @@ def test_bad_input_is_refused():
         make(act={"action": Space(U8, (4, 4, 3))})
     with pytest.raises(UserError, match="bfloat16"):
         make(precision="half")
-    with pytest.raises(UserError, match="called like a loss"):
+    with pytest.raises(UserError, match="used for another thing"):
         make(obs={**OBS, "value": Space(F32)})
     with pytest.raises(UserError, match="rssm"):
         make(replace(TINY, world="sphere"))

@@ -189,3 +189,12 @@ def test_zero_outscale_starts_at_exactly_zero():
     head = Head(4, replace(HeadConfig(1, 8), outscale=0.0))
     initialize(head, torch.Generator().manual_seed(0))
     assert torch.equal(head(torch.randn(9, 4)).pred(), torch.zeros(9))
+
+
+def test_a_choice_that_is_certain_has_a_finite_entropy():
+    logits = torch.tensor([[[200.0, 0.0]]], requires_grad=True)
+    sure, other = OneHot(logits, 0.0), OneHot(torch.zeros(1, 1, 2), 0.0)
+    assert sure.entropy().detach().abs() < 1e-6
+    assert float(sure.kl(other).detach()) == pytest.approx(np.log(2))
+    other.kl(sure).sum().backward()
+    assert torch.isfinite(logits.grad).all()

@@ -10,7 +10,7 @@ from reverie.agents.bc import BC, BCConfig
 from reverie.api import Moments, Space
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
-from reverie.nets.standard import Standard, curious, inform
+from reverie.nets.standard import Standard, curious, inform, steady
 
 SHAPE = (8, 8, 3)
 SPACES = {"image": Space(np.uint8, SHAPE)}
@@ -68,6 +68,19 @@ def test_statistics_travel_with_the_weights():
     obs = {"image": frames(3, 1)}
     ours, theirs = (encoder(obs, torch.float32) for encoder in made)
     assert torch.equal(ours, theirs)
+
+
+def test_one_frame_is_seen_by_the_slow_average_while_acting():
+    part = Standard("image", (2, 2, 3), "batch", 0.01)
+    part(torch.rand(50, 2, 2, 3))
+    before = part.get_buffer("mean").clone()
+    frame = torch.rand(1, 2, 2, 3)
+    with steady([part]):
+        found = part(frame)
+    assert part.training
+    assert torch.equal(part.get_buffer("mean"), before)
+    assert found.abs().min() > 0  # and is not its own mean
+    assert not part(frame).any()
 
 
 def test_drawings_are_compared_standardised_and_shown_as_images():

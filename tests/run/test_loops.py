@@ -74,6 +74,17 @@ def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, c
     assert checkpoint.manifest(newest)["step"] == 160
 
 
+def test_a_resume_with_fewer_steps_forgets_nothing(tmp_path):
+    path = tmp_path / "run"
+    flags = {"agent": "random", "run.envs": 2}
+    train(settings(path, **flags, **{"run.steps": 200}))
+    for _ in range(3):
+        train(settings(path, **flags, **{"run.steps": 10}))
+    with Run(settings(path, **flags, **{"run.steps": 240})) as run:
+        run.start()
+        assert len(run.replay) >= 200
+
+
 def test_changed_settings_are_listed_on_resume(tmp_path):
     path = tmp_path / "run"
     train(settings(path, agent="random", **{"run.steps": 40}))

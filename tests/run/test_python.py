@@ -38,6 +38,14 @@ class Valve(gymnasium.Env):
         return np.zeros(2), 0.0, False, len(self.actions) % 10 == 0, {}
 
 
+def test_a_folder_goes_on_with_its_own_settings(tmp_path):
+    logdir, flags = str(tmp_path / "run"), {"task": "catch", "agent": "random"}
+    reverie.train(configs=["debug"], logdir=logdir, run__steps=16, **flags)
+    assert reverie.train(logdir=logdir, run__steps=32) == tmp_path / "run"
+    with pytest.raises(UserError, match="seed: 0 -> 4"):
+        reverie.train(logdir=logdir, seed=4)
+
+
 def test_what_python_gives_twice_or_in_one_word(tmp_path):
     with pytest.raises(UserError, match="leave out one"):
         reverie.train(env=lambda: None, task="catch", logdir=str(tmp_path / "a"))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from reverie.api import Space, UserError, World
+from reverie.nets import standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.dice import Dice
@@ -77,6 +78,41 @@ def test_reset_forgets_everything_before_it():
     alone = world.observe(world.initial(2), cut, Mode())
     torch.testing.assert_close(whole.deter[:, 3:], alone.deter)
     torch.testing.assert_close(whole.stoch[:, 3:], alone.stoch)
+
+
+def test_rows_without_notes_recall_the_state_before_an_episode():
+    world = make()
+    blank = {key: torch.tensor(space.zeros(2)) for key, space in world.notes.items()}
+    state, first = world.recall(blank), world.initial(2)
+    assert torch.equal(state.deter, first.deter)
+    assert torch.equal(state.stoch, first.stoch)
+    seen = world.observe(first, batch(), dice())
+    again = world.recall(world.note(seen))
+    torch.testing.assert_close(again.stoch, seen.stoch)
+
+
+def test_observing_learns_no_averages():
+    obs = {"image": Space(np.dtype(np.uint8), (4, 4, 3)), **OBS}
+    small = {"units": 8, "layers": 1, "depth": 2, "mults": (1,), "outer": True}
+    world = RSSM(
+        obs,
+        ACT,
+        rssm=SIZE,
+        enc=EncoderConfig(**small, standard="batch"),
+        dec=DecoderConfig(**small, bspace=0),
+        rewhead=HeadConfig(1, 8),
+        conhead=HeadConfig(1, 8, output="binary", outscale=1.0),
+        discount=1.0,
+        reward_grad=True,
+        dtype=torch.float32,
+    ).train()
+    (part,) = standard.by_batch(world.enc)
+    for shade in (0, 255):
+        rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
+        world.observe(world.initial(1), rows, dice())
+        assert not part.get_buffer("seen")
+        assert world.training
+        assert part.training
 
 
 def test_reset_heals_a_broken_state():
