@@ -226,17 +226,19 @@ def canvas(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, in
         f"Images of {sides[0]}x{sides[1]} pixels do not fit {halvings} halvings, which "
         f"take sides of {low} to {high}."
     )
-    for stages in sorted(range(8), key=lambda n: abs(n - halvings)):
+    fewest = 0 if outer else 1
+    for stages in sorted(range(fewest, 8), key=lambda n: abs(n - halvings)):
         if all(SMALLEST <= math.ceil(side / 2**stages) <= LARGEST for side in sides):
             count = stages + int(outer)
-            fits = (*mults[:count], *mults[-1:] * (count - len(mults)))
+            longer = (*mults, *mults[-1:] * count)
+            fits = (*longer[: count - 1], mults[-1])
             flag = " ".join(str(mult) for mult in fits)
             raise UserError(
                 f"{message}\n"
-                f"  Fix: resize them, or set `--dreamer.enc.mults {flag}` and "
-                f"`--dreamer.dec.mults {flag}`."
+                f"  Fix: --env.resize 64 64, or --dreamer.enc.mults {flag} and "
+                f"--dreamer.dec.mults {flag}"
             )
-    raise UserError(f"{message}\n  Fix: resize them.")
+    raise UserError(f"{message}\n  Fix: --env.resize 64 64")
 
 
 class Encoder(nn.Module):

@@ -113,13 +113,20 @@ def settle(config: Config) -> Config:
     if max(crop) and crop != wanted.crop:
         raise UserError(
             f"{run} was trained on images of {wanted.crop}, offline.images.crop says "
-            f"{crop}.\n  Fix: leave out offline.images.crop."
+            f"{crop}.\n  Fix: --offline.images.crop 0 0, for that of the run."
         )
     prepared = replace(config.offline.images, crop=wanted.crop)
     keys = config.offline.keys or (tuple(images.raw) if images else ())
     read = config.offline.read
-    if read == Reading() and config.offline.data == other.offline.data:
+    if read == Reading() and same_place(config.offline.data, other.offline.data):
         read = other.offline.read
     settled = replace(config.offline, images=prepared, keys=keys, read=read)
     changes: dict[str, Any] = {other.agent: other.of_agent, config.agent: mine}
     return replace(config, offline=settled, **changes)
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two names are of the same recordings."""
+    if ":" in one or ":" in other:
+        return one == other
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from reverie.api import (
@@ -21,6 +22,7 @@ from reverie.api import (
     Judging,
     Metrics,
     Moments,
+    Space,
     Spaces,
     StateDict,
     UserError,
@@ -204,16 +206,34 @@ class Chosen(Reader):
 
 
 def same_actions(one: str, some: Spaces, other: str, others: Spaces) -> None:
-    """Raise unless what was done in two places can be compared."""
-    shapes = [
-        {k: (s.shape, s.is_discrete) for k, s in x.items()} for x in (some, others)
-    ]
-    if shapes[0] != shapes[1]:
-        words = [", ".join(f"{k} {s[0]}" for k, s in x.items()) for x in shapes]
+    """Raise unless what was done in two places can be compared.
+
+    Of a discrete action, `others` may have fewer kinds.
+    """
+
+    def kind(space: Space) -> tuple[Any, ...]:
+        return space.shape, space.is_discrete
+
+    def more(key: str, space: Space) -> bool:
+        high, low = np.max(space.high), np.min(space.low)
+        known = some[key]
+        return bool(high > np.max(known.high) or low < np.min(known.low))
+
+    alike = {k: kind(s) for k, s in some.items()} == {
+        k: kind(s) for k, s in others.items()
+    }
+    if not alike or any(more(k, s) for k, s in others.items() if s.is_discrete):
+        words = [", ".join(map(_in_words, x, x.values())) for x in (some, others)]
         raise UserError(
             f"The actions of {one} are {words[0]}, those of {other} are {words[1]}.\n"
             "  Fix: use what was recorded on one machine, with one kind of control."
         )
+
+
+def _in_words(key: str, space: Space) -> str:
+    if space.is_discrete and not space.shape:
+        return f"{key} from {int(space.low)} to {int(space.high) - 1}"
+    return f"{key} {space.shape}"
 
 
 def images_of(path: Path) -> Images | None:

@@ -87,7 +87,7 @@ def test_an_image_that_does_not_fit_says_what_would(shape):
 def test_the_advice_for_an_image_that_does_not_fit_works():
     with pytest.raises(UserError) as error:
         canvas({"image": image(10, 10, 1)}, (2, 3, 4, 4), False)
-    mults = str(error.value).split("enc.mults ")[1].split("`")[0]
+    mults = str(error.value).split("enc.mults ")[1].split(" and")[0]
     assert canvas({"image": image(10, 10, 1)}, tuple(map(int, mults.split())), False)
 
 

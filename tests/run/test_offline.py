@@ -34,9 +34,14 @@ from reverie.run.failures import Failures
 from reverie.run.films import Films
 from reverie.run.folder import read_config
 from reverie.run.judge import in_words, judge_run
-from reverie.run.offline import in_updates, offline, settle
+from reverie.run.offline import in_updates, offline, same_place, settle
 from reverie.run.offline_eval import LookConfig, judge_episodes, look, open_loop
-from reverie.run.recordings import OfflineConfig, Recordings, images_of
+from reverie.run.recordings import (
+    OfflineConfig,
+    Recordings,
+    images_of,
+    same_actions,
+)
 from reverie.run.watch import Watch
 
 CPU = torch.device("cpu")
@@ -381,6 +386,21 @@ def test_blocks_that_count_epochs_count_updates_without_an_environment(tmp_path)
     flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}
     with pytest.raises(UserError, match=r"no phases .*\n  Fix"):
         offline(resolve(["offline", "iris_tiny"], flags=flags))
+
+
+def test_kinds_of_actions_that_nobody_learnt_are_refused():
+    few, many = ({"action": Space(np.int32, (), 0, count)} for count in (3, 5))
+    same_actions("world", many, "data", few)
+    with pytest.raises(UserError, match=r"from 0 to 2, those of data .* 0 to 4"):
+        same_actions("world", few, "data", many)
+
+
+def test_recordings_are_the_same_however_their_path_is_spelt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert same_place("data", "./data")
+    assert same_place("data", str(tmp_path / "data"))
+    assert not same_place("data", "other")
+    assert not same_place("minari:data", "data")
 
 
 def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_path):
