@@ -36,6 +36,10 @@ class ImagLossConfig:
     slowreg: float = 1.0
     """How much the critic is held to its slow copy."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam <= 1:
+            raise ValueError("lam must be from 0 to 1")
+
 
 @dataclass(frozen=True)
 class ReplLossConfig:
@@ -57,6 +61,10 @@ class SlowConfig:
     """How much of the critic flows into it at a time."""
     every: int = 1
     """Updates between those times."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1 or self.every < 1:
+            raise ValueError("rate must be from 0 to 1, and every at least 1")
 
 
 class Imagined(NamedTuple):

@@ -120,6 +120,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.bspace < 0:
+            raise ValueError("bspace must be at least 0")
 
 
 def _check(config: EncoderConfig | DecoderConfig) -> None:

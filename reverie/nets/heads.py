@@ -73,6 +73,8 @@ class PolicyConfig:
             raise ValueError(
                 "layers must be at least 0, units 1, and minstd between 0 and maxstd"
             )
+        if not 0 <= self.unimix <= 1:
+            raise ValueError("unimix must be from 0 to 1")
 
 
 class Head(nn.Module):

@@ -27,6 +27,12 @@ class NormalizeConfig:
     debias: bool = True
     """Correct the averages for having started from zero."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1 or not 0 <= self.perclo <= self.perchi <= 100:
+            raise ValueError(
+                "rate must be from 0 to 1, and perclo and perchi from 0 to 100 in order"
+            )
+
 
 class Normalize(nn.Module):
     """Call it with numbers to update it; either way it answers (offset, scale)."""

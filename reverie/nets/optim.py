@@ -60,11 +60,17 @@ class OptConfig:
             raise ValueError("lr, agc and wd must not be negative")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError("beta1 and beta2 must be at least 0 and below 1")
+        if self.eps < 0 or self.warmup < 0:
+            raise ValueError("eps and warmup must not be negative")
+        try:
+            re.compile(self.wdregex)
+        except re.error as error:
+            raise ValueError(f"wdregex is no pattern ({error})") from None
         if self.schedule != "const" and self.anneal <= self.warmup:
             raise UserError(
                 f"The {self.schedule} schedule must end after the warm-up of "
                 f"{self.warmup} updates, not at {self.anneal}.\n"
-                "  Fix: raise opt.anneal."
+                f"  Fix: give an `anneal` above {self.warmup} beside that warm-up."
             )
 
 

@@ -71,6 +71,8 @@ class RSSMConfig:
         layers = (self.dynlayers, self.obslayers, self.imglayers)
         if min(sizes) < 1 or min(layers) < 0:
             raise ValueError("sizes must be at least 1, and layers at least 0")
+        if not 0 <= self.unimix <= 1:
+            raise ValueError("unimix must be from 0 to 1")
         if self.store not in ("float32", "float16"):
             raise ValueError(f"store is float32 or float16, not {self.store!r}")
 

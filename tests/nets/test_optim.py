@@ -60,7 +60,7 @@ def test_linear_and_cosine_end_at_a_tenth():
 
 
 def test_a_schedule_that_ends_before_it_begins_is_refused():
-    with pytest.raises(UserError, match=r"opt\.anneal"):
+    with pytest.raises(UserError, match=r"anneal. above 10"):
         OptConfig(schedule="cosine", warmup=10, anneal=10)
 
 
