@@ -293,9 +293,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def where_allowed() -> Iterator[None]:
-    """Write nothing into a folder that is not ours: one may look at others' runs."""
+    """Write nothing into a folder that is not ours, or that is full: one may look at
+    others' runs."""
     try:
         yield
+    except DiskFull:  # what was found is still worth showing
+        warnings.warn("The disk is full, so this is not written down.", stacklevel=3)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

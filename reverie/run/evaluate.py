@@ -6,7 +6,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -187,10 +187,12 @@ def play_episodes(
     episodes: int,
     replay: Replay | None = None,
     witnesses: Sequence[Witness] = (),
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Played]:
     """Play whole episodes, as many in each environment as in any other.
 
-    Taking the first to finish would favour short episodes.
+    Taking the first to finish would favour short episodes. Who has to `stop` before
+    all are over gets none.
     """
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1
@@ -198,7 +200,7 @@ def play_episodes(
     success = np.zeros(len(envs))
     played: list[list[Played]] = [[] for _ in quota]
     obs, memory = envs.reset(), agent.initial(len(envs))
-    while True:
+    while not stop():
         memory, action, notes = agent.policy(memory, for_agents(obs), mode="eval")
         action = rest_at_end(action, obs)
         if replay is not None:
@@ -220,6 +222,7 @@ def play_episodes(
         if all(len(p) >= q for p, q in zip(played, quota, strict=True)):
             return [episode for per_env in played for episode in per_env]
         obs = envs.step(action)
+    return []
 
 
 def summarize(played: Sequence[Played]) -> Metrics:

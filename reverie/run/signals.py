@@ -45,6 +45,10 @@ class Stopper:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def is_asked(self) -> bool:
+        """Whether to stop."""
+        return self.asked is not None
+
     def check(self) -> None:
         """Raise `Interrupted` if a stop was asked for; the caller has saved."""
         if self.asked is not None:

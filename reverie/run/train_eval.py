@@ -41,9 +41,11 @@ def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:
             if clock.every("report"):
                 run.report(feed)
             if clock.every("eval"):
-                played = play_episodes(agent, trial_envs, config.run.eval_eps, trials)
-                logger.add(summarize(played), prefix="eval/episode")
-                run.report(trial_feed, prefix="eval")
+                count, stop = config.run.eval_eps, run.stopper.is_asked
+                played = play_episodes(agent, trial_envs, count, trials, stop=stop)
+                if played:  # and not stopped meanwhile
+                    logger.add(summarize(played), prefix="eval/episode")
+                    run.report(trial_feed, prefix="eval")
             if clock.every("log"):
                 run.write_log()
             if clock.every("save"):

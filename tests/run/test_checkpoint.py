@@ -195,3 +195,11 @@ def test_keys_with_slashes_do_not_collide(tmp_path):
     found = checkpoint.read_part(path, "agent")
     assert found["a/b"].tolist() == [0, 0]
     assert found["a"]["b"].tolist() == [1, 1, 1]
+
+
+def test_a_full_disk_does_not_hide_what_was_found():
+    with (
+        pytest.warns(UserWarning, match="not written down"),
+        checkpoint.where_allowed(),
+    ):
+        raise checkpoint.DiskFull("full")

@@ -16,8 +16,11 @@ import torch
 
 import reverie
 from reverie import config as configs
+from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.cli import main
+from reverie.envs.catch import Catch
+from reverie.envs.pool import LocalPool, PoolConfig
 from reverie.run import checkpoint, parts
 from reverie.run import evaluate as evaluations
 from reverie.run.checkpoint import Checkpoints
@@ -104,6 +107,20 @@ def test_two_processes_cannot_share_a_run_folder(tmp_path):
         train(config)
     holder.close()
     train(config)
+
+
+def test_an_evaluation_that_has_to_stop_plays_no_further():
+    asked = iter([False] * 3 + [True])
+    envs = LocalPool(lambda index: Catch(seed=index), 2, PoolConfig())
+    agent = RandomAgent(
+        envs.obs_space,
+        envs.act_space,
+        RandomConfig(),
+        device=torch.device("cpu"),
+        precision="float32",
+        seed=0,
+    )
+    assert evaluations.play_episodes(agent, envs, 50, stop=lambda: next(asked)) == []
 
 
 def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
