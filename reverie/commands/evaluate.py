@@ -30,6 +30,14 @@ def evaluate(arguments: list[str]) -> int:
         )
     logdir = Path(settings.places[0])
     config = read_config(home_of(locate(logdir)))
+    acts = "task" in dict(settings.flags) or not (
+        config.offline.data or is_source(config.task)
+    )
+    if not acts and (videos or failures != loop.FAILURES):
+        raise UserError(
+            f"{logdir} is measured without acting, so there is nothing to film or keep."
+            "\n  Fix: leave out --videos and --failures, or give --task TASK."
+        )
     if len(settings.places) > 1:
         if not is_source(config.task):
             raise UserError(

@@ -101,6 +101,8 @@ def test_a_run_that_goes_on_keeps_the_best_of_its_last_look(tmp_path, monkeypatc
 def test_who_watches_cannot_be_asked_to_act(run, tmp_path, capsys):
     with pytest.raises(UserError, match=r"only watched(.|\n)*view boundaries"):
         reverie.load(run)
+    assert cli.main(["eval", str(run), "--videos", "2"]) == 2
+    assert "leave out --videos" in capsys.readouterr().err
     assert cli.main(["eval", str(run), "--task", "catch"]) == 2
     assert "In catch somebody has to act" in capsys.readouterr().err
     flags = {"bc.run": str(run), "offline.data": str(tmp_path)}
