@@ -28,7 +28,7 @@ from reverie.data.shelf import Bad
 from reverie.data.store import write_episode
 
 PARTIAL = ".partial"
-_PLAN = "plan.json"
+PLAN = "plan.json"
 
 Progress = Callable[[int, int], None]
 """Told how many episodes of how many are done."""
@@ -80,7 +80,7 @@ def convert(
     source = Prepared(reader, config.recipe)
     chosen = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
-    _begin(partial, _plan(source, config, chosen), destination)
+    begin(partial, _plan(source, config, chosen), destination)
     writer = _Writer(source, partial, config)
     writer.run(chosen, progress or (lambda done, total: None))
     if writer.kept + writer.written == 0:
@@ -96,7 +96,7 @@ def convert(
     }
     more = {"source": reader.origin, "left_out": writer.bad}
     About(source.obs_space, source.act_space, masks, more).write(partial)
-    (partial / _PLAN).unlink()
+    (partial / PLAN).unlink()
     destination.parent.mkdir(parents=True, exist_ok=True)
     os.replace(partial, destination)
     return Converted(destination, writer.written, writer.kept, writer.bad)
@@ -167,6 +167,7 @@ def _plan(source: Prepared, config: ConvertConfig, names: list[str]) -> dict[str
     """What must be the same for a conversion to go on."""
     return {
         "source": source.origin,
+        "settings": source.settings,
         "recipe": {k: list(v) for k, v in asdict(config.recipe).items()},
         "format": config.format,
         "obs": _described(source.obs_space),
@@ -179,8 +180,11 @@ def _described(spaces: Spaces) -> list[list[Any]]:
     return [[key, space.to_json()] for key, space in spaces.items()]
 
 
-def _begin(partial: Path, plan: dict[str, Any], destination: Path) -> None:
-    path = partial / _PLAN
+def begin(
+    partial: Path, plan: dict[str, Any], destination: Path, what: str = "conversion"
+) -> None:
+    """Begin a folder, or go on with one that was begun by the same plan."""
+    path = partial / PLAN
     if partial.exists():
         try:
             before = json.loads(path.read_text())
@@ -188,7 +192,7 @@ def _begin(partial: Path, plan: dict[str, Any], destination: Path) -> None:
             before = None
         if before != json.loads(json.dumps(plan)):
             raise UserError(
-                f"{partial} was left behind by another conversion to {destination}.\n"
+                f"{partial} was left behind by another {what} to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
         for half in partial.glob(f".*{TEMPORARY}"):  # of a process that was killed

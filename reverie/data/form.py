@@ -98,6 +98,8 @@ def problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> list[str
     if rows < 2:
         found.append(f"has {rows} rows, and a step takes two")
     for key, value in episode.items():
+        if key.startswith(LOG):
+            continue
         if value.shape[:1] != (rows,):
             found.append(f"{key!r} has {len(value)} rows, 'reward' has {rows}")
         elif value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -108,18 +110,23 @@ def problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> list[str
             continue
         if key not in episode:
             found.append(f"has no {key!r}")
-        elif (why := _misfit(episode[key], space)) is not None:
+        elif why := _misfit(episode[key], space, is_action=key in act_space):
             found.append(f"{key!r} {why}")
     if rows and not (episode["is_first"][0] and not episode["is_first"][1:].any()):
         found.append("'is_first' is not true in the first row alone")
     return found
 
 
-def _misfit(value: np.ndarray, space: Space) -> str | None:
+def _misfit(value: np.ndarray, space: Space, is_action: bool) -> str | None:
     if value.shape[1:] != space.shape:
         return f"has shape {value.shape[1:]}, the others have {space.shape}"
     if value.dtype != space.dtype:
         return f"has dtype {value.dtype}, the others have {space.dtype}"
+    if is_action and space.is_discrete:
+        chosen = value[:-1]  # nothing is chosen in the last row
+        wrong = chosen[(chosen < space.low) | (chosen >= space.high)]
+        if wrong.size:
+            return f"holds {wrong[0]}, which is none of the {space.classes} there are"
     return None
 
 

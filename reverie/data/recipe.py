@@ -7,6 +7,7 @@ The same recipe serves a conversion (`data/convert.py`) and reading on the fly
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -128,6 +129,10 @@ class Prepared(Reader):
         self.origin, self.masks = reader.origin, reader.masks
         seen = recipe.spaces(reader.obs_space, reader.origin)
         self._spaces = seen, reader.act_space
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.inner.settings
 
     def names(self) -> list[str]:
         return self.inner.names()

@@ -110,7 +110,7 @@ class Shelf:
         if self.on_bad == "stop":
             raise UserError(
                 f"{sentence}.\n  Fix: mend or remove it, or pass over such episodes "
-                "with --bad skip."
+                "with --offline.keep.bad skip (--bad skip in `reverie data`)."
             )
         with self._lock:
             known = number in self.bad

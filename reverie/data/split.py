@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,10 @@ class Subset(Reader):
             for mask, members in reader.masks.items()
         }
         self._spaces = reader.obs_space, reader.act_space
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.inner.settings
 
     def names(self) -> list[str]:
         return list(self._names)

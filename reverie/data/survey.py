@@ -15,6 +15,7 @@ import numpy as np
 from reverie.api import Spaces
 from reverie.data.form import BadEpisode, Episode, problems
 from reverie.data.readers import Reader, some
+from reverie.data.readers.hdf5 import Hdf5Reader
 
 SHOWN = 8
 """Problems of one kind that are printed."""
@@ -101,7 +102,7 @@ def survey(reader: Reader, limit: int = 0) -> Survey:
             low, high = min(low, float(value.min())), max(high, float(value.max()))
             found.ranges[key] = low, high
         motion.add(episode, reader.obs_space, reader.act_space)
-    found.doubts = [*_strange(found), *motion.doubts()]
+    found.doubts = [*_strange(found), *motion.doubts(isinstance(reader, Hdf5Reader))]
     return found
 
 
@@ -143,7 +144,8 @@ class Motion:
         share = 1 - (left**2).sum(0) / np.where(whole > 1e-12, whole, np.inf)
         return float(np.where(whole > 1e-12, share, 0).max(initial=0))
 
-    def doubts(self) -> list[str]:
+    def doubts(self, mapped: bool = True) -> list[str]:
+        """`mapped` recordings can be read with another key map."""
         if self._rows < 20:
             return []
         shares = self.explained()
@@ -157,6 +159,8 @@ class Motion:
             f"motion, that of the row itself {shares[0]:.0%}. Fix: "
             + (
                 "read them with --map.alignment led"
+                if late and mapped
+                else "record each action in the row where it was chosen"
                 if late
                 else "record the action of a row together with what was seen before it"
             )

@@ -18,9 +18,9 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.data import stats as statistics
-from reverie.data.convert import PARTIAL, ConvertConfig, convert
+from reverie.data.convert import PARTIAL, PLAN, ConvertConfig, begin, convert
 from reverie.data.form import BadEpisode, Episode
-from reverie.data.readers.about import About, write_json
+from reverie.data.readers.about import About, read_about, write_json
 from reverie.data.readers.hdf5 import KeyMap
 from reverie.data.readers.npz import NpzReader
 from reverie.data.readers.store import StoreReader
@@ -96,6 +96,8 @@ class SplitOptions:
             raise ValueError("mask takes two names, such as `--mask train valid`")
         if self.jobs < 1:
             raise ValueError(f"jobs begin at 1, not {self.jobs}")
+        if self.seed < 0:
+            raise ValueError(f"seed begins at 0, not {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,10 @@ class DemosOptions:
     noise: float = 0.0
     """Deviation of what is added to the expert's actions."""
     env: EnvConfig = field(default_factory=EnvConfig)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed begins at 0, not {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -182,8 +188,11 @@ def split_data(path: str, folder: str, options: SplitOptions) -> int:
     else:
         parts = split_by_seed(reader.names(), options.fraction, options.seed)
     partial = destination.with_name(destination.name + PARTIAL)
-    partial.mkdir(parents=True, exist_ok=True)
+    how: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
+    how = {"mask": list(options.mask)} if options.mask else how
     chosen = dict(zip(("train", "eval"), parts, strict=True))
+    plan = {"source": reader.origin, **how, **chosen, "settings": reader.settings}
+    begin(partial, plan, destination, "split")
     for part, names in chosen.items():
         if isinstance(reader, NpzReader | StoreReader):
             _link(reader, names, partial / part)
@@ -192,14 +201,18 @@ def split_data(path: str, folder: str, options: SplitOptions) -> int:
             config = ConvertConfig(bad=options.bad, jobs=options.jobs)
             convert(reader, partial / part, config, names, bar)
             bar.end()
-    how: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
-    how = {"mask": list(options.mask)} if options.mask else how
+        about = read_about(partial / part)
+        bad = about.more.get("left_out", {}) if about else {}
+        for name, why in bad.items():
+            print(f"left out: {name} {why}", file=sys.stderr)
+        chosen[part] = [name for name in names if name not in bad]
     write_json(partial / "split.json", {"source": reader.origin, **how, **chosen})
+    (partial / PLAN).unlink()
     os.replace(partial, destination)
     reader.close()
     print(
-        f"{len(parts[0])} episodes in {destination / 'train'}, "
-        f"{len(parts[1])} in {destination / 'eval'}."
+        f"{len(chosen['train'])} episodes in {destination / 'train'}, "
+        f"{len(chosen['eval'])} in {destination / 'eval'}."
     )
     return 0
 
@@ -210,6 +223,8 @@ def measure_data(path: str, options: StatsOptions) -> int:
     found = statistics.measure(reader, names)
     reader.close()
     place = Path(path).expanduser()
+    if place.name in ("", ".."):
+        place = place.resolve()
     beside = place.with_name(place.name + statistics.SUFFIX)
     if ":" in path:
         beside = Path(_name_of(path) + statistics.SUFFIX)
@@ -315,11 +330,12 @@ def _link(reader: NpzReader | StoreReader, names: list[str], folder: Path) -> No
         target = folder / reader.path(name).name
         if target.exists():
             continue
+        source = reader.path(name).resolve()  # a link to a link would be one as well
         try:
-            os.link(reader.path(name), target)
+            os.link(source, target)
         except OSError:  # another disk, or one without links
             half = target.with_name(f".{target.name}.tmp")
-            shutil.copyfile(reader.path(name), half)
+            shutil.copyfile(source, half)
             os.replace(half, target)
     masks = {m: [n for n in names if n in set(v)] for m, v in reader.masks.items()}
     About(reader.obs_space, reader.act_space, masks).write(folder)

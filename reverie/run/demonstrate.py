@@ -38,7 +38,11 @@ def demonstrate(
     if path.suffix not in (".hdf5", ".h5"):
         raise UserError(
             f"Demonstrations are written as HDF5, not as {path.name!r}.\n"
-            f"  Fix: --out {path.with_suffix('.hdf5')}"
+            f"  Fix: reverie data demos {path.with_suffix('.hdf5')}"
+        )
+    if path.exists():
+        raise UserError(
+            f"{path} exists already.\n  Fix: remove it, or name another file."
         )
     if episodes < 2:
         raise UserError("Fewer than two demonstrations.\n  Fix: --episodes 100")

@@ -22,6 +22,11 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     The files follow dreamerv3-torch: `action[t]` led to row t. `--run.episodes FOLDER`
     reads them back. Returns how many there are.
     """
+    if next(folder.glob("*.npz"), None) is not None:
+        raise UserError(
+            f"{folder} holds episodes already.\n"
+            "  Fix: remove them, or name another folder."
+        )
     path = checkpoint.locate(logdir)
     home = home_of(path)
     if not (path / "replay.json").is_file():

@@ -55,6 +55,8 @@ class LookConfig:
     def __post_init__(self) -> None:
         if min(self.episodes, self.length) < 0:
             raise ValueError("episodes and length must be at least 0")
+        if self.length == 1:
+            raise ValueError("length is 0 for whole episodes, or at least 2, not 1")
         if min(self.batch, self.context, self.horizon) < 1:
             raise ValueError("batch, context and horizon must be at least 1")
 

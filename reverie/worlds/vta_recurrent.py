@@ -74,8 +74,8 @@ class SegmentsConfig:
     dream: Literal["full", "jumpy"] = "full"
     """Dream step by step, or from segment to segment."""
     dream_flags: Literal["prior", "fixed", "none"] = "prior"
-    """Where segments of a full dream begin: as foreseen, before a step would be the last
-    of `max_segment`, or never. Each step of a jumpy one begins one."""
+    """Where segments of a full dream begin: as foreseen, before a step that would be
+    the last of `max_segment`, or never. Each step of a jumpy dream begins one."""
     sees_reward: bool = False
     """Let the boundary detector see rewards besides images."""
     rate: float = 0.0

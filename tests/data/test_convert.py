@@ -243,3 +243,22 @@ def test_a_conversion_that_was_killed_goes_on_to_the_same_result(tmp_path):
     assert one.names() == other.names()
     for name in one.names():
         same(one.read(name), other.read(name))
+
+
+def test_another_key_map_is_another_conversion(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    from reverie.data.readers.hdf5 import KeyMap, write_robomimic
+
+    write_robomimic(tmp_path / "a.hdf5", [("demo_0", walk(5))], ACTION)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.npz, "write_folder_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(open_reader(tmp_path / "a.hdf5"), tmp_path / "out")
+    never = open_reader(tmp_path / "a.hdf5", map=KeyMap(ends="never"))
+    with pytest.raises(UserError, match="left behind by another conversion"):
+        convert(never, tmp_path / "out")
+    assert convert(open_reader(tmp_path / "a.hdf5"), tmp_path / "out").written == 1

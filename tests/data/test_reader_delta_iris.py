@@ -10,8 +10,9 @@ import torch
 
 from reverie.agents.iris_rows import to_segment
 from reverie.api import UserError
+from reverie.data.convert import convert
 from reverie.data.form import BadEpisode, problems
-from reverie.data.readers import open_reader
+from reverie.data.readers import in_order, open_reader
 from reverie.data.split import split_by_mask
 
 
@@ -88,9 +89,11 @@ def test_train_and_test_are_what_to_learn_from_and_what_to_set_aside(
     write(tmp_path / "test", {0: make_episode(5, 8)})
     reader = open_reader(tmp_path)
     train, held = split_by_mask(reader, "train", "valid")
-    assert train == ["train/0", "train/9", "train/10", "train/1437"]
-    assert held == ["test/0"]
-    assert reader.rows("test/0") == 6
+    assert train == ["train_0", "train_9", "train_10", "train_1437"]
+    assert held == ["test_0"]
+    assert reader.rows("test_0") == 6
+    done = convert(reader, tmp_path / "out")
+    assert open_reader(done.folder).names() == in_order(train + held)
 
 
 def test_an_episode_is_cut_after_its_first_end(tmp_path):
@@ -109,6 +112,9 @@ def test_an_episode_is_cut_after_its_first_end(tmp_path):
         ({"observations": torch.zeros(7, 3, 6, 8)}, "wanted uint8"),
         ({"ends": torch.zeros(0)}, "0 steps"),
         ({"actions": 3}, "has no 'actions'"),
+        ({"actions": torch.zeros(7)}, "wanted integers"),
+        ({"actions": torch.zeros(7, 2, dtype=torch.int64)}, "wanted integers"),
+        ({k: v[:0] for k, v in make_episode(7, 0).items()}, "0 steps"),
     ],
 )
 def test_an_episode_that_cannot_be_used_says_why(tmp_path, change, complaint):

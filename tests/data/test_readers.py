@@ -303,6 +303,25 @@ def test_minari_says_how_many_actions_there_are_and_no_key_hides_another(monkeyp
     assert space["action/1/right"].shape == (1,)
 
 
+def test_minari_counts_over_all_episodes_what_its_space_does_not(monkeypatch):
+    class Dataset:
+        episode_indices = np.arange(30)
+        storage = None
+        action_space = types.SimpleNamespace(shape=(2,))
+
+        def iterate_episodes(self, ids):
+            yield types.SimpleNamespace(
+                observations=np.zeros((2, 2)),
+                actions=np.array([[0, 5 if ids == [11] else 1]]),
+                rewards=np.zeros(1),
+                terminations=np.zeros(1, bool),
+            )
+
+    stand_in(monkeypatch, "minari", load_dataset=lambda name: Dataset())
+    space = open_reader("minari:walks-v0").act_space["action"]
+    assert space.high.tolist() == [1, 6]
+
+
 @pytest.mark.parametrize("place", ["lerobot.datasets", "lerobot.common.datasets"])
 def test_lerobot(monkeypatch, tmp_path, place):
     episodes = [walk(5, 1), walk(8, 2)]
@@ -522,6 +541,10 @@ def test_a_file_with_all_steps_in_a_row_is_cut_where_marks_are(tmp_path):
     whole = open_reader(tmp_path / "flat.hdf5", map=repeating)
     ends = [whole.read(name)["is_terminal"][-1] for name in whole.names()]
     assert ends == [True, False, True]
+    assert whole.remarks == {}
+    wrong = hdf5().KeyMap(breaks=marks, action="act")
+    with pytest.raises(UserError, match=r"has no array 'act'(.|\n)*--map.action"):
+        open_reader(tmp_path / "flat.hdf5", map=wrong)
     with pytest.raises(UserError, match="no array 'done' of 26 steps"):
         open_reader(tmp_path / "flat.hdf5", map=hdf5().KeyMap(breaks=("done",), **keys))
 
@@ -585,3 +608,61 @@ def test_problems_of_an_episode_are_found(change, complaint):
     assert problems({}, obs_space, ACTION)[0].startswith("has no 'reward'")
     with pytest.raises(BadEpisode, match="is no number"):
         from_steps({"a": np.array(["x", "y"])}, {}, np.zeros(1), np.zeros(1))
+
+
+def write_counted(write, many=30, rare=11):
+    """Episodes of actions 0 and 1, but for one that few would look at."""
+    space = {"action": Space(np.int32, (), 0, 8)}
+    for i in range(many):
+        chosen = np.array([0, 1, 7 if i == rare else 1, 0], np.int32)
+        write(f"demo_{i}", walk(3, i) | {"action": chosen}, space)
+
+
+def test_integer_actions_are_counted_over_all_episodes(tmp_path):
+    write_counted(lambda name, episode, _: write_episode(tmp_path / "a", name, episode))
+    found = []
+    write_counted(lambda name, episode, _: found.append((name, episode)))
+    path = tmp_path / "b.hdf5"
+    hdf5().write_robomimic(path, found, {"action": Space(np.int32)})
+    for reader in (open_reader(tmp_path / "a"), open_reader(path)):
+        assert reader.act_space["action"] == Space(np.int32, (), 0, 8)
+        assert reader.read("demo_11")["action"][2] == 7
+
+
+def test_an_action_that_is_none_of_those_there_are_is_a_problem():
+    episode = walk(3) | {"action": np.array([1, 2, 3, 0], np.int32)}
+    seen = {"speed": Space(np.float32, (3,))}
+    assert not problems(episode, seen, {"action": Space(np.int32, (), 1, 4)})
+    for low, high, wrong in ((2, 4, 1), (0, 3, 3)):
+        (found,) = problems(episode, seen, {"action": Space(np.int32, (), low, high)})
+        assert f"'action' holds {wrong}" in found
+
+
+def test_what_is_logged_is_no_problem(tmp_path):
+    logged = {"log/a": np.full(6, np.nan), "log/b": np.zeros((2, 3))}
+    episode = walk(5) | logged
+    assert not problems(episode, {"speed": Space(np.float32, (3,))}, ACTION)
+    npz.write_folder_file(tmp_path, "a", episode, ACTION)
+    same(open_reader(tmp_path).read("a"), episode)
+
+
+def test_files_of_one_stem_keep_their_own_episodes(tmp_path):
+    for name in ("a.hdf5", "a.h5", "b.h5"):
+        write_robomimic(tmp_path / name, (5,))
+    reader = open_reader(tmp_path)
+    assert set(reader.names()) == {"a.hdf5_demo_0", "a.h5_demo_0", "b_demo_0"}
+    reader.close()
+    (tmp_path / "a.h5").write_bytes(b"x")
+    reader = open_reader(tmp_path)
+    assert set(reader.names()) == {"a.hdf5_demo_0", "a.h5", "b_demo_0"}
+
+
+def test_actions_that_are_not_one_hot_are_told_not_guessed(tmp_path):
+    space = {"action": Space(np.int32, (), 0, 3)}
+    episode = walk(3) | {"action": np.array([2, 1, 0, 0], np.int32)}
+    theirs = npz.to_theirs(episode, space)
+    for row, wrong in ((1, [0, 0, 0]), (2, [0.5, 0.5, 0]), (3, [1, 1, 0])):
+        changed = theirs["action"].copy()
+        changed[row] = wrong
+        with pytest.raises(ValueError, match=f"'action' is not one-hot in row {row}"):
+            npz.to_ours({**theirs, "action": changed}, {}, space)

@@ -225,7 +225,9 @@ def test_bad_episodes_are_named_and_passed_over_or_fatal(tmp_path):
     strict = RecordingFeed(
         open_reader(tmp_path), TRAIN, config=RecordingsConfig(bad="stop")
     )
-    with pytest.raises(UserError, match=r"demo_\d .*\n  Fix: mend or remove it"):
+    with pytest.raises(
+        UserError, match=r"demo_\d .*\n  Fix: mend .*--offline.keep.bad skip"
+    ):
         [strict("train") for _ in range(12)]
 
 

@@ -51,7 +51,19 @@ def test_actions_shifted_by_one_row_are_found(tmp_path, shift, word):
         npz.write_folder_file(tmp_path, f"demo_{i}", episode, ACTION)
     (doubt,) = survey(open_reader(tmp_path)).doubts
     assert f"one row too {word}" in doubt
-    assert "Fix:" in doubt
+    assert "Fix: record" in doubt
+
+
+def test_another_key_map_is_advised_where_there_can_be_one(tmp_path):
+    pytest.importorskip("h5py")
+    from reverie.data.readers.hdf5 import write_robomimic
+
+    late = [(f"demo_{i}", walk(20, seed=i)) for i in range(4)]
+    for _, episode in late:
+        episode["action"] = np.roll(episode["action"], 1, 0)
+    write_robomimic(tmp_path / "a.hdf5", late, ACTION)
+    (doubt,) = survey(open_reader(tmp_path / "a.hdf5")).doubts
+    assert "--map.alignment led" in doubt
 
 
 def test_strange_images_and_idle_actions_are_doubted(tmp_path):

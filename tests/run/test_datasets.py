@@ -17,7 +17,7 @@ from reverie.data.readers import npz, open_reader
 from reverie.data.store import write_episode
 from reverie.envs.reach import Reach, ReachConfig
 from reverie.run import datasets
-from reverie.run.datasets import VERBS, ConvertOptions, Progress
+from reverie.run.datasets import VERBS, ConvertOptions, Progress, SplitOptions
 from reverie.run.demonstrate import successes
 
 
@@ -145,13 +145,15 @@ def test_a_film_shows_all_cameras_side_by_side(here, capsys):
         ("convert demos demos/demo_0-6.npz/out", "cannot be used: Not a directory"),
         ("split demos out --mask train", "mask takes two names"),
         ("split demos out --jobs 0", "jobs begin at 1"),
+        ("split demos out --seed -1", "seed begins at 0"),
+        ("demos reach.hdf5 --seed -1", "seed begins at 0"),
         ("split demos out --fraction 2", "a share of 2.0 cannot be held out"),
         ("inspect demos --episodes -3", "episodes counts some"),
         ("view demos --fps 0", "fps begins at 1"),
         ("stats demos --out demos/demo_0-6.npz/x", "cannot be used: File exists"),
         ("inspect absent", "nothing at absent"),
         ("inspct demos", "Did you mean 'inspect'"),
-        ("demos reach.npz", "written as HDF5"),
+        ("demos reach.npz", "Fix: reverie data demos reach.hdf5"),
         ("demos reach.hdf5 --episodes 1", "Fewer than two"),
         ("demos catch.hdf5 --task catch", "knows no expert"),
     ],
@@ -215,6 +217,7 @@ def test_demonstrations_of_reach_go_all_the_way(here, capsys):
             assert episode["is_terminal"][-1]
             assert episode["reward"].sum() == 1
             assert "log/success" not in episode
+    assert "exists already" in complaint("demos reach.hdf5 --episodes 2", capsys)
     again = here / "again.hdf5"
     assert run("demos again.hdf5 --episodes 12 --noise 0.1 --seed 1") == 0
     same = open_reader(again).read("demo_3")["action"]
@@ -256,3 +259,78 @@ def test_options_lie_over_the_usual_keys():
     recipe = ConvertOptions(like="robomimic", images=("a", "b")).config().recipe
     assert recipe.images == ("a", "b")
     assert recipe.vectors[0] == "robot0_joint_pos"
+
+
+def test_links_are_split_as_what_they_stand_for(here):
+    write_npz(here / "demos", [5] * 4)
+    (here / "links").mkdir()
+    for path in (here / "demos").glob("*.npz"):
+        (here / "links" / path.name).symlink_to(f"../demos/{path.name}")
+    assert run("split links parts --fraction 0.5") == 0
+    for part in ("train", "eval"):
+        for name in (reader := open_reader(f"parts/{part}")).names():
+            assert not reader.path(name).is_symlink()
+            assert slip(reader.read(name)) < 1e-5
+
+
+def write_demos(path, spoil=None):
+    pytest.importorskip("h5py")
+    from reverie.data.readers.hdf5 import write_robomimic
+
+    episodes = {f"demo_{i}": walk(5, i) for i in range(8)}
+    if spoil:
+        episodes[spoil]["speed"][2] = np.nan
+    masks = {"train": ["demo_0", "demo_1", "demo_2"], "valid": ["demo_3"]}
+    write_robomimic(path, episodes.items(), ACTION, masks=masks)
+
+
+@pytest.mark.parametrize(
+    "other", ["--seed 4", "--fraction 0.25", "--mask train valid", "--map.ends never"]
+)
+def test_an_interrupted_split_is_not_mixed_with_another(
+    here, capsys, monkeypatch, other
+):
+    write_demos(here / "a.hdf5")
+
+    def interrupted(path, *_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            datasets.split_data("a.hdf5", "parts", SplitOptions(fraction=0.5))
+    said = complaint(f"split a.hdf5 parts --fraction 0.5 {other}", capsys)
+    assert "left behind by another split" in said
+    assert run("split a.hdf5 parts --fraction 0.5") == 0
+    files = {path.name for path in (here / "parts").iterdir()}
+    assert files == {"train", "eval", "split.json"}
+
+
+def test_a_split_names_only_what_it_wrote(here, capsys):
+    write_demos(here / "a.hdf5", spoil="demo_1")
+    assert run("split a.hdf5 parts --mask train valid --bad skip") == 0
+    said = capsys.readouterr()
+    assert "left out: demo_1 'speed' has NaN" in said.err
+    assert "2 episodes in parts/train, 1 in" in said.out
+    chosen = json.loads((here / "parts" / "split.json").read_text())
+    assert chosen["train"] == open_reader("parts/train").names() == ["demo_0", "demo_2"]
+
+
+def test_the_folder_one_is_in_is_measured(here, monkeypatch, capsys):
+    write_npz(here / "demos")
+    monkeypatch.chdir(here / "demos")
+    assert run("stats .") == 0
+    assert (here / "demos.stats.npz").exists()
+
+
+def test_steps_in_a_row_are_inspected(here, capsys):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(here / "row.hdf5", "w") as file:
+        file["obs/place"] = np.arange(12, dtype=np.float32).reshape(6, 2)
+        file["actions"] = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
+        file["dones"] = np.array([0, 0, 1, 0, 0, 1])
+        file.attrs["made_by"] = "somebody"
+    assert run("inspect row.hdf5 --map.breaks dones") == 0
+    said = capsys.readouterr().out
+    assert "2 episodes" in said
+    assert "made_by: somebody" in said

@@ -27,6 +27,9 @@ def test_exported_episodes_fill_another_runs_replay(tmp_path, capsys):
         assert episode["action"][1:].sum(-1).tolist() == [1.0] * 5
         assert abs(episode["reward"][-1]) == 1
 
+    assert main(["data", "export", str(first), str(folder)]) == 2
+    assert "holds episodes already" in capsys.readouterr().err
+
     flags = ["--run.episodes", str(folder), "--run.steps", "20"]
     assert main([*train, "--logdir", str(second), *flags]) == 0
     assert "120 steps from the episodes" in capsys.readouterr().err

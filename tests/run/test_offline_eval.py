@@ -227,3 +227,10 @@ def test_an_arm_with_other_joints_is_refused():
     arms = [{"action": Space(np.float32, (n,), -1, 1)} for n in (7, 8)]
     with pytest.raises(UserError, match=r"action \(7,\), .* takes action \(8,\)"):
         check_same_actions(*arms, "robosuite_Lift")
+
+
+def test_a_length_is_of_whole_episodes_or_of_two_rows_and_more():
+    for length in (0, 2):
+        assert LookConfig(length=length).length == length
+    with pytest.raises(ValueError, match="or at least 2"):
+        LookConfig(length=1)

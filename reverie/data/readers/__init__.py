@@ -50,6 +50,11 @@ class Reader(ABC):
     def act_space(self) -> Spaces:
         return self._spaces[1]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was told about how to read them."""
+        return {}
+
     @abstractmethod
     def names(self) -> list[str]: ...
 
@@ -73,7 +78,28 @@ class Reader(ABC):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
-        return infer_spaces(self.origin, self.names(), self.read, ["action"])
+        obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
+        return obs, self._counted(act)
+
+    def _counted(self, act_space: Spaces) -> Spaces:
+        """Discrete actions with bounds from every episode, as a few may lack some."""
+        found = dict(act_space)
+        discrete = [key for key, space in found.items() if space.is_discrete]
+        for name in self.names() if discrete else ():
+            try:
+                episode = self.read_some(name, [])
+            except BadEpisode:
+                continue
+            for key in discrete:
+                space, value = found[key], episode.get(key)
+                if value is None or value.dtype.kind not in "iu":
+                    continue
+                if value.shape[1:] == space.shape:
+                    value = value.astype(np.int64)
+                    low = np.minimum(space.low, value.min(0, initial=0))
+                    high = np.maximum(space.high, value.max(0, initial=0) + 1)
+                    found[key] = Space(space.dtype, space.shape, low, high)
+        return found
 
 
 @dataclass(frozen=True)
@@ -191,7 +217,7 @@ def infer_spaces(
     """Observation and action spaces from a few episodes.
 
     Bytes of rank three are images. Actions within [-1, 1] get these bounds, others
-    none; integers count to the largest one seen.
+    none; integers count to the largest one seen in these.
     """
     why = ""
     obs_space: Spaces = {}

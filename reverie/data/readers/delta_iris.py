@@ -37,7 +37,7 @@ class DeltaIrisReader(Reader):
     def __init__(self, path: str):
         self.origin, folder = path, Path(path)
         alone = (folder / "info.pt").is_file()
-        roots = {"": folder} if alone else {f"{p}/": folder / p for p in PARTS}
+        roots = {"": folder} if alone else {f"{p}_": folder / p for p in PARTS}
         self._paths = {
             f"{prefix}{file.stem}": file
             for prefix, root in roots.items()
@@ -45,7 +45,7 @@ class DeltaIrisReader(Reader):
         }
         self._names = in_order(self._paths)
         self.masks = {
-            mask: [name for name in self._names if name.startswith(f"{part}/")]
+            mask: [name for name in self._names if name.startswith(f"{part}_")]
             for part, mask in PARTS.items()
             if not alone
         }
@@ -64,6 +64,7 @@ class DeltaIrisReader(Reader):
                 f"has observations of {frames.dtype} {frames.shape}, wanted uint8 "
                 "(T, c, h, w)"
             )
+        _check_actions(found["actions"])
         shortest = min(len(value) for value in found.values())
         if not 0 < steps <= shortest:
             raise BadEpisode(f"has {steps} steps, and {shortest} rows of some key")
@@ -81,7 +82,9 @@ class DeltaIrisReader(Reader):
         most = [int(act["action"].high) - 1]  # a few episodes may lack some action
         for name in self._names:
             with contextlib.suppress(BadEpisode):
-                most.append(int(self._load(name, ("actions",))["actions"].max()))
+                actions = self._load(name, ("actions",))["actions"]
+                _check_actions(actions)
+                most.append(int(actions.max(initial=0)))
         return obs, {"action": Space(np.int32, (), 0, max(most) + 1)}
 
     def _load(self, name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -94,6 +97,13 @@ class DeltaIrisReader(Reader):
             if not isinstance(found.get(key), Tensor) or found[key].ndim < 1:
                 raise BadEpisode(f"has no {key!r}")
         return {key: found[key].numpy() for key in keys}
+
+
+def _check_actions(value: np.ndarray) -> None:
+    if value.ndim != 1 or value.dtype.kind not in "iu":
+        raise BadEpisode(
+            f"has actions of {value.dtype} {value.shape}, wanted integers (T,)"
+        )
 
 
 def _steps(ends: np.ndarray) -> int:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,16 +98,19 @@ class Hdf5Reader(Reader):
         self.masks: dict[str, list[str]] = {}
         self._others: list[str] = []  # in groups that would be episodes with actions
         self._damaged: dict[str, str] = {}  # files of a folder that cannot be read
+        stems = Counter(file.stem for file in files)
         for file in files:
+            own = file.stem if stems[file.stem] == 1 else file.name
             try:
-                self._list(file, prefix=f"{file.stem}_" if len(files) > 1 else "")
+                self._list(file, prefix=f"{own}_" if len(files) > 1 else "")
             except DamagedFile as error:
                 if len(files) == 1:
                     raise
-                self._where[file.stem] = (file, "/")
-                self._damaged[file.stem] = error.reason
+                self._where[own] = (file, "/")
+                self._damaged[own] = error.reason
         if self._damaged and not self._sound():
-            raise DamagedFile(files[0], Exception(self._damaged[files[0].stem]))
+            own, reason = next(iter(self._damaged.items()))
+            raise DamagedFile(self._where[own][0], Exception(reason))
         if not self._where and self._others:
             raise UserError(
                 f"{path} has no {self.map.action!r} in {self.map.episodes!r}, but "
@@ -152,6 +156,10 @@ class Hdf5Reader(Reader):
             reward = _optional(group, self.map.reward, len(action))
             terminal = _optional(group, self.map.terminal, len(action))
         return _assemble(before, after, action, reward, terminal, self.map)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return asdict(self.map)
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -208,7 +216,15 @@ class Hdf5Reader(Reader):
 
     def _list_stretches(self, path: Path, prefix: str) -> None:
         file = self._file(path)
-        steps = len(_get(file, self.map.action))
+        if self.map.action not in file or not getattr(
+            file[self.map.action], "shape", ()
+        ):
+            raise UserError(
+                f"{path} has no array {self.map.action!r}, but "
+                f"{', '.join(sorted(file))}.\n  Fix: say which are the actions, "
+                "--map.action NAME."
+            )
+        steps = len(file[self.map.action])
         last = np.zeros(steps, bool)
         for key in self.map.breaks:
             if key not in file or file[key].shape[:1] != (steps,):
@@ -258,6 +274,14 @@ class _Stretch:
         if _is_group(found):
             return _Stretch(found, self.start, self.stop)
         return found[self.start : self.stop]
+
+    @property
+    def attrs(self) -> Any:
+        return self.group.attrs
+
+    @property
+    def parent(self) -> Any:
+        return self.group.parent
 
     def get(self, key: str) -> Any:
         return None if self.group.get(key) is None else self[key]
@@ -359,12 +383,12 @@ def _obs_of(
             inside = ", ".join(sorted(group)) or "nothing"
             raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
         found = {key: inner[key] for key in inner if _is_seen(key, inner[key])}
+    if not found:
+        raise BadEpisode(f"has no observations in {map.obs!r}")
     if wanted is not None:
         if missing := [key for key in wanted if key not in found]:
             raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
         found = {key: found[key] for key in wanted}
-    if not found:
-        raise BadEpisode(f"has no observations in {map.obs!r}")
     if single := [key for key, value in found.items() if not value.shape]:
         raise BadEpisode(f"{single[0]!r} is a single number, not one for every row")
     lengths = {key: len(value) for key, value in found.items()}

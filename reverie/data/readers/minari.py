@@ -51,7 +51,9 @@ class MinariReader(Reader):
         obs, act = infer_spaces(
             self.origin, self.names(), self.read, keys or ["action"]
         )
-        return obs, act | _counted(self._data.action_space, "action")
+        known = _known(self._data.action_space, "action")
+        rest = {key: space for key, space in act.items() if key not in known}
+        return obs, act | self._counted(rest) | known
 
 
 def _seen(value: Any) -> dict[str, np.ndarray]:
@@ -88,12 +90,12 @@ def _flatten(value: Any, path: str = "") -> dict[str, np.ndarray]:
     return found
 
 
-def _counted(space: Any, name: str) -> Spaces:
+def _known(space: Any, name: str) -> Spaces:
     """The discrete actions of an environment, of which recordings may lack some."""
     inner = getattr(space, "spaces", None)
     if inner is not None:
         pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-        parts = [_counted(part, f"{name}/{key}") for key, part in pairs]
+        parts = [_known(part, f"{name}/{key}") for key, part in pairs]
         return {key: found for part in parts for key, found in part.items()}
     if hasattr(space, "n") and hasattr(space, "start"):
         start = int(space.start)

@@ -226,7 +226,7 @@ def to_ours(theirs: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     if rows < 1:
         raise ValueError("is empty")
     for key, value in theirs.items():
-        if value.shape[:1] != (rows,):
+        if value.shape[:1] != (rows,) and not key.startswith("log_"):
             raise ValueError(f"{key!r} has shape {value.shape}, wanted {rows} rows")
     ours: Episode = {
         "reward": theirs["reward"].astype(np.float32),
@@ -331,4 +331,9 @@ def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
             f"{key!r} has shape {value.shape[1:]}, wanted one-hot vectors of {width}"
         )
     parts = value.reshape(len(value), *space.shape, space.classes)
-    return (parts.argmax(-1) + space.low).astype(space.dtype)
+    index = parts.argmax(-1)
+    sure = np.isclose(parts, np.eye(space.classes)[index], atol=1e-3)
+    if not sure[1:].all():  # nothing led to the first row
+        row = 1 + int(np.argwhere(~sure[1:])[0][0])
+        raise ValueError(f"{key!r} is not one-hot in row {row}")
+    return (index + space.low).astype(space.dtype)

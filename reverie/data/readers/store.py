@@ -49,4 +49,5 @@ class StoreReader(Reader):
     def _spaces(self) -> tuple[Spaces, Spaces]:
         if self._about:
             return self._about.obs_space, self._about.act_space
-        return infer_spaces(self.origin, self._names, self.read, ["action"])
+        obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
+        return obs, self._counted(act)
