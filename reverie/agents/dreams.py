@@ -67,8 +67,7 @@ class WorldDreams:
             for key in self.act_space
         }
         start = self.world.initial(len(rows["is_first"]))
-        with _calm(self.world):
-            states = self.world.observe(start, rows, self.dice)
+        states = self.world.observe(start, rows, self.dice)
         return map1(lambda x: x[:, -1], states)
 
     @torch.no_grad()

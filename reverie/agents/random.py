@@ -33,7 +33,6 @@ class Never:
     collects = True
     finished = False
     phase = 0
-    trains = False
 
     def updates_due(self, step: int) -> int:
         return 0
@@ -61,7 +60,7 @@ class RandomAgent:
         overlap: bool = False,
     ):
         self.act_space = act_space
-        self.diet = {"train": Window(1, 1), "report": Window(1, 1, online=False)}
+        self.diet = {"report": Window(1, 1, online=False)}
         self.notes: Spaces = {}
         self.rhythm = Never()
         self.rng = np.random.Generator(np.random.PCG64(seed))

@@ -317,8 +317,7 @@ class Run(Ground):
 
     def _admit_idleness(self) -> None:
         """Say so if the run was too short for even one update."""
-        rhythm, ratio = self.agent.rhythm, self.config.run.train_ratio
-        learns = ratio > 0 if rhythm is None else getattr(rhythm, "trains", True)
+        learns = self.agent.rhythm is not None or self.config.run.train_ratio > 0
         meals = set(self.agent.diet) - {"report"}
         if learns and meals and not (self.clock.updates or self.clock.rhythm.finished):
             self.say(
