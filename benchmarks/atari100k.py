@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from reverie.view.curve import read_scores, write_curve
+from reverie.render.curve import read_scores, write_curve
 
 FOLDER = Path(__file__).parent / "atari100k"
 PUBLISHED = {

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from reverie.view.curve import draw_lines, read_scores
-from reverie.view.video import write_image
+from reverie.render.curve import draw_lines, read_scores
+from reverie.render.video import write_image
 
 WAYS = {"plain": "none", "fast": "auto"}
-TRAIN = [sys.executable, "-m", "reverie.cli", "train", "--configs", "catch"]
+TRAIN = [sys.executable, "-m", "reverie.cli.main", "train", "--configs", "catch"]
 COMMON = {
     "precision": ["bfloat16"],
     "logger.outputs": ["jsonl"],

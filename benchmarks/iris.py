@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from update import show_kernels, wait
 
-from reverie.agents.iris import Iris
-from reverie.agents.iris_config import PARTS
+from reverie.agents.iris.agent import Iris
+from reverie.agents.iris.config import PARTS
 from reverie.api import Batch, Space
 from reverie.run import device as devices
 from reverie.run.config import resolve

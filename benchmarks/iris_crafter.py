@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.view.curve import Curve, draw_curves, read_scores
-from reverie.view.video import write_image
+from reverie.render.curve import Curve, draw_curves, read_scores
+from reverie.render.video import write_image
 
 RANDOM = 1.52, 0.12
 """Score of random play and its standard error, over 100 episodes; see README.md."""

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import Space, Window
-from reverie.data.readers import npz, open_reader
-from reverie.data.recordings import RecordingFeed, RecordingsConfig
+from reverie.datasets.feed import RecordingFeed, RecordingsConfig
+from reverie.datasets.readers import npz, open_reader
 
 ACTION = {"action": Space(np.float32, (7,), -1, 1)}
 WINDOW = Window(16, 64)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from reverie.api import Space, Window
-from reverie.data.replay import Replay, ReplayConfig
+from reverie.replay.buffer import Replay, ReplayConfig
 
 ENVS = 16
 WINDOW = Window(16, 64, context=1)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reverie.nets.fast import scan, scan_loop, scan_steps
-from reverie.nets.fast.persistent import scan as persistent
-from reverie.nets.fast.scan_loop import (
+from reverie.kernels.scan import loop as scan_loop
+from reverie.kernels.scan import scan
+from reverie.kernels.scan import triton_steps as scan_steps
+from reverie.kernels.scan.loop import (
     Dense,
     Inputs,
     Normed,
@@ -27,7 +28,8 @@ from reverie.nets.fast.scan_loop import (
     Settings,
     Unbiased,
 )
-from reverie.nets.fast.streamed import scan as streamed
+from reverie.kernels.scan.persistent import scan as persistent
+from reverie.kernels.scan.streamed import scan as streamed
 
 FORMS: dict[str, ModuleType] = {
     "persistent": persistent,

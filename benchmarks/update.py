@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from reverie.agents.dreamer import Dreamer
+from reverie.agents.dreamer.agent import Dreamer
 from reverie.api import Batch, Space
 from reverie.run import device as devices
 from reverie.run.config import resolve

@@ -18,12 +18,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from reverie.agents.watcher import Watcher, WatcherConfig
-from reverie.data.sources import SourceConfig
-from reverie.data.sources.balls import Balls, make_sequences
-from reverie.data.sources.feed import SourceFeed
+from reverie.agents.vta.agent import Watcher, WatcherConfig
+from reverie.datasets.sequences import SourceConfig
+from reverie.datasets.sequences.feed import SourceFeed
+from reverie.datasets.synthetic.balls import Balls, make_sequences
 from reverie.run.device import be_quick
-from reverie.worlds.vta_config import VTAConfig
+from reverie.worlds.vta.config import VTAConfig
 
 
 def milliseconds(call: Callable[[], object], times: int, device: torch.device) -> float:

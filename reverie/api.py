@@ -581,8 +581,9 @@ class Divided(Protocol):
 class Dreams(Protocol):
     """A world to walk through one step at a time, in arrays.
 
-    `envs/dream.py` makes an environment of it, so that whoever can play, be evaluated
-    or be looked at in an environment can be in a dream. All randomness is its own.
+    `envs/adapters/world_model.py` makes an environment of it, so that
+    whoever can play, be evaluated or be looked at in an environment can be in a
+    dream. All randomness is its own.
     """
 
     obs_space: Spaces

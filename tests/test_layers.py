@@ -14,27 +14,37 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reverie"
 
-LEAVES = {"envs", "data", "log", "view"}
-"""Rooms that know only `api`."""
+LEAVES = {"envs", "replay", "datasets", "log", "render"}
+"""Subpackages that import only the contract and the file formats."""
+
+CONTRACT = {"api", "spaces", "capabilities"}
+
+BASE = CONTRACT | {"storage"}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "api": set(),
-    **{leaf: {"api"} for leaf in LEAVES},
-    # `view` draws what others show: the one leaf that log and agents may use.
-    "log": {"api", "view"},
-    "nets": {"api"},
-    "worlds": {"api", "nets"},
-    "agents": {"api", "nets", "worlds", "view"},
-    "config": {"api", "nets", "worlds", "agents", *LEAVES},
-    "convert": {"api", "nets", "worlds", "agents", "config", *LEAVES},
-    "run": {"api", "nets", "worlds", "agents", "config", "convert", *LEAVES},
-    "commands": {"api", "config", "run", *LEAVES},
-    "cli": {"api", "config", "commands"},
+    "spaces": set(),
+    "api": {"spaces"},
+    "capabilities": CONTRACT,
+    "storage": CONTRACT,
+    **dict.fromkeys(LEAVES, BASE),
+    # `render` turns arrays into pictures: the one leaf that log and agents may use.
+    "log": BASE | {"render"},
+    "nets": BASE,
+    "kernels": BASE | {"nets"},
+    "worlds": BASE | {"nets", "kernels"},
+    "agents": BASE | {"nets", "kernels", "worlds", "render"},
+    "config": CONTRACT,
+    "convert": BASE | {"nets", "worlds", "agents", "config"},
 }
+LIBRARY = {*MAY_IMPORT}
+RUNS = {"run", "evaluation", "recordings"}
+MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
+MAY_IMPORT |= dict.fromkeys(("sweep", "bench"), LIBRARY | RUNS)
+MAY_IMPORT["cli"] = CONTRACT | LEAVES | {"config", *RUNS, "sweep", "bench"}
 
 
 def room_of(module: str) -> str:
-    """`reverie.data.replay` -> `data`; the package itself -> ``."""
+    """`reverie.replay.buffer` -> `data`; the package itself -> ``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -96,8 +106,10 @@ def test_imports_point_one_way():
     [
         ("nets/a.py", "from reverie.worlds import rssm", "nets may not import"),
         ("nets/a.py", "from ..agents.dreamer import Dreamer", "nets may not import"),
-        ("data/a.py", "def f():\n    import reverie.log.logger", "a.py:2 data may not"),
-        ("view/a.py", "from reverie import log", "view may not import reverie.log"),
+        ("replay/a.py", "def f():\n    import reverie.log.logger", "a.py:2 replay may"),
+        ("replay/a.py", "from reverie.datasets import split", "replay may not import"),
+        ("datasets/a.py", "from reverie.replay import feed", "datasets may not import"),
+        ("render/a.py", "from reverie import log", "render may not import reverie.log"),
         ("run/a.py", "from reverie import cli", "run may not import reverie.cli"),
         ("envs/a.py", "import reverie", "the package's face"),
         ("utils.py", "", "'utils' is not in the plan"),
@@ -114,11 +126,14 @@ def test_an_import_that_points_back_is_named(tmp_path, file, source, complaint):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("agents/a.py", "from reverie.view.openloop import openloop_video"),
-        ("data/readers/a.py", "from ..store import Store\nfrom reverie.api import Env"),
-        ("log/a.py", "from reverie.view.video import write_video"),
-        ("commands/a.py", "def f():\n    from reverie.run import train"),
-        ("cli.py", "from reverie.commands.train import train"),
+        ("agents/a.py", "from reverie.render.openloop import openloop_video"),
+        (
+            "datasets/readers/a.py",
+            "from ..split import split\nimport reverie.api",
+        ),
+        ("log/a.py", "from reverie.render.video import write_video"),
+        ("cli/a.py", "def f():\n    from reverie.run import train"),
+        ("cli/main.py", "from reverie.cli.train import train"),
         ("__init__.py", "from reverie.run import train"),
     ],
 )

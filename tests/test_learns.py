@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from reverie.evaluation.boundaries import measure_boundaries
+from reverie.evaluation.episodes import evaluate, load_agent, play_episodes
 from reverie.run.checkpoint import locate
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate, load_agent, play_episodes
+from reverie.run.factory import EVAL_SEEDS, make_envs
 from reverie.run.folder import read_config
-from reverie.run.making import EVAL_SEEDS, make_envs
-from reverie.run.measure import measure_boundaries
 from reverie.run.train import train
 
 QUIET = {"logger.outputs": "jsonl", "run.log_every": 5, "device": "cpu"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from reverie.evaluation.episodes import evaluate
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate
 from reverie.run.train import train
 
 PARTS = ("tokenizer", "world_model", "actor_critic")

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from reverie import cli
+from reverie.cli.main import main as cli
 
 pytestmark = pytest.mark.slow
 

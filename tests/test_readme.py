@@ -15,15 +15,15 @@ import pytest
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli import COMMANDS, main
-from reverie.commands.bench import bench_envs_request, bench_request
-from reverie.commands.data import DATA, data_request
-from reverie.commands.settings import read_settings, to_config
-from reverie.commands.sweep import sweep_request
-from reverie.commands.train import BELOW, config_of
-from reverie.commands.view import VIEWS
+from reverie.cli.bench import bench_envs_request, bench_request
+from reverie.cli.data import DATA, data_request
+from reverie.cli.draw import VIEWS
+from reverie.cli.main import COMMANDS, main
+from reverie.cli.settings import read_settings, to_config
+from reverie.cli.sweep import sweep_request
+from reverie.cli.train import BELOW, config_of
+from reverie.recordings.tools import VERBS
 from reverie.run.config import Config
-from reverie.run.datasets import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"

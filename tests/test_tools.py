@@ -122,7 +122,7 @@ def test_each_module_and_the_whole_have_a_floor():
     assert low(coverage(reverie__api=(95, 100), reverie__cli=(81, 100))) != []
     assert low(coverage(reverie__api=(99, 100), reverie__cli=(81, 100))) == []
     (module,) = low(coverage(reverie__api=(1000, 1000), reverie__cli=(5, 10)))
-    assert "reverie/cli.py: 50.0 % is below 80 %; never run: lines 6-10" in module
+    assert "reverie/cli/main.py: 50.0 % is below 80 %; never run: lines 6-10" in module
     (whole,) = low(coverage(reverie__api=(85, 100)))
     assert whole.startswith("the core: 85.0 % of 100 lines is below 90 %")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import Space
-from reverie.data.readers import npz
+from reverie.datasets.readers import npz
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
 

@@ -33,9 +33,9 @@ SUITES_OUTSIDE = [
 """Simulators that are heavy, or whose pins clash with the developer install."""
 
 OUTSIDE = (
-    *(f"reverie/envs/{suite}.py" for suite in SUITES_OUTSIDE),
+    *(f"reverie/envs/suites/{suite}*" for suite in SUITES_OUTSIDE),
     # GPU twins: compared with their plain parts where there is a GPU.
-    "reverie/nets/fast/*",
+    "reverie/kernels/*",
 )
 
 

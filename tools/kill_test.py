@@ -37,10 +37,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from reverie.data.archive import named_files
-from reverie.data.segments import problem
+from reverie.replay.archive import named_files
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
+from reverie.storage.segments import problem
 
 LEFTOVERS = 16
 """Files without a name in any checkpoint that one kill may leave: the segments and
@@ -128,7 +128,7 @@ class Torture:
             "replay.capacity": "3000",
         }
         words = [word for key, value in flags.items() for word in (f"--{key}", value)]
-        python = "from reverie.cli import main; raise SystemExit(main())"
+        python = "from reverie.cli.main import main; raise SystemExit(main())"
         return [sys.executable, "-c", python, "train", "--configs", "debug", *words]
 
     def _start_and_kill(self, in_save: bool) -> bool:

@@ -11,11 +11,11 @@ import torch
 from reverie.api import Agent, Spaces, UserError
 
 AGENTS = {
-    "bc": "reverie.agents.bc:BC",
-    "dreamer": "reverie.agents.dreamer:Dreamer",
-    "iris": "reverie.agents.iris:Iris",
+    "bc": "reverie.agents.bc.agent:BC",
+    "dreamer": "reverie.agents.dreamer.agent:Dreamer",
+    "iris": "reverie.agents.iris.agent:Iris",
     "random": "reverie.agents.random:RandomAgent",
-    "watcher": "reverie.agents.watcher:Watcher",
+    "watcher": "reverie.agents.vta.agent:Watcher",
 }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from reverie.api import Batch, Metrics
-from reverie.nets.dice import Dice
+from reverie.nets.rng import Dice
 from reverie.nets.tree import map1
-from reverie.view.openloop import openloop_video
+from reverie.render.openloop import openloop_video
 
 SEQUENCES = 6
 """How many of a batch are shown."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.agents.dreamer_config import DreamerConfig
+from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import StateDict, UserError
 from reverie.nets.blocks import ByKey
 

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.data.torch_file import read_torch_file
-from reverie.nets.older import OlderEncoderConfig
+from reverie.nets.dreamerv3_torch import OlderEncoderConfig
+from reverie.storage.torch_file import read_torch_file
 
 
 def is_torch_file(path: str) -> bool:
@@ -23,7 +23,7 @@ def is_torch_file(path: str) -> bool:
 
 
 def read_encoder(path: str | Path) -> dict[str, Tensor]:
-    """The weights of its encoder, under the names of `nets/older.py`."""
+    """The weights of its encoder, under the names of `nets/dreamerv3_torch.py`."""
     data = read_torch_file(path)
     state = data.get("agent_state_dict", data) if isinstance(data, Mapping) else None
     if not isinstance(state, Mapping):

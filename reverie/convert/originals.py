@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.api import StateDict, UserError
-from reverie.convert import dreamerv3, iris, vta
+from reverie.convert import dreamerv3
+from reverie.convert.delta_iris import weights as iris
+from reverie.convert.vta import weights as vta
 
 READERS = {
     "dreamer": dreamerv3.read_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.log.record import Record
-from reverie.view.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
 
 
 class Media:

@@ -18,7 +18,7 @@ import numpy as np
 from reverie.log.appender import Appender
 from reverie.log.packages import need
 from reverie.log.record import Record
-from reverie.view.video import encode_gif, encode_png
+from reverie.render.video import encode_gif, encode_png
 
 
 class Tensorboard:

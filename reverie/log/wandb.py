@@ -12,7 +12,7 @@ import numpy as np
 
 from reverie.log.packages import need
 from reverie.log.record import Record
-from reverie.view.video import encode_gif
+from reverie.render.video import encode_gif
 
 
 class Wandb:

@@ -63,7 +63,9 @@ class Kernel(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
         self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
-        self.shadow: tuple[Tensor, Tensor] | None = None  # see nets/fast/shadow.py
+        self.shadow: tuple[Tensor, Tensor] | None = (
+            None  # see kernels/optim/low_precision_weights.py
+        )
 
     def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Weight and bias in the dtype of a computation."""

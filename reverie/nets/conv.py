@@ -35,9 +35,9 @@ from reverie.nets.blocks import (
     symexp,
     symlog,
 )
+from reverie.nets.distributions import MSE, Categorical, Output
 from reverie.nets.inputs import Concat
-from reverie.nets.outs import MSE, Categorical, Output
-from reverie.nets.standard import Standard, StandardMSE
+from reverie.nets.standardize import Standard, StandardMSE
 
 SMALLEST, LARGEST = 3, 16
 """Allowed sides of the smallest feature map."""

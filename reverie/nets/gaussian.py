@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.dice import Dice
+from reverie.nets.rng import Dice
 
 
 class Gaussian(NamedTuple):

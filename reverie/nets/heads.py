@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reverie.api import Space, Spaces, UserError
 from reverie.nets.blocks import MLP, ByKey, Linear, symexp, symlog
-from reverie.nets.outs import (
+from reverie.nets.distributions import (
     MSE,
     Action,
     Binary,

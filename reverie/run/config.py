@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reverie import config as configs
-from reverie.agents.bc import BCConfig
-from reverie.agents.dreamer import DreamerConfig
-from reverie.agents.iris_config import IrisConfig
+from reverie.agents.bc.agent import BCConfig
+from reverie.agents.dreamer.agent import DreamerConfig
+from reverie.agents.iris.config import IrisConfig
 from reverie.agents.random import RandomConfig
-from reverie.agents.watcher import WatcherConfig
+from reverie.agents.vta.agent import WatcherConfig
 from reverie.api import UserError
 from reverie.config import ConfigError, Layer
-from reverie.convert.vta_config import from_vta_file, is_vta_file
-from reverie.data import sources
-from reverie.data.replay import ReplayConfig
-from reverie.data.sources import SourceConfig
+from reverie.convert.vta.config import from_vta_file, is_vta_file
+from reverie.datasets import sequences as sources
+from reverie.datasets.sequences import SourceConfig
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
+from reverie.replay.buffer import ReplayConfig
 from reverie.run.clock import RunConfig
-from reverie.run.recordings import OfflineConfig
+from reverie.run.offline_data import OfflineConfig
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
+from reverie.evaluation.episodes import evaluate
+from reverie.render.curve import write_curve
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate
 from reverie.run.folder import place
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
-from reverie.view.curve import write_curve
 
 EPISODES = 100
 

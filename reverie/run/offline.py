@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reverie.agents.bc import OLDER
+from reverie.agents.bc.agent import OLDER
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
-from reverie.data.images import ImageConfig, fit
-from reverie.data.reading import Reading
+from reverie.datasets.images import ImageConfig, fit
+from reverie.datasets.reading import Reading
 from reverie.run import checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
 from reverie.run.folder import home_of, place, read_config, read_spaces
-from reverie.run.recordings import Recordings, images_of, same_actions
-from reverie.run.watch import learn
+from reverie.run.offline_data import Recordings, images_of, same_actions
+from reverie.run.sequences import learn
 
 
 def offline(config: Config) -> Path:

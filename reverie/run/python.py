@@ -10,10 +10,10 @@ import numpy as np
 
 from reverie.api import FLAGS, Action, Agent, Env, Obs, Space, Spaces, UserError, sight
 from reverie.envs import FROM_PYTHON, TaskFactory
+from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
 from reverie.run.config import Config, resolve, with_flags
-from reverie.run.evaluate import load_agent
 from reverie.run.folder import home_of, place, read_config, read_spaces
 
 

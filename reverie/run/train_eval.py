@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reverie.evaluation.episodes import play_episodes, summarize
 from reverie.run.config import Config
-from reverie.run.evaluate import play_episodes, summarize
-from reverie.run.making import MakeEnv
-from reverie.run.parts import Run
-from reverie.run.watch import watch, watches
+from reverie.run.factory import MakeEnv
+from reverie.run.online_run import Run
+from reverie.run.sequences import watch, watches
 
 
 def train_eval(config: Config, make_env: MakeEnv | None = None) -> Path:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch
-from reverie.nets.outs import Output
+from reverie.nets.distributions import Output
 
 
 def outcome_losses(

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from reverie import agents
-from reverie.agents.bc import BC, BCConfig, led_to
-from reverie.agents.bc_head import ActionScale, CloneHead, CloneHeadConfig, Mixture
-from reverie.agents.eyes import check_order
+from reverie.agents.bc.agent import BC, BCConfig, led_to
+from reverie.agents.bc.feature_extractor import check_order
+from reverie.agents.bc.head import ActionScale, CloneHead, CloneHeadConfig, Mixture
 from reverie.agents.random import RandomConfig
 from reverie.api import Moments, Space, UserError
-from reverie.nets.adam import AdamConfig
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import EncoderConfig
+from reverie.nets.optim.adam import AdamConfig
 from reverie.run.config import resolve
 
 CPU = torch.device("cpu")
@@ -246,7 +246,7 @@ TINY = [
 
 
 def dreamer(obs=SEEN):
-    from reverie.agents.dreamer import Dreamer
+    from reverie.agents.dreamer.agent import Dreamer
 
     settings = resolve(["debug"], flags=TINY).dreamer
     return Dreamer(obs, DONE, settings, device=CPU)

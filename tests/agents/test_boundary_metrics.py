@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.agents import boundary_metrics as metrics
+from reverie.agents.vta import boundary_metrics as metrics
 
 
 def marks(*rows: str) -> np.ndarray:

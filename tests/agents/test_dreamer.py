@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from reverie import agents
-from reverie.agents.actor_critic import ImagLossConfig
-from reverie.agents.dreamer import Dreamer, DreamerConfig
-from reverie.agents.dreamer_making import make_actor_critic, make_rssm
-from reverie.agents.sizes import size_of, sizes
+from reverie.agents.dreamer.actor_critic import ImagLossConfig
+from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
+from reverie.agents.dreamer.factory import make_actor_critic, make_rssm
+from reverie.agents.weights import size_of, sizes
 from reverie.api import Space, UserError
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
-from reverie.nets.optim import OptConfig
-from reverie.worlds.rssm import RSSMConfig
+from reverie.nets.optim.laprop import OptConfig
+from reverie.worlds.rssm.world import RSSMConfig
 
 CPU = torch.device("cpu")
 F32, I32, BOOL, U8 = (np.dtype(x) for x in ("float32", "int32", "bool", "uint8"))

@@ -9,17 +9,17 @@ import pytest
 import torch
 import yaml
 
-from reverie.agents.iris import Iris, to_segment
-from reverie.agents.iris_config import PARTS, IrisConfig
-from reverie.agents.iris_report import from_first_frames
+from reverie.agents.iris.agent import Iris, to_segment
+from reverie.agents.iris.config import PARTS, IrisConfig
+from reverie.agents.iris.report import from_first_frames
 from reverie.api import Agent, Divided, Judging, Space, UserError, Window
-from reverie.data.feed import ReplayFeed
-from reverie.data.replay import Replay, ReplayConfig
-from reverie.envs.catch import Catch, CatchConfig
-from reverie.envs.pool import LocalPool, PoolConfig
-from reverie.nets.dice import Dice
+from reverie.envs.suites.catch import Catch, CatchConfig
+from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.nets.rng import Dice
+from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.feed import ReplayFeed
 from reverie.run.config import resolve
-from reverie.run.parts import rest_at_end
+from reverie.run.online_run import rest_at_end
 from reverie.worlds.iris.world import IrisWorld
 
 FLAG = Space(np.dtype(bool))

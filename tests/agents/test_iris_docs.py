@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from reverie import config as configs
-from reverie.agents.iris_config import PARTS
+from reverie.agents.iris.config import PARTS
 from reverie.run.config import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "iris.md"

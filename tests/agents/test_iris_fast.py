@@ -12,12 +12,12 @@ import pytest
 import torch
 from test_iris import lived, make_env, settings
 
-from reverie.agents.iris import Iris
-from reverie.agents.iris_config import PARTS
-from reverie.agents.pixel_actor_critic import Recall
-from reverie.agents.pixel_actor_critic_fast import FastPixelNet
-from reverie.nets import fast
-from reverie.nets.fast.shadow import Shadows
+from reverie.agents.iris.actor_critic import Recall
+from reverie.agents.iris.agent import Iris
+from reverie.agents.iris.config import PARTS
+from reverie.agents.iris.fast import FastPixelNet
+from reverie.kernels import accelerate as fast
+from reverie.kernels.optim.low_precision_weights import Shadows
 
 pytest.importorskip("triton")
 

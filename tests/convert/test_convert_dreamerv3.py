@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.agents.dreamer import Dreamer, DreamerConfig
+from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
 from reverie.api import Space, UserError
 from reverie.convert.dreamerv3 import (
     config_from_original,

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.agents.iris import Iris
-from reverie.agents.iris_config import IrisConfig
-from reverie.agents.pixel_actor_critic import PixelActorCriticConfig
+from reverie.agents.iris.actor_critic import PixelActorCriticConfig
+from reverie.agents.iris.agent import Iris
+from reverie.agents.iris.config import IrisConfig
 from reverie.api import FLAGS, Space, UserError
-from reverie.convert.iris import from_original, read_checkpoint
+from reverie.convert.delta_iris.weights import from_original, read_checkpoint
 from reverie.convert.originals import read_original
-from reverie.data.torch_file import read_torch_file
 from reverie.run.config import resolve
-from reverie.run.making import take_over
+from reverie.run.factory import take_over
+from reverie.storage.torch_file import read_torch_file
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from iris_world_recording import (

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from reverie.agents.watcher import Watcher, WatcherConfig
+from reverie.agents.vta.agent import Watcher, WatcherConfig
 from reverie.api import UserError
 from reverie.convert.originals import read_original
-from reverie.convert.vta import read_checkpoint
+from reverie.convert.vta.weights import read_checkpoint
 from reverie.run.config import resolve
-from reverie.run.making import take_over
+from reverie.run.factory import take_over
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from vta_recording import MODELS, VTARecording, tensors

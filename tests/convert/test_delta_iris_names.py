@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.convert.delta_iris_names import (
+from reverie.convert.delta_iris.names import (
     TOKENIZER,
     WORLD_MODEL,
     Place,

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.agents.bc import BC, OLDER, BCConfig
-from reverie.agents.bc_head import CloneHeadConfig
+from reverie.agents.bc.agent import BC, OLDER, BCConfig
+from reverie.agents.bc.head import CloneHeadConfig
 from reverie.api import Space, UserError
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
-from reverie.nets.older import OlderEncoder, OlderEncoderConfig
+from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
 SPACES = {

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from reverie import envs
-from reverie.envs.atari import GAMES, Atari, AtariConfig, installed_games
+from reverie.envs.suites.atari import GAMES, Atari, AtariConfig, installed_games
 from reverie.run.config import resolve
 
 pytest.importorskip("ale_py")

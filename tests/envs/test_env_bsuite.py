@@ -9,7 +9,12 @@ import pytest
 
 from reverie import envs
 from reverie.api import Obs, UserError
-from reverie.envs.bsuite import EXPERIMENTS, BSuiteConfig, is_experiment, make_bsuite
+from reverie.envs.suites.bsuite import (
+    EXPERIMENTS,
+    BSuiteConfig,
+    is_experiment,
+    make_bsuite,
+)
 from reverie.run.config import resolve
 
 pytest.importorskip("bsuite")

@@ -9,8 +9,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import Obs, Space, Spaces
-from reverie.envs.catch import Catch, CatchConfig
-from reverie.envs.check import check_env, describe
+from reverie.envs.checker import check_env, describe
+from reverie.envs.suites.catch import Catch, CatchConfig
 
 F32 = np.dtype(np.float32)
 
@@ -218,7 +218,7 @@ def test_wrappers_do_not_hide_mistakes() -> None:
 
 
 def test_a_slow_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reverie.envs.check.SLOW_STEP", 0.0)
+    monkeypatch.setattr("reverie.envs.checker.SLOW_STEP", 0.0)
     assert any("a step takes" in f.what for f in check_env(Catch(), steps=20))
 
 

@@ -29,10 +29,19 @@ import torch
 from reverie import envs
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import FLAGS, Env, Obs, sight
-from reverie.envs.check import check_env
-from reverie.envs.seat import is_resumable
+from reverie.envs.checker import check_env
+from reverie.envs.suites.atari import AtariConfig
+from reverie.envs.suites.crafter import CrafterConfig
+from reverie.envs.suites.dmc import DMCConfig
+from reverie.envs.suites.loconav import LocoNavConfig
+from reverie.envs.suites.metaworld import MetaWorldConfig
+from reverie.envs.suites.minecraft import MinecraftConfig
+from reverie.envs.suites.mujoco import MuJoCoConfig
+from reverie.envs.suites.pinpad import PinPadConfig
+from reverie.envs.suites.robosuite import RobosuiteConfig
+from reverie.envs.vector.slot import is_resumable
 from reverie.envs.wrappers import Wrapper
-from reverie.run.evaluate import play_episodes
+from reverie.evaluation.episodes import play_episodes
 
 BUILT_IN = [
     "catch",
@@ -81,22 +90,22 @@ def moving() -> dict[str, envs.EnvConfig]:
     """MuJoCo; where it draws, actions are held long, so that an episode is short."""
     seen: dict[str, Any] = {"image": DRAW, "repeat": 20 if DRAW else 1}
     cameras = ("agentview", "robot0_eye_in_hand") if DRAW else ()
-    robosuite = envs.RobosuiteConfig(cameras=cameras, object=True, horizon=10)
+    robosuite = RobosuiteConfig(cameras=cameras, object=True, horizon=10)
     return {
-        "dmc": replace(CUT, dmc=envs.DMCConfig(**seen)),
-        "mujoco": replace(CUT, mujoco=envs.MuJoCoConfig(**seen)),
-        "metaworld": replace(CUT, metaworld=envs.MetaWorldConfig(**seen)),
+        "dmc": replace(CUT, dmc=DMCConfig(**seen)),
+        "mujoco": replace(CUT, mujoco=MuJoCoConfig(**seen)),
+        "metaworld": replace(CUT, metaworld=MetaWorldConfig(**seen)),
         "robosuite": replace(CUT, robosuite=robosuite),
-        "loconav": replace(CUT, loconav=envs.LocoNavConfig(repeat=8)),
+        "loconav": replace(CUT, loconav=LocoNavConfig(repeat=8)),
     }
 
 
 CONFIGS = {
-    "pinpad": envs.EnvConfig(pinpad=envs.PinPadConfig(length=60)),
-    "crafter": envs.EnvConfig(crafter=envs.CrafterConfig(length=60)),
-    "atari": envs.EnvConfig(atari=envs.AtariConfig(length=240)),
+    "pinpad": envs.EnvConfig(pinpad=PinPadConfig(length=60)),
+    "crafter": envs.EnvConfig(crafter=CrafterConfig(length=60)),
+    "atari": envs.EnvConfig(atari=AtariConfig(length=240)),
     **moving(),
-    "minecraft": envs.EnvConfig(minecraft=envs.MinecraftConfig(length=60)),
+    "minecraft": envs.EnvConfig(minecraft=MinecraftConfig(length=60)),
     **dict.fromkeys(("catch", "memory", "reach", "dummy", "dmlab"), envs.EnvConfig()),
 }
 """Settings that end episodes soon; the suites that are not here are cut short."""
@@ -383,7 +392,7 @@ def test_pinpad_pays_nothing_for_another_order() -> None:
 
 def test_pinpad_has_the_published_settings() -> None:
     env = envs.make("pinpad_six")
-    assert envs.PinPadConfig().length == 10_000
+    assert PinPadConfig().length == 10_000
     assert env.obs_space["image"].shape == (64, 64, 3)
     assert env.act_space["action"].classes == 5
     room = envs.pinpad.PinPad("six")

@@ -12,8 +12,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import craftax
-from reverie.envs.craftax import Craftax, CraftaxConfig
+from reverie.envs.suites import craftax
+from reverie.envs.suites.craftax import Craftax, CraftaxConfig
 
 
 class Achievement(enum.Enum):

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.envs import CrafterConfig
-from reverie.envs.crafter import ACHIEVEMENTS, Crafter, crafter_score, make_game
+from reverie.envs.suites.crafter import (
+    ACHIEVEMENTS,
+    Crafter,
+    CrafterConfig,
+    crafter_score,
+    make_game,
+)
 from reverie.run.config import resolve
 
 pytest.importorskip("crafter")
@@ -19,7 +24,7 @@ pytest.importorskip("crafter")
 PLAY = """
 import hashlib
 import numpy as np
-from reverie.envs.crafter import Crafter
+from reverie.envs.suites.crafter import Crafter
 litter = [object() for _ in range({litter})]  # other addresses, other set orders
 env, rng, digest = Crafter(seed=0), np.random.default_rng(0), hashlib.sha256()
 env.reset(seed=3)
@@ -51,7 +56,7 @@ def test_two_processes_play_the_same_game() -> None:
 def test_worlds_are_those_of_the_stock_generator(seed: int) -> None:
     from crafter import constants, engine, objects, worldgen
 
-    from reverie.envs.terrain import generate_world
+    from reverie.envs.suites.crafter.terrain import generate_world
 
     found = []
     for generate in (worldgen.generate_world, generate_world):
@@ -109,7 +114,7 @@ def test_pictures_are_those_of_the_stock_game(
 def test_noise_is_that_of_the_library() -> None:
     from opensimplex import OpenSimplex
 
-    from reverie.envs.terrain import Simplex
+    from reverie.envs.suites.crafter.terrain import Simplex
 
     library, simplex = OpenSimplex(seed=9), Simplex(9)
     x, y = np.random.default_rng(0).uniform(-50, 130, (2, 1000))

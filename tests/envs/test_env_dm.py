@@ -10,7 +10,7 @@ import pytest
 
 from reverie.api import sight
 from reverie.envs import make
-from reverie.envs.dm import FromDm
+from reverie.envs.adapters.dm_env import FromDm
 
 
 def spec(shape: tuple[int, ...], dtype: Any = np.float64, **more: Any) -> Any:

@@ -11,7 +11,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import Env, UserError, sight
-from reverie.envs import dmc, headless
+from reverie.envs import headless
+from reverie.envs.suites import dmc
 from reverie.run.config import resolve
 
 pytest.importorskip("dm_control")

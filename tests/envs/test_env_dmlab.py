@@ -14,7 +14,7 @@ from deepmind_lab_stand_in import INSTRUCTION, Lab
 from reverie import envs
 from reverie.api import UserError
 from reverie.envs import language
-from reverie.envs.dmlab import LEVELS, DMLab, DMLabConfig
+from reverie.envs.suites.dmlab import LEVELS, DMLab, DMLabConfig
 
 Make = Callable[..., tuple[DMLab, Lab]]
 MAZE = "explore_goal_locations_small"

@@ -8,12 +8,12 @@ import torch
 
 from reverie import agents
 from reverie.api import Dreaming, UserError
-from reverie.envs.catch import Catch, CatchConfig
-from reverie.envs.check import check_env
-from reverie.envs.dream import Dream, FromEnv, FromEpisodes
-from reverie.envs.pool import LocalPool, PoolConfig
+from reverie.envs.adapters.world_model import Dream, FromEnv, FromEpisodes
+from reverie.envs.checker import check_env
+from reverie.envs.suites.catch import Catch, CatchConfig
+from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
-from reverie.run.evaluate import play_episodes
 
 BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
 SIZES = {"iris": 4, "dreamer": 12}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.envs.lift import STEP, TURN, Scene, lift
+from reverie.envs.suites.robosuite.lift import STEP, TURN, Scene, lift
 
 WIDE, CUBE = 0.08, 0.042
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from reverie.api import FLAGS, Space
-from reverie.envs.pool import PoolConfig, make_pool
+from reverie.envs.vector.pool import PoolConfig, make_pool
 from reverie.run.config import resolve
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 
 
 class Countdown:

@@ -10,7 +10,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError, sight
-from reverie.envs import loconav
+from reverie.envs.suites import loconav
 
 
 def steps_to_goal(text: str) -> int:

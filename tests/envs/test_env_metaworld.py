@@ -11,7 +11,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError, sight
-from reverie.envs import headless, metaworld
+from reverie.envs import headless
+from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
 
 CAMERAS = {*metaworld.UPSIDE_DOWN, "topview", "behindGripper", "gripperPOV"}

@@ -11,7 +11,7 @@ import pytest
 from minerl_stand_in import ITEMS, Game
 
 from reverie import envs
-from reverie.envs.minecraft import Minecraft, MinecraftConfig
+from reverie.envs.suites.minecraft import Minecraft, MinecraftConfig
 
 Make = Callable[..., tuple[Minecraft, Game]]
 

@@ -8,7 +8,7 @@ import pytest
 from reverie import envs
 from reverie.api import UserError, sight
 from reverie.envs import language
-from reverie.envs.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
+from reverie.envs.suites.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
 
 pytest.importorskip("minigrid")
 

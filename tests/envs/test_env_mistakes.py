@@ -13,7 +13,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.cli import main
+from reverie.cli.main import main
 from reverie.envs import suite as suite_module
 
 Say = Callable[[str], tuple[int, str]]

@@ -7,7 +7,8 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError, sight
-from reverie.envs import headless, mujoco
+from reverie.envs import headless
+from reverie.envs.suites import mujoco
 
 pytest.importorskip("mujoco")
 pytest.importorskip("imageio")

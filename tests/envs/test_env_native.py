@@ -15,11 +15,11 @@ import pytest
 
 from reverie import envs
 from reverie.api import Envs, Obs, UserError
-from reverie.envs import native
+from reverie.envs.suites.atari import AtariConfig, native
 
 pytest.importorskip("ale_py")
 
-SHORT = envs.AtariConfig(size=(64, 64), gray=False, actions="minimal", length=80)
+SHORT = AtariConfig(size=(64, 64), gray=False, actions="minimal", length=80)
 
 
 class FakeEnvPool:
@@ -171,7 +171,7 @@ def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
     import ale_py
 
     monkeypatch.setattr(ale_py, "AtariVectorEnv", Recorder)
-    native.Ale("montezuma_revenge", envs.AtariConfig(), 5)
+    native.Ale("montezuma_revenge", AtariConfig(), 5)
     assert asked == {
         "game": "montezuma_revenge",
         "count": 5,
@@ -199,17 +199,17 @@ def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
         ("atari_pong", envs.EnvConfig(length=9), "cannot be wrapped"),
         (
             "atari_pong",
-            envs.EnvConfig(atari=envs.AtariConfig(lives="discount")),
+            envs.EnvConfig(atari=AtariConfig(lives="discount")),
             "life is lost",
         ),
         (
             "atari_pong",
-            envs.EnvConfig(atari=envs.AtariConfig(min_noops=1)),
+            envs.EnvConfig(atari=AtariConfig(min_noops=1)),
             "no min_noops",
         ),
         (
             "atari_pong",
-            envs.EnvConfig(atari=envs.AtariConfig(resize_first=True)),
+            envs.EnvConfig(atari=AtariConfig(resize_first=True)),
             "no resize_first",
         ),
     ],

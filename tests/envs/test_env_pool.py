@@ -21,7 +21,7 @@ import pytest
 from reverie import envs
 from reverie.api import Obs, UserError
 from reverie.envs import EnvFailure, PoolConfig, TaskFactory, make_pool
-from reverie.envs.catch import Catch, CatchConfig
+from reverie.envs.suites.catch import Catch, CatchConfig
 
 LOCAL = PoolConfig(workers=0, failures=3)
 WORKERS = PoolConfig(workers=2, timeout=20, failures=3)
@@ -396,7 +396,7 @@ def test_what_cannot_travel_is_refused_with_the_way_out() -> None:
 
 def test_environments_must_agree_on_their_spaces() -> None:
     def make(index: int) -> Catch:
-        return Catch(envs.CatchConfig(size=(16, 16 + index)))
+        return Catch(CatchConfig(size=(16, 16 + index)))
 
     with pytest.raises(UserError, match="other spaces"):
         make_pool(make, 2, LOCAL)

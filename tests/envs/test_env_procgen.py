@@ -12,7 +12,7 @@ from PIL import Image
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs.procgen import GAMES, Procgen, ProcgenConfig
+from reverie.envs.suites.procgen import GAMES, Procgen, ProcgenConfig
 
 
 class Game:

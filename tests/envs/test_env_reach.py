@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.envs.reach import Reach, ReachConfig
+from reverie.envs.suites.reach import Reach, ReachConfig
 
 
 def play(env: Reach, seed: int, policy) -> list[dict]:

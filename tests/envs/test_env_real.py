@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.envs import memorymaze, metaworld, robosuite
+from reverie.envs.suites import memorymaze, metaworld, robosuite
+from reverie.envs.suites.loconav import LocoNavConfig
+from reverie.envs.suites.metaworld import MetaWorldConfig
+from reverie.envs.suites.robosuite import RobosuiteConfig
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +46,7 @@ def test_frames_of_dmc_show_the_scene() -> None:
 @draws
 @needs("dm_control")
 def test_frames_of_loconav_show_the_maze_from_above() -> None:
-    config = envs.EnvConfig(loconav=envs.LocoNavConfig(log_image=True))
+    config = envs.EnvConfig(loconav=LocoNavConfig(log_image=True))
     env = envs.make("loconav_ant_maze_m", config)
     image = env.reset()["log/image"]
     env.close()
@@ -72,7 +75,7 @@ class TestMetaWorld:
         assert set(metaworld.TASKS) == set(ALL_V3_ENVIRONMENTS)
 
     def test_every_episode_has_a_goal_of_its_own_that_is_seen(self) -> None:
-        config = envs.EnvConfig(metaworld=envs.MetaWorldConfig(image=False))
+        config = envs.EnvConfig(metaworld=MetaWorldConfig(image=False))
         env = envs.make("metaworld_reach-v3", config)
         goals = [env.reset()["vector"][-3:] for _ in range(3)]
         env.close()
@@ -93,7 +96,7 @@ class TestMetaWorld:
 class TestRobosuite:
     @pytest.fixture
     def lift(self) -> Iterator[Any]:
-        config = envs.RobosuiteConfig(cameras=(), object=True, hard_reset=False)
+        config = RobosuiteConfig(cameras=(), object=True, hard_reset=False)
         env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
         yield env
         env.close()
@@ -106,7 +109,7 @@ class TestRobosuite:
 
     @pytest.mark.parametrize(("task", "size"), [("Lift", 10), ("Can", 14)])
     def test_objects_have_the_size_of_the_datasets(self, task: str, size: int) -> None:
-        config = envs.RobosuiteConfig(cameras=(), object=True, hard_reset=False)
+        config = RobosuiteConfig(cameras=(), object=True, hard_reset=False)
         env = envs.make(f"robosuite_{task}", envs.EnvConfig(robosuite=config))
         assert env.obs_space["object"].shape == (size,)
         assert env.act_space["action"].shape == (7,)
@@ -125,7 +128,7 @@ class TestRobosuite:
     def test_two_arms_and_sponges_play_an_episode(
         self, task: str, actions: int, fingers: int
     ) -> None:
-        config = envs.RobosuiteConfig(cameras=(), hard_reset=False, horizon=3)
+        config = RobosuiteConfig(cameras=(), hard_reset=False, horizon=3)
         env = envs.make(f"robosuite_{task}", envs.EnvConfig(robosuite=config))
         assert env.act_space["action"].shape == (actions,)
         assert ("robot0_gripper_qpos" in env.obs_space) == (fingers > 0)
@@ -155,7 +158,7 @@ class TestRobosuite:
         assert lift.step(zero(lift))["log/success"] == 1
 
     def test_the_expert_lifts_the_cube(self) -> None:
-        config = envs.RobosuiteConfig(cameras=(), hard_reset=False, end_on_success=True)
+        config = RobosuiteConfig(cameras=(), hard_reset=False, end_on_success=True)
         env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
         ends = []
         for seed in range(5):
@@ -168,7 +171,7 @@ class TestRobosuite:
 
     @draws
     def test_frames_of_both_cameras_are_upright(self) -> None:
-        config = envs.RobosuiteConfig(cameras=("agentview", "robot0_eye_in_hand"))
+        config = RobosuiteConfig(cameras=("agentview", "robot0_eye_in_hand"))
         env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
         image = env.reset()["image"].astype(np.float32)
         env.close()

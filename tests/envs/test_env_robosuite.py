@@ -13,10 +13,11 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError, sight
-from reverie.cli import main
-from reverie.data.readers import open_reader
-from reverie.envs import headless, robosuite
-from reverie.envs.robosuite import RobosuiteConfig
+from reverie.cli.main import main
+from reverie.datasets.readers import open_reader
+from reverie.envs import headless
+from reverie.envs.suites import robosuite
+from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.run.config import resolve
 
 OPTIONS = """

@@ -14,6 +14,9 @@ import pytest
 
 from reverie import envs
 from reverie.api import Env, UserError
+from reverie.envs.suites.atari import AtariConfig
+from reverie.envs.suites.catch import CatchConfig
+from reverie.envs.suites.memory import MemoryConfig
 
 PLANNED = [name for name, suite in envs.SUITES.items() if suite.build is None]
 
@@ -112,7 +115,7 @@ def test_every_suite_has_a_row_and_a_line_in_the_table() -> None:
 
 
 def test_action_repeat_multiplies_the_suite_and_the_wrapper() -> None:
-    config = envs.EnvConfig(repeat=2, atari=envs.AtariConfig(repeat=4))
+    config = envs.EnvConfig(repeat=2, atari=AtariConfig(repeat=4))
     assert envs.action_repeat("atari_pong", config) == 8
     assert envs.action_repeat("atari100k_pong", config) == 8
     assert envs.action_repeat("catch", config) == 2
@@ -183,9 +186,9 @@ def test_importing_the_table_imports_no_simulator_and_no_torch() -> None:
     [
         lambda: envs.EnvConfig(repeat=0),
         lambda: envs.PoolConfig(workers=-2),
-        lambda: envs.CatchConfig(rows=1),
-        lambda: envs.MemoryConfig(cues=1),
-        lambda: envs.AtariConfig(pooling=5),
+        lambda: CatchConfig(rows=1),
+        lambda: MemoryConfig(cues=1),
+        lambda: AtariConfig(pooling=5),
     ],
 )
 def test_configs_refuse_what_cannot_work(wrong: object) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from reverie.nets.adam import Adam, AdamConfig, decaying
 from reverie.nets.blocks import Linear, Norm
+from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import Conv
 from reverie.nets.transformer import Dense, Embedding
 

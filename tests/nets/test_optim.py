@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.nets.optim import OptConfig, Optimizer, learning_rate
+from reverie.nets.optim.laprop import OptConfig, Optimizer, learning_rate
 
 PLAIN = OptConfig(lr=0.1, warmup=0, agc=0.0)
 

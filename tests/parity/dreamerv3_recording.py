@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reverie.agents.dreamer import Dreamer
+from reverie.agents.dreamer.agent import Dreamer
 from reverie.api import FLAGS, RESERVED, Space
 from reverie.convert.dreamerv3 import config_from_original, from_original
-from reverie.nets.dice import Dice
+from reverie.nets.rng import Dice
 
 HERE = Path(__file__).parent
 FOLDER = (

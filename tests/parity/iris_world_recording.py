@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from reverie.api import Space
-from reverie.convert.delta_iris_names import (
+from reverie.convert.delta_iris.names import (
     TOKENIZER,
     WORLD_MODEL,
     places,
     take_over,
 )
-from reverie.nets.adam import Adam, AdamConfig, decaying
-from reverie.nets.dice import Dice
+from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
+from reverie.nets.rng import Dice
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vta_recording import groups, load, under
 
-from reverie.agents import boundary_metrics as metrics
+from reverie.agents.vta import boundary_metrics as metrics
 
 DATA = load("boundary_metrics")
 

@@ -24,7 +24,7 @@ from dreamerv3_recording import (
 )
 
 from reverie.convert.dreamerv3 import original_name, to_original
-from reverie.nets.dice import Dice
+from reverie.nets.rng import Dice
 
 CALLS = 3
 

@@ -22,7 +22,7 @@ from dreamerv3_recording import (
     under,
 )
 
-from reverie.agents.dreamer import Dreamer
+from reverie.agents.dreamer.agent import Dreamer
 from reverie.convert.dreamerv3 import from_original, original_name
 
 triton = pytest.importorskip("triton")

@@ -11,11 +11,18 @@ from reverie.agents.returns import lambda_return
 from reverie.api import Space
 from reverie.nets.blocks import BlockLinear, Linear, Norm, initialize, symexp, symlog
 from reverie.nets.conv import Conv, double, halve
-from reverie.nets.dice import Dice
+from reverie.nets.distributions import (
+    Binary,
+    Categorical,
+    Normal,
+    OneHot,
+    TwoHot,
+    symexp_bins,
+)
 from reverie.nets.normalize import Normalize, NormalizeConfig
-from reverie.nets.optim import OptConfig, Optimizer
-from reverie.nets.outs import Binary, Categorical, Normal, OneHot, TwoHot, symexp_bins
-from reverie.worlds.rssm import Dynamics, RSSMConfig, State
+from reverie.nets.optim.laprop import OptConfig, Optimizer
+from reverie.nets.rng import Dice
+from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
 
 CASES = load("units")
 
@@ -213,7 +220,7 @@ def test_optimizer(name):
 
 
 def test_cosine_really_ends_at_a_tenth_unless_told_otherwise():
-    from reverie.nets.optim import learning_rate
+    from reverie.nets.optim.laprop import learning_rate
 
     config = OptConfig(lr=1e-2, warmup=2, anneal=6, schedule="cosine")
     end = learning_rate(config, torch.tensor(100.0))

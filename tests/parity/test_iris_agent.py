@@ -23,16 +23,17 @@ from iris_world_recording import (
     under,
 )
 
-from reverie.agents.iris import to_segment
-from reverie.agents.iris_report import judge
-from reverie.agents.pixel_actor_critic import PixelActorCritic, PixelActorCriticConfig
+from reverie.agents.iris.actor_critic import PixelActorCritic, PixelActorCriticConfig
+from reverie.agents.iris.agent import to_segment
+from reverie.agents.iris.report import judge
 from reverie.agents.returns import lambda_return
 from reverie.api import Space, Window, WorldLoss
-from reverie.convert.delta_iris_names import places, take_over
-from reverie.convert.iris import ACTOR_CRITIC
-from reverie.data.episodes import Cutter, Episodes, chances, place
-from reverie.data.replay import Replay, ReplayConfig
-from reverie.nets.adam import AdamConfig
+from reverie.convert.delta_iris.names import places, take_over
+from reverie.convert.delta_iris.weights import ACTOR_CRITIC
+from reverie.nets.optim.adam import AdamConfig
+from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.episodes import Cutter, Episodes
+from reverie.storage.episode_windows import chances, place
 from reverie.worlds.iris.segment import Segment
 from reverie.worlds.iris.world import IrisWorld
 

@@ -22,9 +22,9 @@ from iris_world_recording import (
     under,
 )
 
-from reverie.nets.adam import AdamConfig, decaying
 from reverie.nets.blocks import symlog
-from reverie.nets.outs import SymlogTwoHot, symlog_bins
+from reverie.nets.distributions import SymlogTwoHot, symlog_bins
+from reverie.nets.optim.adam import AdamConfig, decaying
 from reverie.worlds.iris.dynamics import head_rows
 
 IO = load("world_model_io")

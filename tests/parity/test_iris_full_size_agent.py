@@ -10,10 +10,10 @@ import pytest
 import torch
 from iris_world_recording import as_bytes, by_rule, has, load, under
 
-from reverie.agents.pixel_actor_critic import PixelActorCritic
-from reverie.convert.delta_iris_names import places, take_over
-from reverie.convert.iris import ACTOR_CRITIC
-from reverie.nets.adam import Adam
+from reverie.agents.iris.actor_critic import PixelActorCritic
+from reverie.convert.delta_iris.names import places, take_over
+from reverie.convert.delta_iris.weights import ACTOR_CRITIC
+from reverie.nets.optim.adam import Adam
 from reverie.run.config import resolve
 
 SIZES = [size for size in ("crafter", "atari") if has(f"fullsize_{size}")]

@@ -21,7 +21,7 @@ from iris_world_recording import (
     under,
 )
 
-from reverie.nets.adam import AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig, decaying
 from reverie.nets.transformer import Dense
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
 

@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 
 import triton
 
-from reverie.nets import fast
-from reverie.nets.fast.adam import FusedAdam
+from reverie.kernels import accelerate as fast
+from reverie.kernels.optim.adam import FusedAdam
 
 pytestmark = [
     pytest.mark.slow,

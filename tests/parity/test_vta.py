@@ -14,10 +14,10 @@ from vta_recording import (
     under,
 )
 
-from reverie.convert.vta import from_reference
-from reverie.nets.amsgrad import AMSGrad, AMSGradConfig
+from reverie.convert.vta.weights import from_reference
+from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
-from reverie.worlds.boundaries import (
+from reverie.worlds.vta.boundaries import (
     annealed,
     draw_flags,
     entropy,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vta_recording import groups, load, under
 
-from reverie.data.sources import balls, maze
+from reverie.datasets.synthetic import balls, maze
 
 BALLS, MAZE = load("bouncing_balls"), load("maze")
 

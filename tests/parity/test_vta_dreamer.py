@@ -11,8 +11,8 @@ import torch
 from vta_recording import NoiseDice, load, tensors, under
 
 from reverie.api import Space
-from reverie.worlds.boundaries import READ
-from reverie.worlds.vta_recurrent import (
+from reverie.worlds.vta.boundaries import READ
+from reverie.worlds.vta.recurrent import (
     Dynamics,
     SegmentsConfig,
     State,

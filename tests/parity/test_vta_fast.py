@@ -14,17 +14,20 @@ from test_vta import cannot_matter, close
 from vta_recording import MODELS, NoiseDice, VTARecording, tensors, under
 
 from reverie.api import Space
-from reverie.convert.vta import from_reference
-from reverie.nets.amsgrad import AMSGradConfig
-from reverie.nets.dice import Dice
-from reverie.worlds.vta import VTA
-from reverie.worlds.vta_config import VTAConfig
+from reverie.convert.vta.weights import from_reference
+from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.rng import Dice
+from reverie.worlds.vta.config import VTAConfig
+from reverie.worlds.vta.world import VTA
 
 pytest.importorskip("triton")
 
-from reverie.nets.fast import accelerate, batch_norm, patches, unit_scan
-from reverie.nets.fast.amsgrad import FusedAMSGrad
-from reverie.nets.fast.batch_norm import FastImageDecoder, FastImageEncoder
+from reverie.kernels.accelerate import accelerate
+from reverie.kernels.conv import patches
+from reverie.kernels.norm import batch_norm
+from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
+from reverie.kernels.optim.amsgrad import FusedAMSGrad
+from reverie.kernels.scan import gru_loop as unit_scan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

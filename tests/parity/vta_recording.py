@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from reverie.api import Space
-from reverie.convert.vta import from_reference
-from reverie.nets.dice import Dice
-from reverie.worlds.vta import VTA
-from reverie.worlds.vta_config import VTAConfig
+from reverie.convert.vta.weights import from_reference
+from reverie.nets.rng import Dice
+from reverie.worlds.vta.config import VTAConfig
+from reverie.worlds.vta.world import VTA
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("REVERIE_PARITY_DIR", HERE.parent / "fixtures")) / "vta"

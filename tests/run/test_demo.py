@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from reverie.cli import main
+from reverie.cli.main import main
 from reverie.run.folder import place
 
 

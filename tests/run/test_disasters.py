@@ -27,21 +27,21 @@ import pytest
 import torch
 
 from reverie import envs as suites
-from reverie.agents.dreamer import Dreamer
-from reverie.cli import main
-from reverie.commands.settings import read_settings
-from reverie.commands.train import training_config
-from reverie.data.archive import named_files
-from reverie.data.segments import problem
-from reverie.data.store import cut_episodes
-from reverie.envs.seat import EnvFailure
+from reverie.agents.dreamer.agent import Dreamer
+from reverie.cli.main import main
+from reverie.cli.settings import read_settings
+from reverie.cli.train import training_config
+from reverie.envs.vector.slot import EnvFailure
+from reverie.replay.archive import named_files
+from reverie.replay.cut_episodes import cut_episodes
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
+from reverie.run.factory import EVAL_SEEDS
 from reverie.run.folder import read_config
-from reverie.run.making import EVAL_SEEDS
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
+from reverie.storage.segments import problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -286,8 +286,8 @@ SQUEEZE = """
 import contextlib, io, json, re, sys
 from pathlib import Path
 from reverie import envs as suites
-from reverie.agents.dreamer import Dreamer
-from reverie.cli import main
+from reverie.agents.dreamer.agent import Dreamer
+from reverie.cli.main import main
 
 disk, words = Path(sys.argv[1]), json.loads(sys.argv[2])
 ballast = disk / "ballast"
@@ -468,7 +468,7 @@ def workers() -> list[int]:
         except (OSError, UnicodeDecodeError):
             continue
         ours = f"\nPPid:\t{os.getpid()}\n" in about
-        if ours and "reverie.envs.workers" in command:
+        if ours and "reverie.envs.vector.workers" in command:
             found.append(int(entry.name))
     return found
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from reverie.api import UserError
+from reverie.bench.update import BenchConfig, bench
+from reverie.evaluation.episodes import evaluate
 from reverie.run import checkpoint
-from reverie.run.bench import BenchConfig, bench
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate
 from reverie.run.folder import hold
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -177,7 +177,14 @@ def test_a_real_kill_resumes(tmp_path):
     path = tmp_path / "run"
     flags = {**SMALL, "run.clock": "seconds", "run.save_every": -1}
     flags |= {"iris.learn.tokenizer.first_steps": 100_000, "logdir": str(path)}
-    words = [sys.executable, "-m", "reverie.cli", "train", "--configs", "iris_tiny"]
+    words = [
+        sys.executable,
+        "-m",
+        "reverie.cli.main",
+        "train",
+        "--configs",
+        "iris_tiny",
+    ]
     for key, value in flags.items():
         words += [f"--{key}", str(value[0] if isinstance(value, list) else value)]
     process = subprocess.Popen(words, stderr=subprocess.PIPE)

@@ -18,15 +18,16 @@ import reverie
 from reverie import config as configs
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
-from reverie.cli import main
-from reverie.envs.catch import Catch
-from reverie.envs.pool import LocalPool, PoolConfig
-from reverie.run import checkpoint, parts
-from reverie.run import evaluate as evaluations
+from reverie.cli.main import main
+from reverie.envs.suites.catch import Catch
+from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.evaluation import episodes as evaluations
+from reverie.evaluation.episodes import evaluate
+from reverie.run import checkpoint
+from reverie.run import online_run as parts
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -179,7 +180,7 @@ def test_evaluations_have_environments_of_their_own(tmp_path, monkeypatch):
 
 
 def test_prefill_acts_at_random_and_then_stops(tmp_path, monkeypatch):
-    from reverie.agents.dreamer import Dreamer
+    from reverie.agents.dreamer.agent import Dreamer
 
     seen = []
     policy = Dreamer.policy
@@ -210,7 +211,15 @@ def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
     flags |= {"run.steps": 10**9, "run.save_every": 0, "run.log_every": 500}
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "reverie.cli", "train", "--configs", "debug", *words],
+        [
+            sys.executable,
+            "-m",
+            "reverie.cli.main",
+            "train",
+            "--configs",
+            "debug",
+            *words,
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -230,7 +239,7 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch)
     path = tmp_path / "run"
     train(settings(path, **{"run.steps": 100}))
     before = Checkpoints(path / "ckpt").newest()
-    from reverie.data.feed import ReplayFeed
+    from reverie.replay.feed import ReplayFeed
 
     serve = ReplayFeed.__call__
 

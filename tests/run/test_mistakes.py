@@ -11,7 +11,7 @@ import pytest
 
 import reverie
 from reverie.api import UserError
-from reverie.cli import main
+from reverie.cli.main import main
 from reverie.run.checkpoint import Checkpoints
 
 MODULES = {

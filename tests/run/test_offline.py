@@ -9,40 +9,40 @@ import numpy as np
 import pytest
 import torch
 
-from reverie import cli
 from reverie.api import FLAGS, Space, UserError
-from reverie.commands.train import config_of
-from reverie.data.form import problems
-from reverie.data.images import ImageConfig, Images
-from reverie.data.readers import open_reader
-from reverie.data.recordings import RecordingFeed
-from reverie.data.split import Subset
-from reverie.data.store import write_episode
-from reverie.envs.reach import Reach, ReachConfig
-from reverie.run import checkpoint
-from reverie.run.config import Config, resolve
-from reverie.run.demonstrate import successes
-from reverie.run.dreaming import dream_on
-from reverie.run.evaluate import (
+from reverie.cli.main import main as cli
+from reverie.cli.train import config_of
+from reverie.datasets.episode_format import problems
+from reverie.datasets.feed import RecordingFeed
+from reverie.datasets.images import ImageConfig, Images
+from reverie.datasets.readers import open_reader
+from reverie.datasets.split import Subset
+from reverie.envs.suites.reach import Reach, ReachConfig
+from reverie.evaluation.episodes import (
     check_same_actions,
     evaluate,
     interval,
     load_agent,
     play_episodes,
 )
-from reverie.run.failures import Failures
-from reverie.run.films import Films
+from reverie.evaluation.failures import Failures
+from reverie.evaluation.offline import LookConfig, judge_episodes, look, open_loop
+from reverie.evaluation.open_loop import dream_on
+from reverie.evaluation.recordings import in_words, judge_run
+from reverie.evaluation.videos import Films
+from reverie.recordings.demonstrate import successes
+from reverie.run import checkpoint
+from reverie.run.config import Config, resolve
 from reverie.run.folder import read_config
-from reverie.run.judge import in_words, judge_run
 from reverie.run.offline import in_updates, offline, same_place, settle
-from reverie.run.offline_eval import LookConfig, judge_episodes, look, open_loop
-from reverie.run.recordings import (
+from reverie.run.offline_data import (
     OfflineConfig,
     Recordings,
     images_of,
     same_actions,
 )
-from reverie.run.watch import Watch
+from reverie.run.sequences import Watch
+from reverie.storage.episodes import write_episode
 
 CPU = torch.device("cpu")
 SIDE = 16
@@ -359,7 +359,7 @@ def test_a_run_is_judged_by_what_was_set_aside(world, clone, capsys):
 
 
 def catch_recordings(folder):
-    from reverie.envs.catch import Catch, CatchConfig
+    from reverie.envs.suites.catch import Catch, CatchConfig
 
     env, rng = Catch(CatchConfig(rows=4, cols=4, size=(4, 4))), np.random.default_rng(0)
     for i in range(6):
@@ -657,8 +657,8 @@ def test_success_counts_whenever_it_came():
             obs["log/success"] = np.float32(self._steps == 1)
             return obs
 
-    from reverie.envs.pool import make_pool
-    from reverie.run.making import make_agent
+    from reverie.envs.vector.pool import make_pool
+    from reverie.run.factory import make_agent
 
     config = Config(agent="random")
     pool = make_pool(lambda i: Env(ReachConfig(length=4), i), 2, config.env.pool)

@@ -9,11 +9,11 @@ from test_loops import lines, settings
 from test_resume import same, state_of, strip
 
 from reverie.api import UserError
-from reverie.envs.catch import Catch
-from reverie.run import evaluate as evaluate_module
+from reverie.envs.suites.catch import Catch
+from reverie.evaluation import episodes as evaluate_module
+from reverie.evaluation.episodes import evaluate
 from reverie.run.device import pick_overlap
-from reverie.run.evaluate import evaluate
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reverie.agents.epochs import Epochs, EpochsConfig, Share
+from reverie.agents.iris.schedule import Epochs, EpochsConfig, Share
 from reverie.run.clock import Clock, RunConfig, Steady
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import reverie
 from reverie.api import UserError
-from reverie.envs.catch import Catch
-from reverie.run.evaluate import evaluate
+from reverie.envs.suites.catch import Catch
+from reverie.evaluation.episodes import evaluate
 
 QUICK = {
     "configs": ["debug"],

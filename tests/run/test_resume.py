@@ -13,7 +13,7 @@ import torch
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.parts import Run
+from reverie.run.online_run import Run
 from reverie.run.train import train
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from reverie.api import Space
-from reverie.nets import fast
-from reverie.nets.adam import Adam, AdamConfig, decaying
-from reverie.nets.dice import Dice
+from reverie.kernels import accelerate as fast
+from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
+from reverie.nets.rng import Dice
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (
@@ -135,7 +135,7 @@ def test_fused_dreams_are_the_same_dreams():
 
 @pytest.mark.parametrize("part", ["tokenizer", "dynamics"])
 def test_a_recorded_update_is_the_update(part):
-    from reverie.nets.fast.graph import Replayed
+    from reverie.kernels.graphs.graph import Replayed
 
     losses = []
     for recorded in (False, True):
@@ -153,7 +153,7 @@ def test_a_recorded_update_is_the_update(part):
 
 
 def test_a_recorded_dream_is_the_dream():
-    from reverie.nets.fast.graph import Replayed
+    from reverie.kernels.graphs.graph import Replayed
 
     segment, found = batch(), []
     for recorded in (False, True):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from reverie.api import Space, UserError
-from reverie.nets.adam import Adam, AdamConfig, decaying
-from reverie.nets.dice import Dice
+from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
+from reverie.nets.rng import Dice
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
 from reverie.worlds.iris.segment import mean_where, pixels, to_bytes

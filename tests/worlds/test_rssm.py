@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from reverie.api import Space, UserError, World
-from reverie.nets import standard
+from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
-from reverie.nets.dice import Dice
 from reverie.nets.heads import HeadConfig
-from reverie.worlds.rssm import RSSM, RSSMConfig, State
+from reverie.nets.rng import Dice
+from reverie.worlds.rssm.world import RSSM, RSSMConfig, State
 
 F32, I32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype(bool)
 OBS = {

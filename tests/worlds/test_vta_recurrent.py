@@ -10,15 +10,15 @@ import torch
 
 from reverie.agents.openloop import openloop
 from reverie.api import Space, World
+from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
-from reverie.nets.dice import Dice
 from reverie.nets.heads import HeadConfig
+from reverie.nets.rng import Dice
+from reverie.render.openloop import BEGINS, CONTINUES, STRIP, openloop_video
 from reverie.run.config import resolve
-from reverie.run.evaluate import evaluate
 from reverie.run.train import train
-from reverie.view.openloop import BEGINS, CONTINUES, STRIP, openloop_video
-from reverie.worlds.vta_recurrent import SegmentsConfig, SegmentWorld, State
+from reverie.worlds.vta.recurrent import SegmentsConfig, SegmentWorld, State
 
 OBS = {
     "image": Space(np.uint8, (8, 8, 3), 0, 256),

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from reverie.api import Space, UserError
-from reverie.nets.dice import Dice
 from reverie.nets.gru import GRU
-from reverie.worlds.boundaries import COPY, READ, draw_flags, entropy, segment_counts
-from reverie.worlds.vta import VTA
-from reverie.worlds.vta_config import VTAConfig
+from reverie.nets.rng import Dice
+from reverie.worlds.vta.boundaries import (
+    COPY,
+    READ,
+    draw_flags,
+    entropy,
+    segment_counts,
+)
+from reverie.worlds.vta.config import VTAConfig
+from reverie.worlds.vta.world import VTA
 
 IMAGE = {"image": Space(np.uint8, (32, 32, 3), 0, 256)}
 ACTION = {"action": Space(np.int64, (), 0, 3)}

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from reverie.api import Metrics, WorldLoss
 from reverie.nets.blocks import Norm
-from reverie.nets.dice import Dice
-from reverie.nets.outs import Categorical, SymlogTwoHot, softmax, symlog_bins
+from reverie.nets.distributions import Categorical, SymlogTwoHot, softmax, symlog_bins
 from reverie.nets.residual import FrameConfig, FrameEncoder
+from reverie.nets.rng import Dice
 from reverie.nets.transformer import (
     Cache,
     Dense,

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from reverie.api import Metrics
-from reverie.nets.dice import Dice
+from reverie.nets.rng import Dice
 from reverie.nets.transformer import Dense
 
 CODE_RATE = 0.01

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.api import WorldLoss
-from reverie.nets.dice import Dice
-from reverie.nets.lanes import Lane, beside, catch_up
 from reverie.nets.residual import FrameConfig, FrameDecoder, FrameEncoder
+from reverie.nets.rng import Dice
+from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Embedding
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig
 from reverie.worlds.iris.segment import Segment, mean_where, pixels, to_bytes

@@ -19,7 +19,7 @@ How it fits `api.World`: `imagine`, `decode`, `features`, `drawn` and `width` ar
 verbs, on `View`s instead of whole states (a state holds a cache, which nobody wants
 once per time step), and a `View` has the outcome already. `initial` and `observe` have
 no counterpart, since a dream begins from frames. `api.Dreams` fits both kinds of worlds
-(`agents/dreams.py`).
+(`agents/world_model_env.py`).
 
 Shapes: `K` tokens of a transition, `N` rows of a dream.
 """
@@ -37,10 +37,10 @@ from torch import Tensor, nn
 
 from reverie.api import Dream, Obs, Space, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
-from reverie.nets.dice import Dice
-from reverie.nets.lanes import Lane, beside, catch_up
-from reverie.nets.outs import softmax
+from reverie.nets.distributions import softmax
 from reverie.nets.residual import recompute
+from reverie.nets.rng import Dice
+from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Cache, Embedding
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
 from reverie.worlds.iris.segment import Segment, pixels

@@ -1,0 +1,65 @@
+"""The parts of a Dreamer, built as its config says; a new world is one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from reverie.agents.dreamer.actor_critic import ActorCritic
+from reverie.agents.dreamer.config import DreamerConfig
+from reverie.api import Spaces
+from reverie.worlds.rssm.world import RSSM
+from reverie.worlds.vta.recurrent import SegmentWorld
+
+
+def make_rssm(
+    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
+) -> RSSM:
+    around = _around(config)
+    return RSSM(obs_space, act_space, rssm=config.rssm, dtype=dtype, **around)
+
+
+def make_vta(
+    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
+) -> SegmentWorld:
+    around = _around(config)
+    return SegmentWorld(
+        obs_space, act_space, segments=config.segments, dtype=dtype, **around
+    )
+
+
+MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
+WORLDS: dict[str, MakeWorld] = {"rssm": make_rssm, "vta": make_vta}
+
+
+def make_actor_critic(
+    config: DreamerConfig, inputs: int, act_space: Spaces
+) -> ActorCritic:
+    return ActorCritic(
+        inputs,
+        act_space,
+        policy=config.policy,
+        value=config.value,
+        slowvalue=config.slowvalue,
+        imag_loss=config.imag_loss,
+        repl_loss=config.repl_loss,
+        retnorm=config.retnorm,
+        valnorm=config.valnorm,
+        advnorm=config.advnorm,
+        discount=config.discount,
+        contdisc=config.contdisc,
+    )
+
+
+def _around(config: DreamerConfig) -> dict[str, Any]:
+    """What is around the dynamics, whatever they are."""
+    return {
+        "enc": config.enc,
+        "dec": config.dec,
+        "rewhead": config.rewhead,
+        "conhead": config.conhead,
+        "discount": config.discount if config.contdisc else 1.0,
+        "reward_grad": config.reward_grad,
+    }

@@ -1,0 +1,1 @@
+"""VTA trained on sequences, without acting."""

@@ -1,0 +1,1 @@
+"""Benchmarks of updates and environments on this machine."""

@@ -1,0 +1,1 @@
+"""Import checkpoints of the original Δ-IRIS."""

@@ -1,0 +1,1 @@
+"""Import checkpoints and config files of the original VTA."""

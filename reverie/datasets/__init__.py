@@ -1,0 +1,1 @@
+"""Recorded episodes of other programs: readers, transforms, statistics, splits, batches."""

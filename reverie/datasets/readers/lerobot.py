@@ -1,0 +1,113 @@
+"""LeRobot datasets, as `lerobot:ID` or by their folder.
+
+A frame holds `observation.*`, the `action` chosen there, and sometimes `next.reward`
+and `next.done`, what came of it. There is no frame after the last action: its
+observation is repeated, so that the last reward and end are not lost. Images come as
+floats in [0, 1] with channels first and leave as bytes with channels last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import Episode, from_steps
+from reverie.datasets.readers import Reader
+
+PREFIX = "observation."
+
+
+class LeRobotReader(Reader):
+    """The episodes of one dataset, named by their numbers."""
+
+    def __init__(self, path: str):
+        self.origin = str(path)
+        self.masks: dict[str, list[str]] = {}
+        self._data = _load(str(path))
+        self._begins = _begins(self._data)
+
+    def names(self) -> list[str]:
+        return [f"episode_{i}" for i in range(len(self._begins))]
+
+    def rows(self, name: str) -> int:
+        start, stop = self._begins[int(name.removeprefix("episode_"))]
+        return stop - start + 1
+
+    def read(self, name: str) -> Episode:
+        start, stop = self._begins[int(name.removeprefix("episode_"))]
+        frames = [self._data[i] for i in range(start, stop)]
+        keys = [key for key in frames[0] if key.startswith(PREFIX)]
+        obs = {_short(key): _pictures(_stack(frames, key)) for key in keys}
+        steps = len(frames)
+        reward, done = (
+            _stack(frames, key).reshape(steps, -1)[:, 0]
+            if key in frames[0]
+            else np.zeros(steps, np.float32)
+            for key in ("next.reward", "next.done")
+        )
+        seen = {key: np.concatenate([v, v[-1:]]) for key, v in obs.items()}
+        action = _stack(frames, "action")
+        if action.ndim == 1 and action.dtype.kind == "f":  # one entry comes as a number
+            action = action[:, None]
+        return from_steps(seen, {"action": action}, reward, done)
+
+
+def _short(key: str) -> str:
+    """`observation.images.top` -> `top`, `observation.state` -> `state`."""
+    return key.removeprefix(PREFIX).removeprefix("images.")
+
+
+def _stack(frames: list[dict[str, Any]], key: str) -> np.ndarray:
+    return np.stack([np.asarray(frame[key]) for frame in frames])
+
+
+def _pictures(value: np.ndarray) -> np.ndarray:
+    """Images as bytes with channels last; anything else stays."""
+    if value.ndim != 4:
+        return value
+    if value.shape[1] in (1, 3) and value.shape[3] not in (1, 3):
+        value = np.moveaxis(value, 1, 3)
+    if value.dtype.kind == "f":
+        value = np.clip(value * 255, 0, 255).round().astype(np.uint8)
+    return np.ascontiguousarray(value)
+
+
+def _begins(data: Any) -> list[tuple[int, int]]:
+    """First frame and one past the last, for every episode.
+
+    Versions before 0.4 keep them beside the data, later ones in its description.
+    """
+    index = getattr(data, "episode_data_index", None)
+    if index is not None:
+        pairs = zip(index["from"], index["to"], strict=True)
+    else:
+        known = data.meta.episodes
+        first, last = known["dataset_from_index"], known["dataset_to_index"]
+        pairs = zip(first, last, strict=True)
+    return [(int(start), int(stop)) for start, stop in pairs]
+
+
+def _load(path: str) -> Any:
+    name = path.removeprefix("lerobot:")
+    try:
+        try:
+            from lerobot.datasets.lerobot_dataset import LeRobotDataset
+        except ImportError:  # before version 0.3.2
+            from lerobot.common.datasets.lerobot_dataset import LeRobotDataset
+    except ImportError:
+        raise UserError(
+            f"The dataset {name!r} needs the package 'lerobot', which is not installed."
+            "\n  Fix: pip install lerobot, in a virtual environment of its own."
+        ) from None
+    try:
+        if path.startswith("lerobot:"):
+            return LeRobotDataset(name)
+        return LeRobotDataset(Path(path).name, root=Path(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"LeRobot cannot open {name!r} ({error}).\n"
+            "  Fix: check the name, and that it was downloaded."
+        ) from None

@@ -1,0 +1,1 @@
+"""Generated video datasets with known segment boundaries."""

@@ -1,0 +1,1 @@
+"""Adapters: Gymnasium, dm_env, custom factories and world models as environments."""

@@ -1,0 +1,1 @@
+"""Benchmark suites, one module each; the simulator is imported when a task is made."""

@@ -1,0 +1,1 @@
+"""Vectorized environments, in this process or in worker processes."""

@@ -1,0 +1,230 @@
+"""Many environments stepping together, in this process or in worker processes.
+
+`make_pool` gives either behind one interface (`reverie.api.Envs`). Rows come back as
+new arrays, one call's never overwritten by the next; the pool reads its newest batch
+again when an environment fails, so write only into copies.
+
+An environment that raises is closed, warned about and built anew: its row repeats the
+last observation with `is_last` set (and not `is_terminal`), the row after it is the
+first of a new episode. `PoolConfig.failures` of these in a row, with neither a finished
+episode nor a thousand steps between them, stop the run with `EnvFailure`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from reverie.api import Action, Env, Envs, Metrics, Obs, StateDict, UserError
+from reverie.envs.seeding import derive_seed
+from reverie.envs.vector.batches import (
+    common_spaces,
+    pool_metrics,
+    pool_state,
+    row_of,
+    saved_rows,
+    saved_waiting,
+    truncated_row,
+    waits,
+    write_row,
+)
+from reverie.envs.vector.slot import MakeEnv, Seat, warn_of_error
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    workers: int = 0
+    """Worker processes: 0 steps all environments in this process, -1 picks one per
+    environment but no more than there are cores. A run that steps environments while it
+    trains (`run.overlap`), and an evaluation of several by its rule, take 0 for -1."""
+    timeout: float = 60.0
+    """Seconds a worker may take for one step or reset before it is restarted."""
+    start_timeout: float = 300.0
+    """Seconds a worker may take to start and build its environments."""
+    failures: int = 5
+    """Failures of one environment in a row after which the run stops."""
+    lockstep: bool = False
+    """Let environments whose episode has ended wait until all have, and reset them
+    together, as the original Δ-IRIS does. Rows of those that wait are not stored."""
+    native: Literal["", "ale", "envpool"] = ""
+    """Step Atari in the C++ of a package instead, see `native.py`; empty does not."""
+
+    def __post_init__(self) -> None:
+        if self.workers < -1 or self.failures < 1 or self.timeout <= 0:
+            raise ValueError(
+                "the pool needs workers >= -1, failures >= 1 and timeout > 0, got "
+                f"workers={self.workers}, failures={self.failures}, "
+                f"timeout={self.timeout}"
+            )
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Counts environments from another number on, so that two pools of one run get
+    different seeds."""
+
+    make_env: MakeEnv
+    first: int
+
+    def __call__(self, index: int) -> Env:
+        return self.make_env(self.first + index)
+
+
+def make_pool(
+    make_env: MakeEnv,
+    count: int,
+    config: PoolConfig | None = None,
+    seed: int | None = None,
+) -> Envs:
+    """Build `count` environments, `make_env(index)` each, and step them together.
+
+    Without `seed` the environments keep the seeds `make_env` gave them.
+    """
+    config = config or PoolConfig()
+    if count < 1:
+        raise UserError(
+            f"A pool needs at least one environment, got {count}.\n"
+            "  Fix: --run.envs 1 or more."
+        )
+    if config.native:
+        return _make_native(make_env, count, config, seed)
+    if config.workers == 0:
+        return LocalPool(make_env, count, config, seed)
+    from reverie.envs.vector.workers import WorkerPool
+
+    return WorkerPool(make_env, count, config, seed)
+
+
+def _make_native(
+    make_env: MakeEnv, count: int, config: PoolConfig, seed: int | None
+) -> Envs:
+    """Hand the name and the settings of a task to a vector environment."""
+    from reverie.envs.suites.atari.native import make_native
+
+    made: Any = make_env
+    first = 0
+    while isinstance(made, Shifted):
+        made, first = made.make_env, first + made.first
+    task = getattr(made, "task", None)
+    if not isinstance(task, str):
+        raise UserError(
+            "A native vector environment needs a task by its name.\n"
+            "  Fix: --task atari_pong, or leave out --env.pool.native."
+        )
+    seed = made.seed if seed is None else seed
+    return make_native(task, made.config, count, config, derive_seed(seed, first))
+
+
+class LocalPool:
+    """All environments in this process, one after the other."""
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        count: int,
+        config: PoolConfig,
+        seed: int | None = None,
+    ):
+        self._events: Counter[str] = Counter()
+        self._seats = [Seat(make_env, i, config.failures, seed) for i in range(count)]
+        for seat in self._seats:
+            seat.open()
+        self.obs_space, self.act_space = common_spaces(
+            [(seat.obs_space, seat.act_space) for seat in self._seats]
+        )
+        self._obs: Obs | None = None
+        self._action: Action | None = None
+        self._broken = False
+        self._lockstep = config.lockstep
+        self.waiting = np.zeros(count, bool)  # whose rows only repeat their end
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def reset(self) -> Obs:
+        obs = self._empty()
+        for index, seat in enumerate(self._seats):
+            write_row(obs, index, seat.reset())
+            self._note(seat)
+        self._obs = obs
+        self.waiting = np.zeros(len(self), bool)
+        return dict(obs)
+
+    def step(self, action: Action) -> Obs:
+        self.send(action)
+        return self.recv()
+
+    def send(self, action: Action) -> None:
+        """Begin a step; `recv` returns its rows."""
+        assert self._obs is not None, "call reset first"
+        assert self._action is None, "call recv before the next send"
+        self._action = action
+
+    def recv(self) -> Obs:
+        assert self._action is not None, "call send first"
+        assert self._obs is not None
+        action, self._action = self._action, None
+        before, obs = self._obs, self._empty()
+        self._broken = True  # until every row is there
+        self.waiting = waits(before["is_last"], self._lockstep)
+        for index, seat in enumerate(self._seats):
+            if self.waiting[index]:
+                row = row_of(before, index)
+            elif before["is_last"][index]:
+                row = seat.reset()
+            else:
+                row = seat.step(
+                    {key: value[index] for key, value in action.items()}
+                ) or truncated_row(before, index)
+            write_row(obs, index, row)
+            self._note(seat)
+        self._broken = False
+        self._obs = obs
+        return dict(obs)
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.close()
+
+    def metrics(self) -> Metrics:
+        return pool_metrics(self._events)
+
+    def state_dict(self) -> StateDict:
+        """Where every environment stands; after `EnvFailure` only that it must begin
+        anew."""
+        assert self._obs is not None, "call reset first"
+        assert self._action is None, "call recv before saving"
+        seats = [seat.state_dict() for seat in self._seats]
+        if self._broken:
+            seats = [{**seat, "failures": 0, "env": None} for seat in seats]
+        return pool_state(seats, self._obs, self.obs_space, self.waiting)
+
+    def load_state_dict(self, state: StateDict) -> Obs:
+        """Continue where the state was saved; returns the rows to go on from.
+
+        Environments without state of their own begin a new episode.
+        """
+        saved = saved_rows(state, self.obs_space, len(self))
+        obs = self._empty()
+        for index, seat in enumerate(self._seats):
+            exact = seat.load_state_dict(state["envs"][index])
+            row = row_of(saved, index) if exact else seat.reset()
+            write_row(obs, index, row)
+            self._note(seat)
+        self._obs, self._action = obs, None
+        self.waiting = saved_waiting(state, obs)
+        return dict(obs)
+
+    def _empty(self) -> Obs:
+        return {
+            key: np.empty((len(self), *space.shape), space.dtype)
+            for key, space in self.obs_space.items()
+        }
+
+    def _note(self, seat: Seat) -> None:
+        for error in seat.take_errors():
+            self._events["errors"] += 1
+            warn_of_error(seat.index, error)

@@ -1,0 +1,1 @@
+"""Evaluate trained agents: in environments, on recordings, and by segment boundaries."""

@@ -1,0 +1,79 @@
+"""Pictures of what a run has learnt, as files a person opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.agents.vta.agent import shades
+from reverie.api import EVENT, UserError
+from reverie.render.boundaries import dream_strip, sequence_strip, sequence_video
+from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.run.checkpoint import locate
+from reverie.run.folder import home_of
+from reverie.run.sequences import load_watcher
+
+SCALE = 2
+FPS = 4
+
+
+def view_boundaries(
+    logdir: Path,
+    index: int = 0,
+    samples: int = 10,
+    folder: Path | None = None,
+    flags: Sequence[tuple[str, Any]] = (),
+) -> list[Path]:
+    """Draw where a watcher's world sees segments begin, in sequences it never saw.
+
+    Writes a strip and a film of one sequence, and strips of two dreams that go on from
+    its first frames, one of them jumping from segment to segment. `flags` change
+    settings of the run.
+    """
+    if samples < 1 or not 0 <= index < samples:
+        raise UserError(
+            f"There is no sequence {index} among {samples}.\n"
+            f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
+        )
+    place = folder or home_of(locate(logdir)) / "boundaries"
+    config, agent, feed = load_watcher(logdir, flags=flags, evaluation=samples)
+    watcher: Any = agent
+    try:
+        data = feed("report")
+    finally:
+        feed.close()
+    count = len(data[watcher.world.key])
+    if index >= count:  # a folder may hold fewer than were asked for
+        raise UserError(
+            f"There is no sequence {index}: {config.source.folder or config.task} has "
+            f"{count} to show.\n  Fix: --idx {count - 1}"
+        )
+    rows = slice(index, index + 1)
+    data = {key: value[rows] for key, value in data.items()}
+    watched = watcher.watch(data)
+    vta = config.watcher.vta
+    now = slice(vta.context, vta.context + vta.length)
+    truth = data[watcher.world.key][:, now].cpu().numpy()
+    events = data[EVENT][:, now].cpu().numpy() if EVENT in data else None
+    found, chance = watched.read.cpu().numpy(), watched.chance.float().cpu().numpy()
+    drawn = shades(watched.image)
+
+    name = f"sequence_{index}"
+    strip = sequence_strip(truth, drawn, found, chance, events)
+    written = [write_image(place / f"{name}.png", _larger(strip))]
+    film = enlarge(sequence_video(truth, drawn, found, events))
+    ending = "mp4" if can_write_mp4() else "gif"
+    written.append(write_video(place / f"{name}.{ending}", film, FPS))
+    some = {key: value for key, value in data.items() if key[:4] != "log/"}
+    for kind, jumpy in (("dream", False), ("jumps", True)):
+        images, begins = watcher.dream(some, jumpy=jumpy)
+        strip = dream_strip(shades(images), begins.cpu().numpy())
+        written.append(write_image(place / f"{name}_{kind}.png", _larger(strip)))
+    return written
+
+
+def _larger(picture: np.ndarray) -> np.ndarray:
+    return picture.repeat(SCALE, 0).repeat(SCALE, 1)

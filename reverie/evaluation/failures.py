@@ -1,0 +1,52 @@
+"""Episodes in which an agent failed, kept as recordings that `reverie data` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from reverie.api import FLAGS, Action, Obs, Spaces, sight
+from reverie.datasets.readers.metadata import NAME, About
+from reverie.storage.episodes import write_episode
+from reverie.storage.segments import SUFFIX
+
+
+class Failures:
+    """Writes the first `count` episodes that fail, as they end.
+
+    Those of an earlier evaluation in the same folder make room.
+    """
+
+    def __init__(
+        self, folder: Path, obs_space: Spaces, act_space: Spaces, envs: int, count: int
+    ):
+        self.folder, self.count = folder, count
+        self.obs_space, self.act_space = sight(obs_space), act_space
+        self.paths: list[Path] = []
+        self._keys = [*self.obs_space, *act_space, *FLAGS]
+        self._rows: list[list[dict[str, np.ndarray]]] = [[] for _ in range(envs)]
+        self._ended = 0
+        for old in (*folder.glob(f"*{SUFFIX}"), folder / NAME):
+            old.unlink(missing_ok=True)
+
+    def add(self, obs: Obs, action: Action) -> None:
+        """What all environments show now, and what is done about it."""
+        batch = {**obs, **action}
+        for index, rows in enumerate(self._rows):
+            if obs["is_first"][index]:  # also where nobody asked for the episode before
+                rows.clear()
+            rows.append({key: np.array(batch[key][index]) for key in self._keys})
+
+    def end(self, index: int, success: float | None) -> None:
+        """The episode of one environment is over."""
+        failed = success is not None and success <= 0
+        if failed and len(self.paths) < self.count:
+            rows = self._rows[index]
+            episode = {key: np.stack([row[key] for row in rows]) for key in self._keys}
+            if not self.paths:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                About(self.obs_space, self.act_space).write(self.folder)
+            name = f"failure_{self._ended:04d}"
+            self.paths.append(write_episode(self.folder, name, episode))
+        self._ended += 1

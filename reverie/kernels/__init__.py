@@ -1,0 +1,1 @@
+"""GPU versions of parts of `nets`; the plain parts stay the reference."""

@@ -1,0 +1,1 @@
+"""Fast versions of distributions and returns."""

@@ -1,0 +1,174 @@
+"""The two-hot output in one kernel each: its mean, its loss, and its gradient."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.kernels.launch import can_launch, differentiable, padded_linear
+from reverie.nets.blocks import Linear
+from reverie.nets.distributions import Output, TwoHot
+from reverie.nets.heads import Head
+
+MOST = 2048
+"""The most bins that one program holds."""
+
+
+class FastHead(Head):
+    def forward(self, feat: Float[Tensor, "*b F"]) -> Output:
+        bins = dict(self.named_buffers(recurse=False)).get("bins")
+        if bins is None or len(bins) > MOST or not can_launch(feat.device, feat.dtype):
+            return super().forward(feat)
+        layer: Linear = self.head["logits"]  # type: ignore[assignment]
+        return FastTwoHot(padded_linear(layer, self.mlp(feat)), bins)
+
+
+class FastTwoHot(TwoHot):
+    """Whose logits may be followed by columns of padding."""
+
+    def __init__(self, logits: Float[Tensor, "*b _"], bins: Float[Tensor, " N"]):
+        self.raw, self.bins = logits, bins
+
+    @cached_property
+    def logits(self) -> Tensor:  # type: ignore[override]
+        return self.raw[..., : len(self.bins)].float()
+
+    def pred(self) -> Float[Tensor, "*b"]:
+        if self.raw.requires_grad and torch.is_grad_enabled():
+            return super().pred()
+        rows = self.raw.detach().reshape(-1, self.raw.shape[-1]).contiguous()
+        mean = torch.empty(len(rows), device=rows.device)
+        if len(rows):
+            tall, wide = _tile(rows)
+            grid, sizes = (triton.cdiv(len(rows), tall),), _sizes(rows, self.bins)
+            _mean[grid](rows, self.bins, mean, *sizes, tall, wide)
+        return mean.reshape(self.raw.shape[:-1])
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        rows = self.raw.reshape(-1, self.raw.shape[-1])
+        flat = target.detach().float().expand(self.raw.shape[:-1]).reshape(-1)
+        return differentiable(_Loss, rows, self.bins, flat).reshape(target.shape)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bins: Tensor, target: Tensor) -> Tensor:
+        logits, target = logits.contiguous(), target.contiguous()
+        loss = torch.empty_like(target)
+        if len(target):
+            tall, wide = _tile(logits)
+            grid, sizes = (triton.cdiv(len(logits), tall),), _sizes(logits, bins)
+            _loss[grid](logits, bins, target, loss, *sizes, tall, wide)
+        ctx.save_for_backward(logits, bins, target)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, bins, target = ctx.saved_tensors
+        dlogits = torch.empty_like(logits)
+        if len(target):
+            tall, wide = _tile(logits)
+            _loss_backward[(triton.cdiv(len(logits), tall),)](
+                *(logits, bins, target, grad.contiguous(), dlogits),
+                *(*_sizes(logits, bins), tall, wide),
+            )
+        return dlogits, None, None
+
+
+def _sizes(logits: Tensor, bins: Tensor) -> tuple[int, int, int]:
+    """How many rows there are, how far they are apart, and how many bins they have."""
+    return *logits.shape, len(bins)
+
+
+def _tile(logits: Tensor) -> tuple[int, int]:
+    """Rows and columns of one program's tile."""
+    wide = max(16, triton.next_power_of_2(logits.shape[-1]))
+    return max(1, 1024 // wide), wide
+
+
+@triton.jit
+@no_type_check
+def _mean(logits, bins, mean, rows, apart, count, R: tl.constexpr, C: tl.constexpr):
+    """Mirror bins cancel in pairs, so that equal probabilities give exactly 0."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, C)[None, :]
+    inside = (row < rows) & (col < count)
+    low = float("-inf")
+    right = tl.load(logits + row * apart + col, inside, low).to(tl.float32)
+    top = tl.max(right, 1)[:, None]
+    right = tl.exp(right - top)
+    upper = inside & (col >= count - count // 2)
+    left = tl.load(logits + row * apart + count - 1 - col, upper, low).to(tl.float32)
+    left = tl.exp(left - top)
+    gain = (right - left) / tl.sum(right, 1)[:, None]
+    value = tl.load(bins + col, upper, 0.0) * tl.where(upper, gain, 0.0)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    tl.store(mean + row, tl.sum(value, 1), row < rows)
+
+
+@triton.jit
+@no_type_check
+def _around(bins, target, row, rows, col, count):
+    """The two bins around each target, and the share of the lower one."""
+    bin = tl.load(bins + col, col < count, float("inf"))
+    point = tl.load(target + row, row < rows, 0.0)
+    above = tl.sum(((bin <= point) & (col < count)).to(tl.int32), 1)[:, None]
+    below = tl.maximum(above - 1, 0)
+    above = tl.minimum(above, count - 1)
+    bin = tl.where(col < count, bin, 0.0)
+    to_below = tl.abs(tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None] - point)
+    to_above = tl.abs(tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None] - point)
+    share = tl.where(below == above, 0.5, to_above / (to_below + to_above))
+    # a target that is no number has no place, and must not look as if it had
+    return below, above, tl.where(point == point, share, point)
+
+
+@triton.jit
+@no_type_check
+def _loss(
+    logits, bins, target, loss, rows, apart, count, R: tl.constexpr, C: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, C)[None, :]
+    inside = (row < rows) & (col < count)
+    below, above, share = _around(bins, target, row, rows, col, count)
+    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
+    v -= tl.max(v, 1)[:, None]
+    total = tl.log(tl.sum(tl.exp(v), 1))
+    weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
+    chosen = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    tl.store(loss + row, total - chosen, row < rows)
+
+
+@triton.jit
+@no_type_check
+def _loss_backward(
+    logits,
+    bins,
+    target,
+    grad,
+    dlogits,
+    rows,
+    apart,
+    count,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, C)[None, :]
+    inside = (row < rows) & (col < count)
+    below, above, share = _around(bins, target, row, rows, col, count)
+    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
+    v = tl.exp(v - tl.max(v, 1)[:, None])
+    v /= tl.sum(v, 1)[:, None]
+    weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
+    scale = tl.load(grad + row, row < rows, 0.0)
+    value = tl.where(inside, scale * (v - weight), 0.0)
+    tl.store(dlogits + row * apart + col, value, (row < rows) & (col < apart))

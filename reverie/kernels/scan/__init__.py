@@ -1,0 +1,1 @@
+"""Fast versions of recurrent loops over time."""

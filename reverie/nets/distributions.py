@@ -1,0 +1,297 @@
+"""What a network predicts: distributions that know their own loss. All in float32.
+
+`dims` counts the trailing axes that belong to one event; losses, log-probabilities and
+entropies are summed over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from reverie.nets.blocks import symexp, symlog
+from reverie.nets.rng import Dice
+
+TINY = 1e-38
+"""The least chance whose logarithm is taken."""
+
+
+class Output(Protocol):
+    def pred(self) -> Tensor: ...
+
+    def loss(self, target: Tensor) -> Tensor: ...
+
+
+class Action(Output, Protocol):
+    maxent: float | None
+
+    def sample(self, dice: Dice) -> Tensor: ...
+
+    def logp(self, event: Tensor) -> Tensor: ...
+
+    def entropy(self) -> Tensor: ...
+
+
+def _sum(x: Tensor, dims: int) -> Tensor:
+    return x.flatten(-dims).sum(-1) if dims else x
+
+
+def softmax(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """Softmax over the last axis; the library's is slow for few classes on a CPU."""
+    if logits.requires_grad or logits.device.type != "cpu":
+        return torch.softmax(logits, -1)
+    exps = torch.exp(logits - logits.amax(-1, keepdim=True))
+    return exps.div_(exps.sum(-1, keepdim=True))
+
+
+class MSE:
+    """A point prediction, compared with the `squash`ed target by squared error."""
+
+    def __init__(
+        self,
+        mean: Float[Tensor, "*any"],
+        dims: int = 0,
+        squash: Callable[[Tensor], Tensor] | None = None,
+        unsquash: Callable[[Tensor], Tensor] | None = None,
+    ):
+        self.mean, self.dims = mean.float(), dims
+        self.squash, self.unsquash = squash, unsquash
+
+    def pred(self) -> Tensor:
+        return self.unsquash(self.mean) if self.unsquash else self.mean
+
+    def loss(self, target: Tensor) -> Tensor:
+        target = target.float()
+        target = self.squash(target) if self.squash else target
+        return _sum(torch.square(self.mean - target.detach()), self.dims)
+
+
+class Binary:
+    """The probability of yes; its loss takes soft targets in [0, 1]."""
+
+    def __init__(self, logit: Float[Tensor, "*b"]):
+        self.logit = logit.float()
+
+    def prob(self) -> Float[Tensor, "*b"]:
+        return torch.sigmoid(self.logit)
+
+    def pred(self) -> Tensor:
+        return self.logit > 0
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        yes, no = F.logsigmoid(self.logit), F.logsigmoid(-self.logit)
+        return -(target * yes + (1 - target) * no)
+
+
+class Categorical:
+    """One of K classes, by index, after mixing in `unimix` of a uniform choice.
+
+    `allowed` marks the classes that exist where some entries of a space have fewer.
+    """
+
+    def __init__(
+        self,
+        logits: Float[Tensor, "... K"],
+        dims: int = 0,
+        unimix: float = 0.0,
+        allowed: Tensor | None = None,
+    ):
+        self.dims, logits = dims, logits.float()
+        classes = logits.shape[-1]
+        self.maxent = None if dims else math.log(classes) if classes > 1 else None
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
+        if unimix:
+            uniform = (
+                1 / classes if allowed is None else allowed / allowed.sum(-1, True)
+            )
+            logits = torch.log((1 - unimix) * logits.softmax(-1) + unimix * uniform)
+        self.logits = logits
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log_softmax(self.logits, -1)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        return self.logprobs.exp()
+
+    def pred(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+    def sample(self, dice: Dice) -> Tensor:
+        return dice.categorical(self.probs.detach())
+
+    def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
+        chosen = self.logprobs.gather(-1, event.long()[..., None])[..., 0]
+        return _sum(chosen, self.dims)
+
+    def entropy(self) -> Tensor:
+        # where: a class that cannot happen adds 0, not 0 times infinity
+        terms = torch.where(self.probs > 0, self.probs * self.logprobs, 0)
+        return _sum(-terms.sum(-1), self.dims)
+
+    def loss(self, target: Int[Tensor, "*any"]) -> Tensor:
+        return -self.logp(target)
+
+
+class OneHot:
+    """S independent one-of-K choices, mixed with 1% uniform: the latent of the RSSM.
+
+    Samples carry the gradient of the probabilities (straight-through).
+    """
+
+    def __init__(self, logits: Float[Tensor, "*b S K"], unimix: float):
+        logits = logits.float()
+        self.probs = (1 - unimix) * softmax(logits) + unimix / logits.shape[-1]
+        if not unimix:  # what cannot be has no logarithm
+            self.probs = self.probs.clamp(min=TINY)
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log(self.probs)
+
+    def sample(self, dice: Dice) -> Float[Tensor, "*b S K"]:
+        index = dice.categorical(self.probs.detach())
+        onehot = torch.zeros_like(self.probs).scatter_(-1, index[..., None], 1.0)
+        if not self.probs.requires_grad:
+            return onehot
+        return onehot + (self.probs - self.probs.detach())
+
+    def entropy(self) -> Float[Tensor, "*b"]:
+        return -(self.probs * self.logprobs).sum((-2, -1))
+
+    def kl(self, other: OneHot) -> Float[Tensor, "*b"]:
+        return (self.probs * (self.logprobs - other.logprobs)).sum((-2, -1))
+
+    def detach(self) -> OneHot:
+        twin = object.__new__(OneHot)
+        twin.probs = self.probs.detach()
+        return twin
+
+
+class Normal:
+    """A diagonal normal. Its samples are neither squashed nor clipped."""
+
+    maxent: float | None = None
+
+    def __init__(
+        self, mean: Float[Tensor, "*any"], std: Float[Tensor, "*any"], dims: int = 0
+    ):
+        self.mean, self.std, self.dims = mean.float(), std.float(), dims
+
+    def pred(self) -> Tensor:
+        return self.mean
+
+    def sample(self, dice: Dice) -> Tensor:
+        return dice.normal(self.mean.detach(), self.std.detach())
+
+    def logp(self, event: Float[Tensor, "*any"]) -> Tensor:
+        distance = torch.square((event - self.mean) / self.std)
+        density = -0.5 * distance - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
+        return _sum(density, self.dims)
+
+    def entropy(self) -> Tensor:
+        entropy = 0.5 * torch.log(2 * math.pi * torch.square(self.std)) + 0.5
+        return _sum(entropy, self.dims)
+
+    def loss(self, target: Tensor) -> Tensor:
+        return -self.logp(target)
+
+
+def symexp_bins(count: int) -> Float[Tensor, " N"]:
+    """Bins from -e^20 to e^20, dense around zero and exactly antisymmetric."""
+    half = symexp(torch.linspace(-20, 0, (count + 1) // 2, dtype=torch.float32))
+    mirrored = half[:-1] if count % 2 else half
+    return torch.cat([half, -mirrored.flip(0)])
+
+
+class TwoHot:
+    """A number as probabilities of bins; the mean is their plain expectation.
+
+    The bins are already spaced by symexp, so neither targets nor means are squashed.
+    """
+
+    def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
+        self.logits, self.bins = logits.float(), bins
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log_softmax(self.logits, -1)
+
+    def pred(self) -> Float[Tensor, "*b"]:
+        # Mirror bins cancel in pairs, so that equal probabilities give exactly 0.
+        # (Not from `logprobs`: their rounding would grow with the size of the bins.)
+        probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
+        gain = probs[..., -half:] - probs[..., :half].flip(-1)
+        return gain @ self.bins[-half:]
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Cross-entropy with a target split between the two bins around it."""
+        target, last = target.detach().float().contiguous(), len(self.bins) - 1
+        above = torch.searchsorted(self.bins, target, right=True)
+        # a target that is no number has no place, and must not look as if it had
+        below = torch.where(torch.isnan(target), 0, above - 1).clamp(0, last)
+        above = above.clamp(0, last)
+        to_below = torch.abs(self.bins[below] - target)
+        to_above = torch.abs(self.bins[above] - target)
+        same = below == above
+        to_below = torch.where(same, 1.0, to_below)
+        to_above = torch.where(same, 1.0, to_above)
+        share = to_above / (to_below + to_above)
+        weights = torch.stack([share, 1 - share], -1)
+        around = self.logprobs.gather(-1, torch.stack([below, above], -1))
+        return -(weights * around).sum(-1)
+
+
+def symlog_bins(count: int) -> Float[Tensor, " N"]:
+    """Bins from -20 to 20, evenly spaced, of numbers that went through symlog."""
+    reach = SymlogTwoHot.REACH
+    return torch.linspace(-reach, reach, count, dtype=torch.float32)
+
+
+class SymlogTwoHot:
+    """A number as probabilities of bins of its symlog: the form of Δ-IRIS.
+
+    Targets are squashed first, and the mean is taken before squashing is undone.
+    """
+
+    REACH = 20.0
+    """Symlog of the largest number."""
+    TOP = 1e-5
+    """How far below the last bin the largest target stays."""
+
+    def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
+        self.logits, self.bins = logits.float(), bins
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.log_softmax(self.logits, -1)
+
+    def pred(self) -> Float[Tensor, "*b"]:
+        return symexp(torch.softmax(self.logits, -1) @ self.bins)
+
+    def split(
+        self, target: Float[Tensor, "*b"]
+    ) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
+        """The bin below a target, and the share of the bin above that one."""
+        # a target that is no number stays none, and must not look as if it had a place
+        x = symlog(target.detach().float()).contiguous()
+        x = x.clamp(-self.REACH, self.REACH - self.TOP)
+        below = torch.searchsorted(self.bins, x) - 1
+        below = torch.where(torch.isnan(x), 0, below).clamp(0, len(self.bins) - 2)
+        start, end = self.bins[below], self.bins[below + 1]
+        return below, (x - start) / (end - start)
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Cross-entropy with a target split between the two bins around it."""
+        below, share = self.split(target)
+        around = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
+        return -(torch.stack([1 - share, share], -1) * around).sum(-1)

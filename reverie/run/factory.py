@@ -1,0 +1,77 @@
+"""Environments and agents, built as a config says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reverie import agents
+from reverie import envs as suites
+from reverie.api import Agent, Env, Envs
+from reverie.convert.originals import read_original
+from reverie.envs.vector.pool import make_pool
+from reverie.run import checkpoint, device
+from reverie.run.config import Config
+
+MakeEnv = Callable[[int], Env]
+"""Builds environment number `index`."""
+
+EVAL_SEEDS = 1_000_000
+"""Evaluation environments are numbered from here, so that they share no seed."""
+
+
+def in_workers(config: Config) -> Config:
+    """The config with environments in worker processes, unless it says where."""
+    pool = config.env.pool
+    if pool.workers or pool.native:
+        return config
+    return replace(config, env=replace(config.env, pool=replace(pool, workers=-1)))
+
+
+def make_envs(
+    config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
+) -> Envs:
+    """A pool of `count` environments of the config's task."""
+    make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
+    return make_pool(suites.Shifted(make, first), count, config.env.pool)
+
+
+def make_agent(
+    config: Config, spaces: Any, where: torch.device, precision: str
+) -> Agent:
+    """The config's agent for the spaces of an environment or a pool."""
+    device.avoid_crashes(where, precision)
+    on: Any = getattr(config.of_agent, "on", "")
+    base = None
+    if on in agents.AGENTS:  # it looks through the world of another, left as it is
+        other = replace(config, agent=on, compile="none")
+        base = make_agent(other, spaces, where, precision)
+    return agents.make(
+        config.agent,
+        spaces.obs_space,
+        spaces.act_space,
+        config.of_agent,
+        device=where,
+        precision=precision,
+        seed=config.seed,
+        compile=device.pick_compile(config.compile, where),
+        overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
+        base=base,
+    )
+
+
+def take_over(agent: Agent, config: Config) -> str:
+    """Load weights of another run, or of a file that an original saved; says which."""
+    path = Path(config.run.from_checkpoint).expanduser()
+    components = config.run.from_components
+    if path.is_file():
+        state = read_original(config.agent, path, agent.state_dict(), components)
+    else:
+        path = checkpoint.locate(path)
+        state = checkpoint.read_part(path, "agent")
+    taken = agent.load_weights(state, components)
+    return f"Weights of {', '.join(taken)} from {path}."

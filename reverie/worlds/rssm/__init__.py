@@ -1,0 +1,1 @@
+"""The recurrent state-space model of DreamerV3."""

@@ -1,0 +1,1 @@
+"""Variational temporal abstraction (VTA): a hierarchical world model with segments."""

@@ -1,0 +1,139 @@
+"""Datasets in the layout of the original Δ-IRIS, and that nothing shifts in reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.agents.iris.batches import to_segment
+from reverie.api import UserError
+from reverie.datasets.convert import convert
+from reverie.datasets.episode_format import BadEpisode, problems
+from reverie.datasets.readers import in_order, open_reader
+from reverie.datasets.split import split_by_mask
+
+
+def make_episode(steps: int, seed: int, ended: bool = True) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    ends = np.zeros(steps, np.int64)
+    ends[-1] = ended
+    return {
+        "observations": torch.tensor(rng.integers(0, 256, (steps, 3, 6, 8), np.uint8)),
+        "actions": torch.tensor(rng.integers(0, 5, steps)),
+        "rewards": torch.tensor(rng.normal(size=steps).astype(np.float32)),
+        "ends": torch.tensor(ends),
+    }
+
+
+def place(root: Path, number: int) -> Path:
+    """1437 lies in 400/30/7."""
+    digits = f"{number % 1000:03d}"
+    folder = root / f"{digits[0]}00" / f"{digits[1]}0" / digits[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{number}.pt"
+
+
+def write(root: Path, episodes: dict[int, dict]) -> None:
+    for number, episode in episodes.items():
+        torch.save(episode, place(root, number))
+    lengths = np.array([len(e["ends"]) for e in episodes.values()])
+    torch.save({"num_episodes": len(episodes), "lengths": lengths}, root / "info.pt")
+
+
+@pytest.fixture
+def episodes() -> dict[int, dict]:
+    return {
+        0: make_episode(7, 0),
+        9: make_episode(1, 1),
+        10: make_episode(4, 2, ended=False),
+        1437: make_episode(12, 3),
+    }
+
+
+def test_reward_and_end_stay_with_the_action_that_earned_them(tmp_path, episodes):
+    write(tmp_path, episodes)
+    reader = open_reader(tmp_path)
+    assert reader.names() == ["0", "9", "10", "1437"]
+    for name, theirs in zip(reader.names(), episodes.values(), strict=True):
+        found = reader.read(name)
+        assert not problems(found, reader.obs_space, reader.act_space)
+        assert len(found["reward"]) == reader.rows(name) == len(theirs["ends"]) + 1
+        batch = {k: torch.tensor(v)[None] for k, v in found.items()}
+        batch["mask"] = torch.ones_like(batch["is_first"])
+        segment = to_segment(batch, "image", "action", 0, "is_terminal")
+        frames = theirs["observations"].movedim(1, -1)
+        assert torch.equal(segment.image[0], frames)
+        assert torch.equal(segment.action[0], theirs["actions"])
+        assert torch.equal(segment.reward[0], theirs["rewards"])
+        assert torch.equal(segment.end[0], theirs["ends"].bool())
+
+
+def test_actions_are_counted_over_all_episodes(tmp_path):
+    many = {number: make_episode(3, number) for number in range(30)}
+    for episode in many.values():
+        episode["actions"] %= 2
+    many[11]["actions"][1] = 16  # not one of the few that are looked at
+    write(tmp_path, many)
+    reader = open_reader(tmp_path)
+    assert reader.act_space["action"].classes == 17
+    assert reader.obs_space["image"].shape == (6, 8, 3)
+
+
+def test_train_and_test_are_what_to_learn_from_and_what_to_set_aside(
+    tmp_path, episodes
+):
+    write(tmp_path / "train", episodes)
+    write(tmp_path / "test", {0: make_episode(5, 8)})
+    reader = open_reader(tmp_path)
+    train, held = split_by_mask(reader, "train", "valid")
+    assert train == ["train_0", "train_9", "train_10", "train_1437"]
+    assert held == ["test_0"]
+    assert reader.rows("test_0") == 6
+    done = convert(reader, tmp_path / "out")
+    assert open_reader(done.folder).names() == in_order(train + held)
+
+
+def test_an_episode_is_cut_after_its_first_end(tmp_path):
+    episode = make_episode(9, 0)
+    episode["ends"][4] = 1
+    write(tmp_path, {0: episode})
+    reader = open_reader(tmp_path)
+    assert reader.rows("0") == len(reader.read("0")["reward"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"ends": None}, "has no 'ends'"),
+        ({"rewards": torch.zeros(3)}, "3 rows"),
+        ({"observations": torch.zeros(7, 3, 6, 8)}, "wanted uint8"),
+        ({"ends": torch.zeros(0)}, "0 steps"),
+        ({"actions": 3}, "has no 'actions'"),
+        ({"actions": torch.zeros(7)}, "wanted integers"),
+        ({"actions": torch.zeros(7, 2, dtype=torch.int64)}, "wanted integers"),
+        ({k: v[:0] for k, v in make_episode(7, 0).items()}, "0 steps"),
+    ],
+)
+def test_an_episode_that_cannot_be_used_says_why(tmp_path, change, complaint):
+    episode = {**make_episode(7, 0), **change}
+    episode = {key: value for key, value in episode.items() if value is not None}
+    write(tmp_path, {0: make_episode(5, 1)})
+    torch.save(episode, place(tmp_path, 1))
+    with pytest.raises(BadEpisode, match=complaint):
+        open_reader(tmp_path).read("1")
+    assert open_reader(tmp_path).act_space["action"].classes <= 5
+
+
+def test_damaged_files_and_empty_folders_are_told(tmp_path):
+    write(tmp_path, {0: make_episode(5, 1), 1: make_episode(5, 2)})
+    file = place(tmp_path, 1)
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(BadEpisode, match="cannot be read"):
+        open_reader(tmp_path).rows("1")
+    for path in tmp_path.rglob("*/*.pt"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"no readable episode(.|\n)*Fix: "):
+        assert open_reader(tmp_path).obs_space

@@ -1,0 +1,218 @@
+"""Recordings read on the fly: the episodes that a conversion would have written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from walks import ACTION, walk, write_npz
+
+from reverie.api import UserError, Window
+from reverie.cli.data import data_request
+from reverie.cli.main import main as cli
+from reverie.datasets.feed import RecordingFeed
+from reverie.datasets.readers.hdf5 import write_robomimic
+from reverie.datasets.reading import Reading
+from reverie.datasets.transforms import ROBOMIMIC
+from reverie.run import checkpoint
+from reverie.run.folder import read_config, read_spaces
+from reverie.run.offline_data import OfflineConfig, Recordings
+
+h5py = pytest.importorskip("h5py")
+
+KEYS = ("--images", "wrist", "side", "--vectors", "joints", "--aux", "speed")
+WORDS = [*KEYS, "--flip", "wrist", "--size", "16", "16"]
+READING = Reading(
+    images=("wrist", "side"),
+    vectors=("joints",),
+    aux=("speed",),
+    flip=("wrist",),
+    size=(16, 16),
+)
+TINY = shlex.split(
+    """--configs debug --device cpu --logger.outputs jsonl --run.steps 2
+    --run.log_every 1 --run.report_every 2 --run.save_every 2 --dreamer.batch_size 2
+    --dreamer.batch_length 4 --dreamer.enc.mults 1 1 --dreamer.dec.mults 1 1
+    --dreamer.enc.depth 8 --dreamer.dec.depth 8 --offline.look.context 2
+    --offline.look.horizon 2 --offline.look.fan.samples 0 --bc.enc.mults 1 1
+    --bc.head.units 8 --bc.batch_size 4 --offline.passes 0"""
+)
+
+
+def demos(path, count=6):
+    """A file of robomimic's layout with two cameras, one upside down, and vectors."""
+    episodes = []
+    for i in range(count):
+        episode = walk(6 + i, seed=i)
+        episode["side"] = episode.pop("image")
+        episode["wrist"] = 255 - episode["side"][:, ::-1]
+        episode["joints"] = episode.pop("position")
+        episode["unused"] = np.zeros((len(episode["reward"]), 2), np.float32)
+        episodes.append((f"demo_{i}", episode))
+    names = [name for name, _ in episodes]
+    masks = {"train": names[2:], "valid": names[:2]}
+    write_robomimic(path, episodes, ACTION, masks=masks)
+    return path
+
+
+def generic(path):
+    """The same in a layout of its own: no group of observations, actions that led."""
+    source = h5py.File(demos(path.with_name("demos.hdf5")))
+    with source, h5py.File(path, "w") as file:
+        for name, demo in source["data"].items():
+            group = file.create_group(f"runs/{name}")
+            for key in ("side", "wrist", "joints", "speed"):
+                first, then = demo[f"obs/{key}"][:1], demo[f"next_obs/{key}"]
+                group[f"seen/{key}"] = np.concatenate([first, then])
+            for ours, theirs in (("did", "actions"), ("pay", "rewards")):
+                value = np.asarray(demo[theirs])
+                group[ours] = np.concatenate([np.zeros_like(value[:1]), value])
+    return path
+
+
+MAP = shlex.split(
+    """--map.episodes runs --map.action did --map.reward pay --map.terminal none
+    --map.alignment led --map.keys side=seen/side wrist=seen/wrist joints=seen/joints
+    speed=seen/speed"""
+)
+
+
+def batches(config, count=3):
+    material = Recordings(config, seed=3)
+    diet = {"train": Window(3, 8), "report": Window(2, 5)}
+    found = RecordingFeed(
+        material.training, diet, held_out=material.judging, prepare=None
+    )
+    cut = [found(name) for _ in range(count) for name in diet]
+    whole = list(found.episodes(2))
+    found.close()
+    material.close()
+    return material, [*cut, *whole]
+
+
+@pytest.mark.parametrize("layout", ["robomimic", "generic"])
+def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, layout):
+    make = demos if layout == "robomimic" else generic
+    source = make(tmp_path / "source.hdf5")
+    mapped = [] if layout == "robomimic" else MAP
+    out = tmp_path / "out"
+    words = ["data", "convert", str(source), str(out), *WORDS, *mapped]
+    assert cli.main(words) == 0
+    options = data_request("convert", words[2:])[1]
+    read = Reading(**{f: getattr(options, f) for f in Reading.__dataclass_fields__})
+    flying, one = batches(OfflineConfig(str(source), read=read))
+    converted, other = batches(OfflineConfig(str(out)))
+    assert list(flying.obs_space) == list(converted.obs_space)
+    assert flying.act_space == converted.act_space
+    assert flying.training.names() == converted.training.names()
+    if layout == "robomimic":  # as its masks say
+        assert flying.training.names() == [f"demo_{i}" for i in range(2, 6)]
+        assert flying.judging.names() == ["demo_0", "demo_1"]
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key, value in mine.items():
+            assert torch.equal(value, theirs[key]), key
+    first = next(b for b in one if "episode" in b)
+    moved = np.diff(first["joints"][0].numpy(), axis=0)
+    done = 0.1 * first["action"][0, :-1].numpy()
+    real = first["mask"][0, 1:].numpy()
+    assert np.abs(moved - done)[real].max() < 1e-5
+
+
+def test_the_command_learns_the_same_from_a_file_as_from_its_conversion(tmp_path):
+    source, out = demos(tmp_path / "demos.hdf5"), tmp_path / "out"
+    assert cli.main(["data", "convert", str(source), str(out), *WORDS]) == 0
+    flying = [f"--offline.read.{w[2:]}" if w[:2] == "--" else w for w in WORDS]
+    weights = []
+    for data, more in ((source, flying), (out, [])):
+        run = tmp_path / f"run_{data.stem}"
+        words = ["offline", "--offline.data", str(data), "--logdir", str(run)]
+        assert cli.main([*words, *TINY, *more]) == 0
+        weights.append(checkpoint.read_part(checkpoint.locate(run), "agent")["enc"])
+    assert weights[0].keys() == weights[1].keys()
+    for key, value in weights[0].items():
+        assert torch.equal(value, weights[1][key]), key
+    run = tmp_path / "run_demos"
+    clone = ["--bc.run", str(run), "--logdir", str(tmp_path / "clone")]
+    assert cli.main(["bc", "--offline.data", str(source), *clone, *TINY]) == 0
+    assert read_config(tmp_path / "clone").offline.read == READING
+    assert cli.main(["eval", str(run)]) == 0  # judged as it was read
+    assert json.loads((run / "judgement.json").read_text())["episodes"]
+
+
+def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
+    """Two cameras of 84 pixels, cut to 78, and the joints; from file to clone."""
+    rng, episodes, eye = np.random.default_rng(0), [], "robot0_eye_in_hand_image"
+    widths = dict.fromkeys((*ROBOMIMIC.vectors[:2], *ROBOMIMIC.aux), 7)
+    for i in range(3):
+        episode = walk(6, seed=i, size=84)
+        episode["agentview_image"] = episode.pop("image")
+        episode[eye] = 255 - episode["agentview_image"]
+        for key in (*ROBOMIMIC.vectors, *ROBOMIMIC.aux, "object"):
+            episode[key] = rng.normal(size=(7, widths.get(key, 2))).astype(np.float32)
+        episodes.append((f"demo_{i}", episode))
+    write_robomimic(tmp_path / "can.hdf5", episodes, ACTION)
+    data = ["--offline.data", str(tmp_path / "can.hdf5")]
+    read = ["--offline.read.like", "robomimic", "--offline.read.images"]
+    small = shlex.split(
+        """--device cpu --logger.outputs jsonl --run.steps 1 --offline.look.horizon 2
+        --offline.look.fan.samples 2 --offline.look.fan.horizon 2
+        --offline.look.fan.episodes 1"""
+    )
+    world, clone = tmp_path / "world", tmp_path / "clone"
+    words = ["offline", "--configs", "robomimic", "size1m", "--logdir", str(world)]
+    sizes = ["--dreamer.batch_size", "2", "--dreamer.batch_length", "4"]
+    cameras = ["agentview_image", eye]
+    assert cli.main([*words, *data, *read, *cameras, *sizes, *small]) == 0
+    seen = read_spaces(world).obs_space
+    assert seen["image"].shape == (78, 78, 6)
+    assert {key for key in seen if key[:4] == "aux_"} == {
+        "aux_robot0_joint_pos_sin",
+        "aux_robot0_joint_pos_cos",
+    }
+    logged = (world / "metrics.jsonl").read_text()
+    assert "train/loss/robot0_joint_pos" in logged
+    assert "train/loss/aux_" not in logged  # seen, but not predicted
+    assert "report/fan/robot0_joint_pos/coverage" in logged
+    assert cli.main(["eval", str(world)]) == 0
+    (film,) = (world / "judgement").glob("openloop_image.*")  # both cameras
+    assert film.stat().st_size
+    words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
+    head = ["--bc.head.units", "8", "--bc.batch_size", "4"]
+    assert cli.main([*words, str(clone), *data, *head, *small]) == 0
+    assert read_spaces(clone).obs_space["image"].shape == (78, 78, 6)
+
+
+def test_only_what_is_wanted_is_unpacked(tmp_path):
+    source = demos(tmp_path / "demos.hdf5")
+    reader = READING.open(source)
+    whole = Reading().open(source)
+    assert "unused" in whole.obs_space
+    whole.close()
+    for key in ("unused", "joints"):
+        reader.close()
+        with h5py.File(source, "a") as file:
+            del file[f"data/demo_1/next_obs/{key}"]
+        if key == "unused":  # in the way of whoever looks at it
+            assert reader.read("demo_1")["image"].shape == (8, 16, 16, 6)
+    with pytest.raises(ValueError, match="has no joints in 'next_obs'"):
+        reader.read("demo_1")
+    reader.close()
+
+
+def test_a_missing_camera_and_a_map_for_something_else_are_sentences(tmp_path, capsys):
+    source = demos(tmp_path / "demos.hdf5")
+    words = ["offline", "--logdir", str(tmp_path / "run"), "--offline.data"]
+    more = ["--offline.read.images", "front"]
+    assert cli.main([*words, str(source), *more]) == 2
+    assert "has no front, but joints, side, speed" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    write_npz(tmp_path / "npz")
+    more = ["--offline.read.map.action", "did"]
+    assert cli.main([*words, str(tmp_path / "npz"), *more]) == 2
+    assert "A key map says where things lie in HDF5" in capsys.readouterr().err
+    with pytest.raises(UserError, match="has no agentview_image"):
+        Reading(like="robomimic").open(source)

@@ -1,0 +1,236 @@
+"""What the judgement of a world on recordings rests on: time, padding, statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.world_model_env import WorldDreams
+from reverie.api import Space, UserError
+from reverie.datasets.episode_format import with_flags
+from reverie.datasets.feed import RecordingFeed
+from reverie.datasets.images import ImageConfig, Images
+from reverie.datasets.readers import open_reader
+from reverie.evaluation.episodes import check_same_actions, load_agent
+from reverie.evaluation.offline import LookConfig, open_loop
+from reverie.run import checkpoint
+from reverie.run.config import resolve
+from reverie.run.folder import read_config
+from reverie.run.offline import offline
+from reverie.run.offline_data import Recordings
+from reverie.storage.episodes import write_episode
+
+SIDE = 16
+SPACES = {
+    "image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256),
+    "place": Space(np.float32, (2,)),
+}
+ACTION = {"action": Space(np.float32, (2,), -1, 1)}
+SMALL = {
+    "dreamer.enc.mults": (1, 1),
+    "dreamer.dec.mults": (1, 1),
+    "dreamer.enc.depth": 8,
+    "dreamer.dec.depth": 8,
+    "dreamer.batch_size": 2,
+    "dreamer.batch_length": 4,
+}
+
+
+def episode(steps, seed=0):
+    """A point that walks; where it is, and what it looks like."""
+    rng = np.random.default_rng(seed)
+    rows = steps + 1
+    action = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
+    action[-1] = 0
+    place = np.concatenate([np.zeros((1, 2)), 0.1 * np.cumsum(action[:-1], 0)])
+    flags = np.arange(rows)
+    return {
+        "image": rng.integers(0, 256, (rows, SIDE, SIDE, 3), np.uint8),
+        "place": place.astype(np.float32),
+        "action": action,
+        "reward": np.zeros(rows, np.float32),
+        "is_first": flags == 0,
+        "is_last": flags == steps,
+        "is_terminal": flags == steps,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i, steps in enumerate((6, 9, 4, 7)):
+        write_episode(tmp_path / "data", f"demo_{i}", episode(steps, seed=i))
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="module")
+def dreamer():
+    config = resolve(["debug", "offline"], flags=SMALL).dreamer
+    device = torch.device("cpu")
+    return Dreamer(with_flags(SPACES), ACTION, config, device=device, seed=0)
+
+
+def batch_of(*episodes):
+    keys = episodes[0]
+    rows = {k: torch.as_tensor(np.stack([e[k] for e in episodes])) for k in keys}
+    return rows | {"mask": torch.ones(rows["reward"].shape, dtype=torch.bool)}
+
+
+def test_a_row_is_judged_by_the_action_that_led_to_it(dreamer):
+    """An action changes nothing before the row it leads to, and that row at once."""
+    batch = batch_of(episode(7))
+    before, _ = dreamer.judge(batch)
+    batch["action"][:, 3] += 0.5
+    after, _ = dreamer.judge(batch)
+    for name in ("place", "image"):
+        apart = (before[name] - after[name]).abs()[0]
+        assert (apart[:4] == 0).all(), name
+        assert apart[4] > 0, name
+
+
+def test_the_action_of_the_last_row_seen_is_that_of_the_first_dream(dreamer):
+    rows = {key: value[:, :5].numpy() for key, value in batch_of(episode(7)).items()}
+    other = rows | {"action": rows["action"].copy()}
+    other["action"][:, -1] = 0.9
+    earlier = rows | {"action": rows["action"].copy()}
+    earlier["action"][:, -2] = 0.9
+    begun = []
+    for context in (rows, other, earlier):
+        walk = WorldDreams(dreamer.world, SPACES, ACTION, torch.device("cpu"), seed=1)
+        begun.append(walk.begin(context).deter)
+    assert torch.equal(begun[0], begun[1])  # not told of it yet
+    assert not torch.equal(begun[0], begun[2])
+
+
+class Still:
+    """A world in which nothing moves, wrong by as much as things do."""
+
+    obs_space = SPACES
+    act_space = ACTION
+
+    def seed(self, seed):
+        pass
+
+    def begin(self, context):
+        return len(context["place"])
+
+    def step(self, count, action):
+        black = np.zeros((count, SIDE, SIDE, 3), np.uint8)
+        return count, {"place": np.full((count, 2), 5, np.float32), "image": black}
+
+
+def test_errors_by_horizon_are_those_of_real_rows(folder):
+    feed = RecordingFeed(open_reader(folder), {})
+    images = Images(ImageConfig(), SPACES)
+    config = LookConfig(batch=4, context=3, horizon=6, video=False)
+    errors, _ = open_loop(Still(), feed, images, config)
+    episodes = [open_reader(folder).read(f"demo_{i}") for i in range(4)]
+    everything = np.concatenate([e["place"] for e in episodes]).astype(np.float64)
+    for ahead in range(6):
+        long = [e["place"] for e in episodes if len(e["place"]) > 3 + ahead]
+        guesses = {"model": 5.0, "mean": everything.mean(0)}
+        for name, guess in guesses.items():
+            wanted = np.mean([np.square(x[3 + ahead] - guess).mean() for x in long])
+            found = np.nanmean(getattr(errors["place"], name)[:, ahead])
+            assert found == pytest.approx(wanted, rel=1e-5), (name, ahead)
+        copied = np.mean([np.square(x[3 + ahead] - x[2]).mean() for x in long])
+        found = np.nanmean(errors["place"].copy[:, ahead])
+        assert found == pytest.approx(copied, rel=1e-4)
+        assert (~np.isnan(errors["place"].model[:, ahead])).sum() == len(long)
+    bright = np.square(episodes[0]["image"][3] / 255.0).mean()
+    assert errors["image"].model[0, 0] == pytest.approx(bright)
+    feed.close()
+
+
+def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tmp_path):
+    """Those of the frames as they are cut; from world to clone to policy."""
+    crop = (12, 12)
+    quick = {"device": "cpu", "logger.outputs": "jsonl", "run.steps": 1}
+    flags = {
+        **SMALL,
+        **quick,
+        "offline.data": str(folder),
+        "offline.split": 0.25,
+        "offline.look.fan.samples": 0,
+        "offline.images.crop": crop,
+        "logdir": str(tmp_path / "world"),
+    }
+    names = ["debug", "offline", "standardize"]
+    world = offline(resolve(names, flags=flags))
+    small = {"bc.head.units": 8, "bc.batch_size": 2, "offline.passes": 0}
+    flags |= {**small, "bc.run": str(world), "logdir": str(tmp_path / "clone")}
+    clone = offline(resolve(["debug", "offline", "bc"], flags=flags))
+
+    reader = open_reader(folder)
+    held = {row["name"] for row in _judged(world)}
+    frames = [
+        reader.read(name)["image"][:, 2:14, 2:14] / 255
+        for name in reader.names()
+        if name not in held
+    ]
+    mean = np.concatenate(frames).mean(0)
+    kept = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
+    (key,) = [k for k in kept if k.endswith("image.mean")]
+    np.testing.assert_allclose(kept[key].numpy(), mean, atol=1e-6)
+    eyes = checkpoint.read_part(checkpoint.locate(clone), "agent")["eyes"]
+    assert torch.equal(eyes[f"encoder.{key}"], kept[key])
+
+    space = {"obs_space": with_flags(SPACES), "act_space": ACTION}
+    spaces = type("Spaces", (), space)
+    agent = load_agent(read_config(clone), checkpoint.locate(clone), spaces)
+    standard = agent.eyes.encoder.standards["image"]
+    assert torch.equal(standard.get_buffer("mean"), kept[key])
+    row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
+    seen = torch.as_tensor(agent.images.middle(row)["image"]).float() / 255
+    assert standard(seen).abs().max() > 0.1  # a frame of its own is not zeroed
+    _, chosen, _ = agent.policy(agent.initial(1), row, "eval")
+    row["image"] = row["image"][:, 2:14, 2:14]  # what it was trained on
+    _, wanted, _ = agent.agent.policy(agent.initial(1), row, "eval")
+    np.testing.assert_array_equal(chosen["action"], wanted["action"])
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(
+    folder, tmp_path, monkeypatch
+):
+    told = iter([3.0, 1.0, 2.0, 2.5])
+    monkeypatch.setattr(Recordings, "report", lambda *_: {"loss": next(told)})
+    flags = {
+        "device": "cpu",
+        "logger.outputs": "jsonl",
+        "run.steps": 3,
+        "run.report_every": 1,
+        "offline.data": str(folder),
+        "offline.passes": 0,
+        "bc.enc.mults": (1, 1),
+        "bc.enc.units": 8,
+        "bc.head.units": 8,
+        "bc.batch_size": 2,
+        "logdir": str(tmp_path / "run"),
+    }
+    run = offline(resolve(["offline", "bc"], flags=flags))
+    (best,) = (run / "best").iterdir()
+    loop = checkpoint.read_part(best, "loop")
+    assert (loop["clock"]["step"], loop["lowest"]) == (2, 1.0)
+
+
+def _judged(run):
+    import json
+
+    from reverie.evaluation.recordings import judge_run
+
+    judge_run(run)
+    return json.loads((run / "judgement.json").read_text())["episodes"]
+
+
+def test_an_arm_with_other_joints_is_refused():
+    arms = [{"action": Space(np.float32, (n,), -1, 1)} for n in (7, 8)]
+    with pytest.raises(UserError, match=r"action \(7,\), .* takes action \(8,\)"):
+        check_same_actions(*arms, "robosuite_Lift")
+
+
+def test_a_length_is_of_whole_episodes_or_of_two_rows_and_more():
+    for length in (0, 2):
+        assert LookConfig(length=length).length == length
+    with pytest.raises(ValueError, match="or at least 2"):
+        LookConfig(length=1)

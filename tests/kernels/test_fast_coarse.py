@@ -1,0 +1,60 @@
+"""Convolutions on the coarse grid equal those on the doubled one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import Space
+from reverie.kernels import accelerate as fast
+from reverie.kernels.conv import coarse
+from reverie.kernels.conv.coarse import CoarseConv
+from reverie.nets.blocks import initialize
+from reverie.nets.conv import Conv, Decoder, DecoderConfig
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 4), (3, 6)])
+@pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (3, 1)])
+def test_output_and_gradients_equal_those_of_the_plain_way(
+    monkeypatch, size, kernel, stride
+):
+    monkeypatch.setattr(coarse, "LEAST", 0)
+    conv = Conv(3, 4, kernel, stride).double()
+    initialize(conv, torch.Generator().manual_seed(0))
+    conv.bias.data.normal_()
+    x = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
+    inputs = (x, conv.weight, conv.bias)
+    plain = conv.after_doubling(x)
+    toward = torch.randn_like(plain)
+    want = torch.autograd.grad(plain, inputs, toward)
+    conv.__class__ = CoarseConv
+    found = conv.after_doubling(x)
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+    for a, b in zip(torch.autograd.grad(found, inputs, toward), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("more", [{}, {"outer": True}, {"strided": True}])
+def test_a_decoder_draws_the_same_images(monkeypatch, more):
+    monkeypatch.setattr(coarse, "LEAST", 0)
+    spaces = {"image": Space(np.uint8, (16, 16, 3))}
+    config = DecoderConfig(depth=4, mults=(1, 2), bspace=0, units=8, **more)
+    decoder = Decoder(spaces, 6, 8, config)
+    initialize(decoder, torch.Generator().manual_seed(0))
+    deter, stoch = torch.randn(2, 3, 6), torch.randn(2, 3, 8)
+    plain = decoder(deter, stoch)["image"].pred()
+    fast.accelerate_host(decoder)
+    assert isinstance(decoder.imgout, CoarseConv)
+    torch.testing.assert_close(decoder(deter, stoch)["image"].pred(), plain)
+
+
+def test_small_maps_take_the_plain_way(monkeypatch):
+    conv = Conv(3, 4, 5)
+    initialize(conv, torch.Generator().manual_seed(0))
+    x = torch.randn(2, 4, 4, 3)
+    plain = conv.after_doubling(x)
+    conv.__class__ = CoarseConv
+    assert torch.equal(conv.after_doubling(x), plain)
+    monkeypatch.setattr(coarse, "LEAST", 32)
+    assert not torch.equal(conv.after_doubling(x), plain)

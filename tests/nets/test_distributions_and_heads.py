@@ -1,0 +1,200 @@
+"""Output distributions and the heads that make them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from reverie.api import Space, UserError
+from reverie.nets.blocks import MLP, ByKey, Norm, initialize
+from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
+from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
+from reverie.nets.rng import Dice
+
+I32, F32 = np.dtype("int32"), np.dtype("float32")
+CPU = torch.device("cpu")
+
+
+def policy(spaces, config=None):
+    config = config or PolicyConfig(1, 8)
+    head = PolicyHead(4, spaces, config)
+    initialize(head, torch.Generator().manual_seed(0))
+    return head
+
+
+def test_the_discrete_policy_is_not_mixed_with_a_uniform_one():
+    head = policy({"action": Space(I32, (), 0, 5)})
+    head.head["action"]["logits"].bias.data[2] = 100
+    probs = head(torch.zeros(4))["action"].probs
+    assert float(probs[0]) < 1e-30
+    mixed = policy({"action": Space(I32, (), 0, 5)}, PolicyConfig(1, 8, unimix=0.01))
+    mixed.load_state_dict(head.state_dict())
+    probs = mixed(torch.zeros(4))["action"].probs
+    assert float(probs[0]) == pytest.approx(0.002)
+
+
+def test_actions_of_every_kind_together():
+    spaces = {
+        "move": Space(I32, (), 0, 4),
+        "switches": Space(np.dtype(bool), (3,)),
+        "arm": Space(F32, (2,), -1, 1),
+        "throttle": Space(F32, (), -1, 1),
+    }
+    outs = policy(spaces)(torch.randn(7, 4))
+    dice = Dice(0, "test", CPU)
+    for key, out in outs.items():
+        sample = out.sample(dice)
+        assert sample.shape == (7, *spaces[key].shape)
+        assert out.logp(sample).shape == out.entropy().shape == (7,)
+    assert outs["move"].maxent == pytest.approx(math.log(4))
+    assert outs["switches"].maxent is None  # as in the original, only for one choice
+
+
+def test_choices_that_do_not_exist_are_never_made():
+    head = policy({"action": Space(I32, (2,), [0, 0], [2, 5])})
+    out = head(torch.randn(500, 4))["action"]
+    sample = out.sample(Dice(0, "test", CPU))
+    assert int(sample[:, 0].max()) == 1
+    assert int(sample[:, 1].max()) == 4
+    entropy = out.entropy()
+    assert torch.isfinite(entropy).all()
+    assert float(entropy.max()) <= math.log(2) + math.log(5) + 1e-5
+    assert torch.isfinite(out.logp(sample)).all()
+
+
+def test_continuous_policy_is_bounded_but_its_samples_are_not():
+    head = policy({"arm": Space(F32, (1,), -1, 1)}, PolicyConfig(1, 8, outscale=50.0))
+    out = head(torch.randn(2000, 4))["arm"]
+    assert out.mean.abs().max() <= 1
+    assert out.std.min() >= 0.1
+    assert out.std.max() <= 1
+    assert out.sample(Dice(0, "test", CPU)).abs().max() > 1
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Space(np.dtype("uint8"), (8, 8, 3)), Space(np.dtype("complex64"), (), 0, 1)],
+)
+def test_unknown_kinds_of_actions_are_refused(space):
+    with pytest.raises(UserError, match="kind no policy knows"):
+        check_actions({"action": space})
+
+
+def test_no_actions_and_unbounded_choices_are_refused():
+    with pytest.raises(UserError, match="empty"):
+        check_actions({})
+    with pytest.raises(UserError, match="real low and high"):
+        check_actions({"action": Space(I32)})
+
+
+@pytest.mark.parametrize("output", ["symexp_twohot", "symlog_mse", "mse", "binary"])
+def test_every_head_output_learns_its_target(output):
+    head = Head(4, HeadConfig(1, 16, output=output, outscale=0.0))
+    initialize(head, torch.Generator().manual_seed(0))
+    opt = torch.optim.Adam(head.parameters(), 3e-2)
+    x, target = torch.randn(16, 4), torch.full((16,), 1.0)
+    for _ in range(300):
+        loss = head(x).loss(target).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    pred = head(x).prob() if output == "binary" else head(x).pred()
+    torch.testing.assert_close(pred, target, atol=0.1, rtol=0)
+
+
+def test_unknown_outputs_norms_and_activations_are_refused():
+    with pytest.raises(UserError, match="symexp_twohot"):
+        Head(4, HeadConfig(output="guess"))
+    with pytest.raises(UserError, match="rms"):
+        Norm("batch", 3)
+    with pytest.raises(UserError, match="silu"):
+        MLP(3, 1, 3, "swish", "rms")
+
+
+def test_norm_names():
+    x = torch.randn(4, 8) * 3 + 1
+    layer = Norm("layer1em6", 8)
+    initialize(layer, torch.Generator())
+    assert layer.eps == 1e-6
+    y = layer(x)
+    torch.testing.assert_close(y.mean(-1), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        y.var(-1, correction=0), torch.ones(4), atol=1e-4, rtol=0
+    )
+    assert torch.equal(Norm("none", 8)(x), x)
+
+
+def test_layers_compute_in_the_dtype_they_are_given():
+    mlp = MLP(4, 2, 8, "silu", "rms")
+    initialize(mlp, torch.Generator().manual_seed(0))
+    assert mlp(torch.randn(3, 4).bfloat16()).dtype == torch.bfloat16
+    assert next(mlp.parameters()).dtype == torch.float32
+
+
+def test_two_hot_targets_out_of_range_go_to_the_end_bins():
+    bins = symexp_bins(41)
+    logits = torch.zeros(2, 41, requires_grad=True)
+    TwoHot(logits, bins).loss(torch.tensor([1e30, -1e30])).sum().backward()
+    assert logits.grad.argmin(-1).tolist() == [40, 0]
+
+
+def test_free_choices_are_independent_and_always_possible():
+    out = OneHot(torch.tensor([[[100.0, 0, 0, 0], [0, 0, 0, 0]]]), 0.01)
+    torch.testing.assert_close(out.probs[0, 0, 1:], torch.full((3,), 0.0025))
+    assert float(out.kl(OneHot(torch.zeros(1, 2, 4), 0.01))) > 0
+
+
+def test_samples_follow_their_probabilities():
+    probs = torch.tensor([0.1, 0.2, 0.7]).expand(20000, 3)
+    index = Dice(0, "test", CPU).categorical(probs)
+    share = torch.bincount(index, minlength=3) / 20000
+    torch.testing.assert_close(share, probs[0], atol=0.02, rtol=0)
+
+
+def test_dice_repeat_by_seed_and_purpose_and_resume():
+    probs = torch.full((50, 4), 0.25)
+    one, same = Dice(1, "train", CPU), Dice(1, "train", CPU)
+    other, purpose = Dice(2, "train", CPU), Dice(1, "policy", CPU)
+    first = one.categorical(probs)
+    assert torch.equal(first, same.categorical(probs))
+    assert not torch.equal(first, other.categorical(probs))
+    assert not torch.equal(first, purpose.categorical(probs))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.categorical(probs), other.categorical(probs))
+
+
+@pytest.mark.parametrize("key", ["keys", "forward", "a.b", "a/b", "weight", "train"])
+def test_any_key_can_name_a_module(key):
+    module = ByKey({key: Norm("rms", 3)})
+    assert isinstance(module[key], Norm)
+    (name,) = module.state_dict()
+    assert ByKey.key(name.removesuffix(".scale")) == key
+
+
+def test_categorical_loss_is_cross_entropy_summed_over_entries():
+    logits = torch.randn(6, 2, 5)
+    target = torch.randint(5, (6, 2))
+    by_hand = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), target.flatten(), reduction="none"
+    )
+    ours = Categorical(logits, 1).loss(target)
+    torch.testing.assert_close(ours, by_hand.reshape(6, 2).sum(1))
+
+
+def test_zero_outscale_starts_at_exactly_zero():
+    head = Head(4, replace(HeadConfig(1, 8), outscale=0.0))
+    initialize(head, torch.Generator().manual_seed(0))
+    assert torch.equal(head(torch.randn(9, 4)).pred(), torch.zeros(9))
+
+
+def test_a_choice_that_is_certain_has_a_finite_entropy():
+    logits = torch.tensor([[[200.0, 0.0]]], requires_grad=True)
+    sure, other = OneHot(logits, 0.0), OneHot(torch.zeros(1, 1, 2), 0.0)
+    assert sure.entropy().detach().abs() < 1e-6
+    assert float(sure.kl(other).detach()) == pytest.approx(np.log(2))
+    other.kl(sure).sum().backward()
+    assert torch.isfinite(logits.grad).all()

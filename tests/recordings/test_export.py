@@ -1,0 +1,47 @@
+"""Episodes out of one run, and into the replay of another."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from reverie.cli.main import main
+
+SMALL = (
+    "--configs debug random --task catch --run.envs 2 --run.clock steps "
+    "--run.log_every 20 --run.report_every 0 --logger.outputs jsonl"
+)
+
+
+def test_exported_episodes_fill_another_runs_replay(tmp_path, capsys):
+    first, folder, second = tmp_path / "first", tmp_path / "npz", tmp_path / "second"
+    train = ["train", *SMALL.split()]
+    assert main([*train, "--logdir", str(first), "--run.steps", "120"]) == 0
+    assert main(["data", "export", str(first), str(folder)]) == 0
+    files = sorted(folder.glob("*.npz"))
+    assert len(files) == 20  # 60 rows in each of two environments, six an episode
+    with np.load(files[0], allow_pickle=False) as episode:
+        # In that layout an action led to its row, so the first one is a dummy.
+        assert not episode["action"][0].any()
+        assert episode["action"][1:].sum(-1).tolist() == [1.0] * 5
+        assert abs(episode["reward"][-1]) == 1
+
+    assert main(["data", "export", str(first), str(folder)]) == 2
+    assert "holds episodes already" in capsys.readouterr().err
+
+    flags = ["--run.episodes", str(folder), "--run.steps", "20"]
+    assert main([*train, "--logdir", str(second), *flags]) == 0
+    assert "120 steps from the episodes" in capsys.readouterr().err
+    lines = (second / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["replay/steps"] == 140
+
+
+def test_a_run_without_a_whole_episode_has_nothing_to_export(tmp_path, capsys):
+    run, folder = tmp_path / "run", tmp_path / "npz"
+    words = ["train", *SMALL.split(), "--logdir", str(run), "--run.steps", "4"]
+    assert main(words) == 0
+    assert main(["data", "export", str(run), str(folder)]) == 2
+    assert "no whole episode" in capsys.readouterr().err
+    assert main(["data", "exprot", str(run)]) == 2
+    assert "reverie data export" in capsys.readouterr().err

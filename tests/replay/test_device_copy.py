@@ -1,0 +1,313 @@
+"""A replay kept on the device serves what the replay on the host would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_replay import NOTES, make_replay, make_rows
+
+from reverie.api import Space, Window
+from reverie.replay import device_copy as rings
+from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.device_copy import as_words, held, ring_bytes, word
+from reverie.replay.feed import ReplayFeed
+from reverie.replay.sampling import Fractions
+from reverie.replay.staging import Packed
+
+WINDOWS = {
+    "plain": Window(4, 5),
+    "train": Window(3, 4, context=1, consec=3),
+    "report": Window(2, 6, online=False, select="uniform"),
+    "episodes": Window(3, 4, select="episodes", alpha=1.0),
+}
+CONFIGS = {
+    "uniform": ReplayConfig(storage="ram", online=False),
+    "online": ReplayConfig(storage="ram"),
+    "mixture": ReplayConfig(storage="ram", fracs=Fractions(0.4, 0.3, 0.3)),
+}
+
+
+def pair(config, directory=None, capacity=90, streams=3, **more):
+    """The same replay twice: on the host alone, and with its ring."""
+    replays = [
+        make_replay(
+            capacity, streams, config, directory and directory / name, **WINDOWS, **more
+        )
+        for name in ("host", "ring")
+    ]
+    feeds = [
+        ReplayFeed(replay, WINDOWS, resident=resident)
+        for replay, resident in zip(replays, (False, True), strict=True)
+    ]
+    return feeds
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        assert one[key].dtype == two[key].dtype, key
+        assert torch.equal(one[key], two[key]), key
+
+
+def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
+    """Act and train with both; every batch must be the same, notes included."""
+    rng = np.random.default_rng(seed)
+    outs = {} if outs is None else outs
+    for turn in range(turns):
+        rows = make_rows(rng, 3)
+        for feed in feeds:
+            feed.replay.add(rows)
+        if turn < 25 or turn % 3:
+            continue
+        for name in names:
+            host, ring = feeds[0](name), feeds[1](name, outs.get(name))
+            same(host, ring)
+            if turn % 2:
+                outs[name] = ring
+            shape = host["stepid"].shape
+            notes = {
+                "deter": torch.from_numpy(rng.normal(size=(*shape, 300))).float(),
+                "stoch": torch.from_numpy(rng.integers(0, 9, (*shape, 4))).byte(),
+            }
+            stale = host["stepid"] - int(rng.integers(0, 2)) * 40  # some are gone
+            priority = torch.from_numpy(rng.random(shape))
+            for feed in feeds:
+                feed.update(stale, notes)
+                if feed.replay.config.fracs.priority:
+                    feed.prioritize(host["stepid"], priority)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_batches_notes_and_evictions_agree_with_the_host(kind):
+    feeds = pair(CONFIGS[kind])
+    live(feeds)
+    metrics = [feed.replay.metrics() for feed in feeds]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["updates"] > 100
+
+
+def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
+    feeds = pair(CONFIGS["uniform"])
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        rows = make_rows(rng, 3)
+        for feed in feeds:
+            feed.replay.add(rows)
+    same(feeds[0]("plain"), feeds[1]("plain"))
+    stepid = torch.tensor([5, 7, 5, 5, 7, 9])
+    notes = {
+        "deter": torch.arange(6.0)[:, None].expand(6, 300).contiguous(),
+        "stoch": torch.arange(6).byte()[:, None].expand(6, 4).contiguous(),
+    }
+    for feed in feeds:
+        feed.update(stepid, notes)
+    ring = feeds[1].ring
+    deter = ring.columns["deter"].view(torch.float32)
+    assert deter[[5, 7, 9], 0].tolist() == [3, 4, 5]
+    for _ in range(10):
+        same(feeds[0]("plain"), feeds[1]("plain"))
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("kind", ["online", "mixture"])
+def test_a_save_holds_the_fresh_notes_and_resumes_exactly(tmp_path, storage, kind):
+    fracs = CONFIGS[kind].fracs
+    config = ReplayConfig(storage=storage, segment=16, fracs=fracs)
+    feeds = pair(config, tmp_path, exact_notes=True)
+    live(feeds, turns=60)
+    states = [feed.replay.save() for feed in feeds]
+    again = pair(config, tmp_path, exact_notes=True)
+    for feed, state in zip(again, states, strict=True):
+        feed.replay.load(state)
+    live(feeds, seed=7, turns=50)
+    live(again, seed=7, turns=50)
+    for old, new in zip(feeds, again, strict=True):
+        for name in WINDOWS:
+            same(old(name), new(name))
+
+
+def test_loading_replaces_what_the_device_held(tmp_path):
+    config = ReplayConfig(storage="ram", segment=16, online=False)
+    feeds = pair(config, tmp_path)
+    live(feeds, turns=40)
+    states = [feed.replay.save() for feed in feeds]
+    live(feeds, seed=3, turns=40)
+    for feed, state in zip(feeds, states, strict=True):
+        feed.replay.load(state)
+    for _ in range(5):
+        for name in WINDOWS:
+            one, two = feeds[0](name), feeds[1](name)
+            for key in one.keys() - NOTES.keys():  # notes of old files may differ
+                assert torch.equal(one[key], two[key]), key
+
+
+def test_recorded_episodes_reach_the_device_in_pieces(monkeypatch):
+    monkeypatch.setattr(rings, "BULK", 70 * 1504)
+    feeds = pair(CONFIGS["uniform"], capacity=500)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        rows = make_rows(rng, 150)
+        rows["is_first"][:] = np.arange(150) == 0
+        for feed in feeds:
+            feed.replay.add_episode(rows)
+    for _ in range(5):
+        for name in WINDOWS:
+            same(feeds[0](name), feeds[1](name))
+
+
+def test_batches_can_be_cut_into_tensors_of_ones_own():
+    feeds = pair(CONFIGS["uniform"])
+    live(feeds, turns=40)
+    first = feeds[1]("plain")
+    mine = {key: torch.zeros_like(value) for key, value in first.items()}
+    feeds[0]("plain")
+    assert feeds[1]("plain", mine) is mine
+    same(feeds[0]("plain"), mine)
+    again = feeds[0]("plain", mine)
+    assert again is mine
+    same(feeds[1]("plain", first), mine)
+    assert isinstance(first, Packed)
+
+
+def test_narrow_keys_stay_on_the_host_unless_they_are_notes():
+    spaces = {
+        "image": Space(np.uint8, (8, 8, 4)),
+        "reward": Space(np.float32),
+        "index": Space(np.uint8, (3,)),
+    }
+    notes = {"index": spaces["index"]}
+    assert held(spaces, notes).keys() == {"image", "index"}
+    assert ring_bytes(spaces, notes, 99) == 100 * (256 + 3 + 17)
+    assert [word(n).itemsize for n in (256, 12, 6, 3)] == [8, 4, 2, 1]
+
+
+def test_words_are_read_from_any_offset():
+    column = torch.zeros((5, 2), dtype=torch.int64)
+    values = torch.arange(33, dtype=torch.uint8)[1:].reshape(2, 16)
+    words = as_words(values, column)
+    assert torch.equal(words.view(torch.uint8), values)
+
+
+def test_a_lost_file_does_not_stop_the_ring(tmp_path):
+    config = ReplayConfig(storage="disk", segment=16, online=False)
+    replay = Replay(
+        *(make_replay().spaces, {}),
+        config,
+        capacity=200,
+        streams=2,
+        windows={"train": Window(2, 4)},
+        directory=tmp_path,
+        seed=0,
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(90):
+        replay.add(make_rows(rng, 2))
+    sorted(tmp_path.iterdir())[1].unlink()
+    feed = ReplayFeed(replay, replay.windows, resident=True)
+    with pytest.warns(RuntimeWarning, match="lost while in use"):
+        feed("train")
+    for _ in range(20):
+        batch = feed("train")
+        tag = batch["image"][:, :, 0, 0, 0].float()
+        assert torch.equal(tag, batch["reward"])
+
+
+CUDA = torch.device("cuda")
+
+
+def cuda_pair(config, resident, **more):
+    """The same replay twice: one feed on the CPU, one on the GPU."""
+    host, other = (make_replay(90, 3, config, **WINDOWS, **more) for _ in range(2))
+    return [
+        ReplayFeed(host, WINDOWS),
+        ReplayFeed(other, WINDOWS, CUDA, resident=resident),
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resident", [False, True], ids=["staged", "ring"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_batches_on_the_gpu_agree_with_the_host(kind, resident):
+    feeds = cuda_pair(CONFIGS[kind], resident)
+    to_gpu = feeds[1]
+
+    class Here:
+        """The GPU's feed, seen from the CPU."""
+
+        replay = to_gpu.replay
+
+        def __call__(self, name, out=None):
+            batch = to_gpu(name)
+            return {key: value.cpu() for key, value in batch.items()}
+
+        def update(self, stepid, notes):
+            moved = {key: value.to(CUDA) for key, value in notes.items()}
+            to_gpu.update(stepid.to(CUDA), moved)
+
+        def prioritize(self, stepid, priority):
+            to_gpu.prioritize(stepid.to(CUDA), priority.to(CUDA))
+
+    live([feeds[0], Here()])
+    assert feeds[0].replay.metrics() == to_gpu.replay.metrics()
+
+
+@pytest.mark.gpu
+def test_neither_cutting_nor_writing_waits_for_the_gpu():
+    config = ReplayConfig(storage="ram", fracs=Fractions(0.5, 0.5, 0.0))
+    replay = make_replay(90, 3, config, **WINDOWS)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        replay.add(make_rows(rng, 3))
+    feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, resident=True)
+    batch = feed("plain")
+    notes = {key: torch.ones_like(batch[key]) for key in NOTES}
+    priority = torch.ones(batch["stepid"].shape, device=CUDA)
+    feed.prioritize(batch["stepid"], priority)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        replay.add(make_rows(rng, 3))
+        torch.cuda._sleep(200_000_000)
+        batch = feed("plain", batch)
+        feed.update(batch["stepid"], notes)
+        feed.prioritize(batch["stepid"], priority)
+        assert not torch.cuda.current_stream().query(), "the GPU was waited for"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    everything = torch.arange(0, 200, device=CUDA)
+    one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in NOTES.items()}
+    one["stoch"] = one["stoch"].byte()
+    feed.update(everything, one)
+    assert (feed("plain")["deter"] == 1).all()
+    feed.settle()
+
+
+@pytest.mark.gpu
+def test_writing_back_can_be_part_of_a_graph():
+    feeds = cuda_pair(CONFIGS["uniform"], resident=True)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        rows = make_rows(rng, 3)
+        for feed in feeds:
+            feed.replay.add(rows)
+    host, gpu = feeds
+    batch = gpu("plain")
+    notes = {key: torch.zeros_like(batch[key]) for key in NOTES}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        gpu.update(batch["stepid"] - 1000, notes)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        gpu.update(batch["stepid"], notes)
+    host("plain")
+    for turn in range(8):
+        want, batch = host("plain"), gpu("plain", batch)
+        for key in want:
+            assert torch.equal(want[key], batch[key].cpu()), key
+        for key in NOTES:
+            notes[key].fill_(turn)
+        graph.replay()
+        host.update(want["stepid"], {k: v.cpu() for k, v in notes.items()})

@@ -1,0 +1,293 @@
+"""Windows cut by episode, against a plain list of what was added."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reverie.api import Space, UserError, Window
+from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.feed import ReplayFeed
+from reverie.storage.episode_windows import chances, place
+
+SPACES = {
+    "action": Space(np.dtype(np.int32), (), 0, 10**6),
+    "reward": Space(np.dtype(np.float32)),
+    "is_first": Space(np.dtype(bool)),
+    "is_last": Space(np.dtype(bool)),
+    "is_terminal": Space(np.dtype(bool)),
+}
+
+
+def make_replay(capacity=200, streams=3, directory=None, **windows):
+    return Replay(
+        SPACES,
+        {},
+        ReplayConfig(storage="ram", segment=16),
+        capacity=capacity,
+        streams=streams,
+        windows=windows,
+        directory=directory,
+        seed=0,
+    )
+
+
+class Filler:
+    """Adds episodes of random lengths, and remembers which rows belong together."""
+
+    def __init__(self, replay, streams=3, longest=20):
+        self.replay, self.streams, self.longest = replay, streams, longest
+        self.rng = np.random.default_rng(1)
+        self.left = np.zeros(streams, int)
+        self.episodes: list[list[int]] = []
+        self.newest: dict[int, list[int]] = {}
+
+    def add(self, count):
+        for _ in range(count):
+            slots = np.flatnonzero(self.rng.random(self.streams) < 0.8)
+            if not len(slots):
+                continue
+            first = self.left[slots] == 0
+            lengths = self.rng.integers(1, self.longest, len(slots))
+            self.left[slots] = np.where(first, lengths, self.left[slots] - 1)
+            zeros = np.zeros(len(slots), bool)
+            ids = self.replay.add(
+                {
+                    "action": np.arange(len(slots), dtype=np.int32),
+                    "reward": np.zeros(len(slots), np.float32),
+                    "is_first": first,
+                    "is_last": self.left[slots] == 0,
+                    "is_terminal": zeros,
+                },
+                slots,
+            )
+            for slot, begins, step in zip(slots, first, ids, strict=True):
+                if begins:
+                    self.newest[slot] = []
+                    self.episodes.append(self.newest[slot])
+                self.newest[slot].append(int(step))
+
+    def live(self):
+        oldest = self.replay.timeline.first
+        cut = [[i for i in rows if i >= oldest] for rows in self.episodes]
+        return [rows for rows in cut if rows]
+
+
+@pytest.mark.parametrize("pad", ["both", "left"])
+def test_a_sequence_is_one_episode_and_sticks_out_only_where_it_may(pad):
+    window = Window(16, 7, select="episodes", pad=pad)
+    replay = make_replay(train=window)
+    filler = Filler(replay)
+    for _ in range(40):
+        filler.add(10)
+        episodes = {rows[0]: rows for rows in filler.live()}
+        of = {step: rows for rows in episodes.values() for step in rows}
+        batch = replay.sample("train")
+        for ids, mask in zip(batch["stepid"].tolist(), batch["mask"], strict=True):
+            inside = [i for i, real in zip(ids, mask, strict=True) if real]
+            rows = of[inside[0]]
+            at = rows.index(inside[0])
+            assert inside == rows[at : at + len(inside)]
+            first = int(np.argmax(mask))
+            assert mask[first : first + len(inside)].all()
+            if first > 0:
+                assert at == 0
+            if not mask[-1]:
+                assert pad == "both"
+                assert inside[-1] == rows[-1]
+            # one transition at least: a row whose outcome is stored
+            assert len(inside) > 1 or (pad == "both" and inside[0] == rows[-1]) or at
+
+
+def test_left_padded_sequences_end_with_an_outcome_that_is_stored():
+    replay = make_replay(train=Window(64, 6, select="episodes", pad="left"))
+    Filler(replay).add(60)
+    assert replay.sample("train")["mask"][:, -2:].all()
+
+
+def test_both_sided_sequences_hold_a_transition():
+    replay = make_replay(train=Window(64, 6, select="episodes", pad="both"))
+    Filler(replay).add(60)
+    mask = replay.sample("train")["mask"]
+    assert (mask[:, 1:] & mask[:, :-1]).any(1).all()
+
+
+def test_one_transition_is_enough_to_begin():
+    window = Window(4, 9, select="episodes")
+    replay = make_replay(streams=1, train=window)
+    filler = Filler(replay, 1, longest=3)
+    feed = ReplayFeed(replay, {"train": window})
+    assert not feed.ready("train")
+    filler.left[:] = 0
+    while len(replay) < 2:
+        filler.add(1)
+    assert feed.ready("train") == (len(filler.episodes) == 1)
+    filler.add(6)
+    assert feed.ready("train")
+    assert feed("train")["mask"].shape == (4, 9)
+
+
+def test_episodes_of_one_step_crowd_out_the_last_transition():
+    window = Window(4, 3, select="episodes")
+    replay = make_replay(capacity=8, streams=1, train=window)
+    row = {key: np.zeros(1, space.dtype) for key, space in SPACES.items()}
+    for first in (True, False):
+        replay.add({**row, "is_first": np.array([first])})
+    assert replay.ready("train")
+    for _ in range(8):
+        replay.add({**row, "is_first": np.array([True])})
+    assert not replay.ready("train")
+    with pytest.raises(UserError, match="8 steps, and none has a next one"):
+        replay.sample("train")
+    replay.add(row)
+    assert replay.ready("train")
+    assert replay.sample("train")["mask"].any()
+
+
+def test_every_episode_has_the_same_chance_whatever_its_length():
+    window = Window(5000, 4, select="episodes")
+    replay = make_replay(streams=3, train=window)
+    filler = Filler(replay)
+    filler.add(60)
+    episodes = [rows for rows in filler.live() if len(rows) > 1]
+    of = {step: i for i, rows in enumerate(episodes) for step in rows}
+    batch = replay.sample("train")
+    chosen = [of[i] for i in batch["stepid"][:, 0].tolist()]
+    share = np.bincount(chosen, minlength=len(episodes)) / 5000
+    np.testing.assert_allclose(share, 1 / len(episodes), atol=0.025)
+
+
+def test_what_was_served_grows_rare_once_it_counts():
+    window = Window(8, 4, select="episodes", alpha=5.0)
+    replay = make_replay(streams=1, train=window)
+    filler = Filler(replay, 1)
+    filler.add(100)
+    cutter = replay._cursors["train"].cutter
+    replay.sample("train")
+    assert not cutter.counts.any()  # not told to count
+    replay.tally("train", True)
+    for _ in range(40):
+        replay.sample("train")
+    assert cutter.counts.sum() == 8 * 40
+    known = replay.timeline.total
+    filler.left[:] = 0
+    filler.add(12)  # something new
+    batch = replay.sample("train")
+    assert (batch["stepid"][:, 0] >= known).all()
+
+
+def test_chances_fall_with_use():
+    np.testing.assert_allclose(chances(np.array([0, 1, 3]), 1.0), [4 / 7, 2 / 7, 1 / 7])
+    np.testing.assert_allclose(chances(np.array([0, 9]), 0.0), [0.5, 0.5])
+
+
+def test_chances_are_numbers_however_steeply_they_fall():
+    counts = np.array([5, 5, 900])
+    np.testing.assert_allclose(chances(counts, 1000.0), [0.5, 0.5, 0])
+    window = Window(8, 4, select="episodes", alpha=1000.0)
+    replay = make_replay(streams=1, train=window)
+    replay.tally("train", True)
+    filler = Filler(replay, 1)
+    filler.add(30)
+    for _ in range(20):
+        replay.sample("train")
+    filler.left[:] = 0
+    filler.add(1)  # an episode that was never served, but has no transition yet
+    assert replay.sample("train")["mask"].any(1).all()
+
+
+def test_a_sequence_is_placed_around_a_step():
+    step, offset, length = np.array([0, 3]), np.array([2, 0]), np.array([4, 4])
+    assert place(step, offset, length, 3, "both").tolist() == [-2, 3]
+    assert place(step, offset, length, 3, "left").tolist() == [0, 1]
+
+
+def test_counts_outlive_a_restart_and_forget_what_is_evicted(tmp_path):
+    window = Window(8, 5, select="episodes", alpha=2.0)
+    replay = make_replay(capacity=120, directory=tmp_path, train=window)
+    filler = Filler(replay)
+    replay.tally("train", True)
+    for _ in range(30):
+        filler.add(9)
+        replay.sample("train")
+    state = replay.save()
+    want = [replay.sample("train") for _ in range(4)]
+    again = make_replay(capacity=120, directory=tmp_path, train=window)
+    again.load(state)
+    for batch in want:
+        found = again.sample("train")
+        for key in batch:
+            np.testing.assert_array_equal(found[key], batch[key], err_msg=key)
+    filler.add(20)
+    replay.episodes.follow()
+    assert replay.episodes.rows.sum() == 120
+    lengths = [len(rows) for rows in filler.live()]
+    assert sorted(replay.episodes.rows[replay.episodes.rows > 0]) == sorted(lengths)
+
+
+def test_a_lost_file_costs_its_rows_and_nothing_else(tmp_path):
+    window = Window(8, 5, select="episodes", alpha=2.0)
+    replay = make_replay(capacity=120, directory=tmp_path, train=window)
+    Filler(replay).add(60)
+    state = replay.save()
+    victim = sorted(tmp_path.glob("*.safetensors"))[1]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    again = make_replay(capacity=120, directory=tmp_path, train=window)
+    with pytest.warns(RuntimeWarning):
+        again.load(state)
+    assert again.episodes.rows.sum() == len(again) < 120
+    mask = again.sample("train")["mask"]
+    assert mask.any(1).all()
+
+
+def test_recorded_episodes_are_episodes_too():
+    window = Window(8, 5, select="episodes")
+    replay = make_replay(train=window)
+    for length in (4, 9):
+        replay.add_episode(
+            {
+                "action": np.arange(length, dtype=np.int32),
+                "reward": np.zeros(length, np.float32),
+                "is_first": np.arange(length) == 0,
+                "is_last": np.arange(length) == length - 1,
+                "is_terminal": np.zeros(length, bool),
+            }
+        )
+    assert replay.episodes.rows.tolist() == [4, 9]
+    batch = replay.sample("train")
+    steps = np.diff(batch["stepid"], axis=1)[
+        batch["mask"][:, 1:] & batch["mask"][:, :-1]
+    ]
+    assert (steps == 1).all()
+
+
+def test_an_episode_that_went_on_after_all_of_it_was_evicted():
+    """One environment stands still while the other fills the whole ring."""
+    window = Window(8, 5, select="episodes")
+    replay = make_replay(capacity=20, streams=2, train=window)
+
+    def add(slot, first, count=1):
+        for t in range(count):
+            flags = {k: np.zeros(1, bool) for k in ("is_last", "is_terminal")}
+            replay.add(
+                {
+                    "action": np.zeros(1, np.int32),
+                    "reward": np.zeros(1, np.float32),
+                    "is_first": np.array([first and t == 0]),
+                    **flags,
+                },
+                np.array([slot]),
+            )
+
+    add(0, True)
+    add(1, True, 3)
+    add(0, False)
+    for _ in range(4):
+        add(1, True, 6)
+    replay.sample("train")  # by now nothing of the first episode is left
+    add(0, False, 3)
+    replay.episodes.follow()
+    assert replay.episodes.rows.sum() == 20
+    batch = replay.sample("train")
+    streams = replay.timeline.stream[batch["stepid"] % 20]
+    assert (streams == streams[:, :1]).all()

@@ -1,0 +1,386 @@
+"""What was saved comes back, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from test_replay import NOTES, SPACES, make_replay, make_rows
+
+from reverie.api import Space, UserError, Window
+from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.sampling import Fractions
+
+WINDOWS = {"train": Window(4, 5, context=1), "pieces": Window(2, 4, consec=3)}
+
+
+def config(storage="ram", **options):
+    return ReplayConfig(storage=storage, segment=16, **options)
+
+
+def fill(replay, rng, turns, streams=3):
+    for _ in range(turns):
+        replay.add(make_rows(rng, streams))
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        np.testing.assert_array_equal(one[key], two[key], err_msg=key)
+
+
+def through_checkpoint(state):
+    """A checkpoint gives arrays back as tensors."""
+    if isinstance(state, dict):
+        return {key: through_checkpoint(value) for key, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+
+
+def files_in(path):
+    return sorted(p.name for p in path.iterdir() if p.is_file())
+
+
+def train(replay, rng, turns):
+    """Add, sample and write back, as a run does; returns all batches."""
+    batches = []
+    for _ in range(turns):
+        replay.add(make_rows(rng, 3))
+        for name in WINDOWS:
+            batch = replay.sample(name)
+            batches.append(batch)
+            notes = make_rows(rng, batch["stepid"].size)
+            shape = batch["stepid"].shape
+            notes = {k: notes[k].reshape(*shape, *NOTES[k].shape) for k in NOTES}
+            replay.update(batch["stepid"], notes)
+            replay.prioritize(batch["stepid"], rng.random(shape))
+    return batches
+
+
+@pytest.mark.parametrize("turns", [20, 90], ids=["filling", "full"])
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
+    fracs = Fractions(0.4, 0.3, 0.3)
+    arguments = (150, 3, config(storage, fracs=fracs), tmp_path)
+    replay = make_replay(*arguments, exact_notes=True, **WINDOWS)
+    rng = np.random.default_rng(1)
+    fill(replay, rng, 20)
+    train(replay, rng, turns)
+    state = replay.save()
+    onward = rng.bit_generator.state
+    expected = train(replay, rng, 12)
+    replay.save()  # a later save whose checkpoint never came to be
+    again = make_replay(*arguments, seed=5, exact_notes=True, **WINDOWS)
+    again.load(through_checkpoint(state))
+    rng.bit_generator.state = onward
+    for one, two in zip(expected, train(again, rng, 12), strict=True):
+        same(one, two)
+
+
+@pytest.mark.parametrize("before", ["ram", "disk"])
+@pytest.mark.parametrize("after", ["ram", "disk"])
+def test_a_replay_moves_between_memory_and_disk(before, after, tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(150, 3, config(before), tmp_path, exact_notes=True, **WINDOWS)
+    fill(replay, rng, 70)
+    train(replay, rng, 5)
+    state = replay.save()
+    expected = [replay.sample("train") for _ in range(20)]
+    other = make_replay(150, 3, config(after), tmp_path, **WINDOWS)
+    other.load(state)
+    for batch in expected:
+        same(batch, other.sample("train"))
+
+
+def test_a_save_writes_only_what_is_new(tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(1000, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, rng, 100)
+    replay.save()
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in files_in(tmp_path)}
+    fill(replay, rng, 10)
+    replay.collect([replay.save()])
+    after = {name: (tmp_path / name).stat().st_mtime_ns for name in files_in(tmp_path)}
+    assert len(set(before) - set(after)) == 1  # the partial segment was superseded
+    assert all(after[name] == before[name] for name in set(after) & set(before))
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_files_do_not_pile_up_and_none_that_is_needed_goes(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(150, 3, config(storage), tmp_path, **WINDOWS)
+    states, sizes = [], []
+    fill(replay, rng, 20)
+    for _ in range(30):
+        train(replay, rng, 7)
+        states = [*states, replay.save()][-2:]
+        (tmp_path / ".0000-half.tmp").write_bytes(b"left by a crash")
+        replay.collect(states)
+        sizes.append(len(files_in(tmp_path)))
+        for state in states:
+            assert set(state["files"]["rows_name"]) <= set(files_in(tmp_path))
+    assert max(sizes) < 40
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_segments_are_plain_safetensors_files(tmp_path):
+    replay = make_replay(100, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, np.random.default_rng(0), 10)
+    replay.save()
+    columns = load_file(tmp_path / files_in(tmp_path)[0])
+    assert columns["image"].shape == (16, 20, 20, 3)
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "empty"])
+def test_a_damaged_file_is_named_put_aside_and_done_without(storage, damage, tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
+    fill(replay, rng, 60)
+    state = replay.save()
+    victim = tmp_path / state["files"]["rows_name"][3]
+    lost = set(range(48, 64))
+    data = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    elif damage == "truncated":
+        victim.write_bytes(data[:-100])
+    elif damage == "empty":
+        victim.write_bytes(b"")
+    else:
+        data[len(data) // 2] ^= 4
+        victim.write_bytes(data)
+    again = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
+    with pytest.warns(RuntimeWarning, match=victim.name):
+        again.load(through_checkpoint(state))
+    assert (tmp_path / "quarantine" / victim.name).exists() == (damage != "missing")
+    assert len(again) == 180 - 16
+    for _ in range(100):
+        ids = again.sample("train")["stepid"]
+        assert not lost & set(ids.reshape(-1).tolist())
+        assert (np.diff(ids, axis=1) == 3).all()  # no window crosses the hole
+    train(again, rng, 80)  # and the run goes on past the eviction of the hole
+    state = again.save()
+    again.collect([state])
+    once_more = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
+    once_more.load(state)
+    assert len(once_more) == len(again) == 200
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_losing_the_newest_file_begins_new_streams(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
+    fill(replay, rng, 50)
+    state = replay.save()
+    (tmp_path / state["files"]["rows_name"][-1]).unlink()
+    again = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
+    with pytest.warns(RuntimeWarning, match="goes on without"):
+        again.load(state)
+    fill(again, rng, 20)
+    for g in again.timeline.starts(6):
+        ids = again.timeline.walk(np.array([g]), 6)[0]
+        assert (ids < 144).all() or (ids >= 150).all()
+    again.load(again.save())
+    assert len(again) == 200 - 6
+
+
+def test_everything_lost_is_still_a_start(tmp_path):
+    replay = make_replay(200, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, np.random.default_rng(0), 20)
+    state = replay.save()
+    for name in files_in(tmp_path):
+        (tmp_path / name).unlink()
+    again = make_replay(200, 3, config(), tmp_path, **WINDOWS)
+    with pytest.warns(RuntimeWarning):
+        again.load(state)
+    assert len(again) == 0
+    fill(again, np.random.default_rng(0), 20)
+    assert again.sample("train")["stepid"].min() >= 60
+
+
+def test_other_data_than_was_saved_is_refused(tmp_path):
+    replay = make_replay(100, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, np.random.default_rng(0), 5)
+    state = replay.save()
+    spaces = {**SPACES, "vector": Space(np.dtype(np.float32), (4,))}
+    other = Replay(
+        spaces,
+        NOTES,
+        config(),
+        capacity=100,
+        streams=3,
+        windows=WINDOWS,
+        directory=tmp_path,
+        seed=0,
+    )
+    with pytest.raises(UserError, match="vector"):
+        other.load(state)
+
+
+def test_more_environments_on_resume_begin_streams_of_their_own(tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(400, 3, config(), tmp_path, **WINDOWS)
+    fill(replay, rng, 40)
+    state = replay.save()
+    wider = make_replay(400, 5, config(), tmp_path, **WINDOWS)
+    wider.load(state)
+    fill(wider, rng, 20, streams=5)
+    for g in wider.timeline.starts(6):
+        ids = wider.timeline.walk(np.array([g]), 6)[0]
+        assert len(set(np.diff(ids))) == 1
+
+
+def test_without_saving_only_counters_are_remembered(tmp_path):
+    replay = make_replay(200, 3, config(save=False), tmp_path, **WINDOWS)
+    fill(replay, np.random.default_rng(0), 20)
+    state = replay.save()
+    assert files_in(tmp_path) == []
+    again = make_replay(200, 3, config(save=False), tmp_path, **WINDOWS)
+    again.load(state)
+    assert len(again) == 0
+    assert again.add(make_rows(np.random.default_rng(0), 3)).tolist() == [60, 61, 62]
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_a_full_disk_is_one_clear_sentence_and_loses_nothing(storage, tmp_path):
+    # A limit on the size of files makes the kernel itself refuse the write.
+    script = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from pathlib import Path
+from test_replay import make_replay, make_rows
+from test_replay_save import WINDOWS, config, fill, train, same
+from reverie.storage.segments import DiskFull
+path = Path({str(tmp_path)!r})
+rng = np.random.default_rng(0)
+replay = make_replay(200, 3, config({storage!r}), path, exact_notes=True, **WINDOWS)
+fill(replay, rng, 40)
+state = replay.save()
+replay.collect([state])
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+caught = 0
+for attempt in range(3):
+    try:
+        train(replay, rng, 6)
+        replay.save()
+    except DiskFull as error:
+        caught += 1
+        message = str(error)
+assert caught == 3, caught
+assert "No room to write" in message and "Fix:" in message, message
+assert not list(path.glob(".*")), "half files are left"
+again = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
+again.load(state)
+assert len(again) == 120
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+train(replay, rng, 6)
+state = replay.save()  # the same replay goes on when there is room again
+once_more = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
+once_more.load(state)
+same(replay.sample("train"), once_more.sample("train"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "storage", [pytest.param("ram", marks=pytest.mark.slow), "disk"]
+)
+def test_killed_at_any_moment_the_last_index_finds_all_its_steps(storage, tmp_path):
+    script = f"""
+import json, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from pathlib import Path
+from test_replay import make_replay
+from test_replay_save import WINDOWS, config, fill, train
+path = Path(sys.argv[1])
+def plain(x):
+    return x.tolist() if isinstance(x, np.ndarray) else int(x)
+replay = make_replay(300, 3, config({storage!r}), path / "replay", **WINDOWS)
+rng = np.random.default_rng()
+state = None
+if (path / "index.json").exists():
+    state = json.loads((path / "index.json").read_text())
+    import warnings; warnings.simplefilter("error")
+    replay.load(state)
+    first, total = state["timeline"]["first"], state["timeline"]["total"]
+    assert len(replay) == total - first, (len(replay), first, total)
+    print("resumed", total, flush=True)
+else:
+    fill(replay, rng, 20)
+print("ready", flush=True)
+while True:
+    train(replay, rng, 3)
+    state = replay.save()
+    (path / "index.tmp").write_text(json.dumps(state, default=plain))
+    os.replace(path / "index.tmp", path / "index.json")
+    replay.collect([state])
+"""
+    rng = np.random.default_rng(0)
+    total = 0
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line = process.stdout.readline()
+        if line.startswith("resumed"):
+            assert int(line.split()[1]) >= total
+            total = int(line.split()[1])
+            line = process.stdout.readline()
+        assert line == "ready\n", process.stderr.read()
+        time.sleep(rng.random() * 0.3)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert total > 0
+    leftovers = files_in(tmp_path / "replay")
+    assert len(leftovers) < 100
+
+
+def test_a_file_lost_while_in_use_is_done_without(tmp_path):
+    rng = np.random.default_rng(0)
+    replay = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
+    fill(replay, rng, 90)
+    replay.sample("train")
+    replay.columns.close()  # forget what is mapped
+    (tmp_path / replay.archive.segments[4].rows.record.name).unlink()
+    with pytest.warns(RuntimeWarning, match="without steps 64 to 79"):
+        batches = train(replay, rng, 15)
+    used = set(np.concatenate([b["stepid"].reshape(-1) for b in batches]).tolist())
+    assert not used & set(range(64, 80))
+    assert len(replay) == 300 - 16
+    state = replay.save()
+    again = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
+    again.load(state)
+    assert len(again) == len(replay)
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_a_replay_can_go_back_to_its_own_last_save(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    arguments = (300, 3, config(storage), tmp_path)
+    replay = make_replay(*arguments, exact_notes=True, **WINDOWS)
+    fill(replay, rng, 80)
+    train(replay, rng, 5)
+    state = replay.save()
+    onward = rng.bit_generator.state
+    expected = train(replay, rng, 10)
+    replay.load(state)
+    rng.bit_generator.state = onward
+    for one, two in zip(expected, train(replay, rng, 10), strict=True):
+        same(one, two)

@@ -1,0 +1,133 @@
+"""Files that threads write: what is read, changed, saved or fails in the meantime."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from test_replay import NOTES, make_replay, make_rows
+
+from reverie.api import Window
+from reverie.replay.buffer import ReplayConfig
+from reverie.storage import segments
+
+WINDOWS = {"train": Window(4, 5, context=1)}
+STREAMS, SEGMENT = 2, 8
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Files are written once this is set."""
+    opened = threading.Event()
+    write = segments.write
+
+    def late(*arguments):
+        assert opened.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(segments, "write", late)
+    yield opened
+    opened.set()
+
+
+def make(path, **options):
+    config = ReplayConfig(storage="disk", segment=SEGMENT)
+    settings = {"capacity": 200, "streams": STREAMS, "directory": path}
+    return make_replay(config=config, **settings, **WINDOWS, **options)
+
+
+def fill(replay, turns, rng):
+    rows = [make_rows(rng, STREAMS) for _ in range(turns)]
+    ids = np.concatenate([replay.add(row) for row in rows])
+    return ids, {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
+
+
+def read(replay, ids):
+    out = {key: space.zeros(len(ids)) for key, space in replay.spaces.items()}
+    assert replay.read(ids, out)
+    return out
+
+
+def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
+    replay = make(tmp_path, exact_notes=True)
+    ids, rows = fill(replay, 8, np.random.default_rng(0))
+    assert replay.archive.sealed == 0  # the first segment waits
+    rng = np.random.default_rng(1)
+    fresh = make_rows(rng, 3)
+    changed = ids[[1, 4, 6]]
+    replay.update(changed, {key: fresh[key] for key in NOTES})
+    for key in NOTES:
+        rows[key][[1, 4, 6]] = fresh[key]
+    for before in (True, False):
+        for key, value in read(replay, ids).items():
+            np.testing.assert_array_equal(value, rows[key], err_msg=key)
+        if before:
+            gate.set()
+            state = replay.save()
+            assert replay.archive.sealed == 16
+    replay.close()
+    again = make(tmp_path, exact_notes=True)
+    again.load(state)
+    for key, value in read(again, ids).items():
+        np.testing.assert_array_equal(value, rows[key], err_msg=key)
+    again.close()
+
+
+def test_adding_waits_before_memory_runs_out(gate, tmp_path):
+    replay = make(tmp_path)
+    rng = np.random.default_rng(0)
+    _, rows = fill(replay, 14, rng)  # 28 steps: three segments wait, the tail holds 32
+    thread = threading.Thread(target=fill, args=(replay, 4, rng))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    gate.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(replay) == 36
+    out = read(replay, np.arange(28))
+    for key, value in out.items():
+        np.testing.assert_array_equal(value, rows[key], err_msg=key)
+    replay.close()
+
+
+def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
+    write, failing = segments.write, [True]
+
+    def sometimes(*arguments):
+        if failing[0]:
+            raise segments.DiskFull("no room")
+        return write(*arguments)
+
+    monkeypatch.setattr(segments, "write", sometimes)
+    replay = make(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = []
+
+    def add() -> None:
+        row = make_rows(rng, STREAMS)
+        replay.add(row)
+        rows.append(row)
+
+    with pytest.raises(segments.DiskFull):
+        [add() for _ in range(20)]
+    failing[0] = False
+    held = len(replay)
+    assert held == STREAMS * len(rows)  # the row that could not be added is not there
+    fill(replay, 10, rng)
+    out = read(replay, np.arange(held))
+    for key, value in out.items():
+        want = np.concatenate([row[key] for row in rows])
+        np.testing.assert_array_equal(value, want, err_msg=key)
+    replay.close()
+
+
+def test_clearing_up_leaves_files_that_are_being_written(gate, tmp_path):
+    replay = make(tmp_path)
+    ids, rows = fill(replay, 8, np.random.default_rng(0))
+    threading.Timer(0.2, gate.set).start()
+    replay.collect([])
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    np.testing.assert_array_equal(read(replay, ids)["image"], rows["image"])
+    replay.close()

@@ -1,0 +1,757 @@
+"""Sweeps: what is searched, what is kept, and what happens when something fails.
+
+Most runs here are those of a tiny program that leaves the files of a run: its loss is
+smallest where `x` is 3, and it refuses `x` above 50.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from PIL import Image
+
+from reverie.api import UserError
+from reverie.cli.main import main
+from reverie.render.sweep import Panel, draw_sweep
+from reverie.run.signals import Interrupted
+from reverie.sweep import processes as children
+from reverie.sweep import search as sweep
+from reverie.sweep import study
+from reverie.sweep.objective import (
+    NoSuchMetric,
+    complain,
+    names_of,
+    outcome,
+    points_of,
+)
+from reverie.sweep.plan import Plan, SweepConfig
+from reverie.sweep.processes import explain, shares
+from reverie.sweep.ranges import Between, Choice, parse_range
+from reverie.sweep.trials import Trial, as_csv, best_of, table
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+
+words = sys.argv[1:]
+if words[0] == "eval":
+    folder = pathlib.Path(words[1])
+    success = json.loads((folder / "flags.json").read_text())["x"] / 100
+    (folder / "eval.json").write_text(json.dumps({"success": success, "n": words[3]}))
+    sys.exit(0)
+flags = {}
+for word in words[1:]:
+    if word.startswith("--"):
+        name = word[2:]
+        flags[name] = []
+    else:
+        flags[name].append(word)
+flags = {name: " ".join(value) for name, value in flags.items()}
+x, folder = float(flags["x"]), pathlib.Path(flags["logdir"])
+folder.mkdir(exist_ok=True)
+flags["x"], flags["group"] = x, os.environ.get("WANDB_RUN_GROUP")
+(folder / "flags.json").write_text(json.dumps(flags))
+with (folder / "starts").open("a") as file:
+    file.write("x")
+if x > 50:
+    print("reverie: x is far", "too large.\\n  Fix: --x 1", sep="\\n", file=sys.stderr)
+    sys.exit(2)
+if x < 0:
+    raise ZeroDivisionError("x")
+for step in range(1, 11):
+    loss = (x - 3) ** 2 + int(flags["seed"]) + 1 / step
+    if flags.get("kind") == "nan":
+        loss = None
+    name = "other" if flags.get("kind") == "silent" else "loss"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, name: loss}) + "\\n")
+    time.sleep(float(flags.get("pace", 0)))
+print("done")
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "PAUSE", 0.01)
+    monkeypatch.setattr(sweep, "LOOK", 0.0)
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return [sys.executable, "-IS", str(path)]  # starts sooner
+
+
+def plan(tmp_path, ranges=None, settings=None, seed=0, **changes) -> Plan:
+    usual = {"metric": "loss", "goal": "min", "logdir": str(tmp_path / "sweep")}
+    config = SweepConfig(**{**usual, "trials": 4, "jobs": 2, **changes})
+    return Plan(config, ranges or {"x": Between(0.0, 6.0)}, settings or {}, seed)
+
+
+def choice(*values: object) -> Choice:
+    return Choice(tuple((str(value),) for value in values))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def flags_of(run: Path) -> dict[str, str]:
+    return json.loads((run / "flags.json").read_text())
+
+
+# A whole sweep.
+
+
+def test_a_sweep_ends_with_a_table_and_a_plot(tmp_path, program, capsys):
+    path = sweep.sweep(plan(tmp_path), program)
+    found = rows(path)
+    assert sorted(row["trial"] for row in found) == list("0123")
+    values = [float(row["value"]) for row in found]
+    assert values == sorted(values)
+    for row in found:
+        assert float(row["value"]) == pytest.approx((float(row["x"]) - 3) ** 2 + 0.1)
+        assert row["state"] == "done"
+    out, err = capsys.readouterr()
+    assert f"Best: reverie train --x {found[0]['x']}" in out
+    assert out.splitlines()[1].split()[0] == found[0]["trial"]
+    assert (path / "table.txt").read_text() in out
+    assert err.count(", best ") == 4
+    with Image.open(path / "plot.png") as image:
+        assert image.size == (880, 364)
+
+
+def test_values_that_do_well_are_looked_at_more_closely(tmp_path):
+    found = study.Study(
+        tmp_path / "journal", plan(tmp_path, {"x": Between(0.0, 40.0)}, trials=40)
+    )
+    near = []
+    while found.has_more:
+        attempt = found.ask()
+        distance = abs(attempt.point["x"] - 3)
+        found.note(attempt, 0, distance)
+        found.finish(attempt)
+        near.append(distance < 5)
+    assert sum(near[20:]) > sum(near[:20]) + 2
+
+
+def test_a_grid_tries_every_point_once(tmp_path, program):
+    ranges = {"x": Between(1.0, 4.0, whole=True), "kind": choice("a", "b")}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", trials=0), program)
+    points = [(row["x"], row["kind"]) for row in rows(path)]
+    assert sorted(points) == [(x, kind) for x in "1234" for kind in "ab"]
+
+
+def test_a_grid_stops_at_the_number_of_trials(tmp_path, program):
+    ranges = {"x": Between(1.0, 9.0, log=True, count=3)}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", trials=2), program)
+    assert sorted(float(row["x"]) for row in rows(path)) == [1.0, pytest.approx(3.0)]
+
+
+def test_the_mean_over_seeds_counts(tmp_path, program):
+    ranges = {"x": choice(3, 5)}
+    path = sweep.sweep(
+        plan(tmp_path, ranges, sampler="grid", seeds=3, trials=0, seed=10), program
+    )
+    best, worst = rows(path)
+    assert float(best["value"]) == pytest.approx(0.1 + 11)
+    assert float(worst["value"]) == pytest.approx(0.1 + 4 + 11)
+    assert float(best["spread"]) == pytest.approx(math.sqrt(2 / 3))
+    assert [flags_of(path / f"trials/0000-seed{k}")["seed"] for k in range(3)] == [
+        "10",
+        "11",
+        "12",
+    ]
+    assert "11.10 ± 0.8165" in (path / "table.txt").read_text()
+
+
+@pytest.mark.parametrize("take", ["last", "best", "mean"])
+def test_the_largest_value_wins_if_asked_to(tmp_path, program, take):
+    ranges = {"x": choice(3, 5)}
+    path = sweep.sweep(
+        plan(tmp_path, ranges, sampler="grid", goal="max", take=take, last=2), program
+    )
+    assert [row["x"] for row in rows(path)] == ["5", "3"]
+    shown = {"last": 4.1, "best": 5.0, "mean": 4 + (1 / 9 + 1 / 10) / 2}
+    assert float(rows(path)[0]["value"]) == pytest.approx(shown[take])
+
+
+def test_runs_can_be_judged_by_an_evaluation(tmp_path, program):
+    ranges = {"x": choice(3, 5)}
+    path = sweep.sweep(
+        plan(
+            tmp_path,
+            ranges,
+            sampler="grid",
+            metric="success",
+            goal="max",
+            eval="--episodes 7",
+        ),
+        program,
+    )
+    assert [row["value"] for row in rows(path)] == ["0.05", "0.03"]
+    assert json.loads((path / "trials/0000-seed0/eval.json").read_text())["n"] == "7"
+
+
+def test_what_is_fixed_reaches_every_run(tmp_path, program):
+    path = sweep.sweep(
+        plan(tmp_path, settings={"configs": ["a", "b"], "y": ["1"]}, trials=2), program
+    )
+    for k in range(2):
+        flags = flags_of(path / f"trials/000{k}-seed0")
+        assert (flags["configs"], flags["y"]) == ("a b", "1")
+
+
+def test_wandb_hears_of_runs_and_of_the_sweep(tmp_path, program, monkeypatch):
+    heard: list[dict] = []
+
+    class Run:
+        def log(self, entry, step):
+            heard.append({"step": step, **entry})
+
+        def finish(self):
+            heard.append({"finished": True})
+
+    module = ModuleType("wandb")
+    module.init = lambda **_: Run()
+    module.Image = lambda image: image.shape
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    path = sweep.sweep(plan(tmp_path, trials=2, wandb=True), program)
+    assert [entry["step"] for entry in heard[:-1]] == [1, 2, 2]
+    assert {"sweep/value", "sweep/best", "sweep/x"} <= set(heard[0])
+    assert heard[2]["sweep/plot"] == (364, 880, 3)
+    assert heard[-1] == {"finished": True}
+    assert flags_of(path / "trials/0000-seed0")["logger.outputs+"] == "wandb"
+    assert flags_of(path / "trials/0000-seed0")["group"] == "sweep"
+
+
+# What goes wrong in single trials.
+
+
+def test_a_trial_that_fails_is_named_and_the_others_go_on(tmp_path, program, capsys):
+    ranges = {"x": choice(99, -1, 3)}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid"), program)
+    out, err = capsys.readouterr()
+    for text in (out, err, (path / "table.csv").read_text()):
+        assert "x is far too large." in text
+        assert "Fix" not in text
+        assert "exit code 1: ZeroDivisionError: x" in text
+    states = {row["x"]: row["state"] for row in rows(path)}
+    assert states == {"3": "done", "99": "failed", "-1": "failed"}
+
+
+def test_a_sweep_of_failures_fails(tmp_path, program):
+    with pytest.raises(UserError, match=r"All 2 trials failed; .*x is far too large\."):
+        sweep.sweep(plan(tmp_path, {"x": choice(98, 99)}, sampler="grid"), program)
+    assert (tmp_path / "sweep" / "table.csv").exists()
+
+
+def test_a_value_that_is_no_number_is_a_failure(tmp_path, program):
+    ranges = {"x": choice(3), "kind": choice("nan", "plain")}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", jobs=1), program)
+    assert [row["state"] for row in rows(path)] == ["done", "failed"]
+    assert rows(path)[1]["note"] == "loss was not finite in the end."
+
+
+def test_one_bad_seed_ends_the_others_of_its_trial(tmp_path, program):
+    ranges = {"x": choice(99, 3)}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", seeds=2, jobs=1), program)
+    assert {row["x"]: row["state"] for row in rows(path)} == {
+        "3": "done",
+        "99": "failed",
+    }
+    assert not (path / "trials/0000-seed1").exists()
+
+
+def test_a_metric_that_no_run_has_ends_the_sweep_and_can_be_mended(tmp_path, program):
+    with pytest.raises(NoSuchMetric, match=r"no metric 'los'\. Did you mean 'loss'\?"):
+        sweep.sweep(plan(tmp_path, metric="los", jobs=1), program)
+    path = sweep.sweep(plan(tmp_path, jobs=1), program)
+    assert [row["state"] for row in rows(path)] == ["done"] * 4
+    assert (path / "trials/0000-seed0/starts").read_text() == "xx"
+
+
+def test_a_metric_that_only_one_run_lacks_fails_that_run(tmp_path, program):
+    ranges = {"x": choice(3), "kind": choice("plain", "silent")}
+    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", jobs=1), program)
+    assert [row["state"] for row in rows(path)] == ["done", "failed"]
+    assert "has no metric 'loss'" in rows(path)[1]["note"]
+
+
+def test_trials_that_do_worse_than_the_median_are_ended(tmp_path, program, capsys):
+    ranges = {"x": choice(3, 2, 4, 5, 30)}
+    Path(program[2]).write_text(PROGRAM.replace('flags.get("pace", 0)', "x > 9"))
+    path = sweep.sweep(
+        plan(tmp_path, ranges, sampler="grid", prune=True, jobs=1, trials=0), program
+    )
+    (worst,) = [row for row in rows(path) if row["x"] == "30"]
+    assert worst["state"] == "pruned"
+    lines = (path / "trials/0004-seed0/metrics.jsonl").read_text().splitlines()
+    assert 3 <= len(lines) < 10
+    assert [row["state"] for row in rows(path)[:4]] == ["done"] * 4
+    assert "ended at step" in capsys.readouterr().err
+
+
+def test_nobody_is_ended_before_enough_others_are_done(tmp_path, program):
+    ranges = {"x": choice(3, 2, 30), "pace": choice("0.01")}
+    path = sweep.sweep(
+        plan(tmp_path, ranges, sampler="grid", prune=True, jobs=1), program
+    )
+    assert [row["state"] for row in rows(path)] == ["done"] * 3
+
+
+# Ending and going on.
+
+
+def test_a_finished_sweep_goes_on_when_more_trials_are_wanted(tmp_path, program):
+    path = sweep.sweep(plan(tmp_path, sampler="random", trials=3), program)
+    before = {row["trial"]: row for row in rows(path)}
+    sweep.sweep(plan(tmp_path, sampler="random", trials=6), program)
+    after = {row["trial"]: row for row in rows(path)}
+    assert len(after) == 6
+    assert {k: after[k] for k in before} == before
+    assert len({row["x"] for row in after.values()}) == 6  # not the same points again
+    assert (path / "trials/0000-seed0/starts").read_text() == "x"
+
+
+def test_a_sweep_that_is_told_to_stop_goes_on_later(tmp_path, program):
+    slow = plan(tmp_path, settings={"pace": ["30"]}, trials=2)
+    with sweep.Sweep(slow, program) as search:
+        search.introduce()
+        search.start_runs()
+        runs = [search.folder(k, 0) for k in range(2)]
+        while not all((run / "metrics.jsonl").exists() for run in runs):
+            time.sleep(0.01)
+        search.stopper.asked = signal.SIGTERM
+        pids = [work.child.process.pid for work in search.works]
+        with pytest.raises(Interrupted):
+            search.finish()
+    assert not any(is_alive(pid) for pid in pids)
+    before = [flags_of(run)["x"] for run in runs]
+    saved = yaml.safe_load((search.path / "sweep.yaml").read_text())
+    saved["settings"] = {}
+    (search.path / "sweep.yaml").write_text(yaml.safe_dump(saved))
+    path = sweep.sweep(plan(tmp_path, trials=3), program)
+    assert [flags_of(run)["x"] for run in runs] == before
+    assert [row["state"] for row in rows(path)] == ["done"] * 3
+
+
+SCRIPT = """
+import sys
+from reverie.sweep.search import sweep
+from reverie.sweep.plan import Plan, SweepConfig
+from reverie.sweep.ranges import Choice
+config = SweepConfig("train", "loss", "min", sampler="grid", jobs=2, logdir=sys.argv[2])
+ranges = {"x": Choice((("3",), ("4",), ("5",))), "pace": Choice((("0",), ("30",)))}
+sweep(Plan(config, ranges, {}), [sys.executable, sys.argv[1]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a signal of Linux")
+def test_a_killed_sweep_takes_its_runs_along_and_loses_nothing(tmp_path, program):
+    folder = tmp_path / "sweep"
+    command = [sys.executable, "-c", SCRIPT, program[2], str(folder)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    # the first, third and fifth trials are quick; the others would take minutes
+    slow = [folder / "trials" / f"000{k}-seed0" for k in (1, 3)]
+    deadline = time.monotonic() + 60
+    while not all((run / "metrics.jsonl").exists() for run in slow):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while running(str(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with (folder / "study.journal").open("a") as file:
+        file.write('{"torn": ')
+    (folder / "study.journal.lock").symlink_to("study.journal")
+    done = {row["trial"] for row in rows(folder) if row["state"] == "done"}
+    assert done == {"0", "2"}
+
+    config = SweepConfig(
+        metric="loss", goal="min", jobs=2, sampler="grid", logdir=str(folder)
+    )
+    ranges = {"x": choice(3, 4, 5), "pace": choice(0, 30)}
+    quick = Path(program[2])
+    quick.write_text(PROGRAM.replace("time.sleep", "str"))
+    sweep.sweep(Plan(config, ranges, {}), [sys.executable, str(quick)])
+    assert [row["state"] for row in rows(folder)] == ["done"] * 6
+    starts = [
+        (folder / f"trials/000{k}-seed0" / "starts").read_text() for k in range(4)
+    ]
+    assert starts == ["x", "xx", "x", "xx"]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def running(word: str) -> list[int]:
+    """Processes that have this word in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in words and int(path.parent.name) != os.getpid():
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_sweep_goes_on_only_with_the_same_ranges(tmp_path, program):
+    sweep.sweep(plan(tmp_path, trials=1), program)
+    with pytest.raises(UserError, match="begun with ranges"):
+        sweep.sweep(plan(tmp_path, {"x": Between(0.0, 7.0)}), program)
+    with pytest.raises(UserError, match="begun with metric 'loss', not 'other'"):
+        sweep.sweep(plan(tmp_path, metric="other"), program)
+    with pytest.raises(UserError, match="begun with settings"):
+        sweep.sweep(plan(tmp_path, settings={"y": ["1"]}), program)
+
+
+def test_the_folder_of_a_run_is_left_alone(tmp_path, program):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "config.yaml").write_text("")
+    with pytest.raises(UserError, match="is the folder of a run"):
+        sweep.sweep(plan(tmp_path), program)
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path, program):
+    with (
+        sweep.Sweep(plan(tmp_path), program),
+        pytest.raises(UserError, match="Another process is using the sweep folder"),
+    ):
+        sweep.sweep(plan(tmp_path), program)
+
+
+def test_a_damaged_journal_is_named(tmp_path, program):
+    path = sweep.sweep(plan(tmp_path, trials=1), program)
+    journal = path / "study.journal"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([lines[0], "{broken", *lines[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"study\.journal is damaged"):
+        sweep.sweep(plan(tmp_path, trials=2), program)
+
+
+def test_without_optuna_one_sentence_says_how_to_get_it(tmp_path, program, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        UserError, match=r"needs the optuna package.*\n.*reverie\[sweep"
+    ):
+        sweep.sweep(plan(tmp_path), program)
+
+
+# Processes.
+
+
+def test_slots_share_the_machine(monkeypatch):
+    for name in children.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(children, "_gpus", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    if sys.platform == "linux":
+        assert shares(0, 2)["OMP_NUM_THREADS"] == "3"
+    found = [shares(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
+    assert found == ["0", "1", "0"]
+    assert "CUDA_VISIBLE_DEVICES" not in shares(0, 1)
+    assert "CUDA_VISIBLE_DEVICES" not in shares(0, 2, any_gpu=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert shares(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in shares(0, 2)
+
+
+def test_what_a_process_said_last_explains_its_end():
+    said = "step 3\nreverie: There is no\nsetting 'x'.\n  Fix: another\n"
+    assert explain(said, 2) == "There is no setting 'x'."
+    assert explain("Traceback\nValueError: 3\n", 1) == (
+        "it ended with exit code 1: ValueError: 3"
+    )
+    assert explain("", 2) == "it ended with exit code 2"
+    assert explain("", -9) == "it was killed by SIGKILL."
+
+
+def test_a_process_that_does_not_stop_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "GRACE", 0.05)
+    code = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+    )
+    slots = children.Slots([sys.executable, "-c", f"{code}; time.sleep(60)"], 1)
+    child = slots.start([], tmp_path / "log", 0, {})
+    while not (tmp_path / "log").read_text():
+        time.sleep(0.01)
+    child.stop()
+    while child.poll() is None:
+        time.sleep(0.01)
+    assert child.poll() == -signal.SIGKILL
+
+
+# Metrics.
+
+
+def test_metrics_are_found_in_every_file_of_a_run(tmp_path):
+    (tmp_path / "scores.jsonl").write_text(
+        '{"step": 1, "episode/score": 2}\n{"step": 3, "episode/score": 4}\n{"torn'
+    )
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 3, "episode/score": 3, "loss": null}\n{"step": 4, "loss": 0.5}\n'
+    )
+    (tmp_path / "eval.json").write_text('{"success": 0.5, "task": "reach"}')
+    curves = {"image": {"model": [1.0, 3.0, None]}}
+    judged = {"losses": {"action": 0.25}, "openloop": curves}
+    (tmp_path / "judgement.json").write_text(json.dumps(judged))
+    assert points_of(tmp_path, "episode/score") == [(1, 2), (3, 4)]
+    loss = points_of(tmp_path, "loss")
+    assert math.isnan(loss[0][1])
+    assert loss[1] == (4, 0.5)
+    assert points_of(tmp_path, "success") == [(0, 0.5)]
+    assert points_of(tmp_path, "losses/action") == [(0, 0.25)]
+    assert points_of(tmp_path, "openloop/image/model") == [(0, 2.0)]
+    assert points_of(tmp_path, "nothing") == []
+    assert "step" not in names_of(tmp_path)
+    assert set(names_of(tmp_path)) >= {"loss", "success", "losses/action"}
+    assert "Did you mean 'success'?" in str(complain(tmp_path, "sucess"))
+
+
+def test_a_series_becomes_one_number():
+    points = [(1.0, 5.0), (2.0, 1.0), (3.0, 3.0), (4.0, math.nan), (5.0, 4.0)]
+    assert outcome(points, "last", 1, "min") == 4
+    assert outcome(points, "best", 1, "min") == 1
+    assert outcome(points, "best", 1, "max") == 5
+    assert outcome(points[:3], "mean", 2, "min") == 2
+    assert math.isnan(outcome(points, "mean", 2, "min"))
+    assert math.isnan(outcome([(1.0, math.nan)], "best", 1, "min"))
+
+
+# Ranges.
+
+
+def test_the_type_of_the_setting_decides_what_lies_between():
+    data = {"low": 0, "high": "1e1"}
+    assert parse_range("x", data, float) == Between(0.0, 10.0)
+    assert parse_range("x", data, int) == Between(0.0, 10.0, whole=True)
+    assert parse_range("x", data, int | None) == Between(0.0, 10.0, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("range_", "values"),
+    [
+        (Between(0.0, 1.0, count=3), [0.0, 0.5, 1.0]),
+        (Between(0.0, 1.0, step=0.4), [0.0, 0.4, 0.8]),
+        (Between(1.0, 9.0, whole=True, step=4.0), [1, 5, 9]),
+        (Between(1.0, 64.0, whole=True, log=True, count=4), [1, 4, 16, 64]),
+        (Between(1.0, 2.0, whole=True, count=5), [1, 2]),
+        (Between(2.0, 8.0, count=1), [2.0]),
+        (choice("a", "b"), ["a", "b"]),
+    ],
+)
+def test_grids_are_made_of_round_steps(range_, values):
+    found = range_.grid("x")
+    assert found == (values if "a" in values else pytest.approx(values))
+
+
+def test_a_range_written_down_is_read_back():
+    for range_ in (
+        Between(0.0, 1.0, step=0.5),
+        Between(1e-5, 1e-2, log=True, count=3),
+        Choice((("1", "2"), ("a b",))),
+    ):
+        assert parse_range(
+            "x", yaml.safe_load(yaml.safe_dump(range_.plain())), float
+        ) == (range_)
+
+
+def test_choices_may_be_lists():
+    range_ = parse_range("crop", [[64, 64], "78 78"], tuple)
+    assert range_.words(range_.grid("crop")[0]) == ["64", "64"]
+    assert range_.words("78 78") == ["78 78"]
+
+
+# Tables and pictures.
+
+
+def test_tables_are_ordered_from_best_to_worst():
+    trials = [
+        Trial(0, "failed", {"x": 1.0}, note="why, so"),
+        Trial(1, "done", {"x": 1.0}, 3.0, seconds=61),
+        Trial(2, "pruned", {"x": 12345.678}, 1.0),
+        Trial(3, "running", {}),
+        Trial(4, "done", {"x": 1.0}, 4.0, 0.5),
+    ]
+    ranges = {"x": Between(0.0, 1.0)}
+    lines = table(trials, ranges, "max").splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == list("41203")
+    assert "1.235e+04" in lines[3]
+    assert "1m 1s" in lines[2]
+    records = list(csv.DictReader(as_csv(trials, ranges, "min").splitlines()))
+    assert [record["trial"] for record in records[:3]] == ["1", "4", "2"]
+    best = best_of(trials, "min")
+    assert best is not None
+    assert best.number == 1
+    assert best_of(trials[:1], "min") is None
+
+
+def test_pictures_are_drawn_of_anything():
+    for values in ([], [1.0], [1.0, 1.0], [0.5, 3.0, 2.0]):
+        count = len(values)
+        panels = [
+            Panel("trial", [float(k) for k in range(count)]),
+            Panel("a.very.long.name.of.a.setting.that.does.not.fit", ["a b"] * count),
+            Panel("lr", [10.0 ** (-k) for k in range(count)], log=True),
+            Panel("words", [str(k) for k in range(count)]),
+        ]
+        whole = [k != 1 for k in range(count)]
+        picture = draw_sweep(values, whole, panels, "max", "title")
+        assert picture.shape == (684, 1320, 3)
+        assert len({*map(tuple, picture.reshape(-1, 3)[::97].tolist())}) > 1
+
+
+@pytest.mark.parametrize(("goal", "place"), [("min", 0), ("max", 1)])
+def test_the_best_trial_stands_out(goal, place):
+    panels = [Panel("trial", [0.0, 1.0]), Panel("x", [0.0, 1.0])]
+    picture = draw_sweep([1.0, 5.0], [True, True], panels, goal)[:, 440:]
+    orange = abs(picture.astype(int) - [221, 124, 51]).sum(-1) < 60
+    assert orange.any()
+    assert (orange.nonzero()[1].mean() > 220) == bool(place)
+
+
+# The command.
+
+
+GOOD = {
+    "metric": "episode/score",
+    "goal": "max",
+    "ranges": {"run.train_ratio": {"low": 1, "high": 8}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ranges": {"dreamer.opt.lrr": [1]}}, "Did you mean 'dreamer.opt.lr'?"),
+        ({"ranges": {}}, "has no ranges"),
+        ({"ranges": None}, "has no ranges"),
+        ({"ranges": [1]}, "The ranges of"),
+        ({"ranges": {"run.steps": []}}, "range of run.steps is empty"),
+        ({"ranges": {"run.steps": 3}}, "range of run.steps is 3"),
+        ({"ranges": {"run.steps": {"low": 5, "high": 2}}}, "5 is above 2"),
+        ({"ranges": {"run.steps": {"low": 5}}}, "has no high end"),
+        ({"ranges": {"run.steps": {"low": 1, "hihg": 2}}}, "Did you mean 'high'?"),
+        ({"ranges": {"run.steps": {"low": 1, "high": 2.5}}}, "a whole number"),
+        ({"ranges": {"run.steps": {"low": "a", "high": 2}}}, "a whole number"),
+        (
+            {"ranges": {"run.train_ratio": {"low": 0, "high": 2, "log": True}}},
+            "begins at 0",
+        ),
+        ({"ranges": {"run.steps": {"low": 1, "high": 2, "log": 3}}}, "log: true"),
+        (
+            {"ranges": {"run.steps": {"low": 1, "high": 2, "log": True, "step": 1}}},
+            "both `log` and `step`",
+        ),
+        ({"ranges": {"run.steps": {"low": 1, "high": 2, "count": 0}}}, "above zero"),
+        ({"ranges": {"task": {"low": 1, "high": 2}}}, "is no number"),
+        ({"ranges": {"run.steps": [10, "ten"]}}, "should be a whole number"),
+        ({"ranges": {"run.steps": [{"low": 1}]}}, "is no value of a setting"),
+        ({"ranges": {"logdir": ["a"]}}, "sets logdir"),
+        ({"ranges": {"seed": [1, 2]}, "seeds": 2}, "range of seeds"),
+        ({"settings": {"run": {"train_ratio": 3}}}, "both a range and a fixed"),
+        ({"settings": {"run.stps": 3}}, "Did you mean 'run.steps'?"),
+        ({"settings": {"configs": ["nosuch"]}}, "no config block 'nosuch'"),
+        ({"metric": ""}, "names no metric"),
+        ({"goal": None}, "names no goal"),
+        ({"goal": "minimise"}, "goal should be one of"),
+        ({"command": "trian"}, "Did you mean 'train'?"),
+        ({"command": "bench"}, "cannot run 'bench'"),
+        ({"rangse": {}}, "Did you mean 'ranges'?"),
+        ({"run.steps": 3}, "is a setting of runs"),
+        ({"jobs": 0}, "0 as its jobs"),
+        ({"eval": "--episods 3"}, "Did you mean 'episodes'?"),
+        ({"eval": "--task 'reach"}, "are not whole"),
+        (
+            {"sampler": "grid", "ranges": {"run.train_ratio": {"low": 1, "high": 2}}},
+            "count",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_at_once(tmp_path, capsys, changes, words):
+    data = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(data))
+    assert main(["sweep", str(path), "--logdir", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "  Fix: " in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ranges: {a: [1", "is not valid YAML"),
+        ("- a", "holds no names"),
+        ("", "holds no names"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, text, words):
+    path = tmp_path / "sweep.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert main(["sweep", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "takes a file with ranges"),
+        (["FILE", "train", "more"], "takes a file with ranges"),
+        (["FILE", "--job", "2"], "Did you mean 'jobs'?"),
+        (["FILE", "--jobs", "two"], "jobs should be a whole number"),
+        (["FILE", "--run.train_ratio", "2"], "both a range and a fixed value"),
+        (["FILE", "trian"], "Did you mean 'train'?"),
+    ],
+)
+def test_a_command_line_that_cannot_work_is_refused(tmp_path, capsys, arguments, words):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(GOOD))
+    assert main(["sweep", *(a.replace("FILE", str(path)) for a in arguments)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_real_command_sweeps_real_runs(tmp_path, capsys):
+    path, folder = tmp_path / "sweep.yaml", tmp_path / "out"
+    data = {
+        "metric": "episode/length",
+        "goal": "min",
+        "sampler": "grid",
+        "settings": {"agent": "random", "run": {"log_every": 0}},
+        "ranges": {"run.steps": [400], "task": ["catch", "gym_NoSuch-v0"]},
+    }
+    path.write_text(yaml.safe_dump(data))
+    arguments = ["sweep", str(path), "train", "--jobs", "2", "--trials", "2"]
+    assert main([*arguments, "--logdir", str(folder), "--seed", "5"]) == 0
+    assert "Best: reverie train --agent random" in capsys.readouterr().out
+    states = {row["task"]: row["state"] for row in rows(folder)}
+    assert states == {"catch": "done", "gym_NoSuch-v0": "failed"}
+    config = yaml.safe_load((folder / "trials/0000-seed0/config.yaml").read_text())
+    assert (config["seed"], config["run"]["steps"]) == (5, 400)
+    # the folder knows what to do; nothing is left of it
+    assert main(["sweep", "--logdir", str(folder)]) == 0
+    assert len(rows(folder)) == 2
