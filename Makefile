@@ -10,12 +10,13 @@ PYTEST_FLAGS ?=
 
 # Leave no half-written stamp behind.
 .DELETE_ON_ERROR:
-.PHONY: help demo install test lint format types pytest floors licences \
+.PHONY: help demo install check test lint format types pytest floors licences \
 	test-slow test-gpu test-envs bench clean distclean
 
 help:
 	@echo "make demo       install, then train an agent on catch and show what it dreams"
 	@echo "make install    the developer install into $(VENV)"
+	@echo "make check      lint, types, import order and parity with the originals, in minutes"
 	@echo "make test       lint, types, tests, coverage floors (what CI runs)"
 	@echo "make lint       ruff and mypy only"
 	@echo "make format     let ruff rewrite the sources"
@@ -29,6 +30,10 @@ demo: $(VENV)/.installed
 	$(BIN)/reverie demo
 
 install: $(VENV)/.installed-dev
+
+check: lint
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/parity tests/test_layers.py \
+		$(PYTEST_FLAGS)
 
 test: lint pytest floors
 

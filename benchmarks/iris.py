@@ -87,7 +87,7 @@ def timed(call: Any, count: int, device: torch.device) -> float:
 
 
 def make_batch(agent: Iris, part: str) -> Batch:
-    window, rng = agent.diet[part], np.random.default_rng(0)
+    window, rng = agent.windows[part], np.random.default_rng(0)
     rows = (window.batch, window.length)
     batch = {
         key: space.sample(rng, rows[0] * rows[1]).reshape(*rows, *space.shape)

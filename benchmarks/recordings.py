@@ -1,4 +1,4 @@
-"""How fast batches come out of recordings that do not fit in memory.
+"""How fast batches come out of recordings that do not fit in carry.
 
     python benchmarks/recordings.py [--episodes 60] [--rows 150] [--size 84]
 
@@ -61,7 +61,7 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
         ("batches, one thread", False, 1),
         ("batches, ahead, two threads", True, 2),
     ):
-        config = RecordingsConfig(memory=whole / 4 / 2**30, workers=workers)
+        config = RecordingsConfig(carry=whole / 4 / 2**30, workers=workers)
         feed = RecordingFeed(
             open_reader(folder), {"train": WINDOW}, config=config, prefetch=prefetch
         )

@@ -5,7 +5,7 @@
 Samples batches of 16 x 65 steps of 64 x 64 x 3 images with the latents of size12m and
 adds rows of 16 environments, in memory and on disk (read from the page cache), beside a
 plain copy of as many bytes in the same run; then adds and samples from a full replay on
-disk and watches the resident memory. Both sides of a ratio are medians of alternating
+disk and watches the resident carry. Both sides of a ratio are medians of alternating
 turns; on a busy machine look at `best`, the ratio of the fastest turns.
 """
 
@@ -132,13 +132,13 @@ def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
     rows = make_rows()
     batch = replay.buffers("train")
     ids = batch["stepid"][:, 1:]
-    notes = {key: batch[key][:, 1:] for key in NOTES}
+    extras = {key: batch[key][:, 1:] for key in NOTES}
     sizes = []
     for turn in range(steps // ENVS):
         replay.add(rows)
         if turn % 8 == 0:
             replay.sample("train", out=batch)
-            replay.update(ids, notes)
+            replay.update(ids, extras)
         if turn % (1024 // ENVS * 8) == 0:
             replay.collect([])
         if turn % max(1, steps // ENVS // 40) == 0:

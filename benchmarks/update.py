@@ -48,7 +48,7 @@ class Fixed:
 
     def prioritize(self, *_: Any) -> None: ...
 
-    def tally(self, *_: Any) -> None: ...
+    def count_uses(self, *_: Any) -> None: ...
 
 
 def main() -> None:
@@ -98,11 +98,11 @@ def measure(size: str, args: argparse.Namespace) -> None:
 
 
 def make_batch(agent: Dreamer) -> Batch:
-    window, rng = agent.diet["train"], np.random.default_rng(0)
+    window, rng = agent.windows["train"], np.random.default_rng(0)
     rows = (window.batch, window.context + window.length)
     batch = {
         key: space.sample(rng, rows[0] * rows[1]).reshape(*rows, *space.shape)
-        for key, space in {**OBS, **ACT, **agent.notes}.items()
+        for key, space in {**OBS, **ACT, **agent.extras}.items()
     }
     batch["is_first"] = rng.random(rows) < 0.02
     batch["is_last"] = batch["is_terminal"] = np.zeros(rows, bool)

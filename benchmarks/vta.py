@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from reverie.agents.vta.agent import Watcher, WatcherConfig
+from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.datasets.sequences import SourceConfig
 from reverie.datasets.sequences.feed import SourceFeed
 from reverie.datasets.synthetic.balls import Balls, make_sequences
@@ -62,7 +62,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     be_quick(device)
-    config = WatcherConfig(args.batch, vta=VTAConfig(belief=args.belief))
+    config = VTAAgentConfig(args.batch, world=VTAConfig(belief=args.belief))
     window = config.window
 
     rng = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def main() -> None:
         settings = SourceConfig(chunk=args.chunk, refresh=refresh)
         source = Balls(settings, window, 0)
         feed = SourceFeed(source, device, prefetch=device.type == "cuda")
-        agent = Watcher(
+        agent = VTAAgent(
             source.obs_space,
             {},
             config,

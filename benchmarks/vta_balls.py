@@ -23,8 +23,8 @@ FREE = {"max_segments": 20, "max_segment": 20}
 STILL = ["vta_still"]
 WAYS: dict[str, tuple[list[str], dict[str, object]]] = {
     "original": ([], {}),
-    "pays": ([], {"read_pays": True, **FREE}),
-    "hidden": (STILL, {"read_pays": False}),
+    "pays": ([], {"kl_to_detector": True, **FREE}),
+    "hidden": (STILL, {"kl_to_detector": False}),
     "asked": (STILL, {"coins": 0}),
     "moving": (STILL, {"still": False}),
     "still_1": (STILL, {"abs_scale": 1}),
@@ -33,7 +33,7 @@ WAYS: dict[str, tuple[list[str], dict[str, object]]] = {
     "still_3": (STILL, {"abs_scale": 3}),
     "still_4": (STILL, {"abs_scale": 4}),
 }
-"""Blocks beside `vta_balls`, and settings of `watcher.vta`, by name."""
+"""Blocks beside `vta_balls`, and settings of `vta.world`, by name."""
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     runs = []
     for (way, seed), place in places.items():
         blocks, settings = WAYS[way]
-        flags = [f"--watcher.vta.{key}={value}" for key, value in settings.items()]
+        flags = [f"--vta.world.{key}={value}" for key, value in settings.items()]
         command = [*REVERIE, "train", "--configs", "vta_balls", *blocks, *flags]
         command += ["--run.steps=10000000", "--run.report_every=60"]
         command += ["--run.log_every=30", f"--seed={seed}", *more]

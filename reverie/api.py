@@ -1,10 +1,10 @@
 """The nouns of Reverie, and the few verbs between them. Read this file first.
 
 An `Env` shows observations and takes actions. An `Agent` acts in it, and trains on
-batches it pulls from a `Feed`, which cuts them out of the replay as the agent's `diet`
-asks. A `World` is what most agents learn inside: it follows recorded experience
-(`observe`) and dreams its own (`imagine`). One loop (`run/train.py`) moves data between
-them and never asks which agent, world or environment it has.
+batches it pulls from a `Feed`, which cuts them out of the replay as the agent's
+`windows` asks. A `World` is what most agents learn inside: it follows recorded
+experience (`observe`) and dreams its own (`imagine`). One loop (`run/train.py`) moves
+data between them and never asks which agent, world or environment it has.
 
 Time is written down once, here. Row `t` of any stored sequence holds what was seen on
 arrival and what was done about it:
@@ -41,9 +41,9 @@ any images (uint8, h w c), vectors and integers. Keys under `log/` are for peopl
 replay drops them and no agent sees them."""
 
 Action = dict[str, Any]
-Notes = dict[str, Any]
+Extras = dict[str, Any]
 Batch = dict[str, Any]
-Memory = Any
+Carry = Any
 """What an agent carries from one call of `policy` to the next: any nest of NamedTuples,
 dicts and tensors whose first axis is the environment. The loop stores and restores
 it."""
@@ -52,7 +52,6 @@ Metrics = dict[str, Any]
 """Scalars (tensors on any device, or numbers), images (h w c uint8) and videos
 (t h w c uint8) by name; the logger tells them apart by rank."""
 
-Report = Metrics
 Mode = Literal["train", "eval", "report"]
 StateDict = dict[str, Any]
 """A nest of dicts and lists with string keys whose leaves are tensors, arrays, numbers,
@@ -211,7 +210,7 @@ class Space:
 Spaces = dict[str, Space]
 
 
-def sight(obs_space: Spaces) -> Spaces:
+def agent_obs_space(obs_space: Spaces) -> Spaces:
     """The keys an agent may perceive: neither flags nor anything for people."""
     return {
         key: space
@@ -225,16 +224,16 @@ class Window:
     """One kind of batch an agent eats: how many sequences, how long, cut from where.
 
     A batch holds `batch` rows of `context + length` steps. The context steps come first
-    and only bring stored notes along (`replay_context` of DreamerV3). With `consec` > 1
-    each sampled sequence is served as that many consecutive batches; the batch key
+    and only bring stored extras along (`replay_context` of DreamerV3). With `consec` >
+    1 each sampled sequence is served as that many consecutive batches; the batch key
     `consec` counts them. `select` names the way sequences are chosen.
 
     With `select="episodes"` a sequence never leaves its episode. Episodes are chosen by
     how rarely they have been, in proportion to `(1 + n) ** -alpha` for one that was
-    served n times (`Feed.tally`), and not by their length; then one of the episode's
-    transitions, around which the sequence is cut wherever it falls. It may stick out
-    of the episode, on both sides or only on the left (`pad`): the batch key `mask`
-    is False for such rows, whose content means nothing.
+    served n times (`Feed.count_uses`), and not by their length; then one of the
+    episode's transitions, around which the sequence is cut wherever it falls. It may
+    stick out of the episode, on both sides or only on the left (`pad`): the batch key
+    `mask` is False for such rows, whose content means nothing.
     """
 
     batch: int
@@ -259,7 +258,7 @@ class Window:
 
 @runtime_checkable
 class Feed(Protocol):
-    """Hands an agent the batches of its diet, as tensors on its device.
+    """Hands an agent the batches of its windows, as tensors on its device.
 
     A batch has the observation, action and note keys of the replay, each `(B, T, ...)`
     with `T = context + length`, and besides them `stepid` (int64, names each row) and
@@ -278,15 +277,15 @@ class Feed(Protocol):
         """Whether enough steps are stored to cut a batch of that kind."""
         ...
 
-    def update(self, stepid: Tensor, notes: Notes) -> None:
-        """Store fresher notes for these rows; rows already evicted are passed over."""
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """Store fresher extras for these rows; rows already evicted are passed over."""
         ...
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         """Say how much these rows deserve to be replayed."""
         ...
 
-    def tally(self, name: str, on: bool) -> None:
+    def count_uses(self, name: str, on: bool) -> None:
         """Whether batches of this kind count, from now on, as uses of their episodes.
 
         Only for windows that choose by episode.
@@ -328,7 +327,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Envs(Protocol):
+class VecEnv(Protocol):
     """Many environments stepping together; an ended episode restarts by itself.
 
     `step` takes and returns arrays with a leading environment axis. The step after a
@@ -365,15 +364,15 @@ class Envs(Protocol):
 
 
 @runtime_checkable
-class Rhythm(Protocol):
+class Schedule(Protocol):
     """Says when to act and when to train.
 
     The loop brings a steady one (`run.train_ratio`). An agent that trains in another
-    rhythm (Δ-IRIS: collect an epoch, then train each part in turn) brings its own.
+    schedule (Δ-IRIS: collect an epoch, then train each part in turn) brings its own.
     """
 
     @property
-    def collects(self) -> bool:
+    def should_collect(self) -> bool:
         """Whether the loop should act before it asks for updates again.
 
         While this is False the loop only trains, and saves and stops as it always may.
@@ -406,21 +405,21 @@ class Rhythm(Protocol):
 class Agent(Protocol):
     """Acts, learns, and says what it needs for both."""
 
-    diet: dict[str, Window]
+    windows: dict[str, Window]
     """The batches it eats, by name. `train` begins when all of them can be served, save
     "report", which is for `report` alone."""
 
-    notes: Spaces
+    extras: Spaces
     """What it wants stored beside every step (latents, ...); `policy` returns them."""
 
-    rhythm: Rhythm | None
+    schedule: Schedule | None
     """When it wants to train; None for the loop's steady train ratio."""
 
-    def initial(self, batch: int) -> Memory: ...
+    def initial(self, batch: int) -> Carry: ...
 
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         """Choose actions for a batch of observations (arrays in, arrays out).
 
         Forgets by itself wherever `is_first` is true.
@@ -429,7 +428,7 @@ class Agent(Protocol):
 
     def train(self, feed: Feed) -> Metrics: ...
 
-    def report(self, feed: Feed) -> Report: ...
+    def report(self, feed: Feed) -> Metrics: ...
 
     def nonfinite(self) -> list[str]:
         """Names of the losses and gradients that were not finite in the last update.
@@ -455,7 +454,7 @@ class WorldLoss(NamedTuple):
     metrics: Metrics
 
 
-class Dream(NamedTuple):
+class Rollout(NamedTuple):
     """A rollout without the environment, beginning with the state it started from."""
 
     states: Any  # (N, H + 1, ...)
@@ -469,7 +468,7 @@ class World(Protocol):
     A state is a NamedTuple of tensors that only its world looks into: `initial` gives
     `(B, ...)`, `observe` and `imagine` add a time axis after the first. Besides the
     keys of the replay, a batch has `prevact`, the actions that *led to* each row.
-    `dice` is where randomness comes from: whoever calls hands it down, so that a report
+    `rng` is where randomness comes from: whoever calls hands it down, so that a report
     does not disturb training and a checkpoint holds every generator. A world that finds
     segments also has `boundaries(states)`, which says where they begin.
     """
@@ -480,7 +479,7 @@ class World(Protocol):
         ...
 
     @property
-    def notes(self) -> Spaces:
+    def extras(self) -> Spaces:
         """What the replay keeps of a state."""
         ...
 
@@ -491,11 +490,11 @@ class World(Protocol):
 
     def initial(self, batch: int) -> Any: ...
 
-    def observe(self, state: Any, batch: Batch, dice: Any) -> Any:
+    def observe(self, state: Any, batch: Batch, rng: Any) -> Any:
         """Follow recorded steps: the posterior state of each."""
         ...
 
-    def imagine(self, state: Any, policy: Any, horizon: int, dice: Any) -> Dream:
+    def imagine(self, state: Any, policy: Any, horizon: int, rng: Any) -> Rollout:
         """Continue from `state` on the prior alone; `policy` maps a state to actions.
 
         Begins with `state` itself and ends `horizon` steps later.
@@ -514,14 +513,14 @@ class World(Protocol):
         """What the observations probably looked like; images in [0, 1]."""
         ...
 
-    def loss(self, state: Any, batch: Batch, dice: Any) -> WorldLoss: ...
+    def loss(self, state: Any, batch: Batch, rng: Any) -> WorldLoss: ...
 
-    def note(self, states: Any) -> Notes:
+    def to_replay(self, states: Any) -> Extras:
         """States as the replay keeps them."""
         ...
 
-    def recall(self, notes: Notes) -> Any:
-        """The states that notes were made of."""
+    def from_replay(self, extras: Extras) -> Any:
+        """The states that extras were made of."""
         ...
 
 
@@ -539,15 +538,15 @@ Statistics = dict[str, Moments]
 
 
 @runtime_checkable
-class Informed(Protocol):
+class NeedsStatistics(Protocol):
     """An agent that wants to know its recordings before it learns from them."""
 
     @property
-    def curious(self) -> bool:
+    def needs_statistics(self) -> bool:
         """Whether it does, with its settings; to find out takes a pass over them."""
         ...
 
-    def inform(self, statistics: Statistics) -> None:
+    def set_statistics(self, statistics: Statistics) -> None:
         """Told once, before the first update; a checkpoint keeps what was made of it.
 
         `statistics` are of all training rows.
@@ -556,10 +555,10 @@ class Informed(Protocol):
 
 
 @runtime_checkable
-class Judging(Protocol):
+class HasEpisodeLosses(Protocol):
     """An agent that can say how well it explains recorded episodes."""
 
-    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Losses of every row by name, each `(B, T)`, and which rows count.
 
         Sequences begin with an episode; `mask` says which of their rows are real.
@@ -569,16 +568,16 @@ class Judging(Protocol):
 
 
 @runtime_checkable
-class Divided(Protocol):
+class Profilable(Protocol):
     """An agent that can do the work of an update in pieces, to be timed alone."""
 
-    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+    def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         """The pieces in their order, by name; each may be called again and again."""
         ...
 
 
 @runtime_checkable
-class Dreams(Protocol):
+class WorldModelEnv(Protocol):
     """A world to walk through one step at a time, in arrays.
 
     `envs/adapters/world_model.py` makes an environment of it, so that
@@ -610,7 +609,7 @@ class Dreams(Protocol):
 
 
 @runtime_checkable
-class Dreaming(Protocol):
+class HasWorldModelEnv(Protocol):
     """An agent in whose world others may walk."""
 
-    def dreams(self, seed: int = 0) -> Dreams: ...
+    def world_model_env(self, seed: int = 0) -> WorldModelEnv: ...

@@ -87,14 +87,14 @@ class Forgetful:
         self.agent = agent
         self.initial = agent.initial
 
-    def policy(self, memory, obs, mode="train"):
+    def policy(self, carry, obs, mode="train"):
         cut = {**obs, "is_first": np.ones_like(obs["is_first"])}
         return self.agent.policy(self.initial(len(cut["is_first"])), cut, mode)
 
 
 @pytest.mark.slow
 def test_the_memory_task_is_solved_by_remembering(tmp_path):
-    path = learn(tmp_path / "run", task="memory")
+    path = learn(tmp_path / "run", task="carry")
     assert evaluate(path, 100)["score"] >= 0.8
     config = read_config(path)
     envs = make_envs(config, 4, EVAL_SEEDS)

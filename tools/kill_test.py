@@ -44,7 +44,7 @@ from reverie.storage.segments import problem
 
 LEFTOVERS = 16
 """Files without a name in any checkpoint that one kill may leave: the segments and
-notes since the last save, what the last save replaced, and a save under way."""
+extras since the last save, what the last save replaced, and a save under way."""
 
 
 def main() -> int:
@@ -218,7 +218,7 @@ class Torture:
         """Replay files a finished save lists that are gone or changed."""
         index = checkpoint.read_part(newest, "replay")["files"]
         folder = self.logdir / "replay"
-        records = [*named_files(index, "rows"), *named_files(index, "notes")]
+        records = [*named_files(index, "rows"), *named_files(index, "extras")]
         found = {r.name: problem(folder, r) for r in records if r.name}
         return [f"{name}: {why}" for name, why in found.items() if why]
 
@@ -258,7 +258,7 @@ def _leftovers(logdir: Path) -> list[str]:
     named = set()
     for path in Checkpoints(logdir / "ckpt").paths():
         index = checkpoint.read_part(path, "replay")["files"]
-        for record in (*named_files(index, "rows"), *named_files(index, "notes")):
+        for record in (*named_files(index, "rows"), *named_files(index, "extras")):
             named.add(record.name)
     files = [p.name for p in (logdir / "replay").iterdir() if p.name not in named]
     return [*files, *(p.name for p in (logdir / "ckpt").glob(".partial-*"))]

@@ -15,7 +15,7 @@ AGENTS = {
     "dreamer": "reverie.agents.dreamer.agent:Dreamer",
     "iris": "reverie.agents.iris.agent:Iris",
     "random": "reverie.agents.random:RandomAgent",
-    "watcher": "reverie.agents.vta.agent:Watcher",
+    "vta": "reverie.agents.vta.agent:VTAAgent",
 }
 
 

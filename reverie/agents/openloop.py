@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from reverie.api import Batch, Metrics
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.render.openloop import openloop_video
 
@@ -16,17 +16,17 @@ SEQUENCES = 6
 
 
 @torch.no_grad()
-def openloop(world: Any, state: Any, batch: Batch, dice: Dice) -> Metrics:
+def openloop(world: Any, state: Any, batch: Batch, rng: Rng) -> Metrics:
     """A video per image key; the second half is dreamt, with the recorded actions."""
     count, length = min(SEQUENCES, len(batch["is_first"])), batch["is_first"].shape[1]
     half = length // 2
     seen = map1(lambda x: x[:count, :half], batch)
     actions = map1(lambda x: x[:count, half:], batch["prevact"])
-    states = world.observe(map1(lambda x: x[:count], state), seen, dice)
+    states = world.observe(map1(lambda x: x[:count], state), seen, rng)
     steps = [*range(length - half), 0]  # the last one is chosen but never taken
     known = iter([map1(lambda x, t=t: x[:, t], actions) for t in steps])
     start = map1(lambda x: x[:, -1], states)
-    dream = world.imagine(start, lambda _: next(known), length - half, dice)
+    dream = world.imagine(start, lambda _: next(known), length - half, rng)
     before = world.decode(states)
     after = world.decode(map1(lambda x: x[:, 1:], dream.states))
     videos, marks = {}, None

@@ -9,13 +9,12 @@ import torch
 
 from reverie.api import (
     Action,
+    Carry,
+    Extras,
     Feed,
-    Memory,
     Metrics,
     Mode,
-    Notes,
     Obs,
-    Report,
     Spaces,
     StateDict,
     Window,
@@ -28,9 +27,9 @@ class RandomConfig:
 
 
 class Never:
-    """The rhythm of an agent that has no updates to make."""
+    """The schedule of an agent that has no updates to make."""
 
-    collects = True
+    should_collect = True
     finished = False
     phase = 0
 
@@ -60,25 +59,25 @@ class RandomAgent:
         overlap: bool = False,
     ):
         self.act_space = act_space
-        self.diet = {"report": Window(1, 1, online=False)}
-        self.notes: Spaces = {}
-        self.rhythm = Never()
+        self.windows = {"report": Window(1, 1, online=False)}
+        self.extras: Spaces = {}
+        self.schedule = Never()
         self.rng = np.random.Generator(np.random.PCG64(seed))
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> Carry:
         return ()
 
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         batch = len(obs["is_first"])
         action = {k: s.sample(self.rng, batch) for k, s in self.act_space.items()}
-        return memory, action, {}
+        return carry, action, {}
 
     def train(self, feed: Feed) -> Metrics:
         return {}
 
-    def report(self, feed: Feed) -> Report:
+    def report(self, feed: Feed) -> Metrics:
         return {}
 
     def nonfinite(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Worlds as `api.Dreams`: rows in, rows out, one step at a time."""
+"""Worlds as `api.WorldModelEnv`: rows in, rows out, one step at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Action, Batch, Obs, Spaces, World, sight
-from reverie.nets.rng import Dice
+from reverie.api import Action, Batch, Obs, Spaces, World, agent_obs_space
+from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.worlds.iris.world import IrisWorld, State
 
@@ -27,8 +27,9 @@ def _calm(world: Any) -> Iterator[None]:
         world.train(before)
 
 
-class WorldDreams:
-    """Dreams in any `api.World`: it follows the context, then goes on by its prior.
+class LatentWorldModelEnv:
+    """WorldModelEnv in any `api.World`: it follows the context, then goes on by its
+    prior.
 
     A dream ends when the world gives it less than an even chance to go on.
     """
@@ -42,11 +43,11 @@ class WorldDreams:
         seed: int = 0,
     ):
         self.world, self.device = world, device
-        self.obs_space, self.act_space = sight(obs_space), act_space
+        self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        self.dice = Dice(seed, "dreams", self.device)
+        self.rng = Rng(seed, "dreams", self.device)
 
     @property
     @torch.no_grad()
@@ -67,14 +68,14 @@ class WorldDreams:
             for key in self.act_space
         }
         start = self.world.initial(len(rows["is_first"]))
-        states = self.world.observe(start, rows, self.dice)
+        states = self.world.observe(start, rows, self.rng)
         return map1(lambda x: x[:, -1], states)
 
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         chosen = {key: self._tensor(value) for key, value in action.items()}
         with _calm(self.world):
-            dream = self.world.imagine(state, lambda _: chosen, 1, self.dice)
+            dream = self.world.imagine(state, lambda _: chosen, 1, self.rng)
         after = map1(lambda x: x[:, 1:], dream.states)
         reward, cont = self.world.outcome(self.world.features(after))
         drawn = {k: x[:, 0] for k, x in self.world.decode(after).items()}
@@ -98,8 +99,10 @@ class WorldDreams:
         return torch.as_tensor(np.asarray(value)).to(self.device)
 
 
-class IrisDreams:
-    """Dreams in the world of Δ-IRIS, which begins from frames and draws its ends."""
+class IrisWorldModelEnv:
+    """WorldModelEnv in the world of Δ-IRIS, which begins from frames and draws its
+    ends.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class IrisDreams:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        self.dice = Dice(seed, "dreams", self.device)
+        self.rng = Rng(seed, "dreams", self.device)
 
     @torch.no_grad()
     def begin(self, context: Batch) -> State:
@@ -128,7 +131,7 @@ class IrisDreams:
 
     @torch.no_grad()
     def step(self, state: State, action: Action) -> tuple[State, Obs]:
-        step = self.world.step(state, self._index(action[self.action]), self.dice)
+        step = self.world.step(state, self._index(action[self.action]), self.rng)
         rows = {
             self.world.key: step.image.cpu().numpy(),
             "reward": step.reward.float().cpu().numpy(),

@@ -33,6 +33,6 @@ class WatchBench(Bench):
 
     def around(self) -> dict[str, Any]:
         """How long a batch takes by itself, and how many sequences that makes."""
-        batch = self.agent.diet["train"].batch
+        batch = self.agent.windows["train"].batch
         times = self.time(lambda: self.feed("train"))[0].ms
         return {"batch_ms": times, "sequences_per_s": [1000 * batch / t for t in times]}

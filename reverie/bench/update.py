@@ -2,8 +2,8 @@
 
 Updates are timed as a run makes them: many in a row, fed from a full replay, with one
 wait at the end. The pieces of an update are timed alone in the same way, for agents
-that can name them (`api.Divided`). An agent that only watches gets its sequences from
-their source (`bench_watch.py`). A policy call takes observations from host memory
+that can name them (`api.Profilable`). An agent that only watches gets its sequences
+from their source (`bench_watch.py`). A policy call takes observations from host memory
 and is over when its actions are there. Every number is taken several times.
 """
 
@@ -31,13 +31,13 @@ import torch
 from reverie.api import (
     Action,
     Agent,
-    Divided,
-    Envs,
     Feed,
     Mode,
     Obs,
+    Profilable,
     Spaces,
     UserError,
+    VecEnv,
 )
 from reverie.bench.table import rows_of, table
 from reverie.replay import device_copy as ring
@@ -201,24 +201,24 @@ class Bench:
     def _open(self) -> None:
         self._prepare()
         config, precision = self.config, self.precision
-        self.envs: Envs = make_envs(config, config.run.envs, 0, self._make_env)
+        self.envs: VecEnv = make_envs(config, config.run.envs, 0, self._make_env)
         self._closing.append(self.envs.close)
         self.agent: Agent = make_agent(config, self.envs, self.device, precision)
         self.capacity = min(self.options.steps, config.replay.capacity)
         self.replay = Replay(
             {**self.envs.obs_space, **self.envs.act_space},
-            self.agent.notes,
+            self.agent.extras,
             replace(config.replay, storage="ram", save=False, online=False),
             capacity=self.capacity,
             streams=config.run.envs,
-            windows=self.agent.diet,
+            windows=self.agent.windows,
             directory=None,
             seed=config.seed,
         )
         self._closing.append(self.replay.close)
         feed = ReplayFeed(
             self.replay,
-            self.agent.diet,
+            self.agent.windows,
             self.device,
             prefetch=self.device.type == "cuda",
             resident=ring.fits(self.replay, self.device),
@@ -273,7 +273,9 @@ class Bench:
     def calls(self) -> dict[str, Callable[[], Any]]:
         """What can be done plainly and fast: updates, their parts, acting."""
         self.fill(self.capacity)
-        parts = self.agent.parts(self.feed) if isinstance(self.agent, Divided) else {}
+        parts = (
+            self.agent.sections(self.feed) if isinstance(self.agent, Profilable) else {}
+        )
         return {
             "update": lambda: self.agent.train(self.feed),
             **{f"  {name}": piece for name, piece in parts.items()},
@@ -286,10 +288,10 @@ class Bench:
 
         That of the agent's weights is part of it, that of the replay is not.
         """
-        if not isinstance(self.agent, Divided):
+        if not isinstance(self.agent, Profilable):
             return {}, {}
         times, most = dict[str, list[float]](), dict[str, float]()
-        for name, piece in self.agent.parts(self.feed).items():
+        for name, piece in self.agent.sections(self.feed).items():
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
             times[name] = self.time(piece)[0].ms
@@ -306,8 +308,8 @@ class Bench:
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         memory = self.agent.initial(envs)
-        # agents with a rhythm of their own may begin by acting at random
-        mode: Mode = "train" if self.agent.rhythm is None else "eval"
+        # agents with a schedule of their own may begin by acting at random
+        mode: Mode = "train" if self.agent.schedule is None else "eval"
 
         def call() -> None:
             nonlocal memory
@@ -336,7 +338,7 @@ class Bench:
         rows = sample(self.replay.spaces, rng, self.config.run.envs)
         for key in ("is_first", "is_last", "is_terminal"):
             rows[key][:] = False  # or every step would be an episode of its own
-        name, window = next(iter(self.agent.diet.items()))
+        name, window = next(iter(self.agent.windows.items()))
         steps = window.batch * (window.context + window.length)
         add = self.time(lambda: self.replay.add(rows))[0]
         serve = self.time(lambda: self.feed(name))[0]
@@ -404,7 +406,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def _needed(self) -> int:
-        windows = self.agent.diet.values()
+        windows = self.agent.windows.values()
         return max(w.batch * (w.length + w.context) + w.span for w in windows)
 
     def _device_name(self) -> str:

@@ -59,7 +59,7 @@ def acted_in(config: Any) -> Any:
     if is_source(config.task):
         raise UserError(
             f"{config.task} is there to be watched: it has no environment.\n"
-            f"  Fix: reverie train --agent watcher --task {config.task}, or name a "
+            f"  Fix: reverie train --agent vta --task {config.task}, or name a "
             "task that `reverie envs` lists."
         )
     return config

@@ -12,7 +12,7 @@ from reverie.convert.vta import weights as vta
 READERS = {
     "dreamer": dreamerv3.read_state,
     "iris": iris.read_state,
-    "watcher": vta.read_state,
+    "vta": vta.read_state,
 }
 
 

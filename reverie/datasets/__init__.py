@@ -1,1 +1,1 @@
-"""Recorded episodes of other programs: readers, transforms, statistics, splits, batches."""
+"""Recorded episodes: readers, transforms, statistics, splits and batches."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, StateDict, UserError, Window
+from reverie.api import Batch, Extras, StateDict, UserError, Window
 from reverie.datasets.episode_cache import Bad, Shelf
 from reverie.datasets.episode_format import with_flags
 from reverie.datasets.readers import Reader
@@ -177,7 +177,7 @@ class Cursor:
 
 
 class RecordingFeed:
-    """Serves the windows of a diet from recordings; implements `api.Feed`.
+    """Serves the windows of a windows from recordings; implements `api.Feed`.
 
     `report` windows, and whole `episodes`, come from those held out, if any are.
     With `prefetch` the next batches are cut by a thread meanwhile; they are the same.
@@ -186,7 +186,7 @@ class RecordingFeed:
     def __init__(
         self,
         reader: Reader,
-        diet: dict[str, Window],
+        windows: dict[str, Window],
         device: torch.device | str = "cpu",
         *,
         held_out: Reader | None = None,
@@ -196,7 +196,7 @@ class RecordingFeed:
         prefetch: bool = False,
     ):
         config = config or RecordingsConfig()
-        if wanting := [name for name, window in diet.items() if window.context]:
+        if wanting := [name for name, window in windows.items() if window.context]:
             raise UserError(
                 f"The agent wants stored latents with {', '.join(wanting)}, and "
                 "recordings have none.\n  Fix: --dreamer.replay_context 0"
@@ -205,7 +205,7 @@ class RecordingFeed:
         self.obs_space = with_flags(reader.obs_space)
         self.act_space = reader.act_space
         self.device = torch.device(device)
-        self.diet, self.seed, self.prepare = diet, seed, prepare
+        self.windows, self.seed, self.prepare = windows, seed, prepare
         self.served = 0  # rows handed out so far
         share = 0.9 if held_out else 1.0
         memory = config.memory * 2**30
@@ -216,7 +216,7 @@ class RecordingFeed:
             self._held = Shelf(held_out, rest, config.bad, config.workers)
         self._cursors = {
             name: Cursor(Drawer(window, self._shelf(name), seed, number))
-            for number, (name, window) in enumerate(diet.items())
+            for number, (name, window) in enumerate(windows.items())
         }
         self._thread = ThreadPoolExecutor(1, "recordings") if prefetch else None
 
@@ -225,7 +225,7 @@ class RecordingFeed:
         cut = self._next(name)
         cursor.step += 1
         cursor.counts = cut.counts
-        self.served += self.diet[name].batch * self.diet[name].length
+        self.served += self.windows[name].batch * self.windows[name].length
         if out is None:
             return cut.batch
         for key, value in out.items():
@@ -235,13 +235,13 @@ class RecordingFeed:
     def ready(self, name: str) -> bool:
         return True
 
-    def update(self, stepid: Tensor, notes: Notes) -> None:
-        """Recordings keep no notes."""
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """Recordings keep no extras."""
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         """Recordings are not chosen by priority."""
 
-    def tally(self, name: str, on: bool) -> None:
+    def count_uses(self, name: str, on: bool) -> None:
         cursor = self._cursors[name]
         self._forget(cursor)
         cursor.counting = on
@@ -334,7 +334,7 @@ class RecordingFeed:
                 waiting.exception()
 
     def _cut(self, name: str, step: int, counts: np.ndarray, counting: bool) -> Cut:
-        cursor, window = self._cursors[name], self.diet[name]
+        cursor, window = self._cursors[name], self.windows[name]
         shelf = self._shelf(name)
         while True:  # again, if an episode turns out to be bad
             plan = cursor.drawer.draw(step, counts)

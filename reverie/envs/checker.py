@@ -15,7 +15,16 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from reverie.api import FLAGS, RESERVED, Env, Obs, Space, Spaces, UserError, sight
+from reverie.api import (
+    FLAGS,
+    RESERVED,
+    Env,
+    Obs,
+    Space,
+    Spaces,
+    UserError,
+    agent_obs_space,
+)
 from reverie.envs.wrappers import Wrapper
 
 T = TypeVar("T")
@@ -56,7 +65,10 @@ def check_env(
 def describe(task: str, env: Env, findings: list[Finding]) -> str:
     """What an agent will see of an environment, and what was found, for a terminal."""
     lines = [f"{task} as an agent meets it"]
-    for title, spaces in (("sees", sight(env.obs_space)), ("does", env.act_space)):
+    for title, spaces in (
+        ("sees", agent_obs_space(env.obs_space)),
+        ("does", env.act_space),
+    ):
         for key, space in sorted(spaces.items()):
             lines.append(f"  {title}  {key:<12} {_in_words(space)}")
     logged = sorted(key for key in env.obs_space if key.startswith("log/"))
@@ -116,13 +128,13 @@ class _Checker:
                 return False
             setattr(self, name, spaces)
         self._check_flags()
-        if not sight(self.obs_space):
+        if not agent_obs_space(self.obs_space):
             self.note(
                 "error",
                 "the observation space has nothing an agent may look at",
                 "add an image or a vector beside the flags",
             )
-        for key, space in sight(self.obs_space).items():
+        for key, space in agent_obs_space(self.obs_space).items():
             self._check_seen(key, space)
         if not self.act_space:
             self.note("error", "the action space is empty", "add at least one action")

@@ -1,1 +1,2 @@
-"""Evaluate trained agents: in environments, on recordings, and by segment boundaries."""
+"""Evaluate trained agents: in environments, on recordings, and by segment boundaries.
+"""

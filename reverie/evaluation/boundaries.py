@@ -85,7 +85,7 @@ def compare_boundaries(
         raise UserError(
             f"{logdir} and {other} look at sequences of different kinds or lengths.\n"
             "  Fix: compare runs of one task, with the same source.side and actions, "
-            "and watcher.vta.context and length."
+            "and vta.world.context and length."
         )
     found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
     return {

@@ -40,12 +40,12 @@ def view_boundaries(
         )
     place = folder or home_of(locate(logdir)) / "boundaries"
     config, agent, feed = load_watcher(logdir, flags=flags, evaluation=samples)
-    watcher: Any = agent
+    vta: Any = agent
     try:
         data = feed("report")
     finally:
         feed.close()
-    count = len(data[watcher.world.key])
+    count = len(data[vta.world.key])
     if index >= count:  # a folder may hold fewer than were asked for
         raise UserError(
             f"There is no sequence {index}: {config.source.folder or config.task} has "
@@ -53,10 +53,10 @@ def view_boundaries(
         )
     rows = slice(index, index + 1)
     data = {key: value[rows] for key, value in data.items()}
-    watched = watcher.watch(data)
-    vta = config.watcher.vta
-    now = slice(vta.context, vta.context + vta.length)
-    truth = data[watcher.world.key][:, now].cpu().numpy()
+    watched = vta.watch(data)
+    sizes = config.vta.world
+    now = slice(sizes.context, sizes.context + sizes.length)
+    truth = data[vta.world.key][:, now].cpu().numpy()
     events = data[EVENT][:, now].cpu().numpy() if EVENT in data else None
     found, chance = watched.read.cpu().numpy(), watched.chance.float().cpu().numpy()
     drawn = shades(watched.image)
@@ -69,7 +69,7 @@ def view_boundaries(
     written.append(write_video(place / f"{name}.{ending}", film, FPS))
     some = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, jumpy in (("dream", False), ("jumps", True)):
-        images, begins = watcher.dream(some, jumpy=jumpy)
+        images, begins = vta.dream(some, jumpy=jumpy)
         strip = dream_strip(shades(images), begins.cpu().numpy())
         written.append(write_image(place / f"{name}_{kind}.png", _larger(strip)))
     return written

@@ -15,14 +15,14 @@ import numpy as np
 from reverie.api import (
     Action,
     Agent,
-    Envs,
-    Memory,
+    Carry,
+    Extras,
     Metrics,
     Mode,
-    Notes,
     Obs,
     Spaces,
     UserError,
+    VecEnv,
 )
 from reverie.datasets.images import Images, fit
 from reverie.evaluation.failures import Failures
@@ -96,7 +96,7 @@ def evaluate(
     return result
 
 
-def _witnesses(folder: Path, envs: Envs, videos: int, failures: int) -> list[Witness]:
+def _witnesses(folder: Path, envs: VecEnv, videos: int, failures: int) -> list[Witness]:
     """Those who write down what is played; nobody in somebody else's folder."""
     found: list[Witness] = []
     if not os.access(folder.parent, os.W_OK):
@@ -148,9 +148,9 @@ class Prepared:
         return getattr(self.agent, name)
 
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
-        return self.agent.policy(memory, self.images.middle(obs), mode)
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
+        return self.agent.policy(carry, self.images.middle(obs), mode)
 
 
 def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:
@@ -183,7 +183,7 @@ class Witness(Protocol):
 
 def play_episodes(
     agent: Agent,
-    envs: Envs,
+    envs: VecEnv,
     episodes: int,
     replay: Replay | None = None,
     witnesses: Sequence[Witness] = (),
@@ -199,12 +199,12 @@ def play_episodes(
     scores, lengths = np.zeros(len(envs)), np.full(len(envs), -1)
     success = np.zeros(len(envs))
     played: list[list[Played]] = [[] for _ in quota]
-    obs, memory = envs.reset(), agent.initial(len(envs))
+    obs, carry = envs.reset(), agent.initial(len(envs))
     while not stop():
-        memory, action, notes = agent.policy(memory, for_agents(obs), mode="eval")
+        carry, action, extras = agent.policy(carry, for_agents(obs), mode="eval")
         action = rest_at_end(action, obs)
         if replay is not None:
-            replay.add({**obs, **action, **notes})
+            replay.add({**obs, **action, **extras})
         for witness in witnesses:
             witness.add(obs, action)
         scores += obs["reward"]

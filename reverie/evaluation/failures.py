@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Action, Obs, Spaces, sight
+from reverie.api import FLAGS, Action, Obs, Spaces, agent_obs_space
 from reverie.datasets.readers.metadata import NAME, About
 from reverie.storage.episodes import write_episode
 from reverie.storage.segments import SUFFIX
@@ -22,7 +22,7 @@ class Failures:
         self, folder: Path, obs_space: Spaces, act_space: Spaces, envs: int, count: int
     ):
         self.folder, self.count = folder, count
-        self.obs_space, self.act_space = sight(obs_space), act_space
+        self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         self.paths: list[Path] = []
         self._keys = [*self.obs_space, *act_space, *FLAGS]
         self._rows: list[list[dict[str, np.ndarray]]] = [[] for _ in range(envs)]

@@ -1,12 +1,12 @@
 """How good is what was learnt from recordings? Ask episodes that were not learnt from.
 
-Two questions. How well is every row explained (`Judging`): the mean of each loss over
-real rows, never over padding. And how far can the world be trusted without looking
-(`Dreaming`): it watches some rows of an episode, then goes on with the recorded actions
-alone, and every key it draws is compared with what really came, step by step. Next to
-it stand two things anybody could do without a model: to copy the last row seen, and to
-name the mean of all rows. How sure it is of vectors, and whether it may be, is asked by
-`fans.py`.
+Two questions. How well is every row explained (`HasEpisodeLosses`): the mean of each
+loss over real rows, never over padding. And how far can the world be trusted without
+looking (`HasWorldModelEnv`): it watches some rows of an episode, then goes on with the
+recorded actions alone, and every key it draws is compared with what really came, step
+by step. Next to it stand two things anybody could do without a model: to copy the last
+row seen, and to name the mean of all rows. How sure it is of vectors, and whether it
+may be, is asked by `fans.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from reverie.api import Agent, Batch, Dreaming, Dreams, Judging, Metrics, UserError
+from reverie.api import (
+    Agent,
+    Batch,
+    HasEpisodeLosses,
+    HasWorldModelEnv,
+    Metrics,
+    UserError,
+    WorldModelEnv,
+)
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.images import Images
 from reverie.evaluation.open_loop import dream_on
@@ -81,8 +89,8 @@ def look(
             total = sum(losses[key] * n for _, losses, n in rows)
             metrics[f"loss/{key}"] = total / max(count, 1)
         metrics["loss"] = sum(v for k, v in metrics.items() if k[:5] == "loss/")
-    if isinstance(agent, Dreaming):
-        errors, video = open_loop(agent.dreams(0), feed, images, config)
+    if isinstance(agent, HasWorldModelEnv):
+        errors, video = open_loop(agent.world_model_env(0), feed, images, config)
         for key, error in errors.items():
             for name in OpenLoop._fields:
                 curve = np.nanmean(getattr(error, name), 0)
@@ -101,13 +109,16 @@ def look(
 
 
 def judge_episodes(
-    agent: Agent | Judging, feed: RecordingFeed, images: Images, config: LookConfig
+    agent: Agent | HasEpisodeLosses,
+    feed: RecordingFeed,
+    images: Images,
+    config: LookConfig,
 ) -> Iterator[tuple[str, dict[str, float], int]]:
     """The mean of each loss over the real rows of each episode, and how many count."""
-    if not isinstance(agent, Judging):
+    if not isinstance(agent, HasEpisodeLosses):
         return
     for names, batch in _batches(feed, images, config):
-        losses, real = agent.judge(batch)
+        losses, real = agent.episode_losses(batch)
         for i, name in enumerate(names):
             count = int(real[i].sum())
             means = {
@@ -118,7 +129,7 @@ def judge_episodes(
 
 
 def open_loop(
-    dreams: Dreams, feed: RecordingFeed, images: Images, config: LookConfig
+    dreams: WorldModelEnv, feed: RecordingFeed, images: Images, config: LookConfig
 ) -> tuple[dict[str, OpenLoop], Metrics]:
     """Errors by key and horizon, and a video of the first episodes."""
     found: dict[str, list[OpenLoop]] = {}
@@ -145,7 +156,7 @@ def open_loop(
 
 
 def look_at_fans(
-    agent: Dreaming, feed: RecordingFeed, images: Images, config: LookConfig
+    agent: HasWorldModelEnv, feed: RecordingFeed, images: Images, config: LookConfig
 ) -> tuple[dict[str, Fans], Metrics]:
     """Fans of the first episodes, and pictures of those of the first one."""
     if not config.fan.samples:
@@ -155,7 +166,7 @@ def look_at_fans(
         {key: value[0].cpu().numpy() for key, value in batch.items()}
         for _, batch in _batches(feed, images, few)
     )
-    return open_fans(agent.dreams(1), episodes, config.fan, config.context)
+    return open_fans(agent.world_model_env(1), episodes, config.fan, config.context)
 
 
 def _batches(

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Dreams
+from reverie.api import WorldModelEnv
 from reverie.storage.segments import Arrays
 
 
-def foreseen(dreams: Dreams) -> list[str]:
+def foreseen(dreams: WorldModelEnv) -> list[str]:
     """The observations that a world draws; those it says, or all it has."""
     return list(getattr(dreams, "foreseen", dreams.obs_space))
 
 
-def dream_on(dreams: Dreams, batch: Arrays, context: int, horizon: int) -> Arrays:
+def dream_on(
+    dreams: WorldModelEnv, batch: Arrays, context: int, horizon: int
+) -> Arrays:
     """What a world draws for the rows `(N, H, ...)` after the context.
 
     The action of row t leads to row t + 1, so the first one it is told is that of the

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Dreaming
+from reverie.api import HasWorldModelEnv
 from reverie.evaluation.offline import OpenLoop, judge_episodes, look_at_fans, open_loop
 from reverie.evaluation.rollout_ensembles import Fans, fan_table
 from reverie.render.curve import draw_curves
@@ -50,8 +50,8 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
     try:
         table = list(judge_episodes(agent, feed, images, look))
         count = len(table) or len(feed.held_out.names()[: look.episodes or None])
-        if isinstance(agent, Dreaming):
-            errors, shown = open_loop(agent.dreams(0), feed, images, look)
+        if isinstance(agent, HasWorldModelEnv):
+            errors, shown = open_loop(agent.world_model_env(0), feed, images, look)
             fans, pictures = look_at_fans(agent, feed, images, look)
             shown |= pictures
     finally:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reverie.api import Dreams, Metrics, Spaces
+from reverie.api import Metrics, Spaces, WorldModelEnv
 from reverie.evaluation.open_loop import dream_on, foreseen
 from reverie.render.ensemble import Fan, draw_fans
 from reverie.storage.segments import Arrays
@@ -70,7 +70,7 @@ class Spread(NamedTuple):
 
 
 def open_fans(
-    dreams: Dreams, episodes: Iterable[Arrays], config: FanConfig, context: int
+    dreams: WorldModelEnv, episodes: Iterable[Arrays], config: FanConfig, context: int
 ) -> tuple[dict[str, Fans], Metrics]:
     """The fans of every key, and a picture of those of the first episode.
 
@@ -96,7 +96,7 @@ def open_fans(
     return joined, pictures
 
 
-def vectors(dreams: Dreams, wanted: tuple[str, ...] = ()) -> list[str]:
+def vectors(dreams: WorldModelEnv, wanted: tuple[str, ...] = ()) -> list[str]:
     """The keys that fans can be opened for: real numbers that a world foresees."""
     spaces: Spaces = dreams.obs_space
     known = [key for key in foreseen(dreams) if spaces[key].dtype.kind == "f"]
@@ -146,7 +146,7 @@ def fan_table(found: dict[str, Fans]) -> dict[str, Any]:
 
 
 def _open(
-    dreams: Dreams,
+    dreams: WorldModelEnv,
     episode: Arrays,
     starts: list[int],
     config: FanConfig,

@@ -23,7 +23,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Space, Spaces, UserError, sight
+from reverie.api import Space, Spaces, UserError, agent_obs_space
 from reverie.nets.blocks import (
     MLP,
     BlockLinear,
@@ -199,7 +199,7 @@ def double(x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
 def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:
     """The images and the other keys that an encoder or decoder is told to handle."""
     images, vectors = {}, {}
-    for key, space in sight(spaces).items():
+    for key, space in agent_obs_space(spaces).items():
         if space.is_image:
             if re.fullmatch(cnn_keys, key):
                 images[key] = space
@@ -251,7 +251,7 @@ class Encoder(nn.Module):
         self.config = config
         images, vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
         if not images and not vectors:
-            seen = ", ".join(sight(spaces)) or "none at all"
+            seen = ", ".join(agent_obs_space(spaces)) or "none at all"
             raise UserError(
                 f"There is nothing to see: the observation keys are {seen}.\n"
                 "  Fix: give the environment an observation besides reward and flags, "

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from reverie.nets.blocks import symexp, symlog
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 TINY = 1e-38
 """The least chance whose logarithm is taken."""
@@ -32,7 +32,7 @@ class Output(Protocol):
 class Action(Output, Protocol):
     maxent: float | None
 
-    def sample(self, dice: Dice) -> Tensor: ...
+    def sample(self, rng: Rng) -> Tensor: ...
 
     def logp(self, event: Tensor) -> Tensor: ...
 
@@ -126,8 +126,8 @@ class Categorical:
     def pred(self) -> Tensor:
         return self.logits.argmax(-1)
 
-    def sample(self, dice: Dice) -> Tensor:
-        return dice.categorical(self.probs.detach())
+    def sample(self, rng: Rng) -> Tensor:
+        return rng.categorical(self.probs.detach())
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
         chosen = self.logprobs.gather(-1, event.long()[..., None])[..., 0]
@@ -158,8 +158,8 @@ class OneHot:
     def logprobs(self) -> Tensor:
         return torch.log(self.probs)
 
-    def sample(self, dice: Dice) -> Float[Tensor, "*b S K"]:
-        index = dice.categorical(self.probs.detach())
+    def sample(self, rng: Rng) -> Float[Tensor, "*b S K"]:
+        index = rng.categorical(self.probs.detach())
         onehot = torch.zeros_like(self.probs).scatter_(-1, index[..., None], 1.0)
         if not self.probs.requires_grad:
             return onehot
@@ -190,8 +190,8 @@ class Normal:
     def pred(self) -> Tensor:
         return self.mean
 
-    def sample(self, dice: Dice) -> Tensor:
-        return dice.normal(self.mean.detach(), self.std.detach())
+    def sample(self, rng: Rng) -> Tensor:
+        return rng.normal(self.mean.detach(), self.std.detach())
 
     def logp(self, event: Float[Tensor, "*any"]) -> Tensor:
         distance = torch.square((event - self.mean) / self.std)

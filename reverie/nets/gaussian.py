@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 
 class Gaussian(NamedTuple):
     mean: Float[Tensor, "*b Z"]
     std: Float[Tensor, "*b Z"]
 
-    def sample(self, dice: Dice) -> Float[Tensor, "*b Z"]:
-        return dice.normal(self.mean, self.std)
+    def sample(self, rng: Rng) -> Float[Tensor, "*b Z"]:
+        return rng.normal(self.mean, self.std)
 
     def detach(self) -> Gaussian:
         return Gaussian(self.mean.detach(), self.std.detach())

@@ -1,6 +1,6 @@
-"""Where randomness comes from: one `Dice` per purpose, owned by the agent.
+"""Where randomness comes from: one `Rng` per purpose, owned by the agent.
 
-Networks never draw by themselves; whoever calls them passes the dice down. So a seed
+Networks never draw by themselves; whoever calls them passes the rng down. So a seed
 fixes a run, a report does not disturb training, a checkpoint holds the state of every
 die, and a test can put recorded draws in place of fresh ones.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from reverie.api import StateDict
 
 
-class Dice:
+class Rng:
     """Draws from one generator, seeded by the run's seed and a purpose."""
 
     def __init__(self, seed: int, purpose: str, device: torch.device):

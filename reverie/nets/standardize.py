@@ -1,9 +1,9 @@
 """Images with the mean and deviation of their pixels taken out.
 
 Each pixel and channel has its own. By `dataset`, they are those of all recordings, told
-once (`inform`). By `batch`, training uses those of the batch at hand, and everything
-else a slow average of them: a single frame would be its own mean. Both are buffers, so
-a checkpoint keeps what the weights were trained with.
+once (`set_statistics`). By `batch`, training uses those of the batch at hand, and
+everything else a slow average of them: a single frame would be its own mean. Both are
+buffers, so a checkpoint keeps what the weights were trained with.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def by_batch(module: nn.Module) -> list[Standard]:
     return [p for p in parts if isinstance(p, Standard) and p.mode == "batch"]
 
 
-def curious(module: nn.Module) -> bool:
+def needs_statistics(module: nn.Module) -> bool:
     """Whether some part wants to know the statistics of a dataset."""
     parts = module.modules()
     return any(isinstance(p, Standard) and p.mode == "dataset" for p in parts)
 
 
 @torch.no_grad()
-def inform(module: nn.Module, statistics: Statistics) -> None:
+def set_statistics(module: nn.Module, statistics: Statistics) -> None:
     """Tell every part that standardises by dataset."""
     for part in module.modules():
         if isinstance(part, Standard) and part.mode == "dataset":

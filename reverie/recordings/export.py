@@ -40,20 +40,20 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     stored = {**spaces.obs_space, **spaces.act_space}
     replay = Replay(
         {key: space for key, space in stored.items() if key[:4] != "log/"},
-        agent.notes,
+        agent.extras,
         replace(config.replay, storage="ram"),
         capacity=max(
             1, int(state["timeline"]["total"]) - int(state["timeline"]["first"])
         ),
         streams=config.run.envs,
-        windows=agent.diet,
+        windows=agent.windows,
         directory=home / "replay",
         seed=config.seed,
     )
     replay.load(state)
     count = 0
     for count, episode in enumerate(cut_episodes(replay), 1):
-        rows = {key: value for key, value in episode.items() if key not in agent.notes}
+        rows = {key: value for key, value in episode.items() if key not in agent.extras}
         npz.write_folder_file(folder, f"episode_{count:06d}", rows, spaces.act_space)
     replay.close()
     if not count:

@@ -1,1 +1,2 @@
-"""The replay buffer: what a run has experienced, and how batches are sampled from it."""
+"""The replay buffer: what a run has experienced, and how batches are sampled from it.
+"""

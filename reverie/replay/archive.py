@@ -45,7 +45,7 @@ class Pending:
     order: np.ndarray
     columns: Arrays
     source: Future[Source]
-    late: list[np.ndarray] = field(default_factory=list)  # whose notes changed since
+    late: list[np.ndarray] = field(default_factory=list)  # whose extras changed since
 
     @property
     def stop(self) -> int:
@@ -56,17 +56,19 @@ class Archive:
     """Writes steps as segments, reads them back, and clears away what nobody names."""
 
     def __init__(
-        self, directory: Path, spaces: Spaces, notes: Spaces, segment: int
+        self, directory: Path, spaces: Spaces, extras: Spaces, segment: int
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.spaces = spaces
-        self.notes = notes
+        self.extras = extras
         self.segment = segment
         self.segments: list[Segment] = []
         self.partial: Segment | None = None  # written by a save, soon superseded
         self.sealed = 0  # the id up to which steps are in files for good
-        self.refreshed: set[Segment] = set()  # whose notes are newer than in their file
+        self.refreshed: set[Segment] = (
+            set()
+        )  # whose extras are newer than in their file
         self._pending: deque[Pending] = deque()
         self._threads: ThreadPoolExecutor | None = None
         self._unsynced: list[str] = []
@@ -78,7 +80,7 @@ class Archive:
         return sum(
             source.record.size
             for segment in parts
-            for source in (segment.rows, segment.notes, segment.scratch)
+            for source in (segment.rows, segment.extras, segment.scratch)
             if source is not None
         )
 
@@ -113,7 +115,7 @@ class Archive:
             self._take_over(self._pending.popleft(), source, columns)
 
     def touch(self, ids: np.ndarray) -> None:
-        """The notes of these steps have changed."""
+        """The extras of these steps have changed."""
         for pending in self._pending:
             inside = (ids >= pending.first) & (ids < pending.stop)
             if inside.any():
@@ -140,7 +142,7 @@ class Archive:
                 self.partial.first,
                 self.partial.count,
             )
-            if not same or self.notes:
+            if not same or self.extras:
                 out, _ = self._collect(timeline, columns, first, count)
                 self.partial = Segment(
                     first, count, self._put(f"{first:012d}-{count}", out)
@@ -155,15 +157,17 @@ class Archive:
     def save_notes(
         self, timeline: Timeline, columns: Columns, changed: list[Segment]
     ) -> None:
-        """Write the notes of these segments as they are now."""
+        """Write the extras of these segments as they are now."""
         for segment in changed:
             mapped = segment.rows.open(self.directory)
             order = np.array(mapped[1][ORDER], np.int64)
             ids = np.maximum(segment.first + order, timeline.first)
-            out = {key: space.zeros(segment.count) for key, space in self.notes.items()}
+            out = {
+                key: space.zeros(segment.count) for key, space in self.extras.items()
+            }
             columns.gather(ids, out)
-            stem = f"{segment.first:012d}-{segment.count}-notes"
-            segment.notes = self._put(stem, out)
+            stem = f"{segment.first:012d}-{segment.count}-extras"
+            segment.extras = self._put(stem, out)
 
     def holding(self, ids: np.ndarray) -> set[Segment]:
         """The segments that hold these steps."""
@@ -180,12 +184,12 @@ class Archive:
         """What a checkpoint must remember to find every step again."""
         parts = [*self.segments, *([self.partial] if self.partial else [])]
         rows = [segment.rows.record for segment in parts]
-        notes = [s.notes.record if s.notes else FileRecord("", 0, 0) for s in parts]
+        extras = [s.extras.record if s.extras else FileRecord("", 0, 0) for s in parts]
         return {
             "first": np.array([segment.first for segment in parts], np.int64),
             "count": np.array([segment.count for segment in parts], np.int64),
             **_pack("rows", rows),
-            **_pack("notes", notes),
+            **_pack("extras", extras),
         }
 
     def load(
@@ -200,12 +204,12 @@ class Archive:
         self.partial, self.segments, self.sealed = None, [], total
         firsts, counts = np.asarray(index["first"]), np.asarray(index["count"])
         spans = list(zip(firsts.tolist(), counts.tolist(), strict=True))
-        rows, notes = named_files(index, "rows"), named_files(index, "notes")
+        rows, extras = named_files(index, "rows"), named_files(index, "extras")
         with ThreadPoolExecutor(4) as threads:
             problems = list(
                 threads.map(
                     lambda r: files.problem(self.directory, r) if r.name else None,
-                    [*rows, *notes],
+                    [*rows, *extras],
                 )
             )
         for i, (first, count) in enumerate(spans):
@@ -220,11 +224,11 @@ class Archive:
             segment = Segment(first, count, source)
             columns = source.open(self.directory)[1]
             if why := problems[len(rows) + i]:
-                effect = f"Older notes are used for {steps}."
-                files.quarantine(self.directory, notes[i].name, why, effect)
-            elif notes[i].name:
-                segment.notes = files.find(self.directory, notes[i])
-                columns |= segment.notes.open(self.directory)[1]
+                effect = f"Older extras are used for {steps}."
+                files.quarantine(self.directory, extras[i].name, why, effect)
+            elif extras[i].name:
+                segment.extras = files.find(self.directory, extras[i])
+                columns |= segment.extras.open(self.directory)[1]
             self.segments.append(segment)
             yield segment, columns
 
@@ -239,7 +243,7 @@ class Archive:
         """Delete files that neither the replay nor a kept index names."""
         names = set()
         for index in (self.index(), *kept):
-            for record in (*named_files(index, "rows"), *named_files(index, "notes")):
+            for record in (*named_files(index, "rows"), *named_files(index, "extras")):
                 names.add(record.name)
         names |= {s.scratch.record.name for s in self.segments if s.scratch}
         for path in self.directory.iterdir():
@@ -276,15 +280,15 @@ class Archive:
         """Steps are read from their file from now on."""
         segment = Segment(pending.first, len(pending.order), source)
         late = np.unique(np.concatenate([np.zeros(0, np.int64), *pending.late]))
-        notes = {key: space.zeros(len(late)) for key, space in self.notes.items()}
+        extras = {key: space.zeros(len(late)) for key, space in self.extras.items()}
         if len(late):
-            columns.gather(late, notes)
+            columns.gather(late, extras)
         self._unsynced.append(source.record.name)
         self.segments.append(segment)
         self.sealed = segment.stop
         columns.seal(segment, pending.order)
         if len(late):
-            columns.scatter(late, notes)
+            columns.scatter(late, extras)
             self.refreshed.add(segment)
         self._buffers.append({key: pending.columns[key] for key in self.spaces})
 
@@ -303,7 +307,7 @@ def _pack(prefix: str, records: list[FileRecord]) -> StateDict:
 
 
 def named_files(index: StateDict, prefix: str) -> list[FileRecord]:
-    """The files an index names: `rows`, or the `notes` that supersede theirs."""
+    """The files an index names: `rows`, or the `extras` that supersede theirs."""
     columns = (index[f"{prefix}_{key}"] for key in ("name", "size", "crc"))
     return [
         FileRecord(str(name), int(size), int(crc))

@@ -42,7 +42,7 @@ class Plan:
 
 def make_plan(
     spaces: Spaces,
-    notes: Spaces,
+    extras: Spaces,
     *,
     capacity: int,
     storage: Literal["auto", "ram", "disk"],
@@ -57,10 +57,10 @@ def make_plan(
     `extra` counts bytes per step of selectors that remember something; with fewer than
     `least` steps there would be nothing to learn from.
     """
-    both = {**spaces, **notes}
+    both = {**spaces, **extras}
     step = sum(space.nbytes for space in both.values())
     wide = sum(space.nbytes for space in both.values() if space.nbytes >= WIDE)
-    fresh = sum(space.nbytes for space in notes.values() if space.nbytes >= WIDE)
+    fresh = sum(space.nbytes for space in extras.values() if space.nbytes >= WIDE)
     index = INDEX + extra
     on_disk = capacity * (step + 8 + 8 + 4)
     ram = Plan(

@@ -1,8 +1,8 @@
 """The replay: what was lived, kept in a ring of fixed capacity and cut into windows.
 
-`add` takes one row per environment; `sample` cuts a batch for one window of the diet.
-Several windows of different spans can be cut from the same steps. Rows are named by a
-step id (`timeline.py`), by which notes and priorities are written back.
+`add` takes one row per environment; `sample` cuts a batch for one window of the
+windows. Several windows of different spans can be cut from the same steps. Rows are
+named by a step id (`timeline.py`), by which extras and priorities are written back.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ class Follower(Protocol):
         ...
 
     def take_count(self) -> int:
-        """Rows whose notes were written elsewhere since the last call."""
+        """Rows whose extras were written elsewhere since the last call."""
         ...
 
 
 class Replay:
-    """Stores steps, cuts batches, takes back notes and priorities; see the module."""
+    """Stores steps, cuts batches, takes back extras and priorities; see the module."""
 
     def __init__(
         self,
         spaces: Spaces,
-        notes: Spaces,
+        extras: Spaces,
         config: ReplayConfig,
         *,
         capacity: int,
@@ -114,14 +114,14 @@ class Replay:
         windows: dict[str, Window],
         directory: Path | None,
         seed: int,
-        exact_notes: bool = False,
+        exact_extras: bool = False,
     ) -> None:
         self.config = config
         self.windows = windows
         spaces = {k: v for k, v in spaces.items() if not k.startswith("log/")}
-        self.spaces = {**spaces, **notes}
-        self.notes = notes
-        self.exact_notes = exact_notes
+        self.spaces = {**spaces, **extras}
+        self.extras = extras
+        self.exact_extras = exact_extras
         least = _check_capacity(config, streams, windows)
         self.capacity = capacity = max(capacity, least)
         segment = min(config.segment, max(1, capacity // 4))
@@ -130,7 +130,7 @@ class Replay:
         mixing = [w for w in windows.values() if w.select == "mixture"]
         self.plan = make_plan(
             spaces,
-            notes,
+            extras,
             capacity=capacity,
             storage=config.storage,
             tail=tail + PENDING * segment,
@@ -145,16 +145,16 @@ class Replay:
             self.episodes = Episodes(self.timeline)
         self.archive: Archive | None = None
         if directory is not None and (config.save or self.plan.storage == "disk"):
-            self.archive = Archive(directory, self.spaces, notes, segment)
+            self.archive = Archive(directory, self.spaces, extras, segment)
         self.columns: Columns = RamColumns({}, capacity)
         if self.plan.storage == "ram":
             self.columns = RamColumns(self.spaces, capacity)
         else:
             assert directory is not None
-            self.columns = DiskColumns(self.spaces, notes, capacity, tail, directory)
+            self.columns = DiskColumns(self.spaces, extras, capacity, tail, directory)
         self._unit, self._tail = unit, tail
         self._recorded: int | None = None  # the stream of recorded episodes
-        self._changed: set[Segment] = set()  # whose notes differ from their files
+        self._changed: set[Segment] = set()  # whose extras differ from their files
         self._cursors = {
             name: Cursor(
                 name,
@@ -204,7 +204,7 @@ class Replay:
         return ids
 
     def add_episode(self, episode: dict[str, np.ndarray]) -> np.ndarray:
-        """Store a recorded episode; notes it does not bring are zero.
+        """Store a recorded episode; extras it does not bring are zero.
 
         Episodes added so follow each other, and never what an environment adds.
         """
@@ -223,7 +223,7 @@ class Replay:
                 stop = min(count, start + self._unit)
                 rows = {}
                 for key, space in self.spaces.items():
-                    if key in self.notes and key not in episode:
+                    if key in self.extras and key not in episode:
                         rows[key] = space.zeros(stop - start)
                     else:
                         rows[key] = np.asarray(episode[key][start:stop], space.dtype)
@@ -314,20 +314,21 @@ class Replay:
             self._samples -= cursor.window.batch
             self._replayed -= cursor.window.batch * cursor.window.length
 
-    def update(self, stepid: np.ndarray, notes: dict[str, np.ndarray]) -> None:
-        """Write fresher notes for these steps; evicted ones are passed over."""
+    def write_back(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> None:
+        """Write fresher extras for these steps; evicted ones are passed over."""
         with self._lock:
-            self._updates += self.rewrite(stepid, notes)
+            self._updates += self.rewrite(stepid, extras)
 
-    def rewrite(self, stepid: np.ndarray, notes: dict[str, np.ndarray]) -> int:
-        """`update`, for notes that have been counted elsewhere; how many there were."""
+    def rewrite(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> int:
+        """`update`, for extras that have been counted elsewhere; how many there were.
+        """
         with self._lock:
             ids = stepid.reshape(-1)
             live = self.timeline.live(ids)
             ids = ids[live]
             values = {}
-            for key, value in notes.items():
-                space = self.notes[key]
+            for key, value in extras.items():
+                space = self.extras[key]
                 flat = value.reshape(-1, *space.shape)
                 assert flat.dtype == space.dtype and len(flat) == len(live), (  # noqa: PT018
                     f"note {key!r} is {value.dtype} {value.shape}, "
@@ -340,7 +341,7 @@ class Replay:
                 self._lose(error)
             if self.archive is not None:
                 self.archive.touch(ids)
-                if self.exact_notes:
+                if self.exact_extras:
                     self._changed |= self.archive.holding(ids)
             return len(ids)
 
@@ -351,7 +352,7 @@ class Replay:
             for cursor in self._cursors.values():
                 cursor.selector.prioritize(stepid.reshape(-1), flat)
 
-    def tally(self, name: str, on: bool) -> None:
+    def count_uses(self, name: str, on: bool) -> None:
         """Whether batches of this kind count as uses of their episodes from now on."""
         cutter = self._cursors[name].cutter
         assert cutter is not None, f"{name!r} is not cut by episode"
@@ -387,7 +388,7 @@ class Replay:
             if self.archive is not None and self.config.save:
                 self._await_files()
                 self.archive.drop(self.timeline.first)
-                if self.exact_notes:
+                if self.exact_extras:
                     changed = self._changed.intersection(self.archive.segments)
                     ordered = sorted(changed, key=lambda segment: segment.first)
                     self.archive.save_notes(self.timeline, self.columns, ordered)
@@ -550,7 +551,7 @@ class Replay:
 
     def _note_refreshed(self) -> None:
         assert self.archive is not None
-        if self.exact_notes:
+        if self.exact_extras:
             self._changed |= self.archive.refreshed
         self.archive.refreshed.clear()
 

@@ -5,9 +5,9 @@ then sealed as an immutable file that is mapped; only narrow keys stay in memory
 a file the steps of each environment lie side by side, so a sampled window is one or two
 contiguous copies out of the page cache.
 
-Notes are the exception to immutable: the first change to the notes of a sealed segment
-copies them to a scratch file of its own, mapped for writing. Scratch files are a cache,
-never part of a checkpoint.
+Extras are the exception to immutable: the first change to the extras of a sealed
+segment copies them to a scratch file of its own, mapped for writing. Scratch files are
+a cache, never part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Columns(Protocol):
         ...
 
     def scatter(self, ids: np.ndarray, values: Arrays) -> None:
-        """Overwrite some keys (notes) of the steps `ids`."""
+        """Overwrite some keys (extras) of the steps `ids`."""
         ...
 
     def seal(self, segment: Segment, order: np.ndarray) -> None:
@@ -98,12 +98,12 @@ class Columns(Protocol):
 
 @dataclass(eq=False)
 class Segment:
-    """Consecutive steps in a file, and the files with fresher notes for them."""
+    """Consecutive steps in a file, and the files with fresher extras for them."""
 
     first: int
     count: int
     rows: Source
-    notes: Source | None = None
+    extras: Source | None = None
     scratch: Source | None = None
 
     @property
@@ -179,7 +179,7 @@ class DiskColumns:
     """Narrow keys in memory, wide ones in mapped files behind a tail in memory."""
 
     def __init__(
-        self, spaces: Spaces, notes: Spaces, capacity: int, tail: int, directory: Path
+        self, spaces: Spaces, extras: Spaces, capacity: int, tail: int, directory: Path
     ) -> None:
         self.capacity = capacity
         self.directory = directory
@@ -187,7 +187,7 @@ class DiskColumns:
         narrow = {key: space for key, space in spaces.items() if key not in wide}
         self.narrow = RamColumns(narrow, capacity)
         self.tail = RamColumns(wide, tail)
-        self.notes = {key: space for key, space in notes.items() if key in wide}
+        self.extras = {key: space for key, space in extras.items() if key in wide}
         self.place = np.zeros(capacity, np.int32)  # row of each step in its file
         self.segments: list[Segment] = []
         self.sealed = 0  # the id up to which steps are in files
@@ -263,7 +263,7 @@ class DiskColumns:
 
     def lose(self, segment: Segment) -> None:
         self._forget_scratch(segment)
-        for source in (segment.rows, segment.notes):
+        for source in (segment.rows, segment.extras):
             if source is not None:
                 self._maps.pop(source.record.name, None)
         index = self.segments.index(segment)
@@ -322,8 +322,8 @@ class DiskColumns:
 
     def _column(self, segment: Segment, key: str) -> np.ndarray:
         source = segment.rows
-        if key in self.notes:
-            source = segment.scratch or segment.notes or source
+        if key in self.extras:
+            source = segment.scratch or segment.extras or source
         name = source.record.name
         found = self._maps.get(name)
         if found is None:
@@ -340,8 +340,8 @@ class DiskColumns:
         return found[1][key]
 
     def _make_scratch(self, segment: Segment) -> None:
-        """Copy the notes of a segment to a file that may be changed."""
-        columns = {key: self._column(segment, key) for key in self.notes}
+        """Copy the extras of a segment to a file that may be changed."""
+        columns = {key: self._column(segment, key) for key in self.extras}
         stem = f"{segment.first:012d}-{segment.count}"
         segment.scratch = files.write(self.directory, stem, columns, SCRATCH)
         self._touched += sum(column.nbytes for column in columns.values())

@@ -1,4 +1,4 @@
-"""Where the batches of one window of the diet stand, and what is served next.
+"""Where the batches of one window of the windows stand, and what is served next.
 
 Windows that begin at fresh steps wait in a queue and come first, each once; the rest is
 drawn by a selector. A window cut by episode has a `Cutter` that chooses instead.

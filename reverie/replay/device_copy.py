@@ -2,7 +2,7 @@
 
 The wide columns (images, latents) live in device memory in the same ring of rows as on
 the host. A batch then costs one small copy: the host chooses the steps and sends their
-rows with the narrow keys, and the device gathers the rest. Notes are written back on
+rows with the narrow keys, and the device gathers the rest. Extras are written back on
 the device alone; the host gets them before the replay is saved.
 
 New steps are brought over just before the next batch is cut. Nothing here waits for
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, Spaces
+from reverie.api import Batch, Extras, Spaces
 from reverie.replay.buffer import Replay
 from reverie.replay.staging import Arrays, Packed, Staging, torch_dtype
 
@@ -35,13 +35,13 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class Ring:
-    """Columns of a replay on a device: cuts batches, takes notes back."""
+    """Columns of a replay on a device: cuts batches, takes extras back."""
 
     def __init__(self, replay: Replay, device: torch.device) -> None:
         self.replay = replay
         self.device = device
         self.capacity = replay.capacity
-        self.spaces = held(replay.spaces, replay.notes)
+        self.spaces = held(replay.spaces, replay.extras)
         # One row more than the replay has, where writes for evicted steps end up.
         count = self.capacity + 1
         self.columns = {
@@ -66,7 +66,7 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        return ring_bytes(self.replay.spaces, self.replay.notes, self.capacity)
+        return ring_bytes(self.replay.spaces, self.replay.extras, self.capacity)
 
     def cut(self, name: str, out: Batch | None = None) -> Batch:
         """The next batch of this kind, in the tensors of an earlier one if given."""
@@ -76,8 +76,8 @@ class Ring:
             out[key].copy_(value)
         return out
 
-    def write(self, stepid: Tensor, notes: Notes) -> None:
-        """Store fresher notes for these steps; evicted ones are passed over.
+    def write(self, stepid: Tensor, extras: Extras) -> None:
+        """Store fresher extras for these steps; evicted ones are passed over.
 
         Of several rows for one step the last counts, as on the host. Only kernels are
         queued, so this can be part of a CUDA graph.
@@ -92,7 +92,7 @@ class Ring:
         rows = torch.where(self._turn[rows] == order, rows, nowhere)
         self._now += len(ids)
         self.changed.index_fill_(0, rows, True)
-        for key, value in notes.items():
+        for key, value in extras.items():
             space = self.spaces[key]
             assert value.dtype == torch_dtype(space.dtype), (key, value.dtype)
             assert value.shape == (*stepid.shape, *space.shape), (key, value.shape)
@@ -129,17 +129,17 @@ class Ring:
         return count
 
     def changes(self, since: int) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """Notes written since the last call, of steps from the id `since` on.
+        """Extras written since the last call, of steps from the id `since` on.
 
         Waits for the device.
         """
         rows = self.changed[:-1].nonzero()[:, 0]
         rows = rows[self.ids[rows] >= since]
         self.changed.zero_()
-        notes = {k: s for k, s in self.spaces.items() if k in self.replay.notes}
+        extras = {k: s for k, s in self.spaces.items() if k in self.replay.extras}
         for part in torch.split(rows, 8192):
             arrays = {}
-            for key, space in notes.items():
+            for key, space in extras.items():
                 words = self.columns[key][part].cpu()
                 typed = words.view(torch_dtype(space.dtype))
                 arrays[key] = typed.reshape(len(part), *space.shape).numpy()
@@ -202,18 +202,18 @@ class Ring:
         return {key: space.zeros(count) for key, space in self.spaces.items()}
 
 
-def held(spaces: Spaces, notes: Spaces) -> Spaces:
-    """The keys a ring holds: notes, which change, and all that is wide."""
+def held(spaces: Spaces, extras: Spaces) -> Spaces:
+    """The keys a ring holds: extras, which change, and all that is wide."""
     return {
         key: space
         for key, space in spaces.items()
-        if key in notes or space.nbytes >= NARROW
+        if key in extras or space.nbytes >= NARROW
     }
 
 
-def ring_bytes(spaces: Spaces, notes: Spaces, capacity: int) -> int:
+def ring_bytes(spaces: Spaces, extras: Spaces, capacity: int) -> int:
     """What a ring takes on the device."""
-    row = sum(space.nbytes for space in held({**spaces, **notes}, notes).values())
+    row = sum(space.nbytes for space in held({**spaces, **extras}, extras).values())
     return (capacity + 1) * (row + 8 + 8 + 1)
 
 
@@ -222,7 +222,7 @@ def fits(replay: Replay, device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)
-    needed = ring_bytes(replay.spaces, replay.notes, replay.capacity)
+    needed = ring_bytes(replay.spaces, replay.extras, replay.capacity)
     return needed <= free * replay.config.device_memory
 
 

@@ -1,10 +1,10 @@
-"""From the replay to the device: batches as tensors, notes and priorities back.
+"""From the replay to the device: batches as tensors, extras and priorities back.
 
 On a CPU a batch is cut out of the replay in the very memory its tensors share. For a
 GPU there are two ways. If the replay fits there too, it is kept on the device as well
-(`ring.py`), and batches are cut and notes written back without leaving it. Otherwise
+(`ring.py`), and batches are cut and extras written back without leaving it. Otherwise
 batches are cut ahead by a thread, in pinned memory that a stream of its own copies
-over, and notes come back the same way a little later. Neither waits for the device.
+over, and extras come back the same way a little later. Neither waits for the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Notes, Window
+from reverie.api import Batch, Extras, Window
 from reverie.replay.budget import size
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import Ring
@@ -32,7 +32,7 @@ from reverie.replay.staging import (
 
 
 class ReplayFeed:
-    """Serves the windows of a diet from a replay; implements `api.Feed`.
+    """Serves the windows of a windows from a replay; implements `api.Feed`.
 
     With `prefetch`, the next batch of a kind is cut by a thread while the agent works
     on the last one. What the agent writes back meanwhile then shows up a batch or more
@@ -44,16 +44,16 @@ class ReplayFeed:
     def __init__(
         self,
         replay: Replay,
-        diet: dict[str, Window],
+        windows: dict[str, Window],
         device: torch.device | str = "cpu",
         *,
         prefetch: bool = False,
         resident: bool = False,
     ) -> None:
-        for name, window in diet.items():
+        for name, window in windows.items():
             assert replay.windows[name] == window, name
         self.replay = replay
-        self.diet = diet
+        self.windows = windows
         self.device = torch.device(device)
         self.ring = Ring(replay, self.device) if resident else None
         self.served = 0  # rows handed out so far
@@ -66,7 +66,7 @@ class ReplayFeed:
         replay.followers.append(self)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        self.served += self.diet[name].batch * self.diet[name].length
+        self.served += self.windows[name].batch * self.windows[name].length
         self._mailbox.deliver()
         if self.ring is not None:
             return self.ring.cut(name, out)
@@ -87,18 +87,18 @@ class ReplayFeed:
     def ready(self, name: str) -> bool:
         return self.replay.ready(name)
 
-    def update(self, stepid: Tensor, notes: Notes) -> None:
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
         if self.ring is not None:
-            self.ring.write(stepid, notes)
+            self.ring.write(stepid, extras)
         else:
-            self._mailbox.post({**notes, _STEPID: stepid}, self._write)
+            self._mailbox.post({**extras, _STEPID: stepid}, self._write)
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         letter = {_STEPID: stepid, _PRIORITY: priority.detach().float()}
         self._mailbox.post(letter, self._prioritize)
 
-    def tally(self, name: str, on: bool) -> None:
-        self.replay.tally(name, on)
+    def count_uses(self, name: str, on: bool) -> None:
+        self.replay.count_uses(name, on)
 
     def close(self) -> None:
         """Drop what was fetched ahead and end the thread."""
@@ -120,9 +120,9 @@ class ReplayFeed:
         for name in self._take_back():
             self.replay.put_back(name)
         if self.ring is not None and self.replay.archive is not None:
-            exact = self.replay.exact_notes  # or else files keep the notes they have
-            for ids, notes in self.ring.changes(0 if exact else self._unsealed):
-                self.replay.rewrite(ids, notes)
+            exact = self.replay.exact_extras  # or else files keep the extras they have
+            for ids, extras in self.ring.changes(0 if exact else self._unsealed):
+                self.replay.rewrite(ids, extras)
 
     def reload(self) -> None:
         self._take_back()
@@ -148,7 +148,7 @@ class ReplayFeed:
 
     def _write(self, arrays: Arrays) -> None:
         stepid = arrays.pop(_STEPID)
-        self.replay.update(stepid, arrays)
+        self.replay.write_back(stepid, arrays)
 
     def _prioritize(self, arrays: Arrays) -> None:
         self.replay.prioritize(arrays[_STEPID], arrays[_PRIORITY])

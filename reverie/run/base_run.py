@@ -29,7 +29,7 @@ from reverie.run.health import Health
 from reverie.run.signals import Stopper
 
 
-class Ground:
+class BaseRun:
     """See the top of this file; who stands on it opens `agent`, `feed` and `clock`."""
 
     device: torch.device

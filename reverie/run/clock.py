@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from reverie.api import Rhythm, StateDict, UserError
+from reverie.api import Schedule, StateDict, UserError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RunConfig:
 class Steady:
     """Updates in a fixed proportion to steps; the fraction left over is carried."""
 
-    collects = True
+    should_collect = True
     finished = False
     phase = 0
 
@@ -109,8 +109,8 @@ class Steady:
 class Clock:
     """Counts steps and updates, and says when something is due."""
 
-    def __init__(self, config: RunConfig, rhythm: Rhythm, repeat: int = 1):
-        self.rhythm = rhythm
+    def __init__(self, config: RunConfig, schedule: Schedule, repeat: int = 1):
+        self.schedule = schedule
         self.repeat = repeat
         self.steps = config.steps
         self.step = 0
@@ -131,20 +131,22 @@ class Clock:
     @property
     def running(self) -> bool:
         """Whether steps are left to take, or updates to make for those taken."""
-        rhythm = self.rhythm
-        return not rhythm.finished and (self.step < self.steps or not rhythm.collects)
+        schedule = self.schedule
+        return not schedule.finished and (
+            self.step < self.steps or not schedule.should_collect
+        )
 
     @property
-    def collects(self) -> bool:
+    def should_collect(self) -> bool:
         """Whether to act in this turn; some rhythms only train for a while."""
-        return self.rhythm.collects
+        return self.schedule.should_collect
 
     def advance(self, steps: int) -> None:
         self.step += steps
 
     def updates_due(self, ready: bool) -> int:
         """How many updates to do now; none is owed for steps before `ready`."""
-        return self.rhythm.updates_due(self.step) if ready else 0
+        return self.schedule.updates_due(self.step) if ready else 0
 
     def every(self, name: str) -> bool:
         """Whether `name` is due again; the first interval must pass before."""
@@ -162,13 +164,13 @@ class Clock:
         return {
             "step": self.step,
             "updates": self.updates,
-            "rhythm": self.rhythm.state_dict(),
+            "schedule": self.schedule.state_dict(),
             "last": None if self._unit == "seconds" else dict(self._last),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.step, self.updates = state["step"], state["updates"]
-        self.rhythm.load_state_dict(state["rhythm"])
+        self.schedule.load_state_dict(state["schedule"])
         fresh = {name: self._now(name) for name in self._every}
         counted = self._unit != "seconds" and state["last"]
         self._last = {**fresh, **state["last"]} if counted else fresh
@@ -178,7 +180,7 @@ class Clock:
             return time.monotonic()
         if self._unit == "steps":
             return self.step
-        rhythm = self.rhythm
+        schedule = self.schedule
         # A phase is over when it was learnt from; what was collected is saved before.
-        is_over = rhythm.collects or rhythm.finished
-        return rhythm.phase - int(not is_over and name != "save")
+        is_over = schedule.should_collect or schedule.finished
+        return schedule.phase - int(not is_over and name != "save")

@@ -14,7 +14,7 @@ from reverie.agents.bc.agent import BCConfig
 from reverie.agents.dreamer.agent import DreamerConfig
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.random import RandomConfig
-from reverie.agents.vta.agent import WatcherConfig
+from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
 from reverie.config import ConfigError, Layer
 from reverie.convert.vta.config import from_vta_file, is_vta_file
@@ -32,7 +32,7 @@ class Config:
     task: str = "catch"
     """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, sequences to
     watch, `watch_<name>`, or `recordings`."""
-    agent: Literal["bc", "dreamer", "iris", "random", "watcher"] = "dreamer"
+    agent: Literal["bc", "dreamer", "iris", "random", "vta"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"
     """The run's folder. The same folder resumes."""
@@ -56,7 +56,7 @@ class Config:
     iris: IrisConfig = field(default_factory=IrisConfig)
     bc: BCConfig = field(default_factory=BCConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
-    watcher: WatcherConfig = field(default_factory=WatcherConfig)
+    vta: VTAAgentConfig = field(default_factory=VTAAgentConfig)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -159,7 +159,7 @@ def _file_layers(
 
 def _source_layer(task: str) -> Layer:
     """How images of its sequences are compared, unless somebody says otherwise."""
-    return {"watcher.vta.loss": sources.find(task).loss}  # type: ignore[attr-defined]
+    return {"vta.world.loss": sources.find(task).loss}  # type: ignore[attr-defined]
 
 
 def _suite_layers(task: Any) -> list[tuple[str, Layer]]:

@@ -11,7 +11,7 @@ import torch
 
 from reverie import agents
 from reverie import envs as suites
-from reverie.api import Agent, Env, Envs
+from reverie.api import Agent, Env, VecEnv
 from reverie.convert.originals import read_original
 from reverie.envs.vector.pool import make_pool
 from reverie.run import checkpoint, device
@@ -34,7 +34,7 @@ def in_workers(config: Config) -> Config:
 
 def make_envs(
     config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
-) -> Envs:
+) -> VecEnv:
     """A pool of `count` environments of the config's task."""
     make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
     return make_pool(suites.Shifted(make, first), count, config.env.pool)

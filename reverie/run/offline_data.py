@@ -17,11 +17,11 @@ import torch
 
 from reverie.api import (
     Agent,
-    Dreaming,
-    Informed,
-    Judging,
+    HasEpisodeLosses,
+    HasWorldModelEnv,
     Metrics,
     Moments,
+    NeedsStatistics,
     Space,
     Spaces,
     StateDict,
@@ -122,7 +122,7 @@ class Recordings:
     def open(self, agent: Agent, device: torch.device) -> RecordingFeed:
         return RecordingFeed(
             self.training,
-            agent.diet,
+            agent.windows,
             device,
             held_out=self.judging,
             config=self.config.keep,
@@ -135,7 +135,7 @@ class Recordings:
         """Before the first update: let the agent see through the world of another run,
         if it is to, and tell it about its recordings.
         """
-        if not isinstance(agent, Judging | Dreaming):
+        if not isinstance(agent, HasEpisodeLosses | HasWorldModelEnv):
             raise UserError(
                 f"A {type(agent).__name__} learns nothing from recordings.\n"
                 "  Fix: --agent dreamer"
@@ -143,9 +143,9 @@ class Recordings:
         if self.run:
             learner: Any = agent
             learner.adopt(self._weights(self.run))
-        if isinstance(agent, Informed) and agent.curious:
+        if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
             found = measure(self.training, prepare=self.images.middle)
-            agent.inform(
+            agent.set_statistics(
                 {k: Moments(s.mean, s.std, s.min, s.max) for k, s in found.items()}
             )
 

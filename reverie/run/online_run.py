@@ -13,13 +13,13 @@ from torch.utils import _pytree as pytree
 from reverie import envs as suites
 from reverie.api import (
     Action,
-    Envs,
-    Informed,
-    Memory,
+    Carry,
+    Extras,
     Metrics,
-    Notes,
+    NeedsStatistics,
     Obs,
     UserError,
+    VecEnv,
 )
 from reverie.datasets.readers import npz
 from reverie.log.episodes import EpisodeStats
@@ -27,7 +27,7 @@ from reverie.replay import device_copy as ring
 from reverie.replay.buffer import Replay
 from reverie.replay.feed import ReplayFeed
 from reverie.run import checkpoint, device
-from reverie.run.base_run import Ground
+from reverie.run.base_run import BaseRun
 from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config, for_evaluation
 from reverie.run.factory import (
@@ -41,7 +41,7 @@ from reverie.run.factory import (
 from reverie.run.folder import write_spaces
 
 
-class Run(Ground):
+class OnlineRun(BaseRun):
     """Everything one training run is made of.
 
     Opening it builds the parts and, if the folder holds a checkpoint, restores them;
@@ -57,9 +57,9 @@ class Run(Ground):
         self._phase = 0
         self._sent = False  # whether the environments are stepping
         self._seen: Obs | None = None  # what they showed and nobody has asked for
-        self._unsaved: tuple[Obs, Memory] | None = None  # where all parts agree
+        self._unsaved: tuple[Obs, Carry] | None = None  # where all parts agree
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> OnlineRun:
         self.open()
         return self
 
@@ -86,7 +86,7 @@ class Run(Ground):
         self.prefill = make_agent(
             replace(config, agent="random"), self.envs, self.device, self.precision
         )
-        if config.run.clock == "phases" and self.agent.rhythm is None:
+        if config.run.clock == "phases" and self.agent.schedule is None:
             raise UserError(
                 f"The agent {config.agent!r} has no phases, so that nothing would ever "
                 "be logged or saved.\n  Fix: --run.clock seconds"
@@ -96,7 +96,7 @@ class Run(Ground):
         self.feed = self.open_feed(self.replay)
         self.clock = Clock(
             config.run,
-            self.agent.rhythm or self._steady(),
+            self.agent.schedule or self._steady(),
             suites.action_repeat(config.task, config.env),
         )
         self.episodes = EpisodeStats(len(self.envs))
@@ -104,15 +104,15 @@ class Run(Ground):
 
     # Building.
 
-    def open_envs(self, count: int) -> Envs:
+    def open_envs(self, count: int) -> VecEnv:
         """A pool of environments to learn from, closed with the run."""
         return self._pool(self.config, count, 0)
 
-    def open_trials(self, count: int) -> Envs:
+    def open_trials(self, count: int) -> VecEnv:
         """A pool of environments to measure the policy in, closed with the run."""
         return self._pool(for_evaluation(self.config), count, EVAL_SEEDS)
 
-    def _pool(self, config: Config, count: int, first: int) -> Envs:
+    def _pool(self, config: Config, count: int, first: int) -> VecEnv:
         # they can only step beside the training in a process of their own
         beside = self.overlap and self.make_env is None
         config = in_workers(config) if beside else config
@@ -123,7 +123,7 @@ class Run(Ground):
     def open_replay(
         self, streams: int, directory: Path | None, share: float = 1.0
     ) -> Replay:
-        """Storage for what environments show, what was done, and the agent's notes."""
+        """Storage for what environments show, what was done, and the agent's extras."""
         config = self.config
         spaces = {**self.envs.obs_space, **self.envs.act_space}
         capacity = int(config.replay.capacity * share)
@@ -133,24 +133,24 @@ class Run(Ground):
         storage = config.replay.storage if directory else "ram"
         replay = Replay(
             {key: space for key, space in spaces.items() if key[:4] != "log/"},
-            self.agent.notes,
+            self.agent.extras,
             replace(config.replay, storage=storage),
             capacity=max(1, capacity),
             streams=streams,
-            windows=self.agent.diet,
+            windows=self.agent.windows,
             directory=directory,
             seed=config.seed,
-            exact_notes=config.deterministic,
+            exact_extras=config.deterministic,
         )
         self._closing.append(replay.close)
         return replay
 
     def open_feed(self, replay: Replay) -> ReplayFeed:
-        """Batches of the agent's diet, cut from a replay."""
+        """Batches of the agent's windows, cut from a replay."""
         ahead = self.device.type == "cuda" and not self.config.deterministic
         feed = ReplayFeed(
             replay,
-            self.agent.diet,
+            self.agent.windows,
             self.device,
             prefetch=ahead,
             resident=ring.fits(replay, self.device),
@@ -159,28 +159,28 @@ class Run(Ground):
         return feed
 
     def _steady(self) -> Steady:
-        meal = self.agent.diet.get("train")
-        if meal is None:
+        window = self.agent.windows.get("train")
+        if window is None:
             return Steady(0)
-        return Steady(self.config.run.train_ratio / (meal.batch * meal.length))
+        return Steady(self.config.run.train_ratio / (window.batch * window.length))
 
     # The verbs of the loops.
 
-    def start(self) -> tuple[Obs, Memory]:
+    def start(self) -> tuple[Obs, Carry]:
         """Where to begin: at the newest checkpoint, or with fresh environments."""
         found = self.newest()
         kept = self.checkpoints.prune()
         if found:
-            obs, memory = self.restore(found)
+            obs, carry = self.restore(found)
             self._release(kept)
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
-            return obs, memory
+            return obs, carry
         # Whatever lies here was written by a run that died before its first save.
         self.replay.collect([])
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.say(take_over(self.agent, self.config))
-        elif isinstance(self.agent, Informed) and self.agent.curious:
+        elif isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics:
             raise UserError(
                 "To standardise images by `dataset` takes recordings to know them by."
                 "\n  Fix: --configs standardize_batch, or weights that know them "
@@ -198,27 +198,27 @@ class Run(Ground):
             self.replay.add_episode(episode)
         self.say(f"{len(self.replay) - before} steps from the episodes in {folder}.")
 
-    def act(self, memory: Memory, obs: Obs) -> tuple[Memory, Action, Notes]:
+    def act(self, carry: Carry, obs: Obs) -> tuple[Carry, Action, Extras]:
         """The policy's choice, or a random one during prefill; none after the end."""
         self._unsaved = None
         seen = for_agents(obs)
         with self.timer("policy"):
             if self.clock.step < self.config.run.prefill:
                 _, action, _ = self.prefill.policy((), seen, mode="train")
-                notes = {
-                    k: s.zeros(len(self.envs)) for k, s in self.agent.notes.items()
+                extras = {
+                    k: s.zeros(len(self.envs)) for k, s in self.agent.extras.items()
                 }
             else:
-                memory, action, notes = self.agent.policy(memory, seen, mode="train")
+                carry, action, extras = self.agent.policy(carry, seen, mode="train")
         self.rates.add("policy", len(self.envs))
-        return memory, rest_at_end(action, obs), notes
+        return carry, rest_at_end(action, obs), extras
 
-    def keep(self, obs: Obs, action: Action, notes: Notes) -> int:
+    def keep(self, obs: Obs, action: Action, extras: Extras) -> int:
         """Store the rows of this turn and log ended episodes; says how many rows.
 
         An environment that waits for others (`env.pool.lockstep`) has none.
         """
-        rows, streams = {**obs, **action, **notes}, None
+        rows, streams = {**obs, **action, **extras}, None
         waiting = getattr(self.envs, "waiting", np.zeros(1, bool))
         if waiting.any():
             streams = np.flatnonzero(~waiting)
@@ -230,15 +230,15 @@ class Run(Ground):
         self.logger.add(self.episodes.add(obs), step=self.clock.frames)
         return len(rows["is_first"])
 
-    def send(self, action: Action, obs: Obs, memory: Memory) -> None:
+    def send(self, action: Action, obs: Obs, carry: Carry) -> None:
         """Let the environments take a step; `receive` has what comes of it."""
-        self._unsaved = (obs, memory)
+        self._unsaved = (obs, carry)
         self.envs.send(action)
         self._sent = True
         if not self.overlap:
             self._await_step()
-        if self.clock.rhythm.phase != self._phase:
-            self._phase = self.clock.rhythm.phase
+        if self.clock.schedule.phase != self._phase:
+            self._phase = self.clock.schedule.phase
             self.logger.add(self.episodes.summary(), prefix="collect")
 
     def receive(self, obs: Obs) -> Obs:
@@ -261,7 +261,7 @@ class Run(Ground):
     @property
     def ready(self) -> bool:
         """Whether enough is stored for everything the agent learns from."""
-        return all(self.feed.ready(k) for k in self.agent.diet if k != "report")
+        return all(self.feed.ready(k) for k in self.agent.windows if k != "report")
 
     def update(self) -> Metrics:
         unsaved, self._unsaved = self._unsaved, None
@@ -273,7 +273,9 @@ class Run(Ground):
         """Have the agent look at some batches, once enough is stored for them."""
         if not feed.ready("report"):
             return
-        pieces = self.agent.diet["report"].consec  # of one sequence, one after another
+        pieces = self.agent.windows[
+            "report"
+        ].consec  # of one sequence, one after another
         for _ in range(self.config.run.report_batches * pieces):
             self.logger.add(self.agent.report(feed), prefix=prefix)
 
@@ -282,10 +284,10 @@ class Run(Ground):
         self.logger.add(self.envs.metrics())
         super().write_log()
 
-    def save(self, obs: Obs, memory: Memory, **more: Any) -> None:
+    def save(self, obs: Obs, carry: Carry, **more: Any) -> None:
         """Write one checkpoint of everything, then let go of what it replaces."""
         self._unsaved = None
-        leaves = pytree.tree_leaves(memory)
+        leaves = pytree.tree_leaves(carry)
         parts = {
             "agent": self.agent_state(),
             "replay": self.replay.save(),
@@ -295,7 +297,7 @@ class Run(Ground):
                 "episodes": self.episodes.state_dict(),
                 "logger": self.logger.state_dict(),
                 "prefill": self.prefill.state_dict(),
-                "memory": [leaf.detach() for leaf in leaves],
+                "carry": [leaf.detach() for leaf in leaves],
             },
             **more,
         }
@@ -303,12 +305,12 @@ class Run(Ground):
         self._kept[path] = parts["replay"]
         self._release(self.checkpoints.prune())
 
-    def finish(self, obs: Obs, memory: Memory) -> None:
+    def finish(self, obs: Obs, carry: Carry) -> None:
         """Save, take a last look, and say so if the run was asked to stop.
 
         The look comes after the save, so a run that goes on later does not know of it.
         """
-        self.save(obs, memory)
+        self.save(obs, carry)
         if self.stopper.asked is None:
             self._admit_idleness()
             self.report(self.feed)
@@ -317,9 +319,13 @@ class Run(Ground):
 
     def _admit_idleness(self) -> None:
         """Say so if the run was too short for even one update."""
-        learns = self.agent.rhythm is not None or self.config.run.train_ratio > 0
-        meals = set(self.agent.diet) - {"report"}
-        if learns and meals and not (self.clock.updates or self.clock.rhythm.finished):
+        learns = self.agent.schedule is not None or self.config.run.train_ratio > 0
+        windows_ = set(self.agent.windows) - {"report"}
+        if (
+            learns
+            and windows_
+            and not (self.clock.updates or self.clock.schedule.finished)
+        ):
             self.say(
                 f"Nothing was trained: {self.config.run.steps:,} steps were over "
                 "before the first update was due.\n  Fix: give more --run.steps."
@@ -338,21 +344,21 @@ class Run(Ground):
         except Exception as second:  # the error that ends the run is the one to show
             self.say(f"The run could not be saved before it ended: {second}")
 
-    def restore(self, path: Path) -> tuple[Obs, Memory]:
+    def restore(self, path: Path) -> tuple[Obs, Carry]:
         """Put every part back where a checkpoint found it."""
         part = checkpoint.read_part
         self.agent.load_state_dict(part(path, "agent"))
         self.replay.load(self._index(path))
         loop = part(path, "loop")
         self.clock.load_state_dict(loop["clock"])
-        self._phase = self.clock.rhythm.phase
+        self._phase = self.clock.schedule.phase
         self.episodes.load_state_dict(loop["episodes"])
         self.logger.load_state_dict(loop["logger"])
         self.prefill.load_state_dict(loop["prefill"])
         obs = self.envs.load_state_dict(part(path, "envs"))
         fresh = self.agent.initial(len(self.envs))
         leaves, tree = pytree.tree_flatten(fresh)
-        saved = loop["memory"]
+        saved = loop["carry"]
         if [x.shape for x in saved] != [x.shape for x in leaves]:
             return obs, fresh  # another number of environments
         moved = [s.to(x.device, x.dtype) for s, x in zip(saved, leaves, strict=True)]
@@ -361,13 +367,13 @@ class Run(Ground):
     def introduce(self) -> None:
         """Say what runs, where, and what its counts mean."""
         config, clock = self.config, self.clock
-        meal = self.agent.diet.get("train")
-        due, most = "", "at most " if self.agent.rhythm else ""
-        if meal and config.run.train_ratio and self.agent.rhythm is None:
-            rows = meal.batch * meal.length
+        window = self.agent.windows.get("train")
+        due, most = "", "at most " if self.agent.schedule else ""
+        if window and config.run.train_ratio and self.agent.schedule is None:
+            rows = window.batch * window.length
             due = (
-                f"  one update replays {meal.batch} x {meal.length} steps and is due "
-                f"every {rows / config.run.train_ratio:.4g} agent steps\n"
+                f"  one update replays {window.batch} x {window.length} steps and is "
+                f"due every {rows / config.run.train_ratio:.4g} agent steps\n"
             )
         self.say(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import FLAGS, Action, Agent, Env, Obs, Space, Spaces, UserError, sight
+from reverie.api import (
+    FLAGS,
+    Action,
+    Agent,
+    Env,
+    Obs,
+    Space,
+    Spaces,
+    UserError,
+    agent_obs_space,
+)
 from reverie.envs import FROM_PYTHON, TaskFactory
 from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
@@ -107,7 +117,7 @@ class Player:
         return single["action"] if set(single) == {"action"} else single
 
     def _row(self, obs: Any, flags: dict[str, Any]) -> Obs:
-        seen = sight(self.obs_space)
+        seen = agent_obs_space(self.obs_space)
         if not isinstance(obs, dict):
             if len(seen) != 1:
                 raise UserError(

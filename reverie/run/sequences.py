@@ -21,7 +21,7 @@ from reverie.datasets import sequences as sources
 from reverie.datasets.sequences import Source
 from reverie.datasets.sequences.feed import SourceFeed
 from reverie.run import checkpoint, device
-from reverie.run.base_run import Ground
+from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config, with_flags
@@ -118,15 +118,16 @@ class Sequences:
         return {}
 
     def sentence(self, agent: Agent) -> str:
-        meal = agent.diet["train"]
-        return f"{meal.batch} windows of {meal.context + meal.length} frames at a time"
+        window = agent.windows["train"]
+        frames = window.context + window.length
+        return f"{window.batch} windows of {frames} frames at a time"
 
     def close(self) -> None:
         if not self._served:
             self.source.close()
 
 
-class Watch(Ground):
+class Watch(BaseRun):
     """The parts of such a run, built from its config, saved and restored together."""
 
     def __init__(self, config: Config, material: Material | None = None):
@@ -242,8 +243,8 @@ def watches(config: Config) -> bool:
     if not found and hasattr(config.of_agent, "window"):
         raise UserError(
             f"The agent {config.agent!r} learns from sequences, and in {config.task} "
-            "somebody has to act.\n  Fix: --task watch_balls, watch_maze or "
-            "watch_episodes, or --agent dreamer"
+            "somebody has to act.\n  Fix: --task sequences_balls, sequences_maze or "
+            "sequences_episodes, or --agent dreamer"
         )
     return found
 
@@ -254,7 +255,7 @@ def make_source(config: Config) -> Source:
     if window is None:
         raise UserError(
             f"{config.task} is there to be watched, and {config.agent!r} would act.\n"
-            "  Fix: --agent watcher"
+            "  Fix: --agent vta"
         )
     return sources.make(config.task, config.source, window, config.seed)
 
@@ -277,7 +278,7 @@ def load_watcher(
     if not sources.is_source(saved.task):
         raise UserError(
             f"{logdir} learnt {saved.task} by acting, so it has no sequences to show."
-            "\n  Fix: give the --logdir of a run of a task like watch_balls."
+            "\n  Fix: give the --logdir of a run of a task like sequences_balls."
         )
     config = with_flags(saved, flags)
     if not sources.is_source(config.task):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.sequences import watch, watches
 
 
@@ -18,15 +18,15 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
     """
     if watches(config):
         return watch(config)
-    with Run(config, make_env) as run:
+    with OnlineRun(config, make_env) as run:
         feed, clock, logger = run.feed, run.clock, run.logger
-        obs, memory = run.start()
+        obs, carry = run.start()
         run.introduce()
         while clock.running and not run.stopper.asked:
-            if clock.collects or not run.ready:
-                memory, action, notes = run.act(memory, obs)
-                stored = run.keep(obs, action, notes)
-                run.send(action, obs, memory)  # the environments step ...
+            if clock.should_collect or not run.ready:
+                carry, action, extras = run.act(carry, obs)
+                stored = run.keep(obs, action, extras)
+                run.send(action, obs, carry)  # the environments step ...
                 clock.advance(stored)
                 logger.progress(clock.frames)
 
@@ -39,6 +39,6 @@ def train(config: Config, make_env: MakeEnv | None = None) -> Path:
             if clock.every("log"):
                 run.write_log()
             if clock.every("save"):
-                run.save(obs, memory)
-        run.finish(obs, memory)
+                run.save(obs, carry)
+        run.finish(obs, carry)
     return run.path

@@ -1,1 +1,1 @@
-"""File formats that are written atomically and read without running code: segments, episodes."""
+"""Atomic, checksummed files, read without running code: segments and episodes."""

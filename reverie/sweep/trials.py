@@ -62,8 +62,8 @@ def table(trials: Sequence[Trial], ranges: Mapping[str, Range], goal: Goal) -> s
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    notes = [f"trial {t.number} failed: {t.note}" for t in trials if t.note]
-    return "\n".join(line.rstrip() for line in [*lines, *notes])
+    extras = [f"trial {t.number} failed: {t.note}" for t in trials if t.note]
+    return "\n".join(line.rstrip() for line in [*lines, *extras])
 
 
 def as_csv(trials: Sequence[Trial], ranges: Mapping[str, Range], goal: Goal) -> str:

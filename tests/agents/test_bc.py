@@ -55,10 +55,10 @@ class Served:
     def ready(self, name):
         return True
 
-    def update(self, stepid, notes):
-        raise AssertionError("a clone has no notes")
+    def write_back(self, stepid, extras):
+        raise AssertionError("a clone has no extras")
 
-    prioritize = tally = update
+    prioritize = count_uses = write_back
 
 
 class Rows(Served):
@@ -109,19 +109,19 @@ def test_permuted_features_are_noticed_by_the_loss():
     agent = make()
     learn(agent, Rows(64))
     batch = Rows(64, seed=1)("train")
-    right = float(agent.judge(batch)[0]["action"].mean())
+    right = float(agent.episode_losses(batch)[0]["action"].mean())
     wrong = {**batch, "a": batch["b"], "b": batch["a"]}
-    assert float(agent.judge(wrong)[0]["action"].mean()) > 10 * right
+    assert float(agent.episode_losses(wrong)[0]["action"].mean()) > 10 * right
 
 
 def test_last_rows_and_padding_do_not_count():
     agent = make()
     batch = Rows(4, 3)("train")
     batch["is_last"][:, 2] = True
-    _, real = agent.judge(batch)
+    _, real = agent.episode_losses(batch)
     assert real.tolist() == [[True, True, False]] * 4
     batch["mask"] = torch.tensor([[True, False, False]] * 4)
-    assert agent.judge(batch)[1].sum() == 4
+    assert agent.episode_losses(batch)[1].sum() == 4
     before = {k: v.clone() for k, v in agent.head.state_dict().items()}
     batch["action"][:, 1:] = 100.0
     batch["is_last"][:, 1:] = True
@@ -198,8 +198,10 @@ def test_discrete_actions_are_cloned_by_their_classes():
 def test_actions_are_scaled_and_come_back(how):
     agent = make(config(normalize=how), act={"action": Space(np.float32, (2,))})
     low, high = np.array([-10, 2], np.float32), np.array([30, 2], np.float32)
-    agent.inform({"action": Moments((low + high) / 2, np.array([5.0, 0]), low, high)})
-    assert agent.curious
+    agent.set_statistics(
+        {"action": Moments((low + high) / 2, np.array([5.0, 0]), low, high)}
+    )
+    assert agent.needs_statistics
     wide = torch.tensor([[[30.0, 2.0]]])
     narrow = agent.scale.narrow({"action": wide})["action"]
     assert float(narrow[0, 0, 0]) == pytest.approx({"bounds": 1, "moments": 4}[how])
@@ -284,25 +286,25 @@ def test_eyes_take_over_the_weights_of_a_run():
 
 
 def test_acting_on_states_is_what_was_trained():
-    """Step by step with a memory, or whole sequences at once: the same features."""
+    """Step by step with a carry, or whole sequences at once: the same features."""
     agent = make(config(see="state", length=4, on="dreamer"), base=dreamer())
     batch = Rows(2, 4)("train")
-    agent.dice["eval"].categorical = agent.dice["train"].categorical = first_class
+    agent.rng["eval"].categorical = agent.rng["train"].categorical = first_class
     rows = {**batch, "prevact": led_to(batch, DONE)}
-    feat, _ = agent.eyes(agent.eyes.initial(2), rows, agent.dice["eval"])
-    memory = agent.initial(2)
+    feat, _ = agent.eyes(agent.eyes.initial(2), rows, agent.rng["eval"])
+    carry = agent.initial(2)
     for t in range(4):
         step = {k: v[:, t : t + 1] for k, v in batch.items()}
         step["prevact"] = {k: v[:, t : t + 1] for k, v in rows["prevact"].items()}
-        one, eyes = agent.eyes(memory.eyes, step, agent.dice["eval"])
-        memory = memory._replace(eyes=eyes)
+        one, eyes = agent.eyes(carry.eyes, step, agent.rng["eval"])
+        carry = carry._replace(eyes=eyes)
         torch.testing.assert_close(one[:, 0], feat[:, t])
 
 
 def test_a_clone_on_states_is_not_shown_what_it_is_to_guess():
     """An action reaches the state of the row it leads to, and none before."""
     agent = make(config(see="state", length=4, on="dreamer"), base=dreamer())
-    agent.dice["eval"].categorical = first_class
+    agent.rng["eval"].categorical = first_class
     batch = Rows(2, 4)("train")
     changed = {**batch, "action": batch["action"].clone()}
     changed["action"][:, 1] += 0.5
@@ -310,7 +312,7 @@ def test_a_clone_on_states_is_not_shown_what_it_is_to_guess():
         agent.eyes(
             agent.eyes.initial(2),
             {**rows, "prevact": led_to(rows, DONE)},
-            agent.dice["eval"],
+            agent.rng["eval"],
         )[0]
         for rows in (batch, changed)
     )

@@ -56,12 +56,12 @@ class Feed:
 
     def __init__(self, agent, obs=OBS, act=ACT, seed=0):
         self.agent, self.rng = agent, np.random.default_rng(seed)
-        self.spaces = {**obs, **act, **agent.notes}
+        self.spaces = {**obs, **act, **agent.extras}
         self.change = {}
         self.served, self.updates, self.priorities = [], [], []
 
     def __call__(self, name):
-        window = self.agent.diet[name]
+        window = self.agent.windows[name]
         rows, length = window.batch, window.context + window.length
         batch = {
             k: torch.tensor(s.sample(self.rng, rows, length))
@@ -81,13 +81,13 @@ class Feed:
     def ready(self, name):
         return True
 
-    def update(self, stepid, notes):
-        self.updates.append((stepid, notes))
+    def write_back(self, stepid, extras):
+        self.updates.append((stepid, extras))
 
     def prioritize(self, stepid, priority):
         self.priorities.append((stepid, priority))
 
-    def tally(self, name, on):
+    def count_uses(self, name, on):
         raise AssertionError("Dreamer chooses no episodes")
 
 
@@ -215,14 +215,14 @@ def test_policy_answers_in_the_dtypes_of_the_spaces():
         "arm": Space(F32, (2,), -1, 1),
     }
     agent = make(act=act)
-    memory, action, notes = agent.policy(agent.initial(2), observations())
+    carry, action, extras = agent.policy(agent.initial(2), observations())
     for key, space in act.items():
         assert action[key].dtype == space.dtype
         assert action[key].shape == (2, *space.shape)
     assert action["tool"][:, 0].min() >= 1
-    for key, space in agent.notes.items():
-        assert space.problem(notes[key][0]) is None
-    memory, action, notes = agent.policy(memory, observations())
+    for key, space in agent.extras.items():
+        assert space.problem(extras[key][0]) is None
+    carry, action, extras = agent.policy(carry, observations())
     metrics = agent.train(Feed(agent, act=act))
     assert {"ent/move", "ent/arm", "rand/move"} <= set(metrics)
     assert "rand/tool" not in metrics
@@ -231,12 +231,12 @@ def test_policy_answers_in_the_dtypes_of_the_spaces():
 def test_the_first_observation_of_an_episode_wipes_the_memory():
     obs = observations()
     one, other = make(), make()
-    memory = one.initial(2)
+    carry = one.initial(2)
     for seed in range(3):
-        memory, _, _ = one.policy(memory, observations(seed=seed))
+        carry, _, _ = one.policy(carry, observations(seed=seed))
     obs["is_first"][:] = True
-    one.dice["policy"].load_state_dict(other.dice["policy"].state_dict())
-    (after, _), *_ = one.policy(memory, obs)
+    one.rng["policy"].load_state_dict(other.rng["policy"].state_dict())
+    (after, _), *_ = one.policy(carry, obs)
     (fresh, _), *_ = other.policy(other.initial(2), obs)
     torch.testing.assert_close(after.deter, fresh.deter)
 
@@ -273,9 +273,9 @@ def test_an_update_changes_what_it_should():
     moved = changed(before, flat(agent.state_dict()))
     assert moved >= {"enc", "dyn", "dec", "rew", "con", "pol", "val", "slowval"}
     assert moved >= {"opt", "retnorm", "counters", "rng", "carry"}
-    ((stepid, notes),) = feed.updates
+    ((stepid, extras),) = feed.updates
     assert torch.equal(stepid, feed.served[0]["stepid"][:, 1:])
-    assert notes["dyn/deter"].shape == (3, 6, 16)
+    assert extras["dyn/deter"].shape == (3, 6, 16)
 
 
 def test_the_first_update_of_the_default_warmup_moves_no_weight():
@@ -317,9 +317,9 @@ def test_a_batch_that_is_not_finite_leaves_nothing_behind():
     assert float(metrics["opt/nonfinite_in_row"]) == 1
     assert "loss/rew" in agent.nonfinite()
     assert any(name.startswith("grad/rew.") for name in agent.nonfinite())
-    _stepid, notes = feed.updates[-1]
-    for key in agent.notes:
-        assert torch.equal(notes[key], feed.served[-1][key][:, 1:])
+    _stepid, extras = feed.updates[-1]
+    for key in agent.extras:
+        assert torch.equal(extras[key], feed.served[-1][key][:, 1:])
     feed.change = {}
     metrics = agent.train(feed)
     assert float(metrics["opt/nonfinite_in_row"]) == 0
@@ -361,7 +361,7 @@ def test_consecutive_batches_go_on_from_the_running_state():
 
 def test_without_context_nothing_is_stored_and_the_last_action_goes_on():
     agent = make(replace(TINY, replay_context=0))
-    assert agent.notes == {}
+    assert agent.extras == {}
     feed = Feed(agent)
     agent.train(feed)
     assert feed.updates == []
@@ -429,7 +429,7 @@ def loss_of(agent, seed=0, **flags):
     feed = Feed(agent, seed=seed)
     feed.change = flags
     _, state, batch = agent._restore("train", feed("train"))
-    return agent.loss(state, batch, agent.dice["train"], training=True)
+    return agent.loss(state, batch, agent.rng["train"], training=True)
 
 
 def reaches(loss, parts):

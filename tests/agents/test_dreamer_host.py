@@ -29,7 +29,7 @@ def test_losses_are_those_of_the_plain_agent(monkeypatch):
     assert kinds == {CoarseConv}
     rows, length = TINY.batch_size, TINY.batch_length + TINY.replay_context
     rng = np.random.default_rng(0)
-    spaces = {**IMAGE, **ACT, **plain.notes}
+    spaces = {**IMAGE, **ACT, **plain.extras}
     data = {k: torch.from_numpy(s.sample(rng, rows, length)) for k, s in spaces.items()}
     data["consec"] = torch.zeros(rows, length, dtype=torch.int64)
     for _ in range(2):

@@ -12,10 +12,10 @@ import yaml
 from reverie.agents.iris.agent import Iris, to_segment
 from reverie.agents.iris.config import PARTS, IrisConfig
 from reverie.agents.iris.report import from_first_frames
-from reverie.api import Agent, Divided, Judging, Space, UserError, Window
+from reverie.api import Agent, HasEpisodeLosses, Profilable, Space, UserError, Window
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.pool import LocalPool, PoolConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.run.config import resolve
@@ -74,17 +74,17 @@ def lived(agent, steps=60, envs=3, seed=0):
         ReplayConfig(storage="ram"),
         capacity=1000,
         streams=envs,
-        windows=agent.diet,
+        windows=agent.windows,
         directory=None,
         seed=seed,
     )
-    obs, memory = pool.reset(), agent.initial(envs)
+    obs, carry = pool.reset(), agent.initial(envs)
     for _ in range(steps):
-        memory, action, _ = agent.policy(memory, obs)
+        carry, action, _ = agent.policy(carry, obs)
         action = rest_at_end(action, obs)
         replay.add({**obs, **action})
         obs = pool.step(action)
-    return ReplayFeed(replay, agent.diet)
+    return ReplayFeed(replay, agent.windows)
 
 
 def weights(agent, name):
@@ -116,9 +116,9 @@ def frames(seed, count=2):
 def test_it_is_an_agent_with_a_diet_for_each_part():
     agent = make_agent()
     assert isinstance(agent, Agent)
-    assert set(agent.diet) == {*PARTS, "report"}
+    assert set(agent.windows) == {*PARTS, "report"}
     learn = agent.config.learn
-    tokenizer, actor = agent.diet["tokenizer"], agent.diet["actor_critic"]
+    tokenizer, actor = agent.windows["tokenizer"], agent.windows["actor_critic"]
     # one row more than frames: the last one tells what became of the action before it
     assert tokenizer.length == learn.tokenizer.length + 1
     assert actor.length == agent.config.actor_critic.burn_in + 2
@@ -172,26 +172,26 @@ def test_only_dense_weights_of_tokenizer_and_world_model_decay():
 def test_the_first_epoch_acts_at_random_and_counts_its_actions():
     agent = make_agent(settings(**{"iris.schedule.first_steps": 40}))
     agent.actor_critic.online.actor.bias.data[:] = torch.tensor([99.0, 0.0, 0.0])
-    obs, memory = rows(frames(0, 10)), agent.initial(10)
+    obs, carry = rows(frames(0, 10)), agent.initial(10)
     chosen = []
-    while agent.rhythm.epoch == 1 and agent.rhythm.collects:
-        memory, action, _ = agent.policy(memory, obs)
+    while agent.schedule.epoch == 1 and agent.schedule.should_collect:
+        carry, action, _ = agent.policy(carry, obs)
         chosen += action["action"].tolist()
     assert len(chosen) == 40
     assert len(set(chosen)) == 3
-    assert not agent.rhythm.collects
+    assert not agent.schedule.should_collect
     # rows that close an episode are no steps, nor are those of evaluation
-    taken = agent.rhythm.taken
-    agent.policy(memory, rows(frames(0, 10), last=True))
-    agent.policy(memory, obs, mode="eval")
-    assert agent.rhythm.taken == taken
+    taken = agent.schedule.taken
+    agent.policy(carry, rows(frames(0, 10), last=True))
+    agent.policy(carry, obs, mode="eval")
+    assert agent.schedule.taken == taken
 
 
 STILL = {"iris.acting.epsilon": 0.0, "iris.acting.eval_epsilon": 0.0}
 
 
 def past_the_first(agent):
-    agent.rhythm.load_state_dict({**agent.rhythm.state_dict(), "epoch": 2})
+    agent.schedule.load_state_dict({**agent.schedule.state_dict(), "epoch": 2})
     return agent
 
 
@@ -200,10 +200,10 @@ def test_one_coin_for_all_or_one_for_each(coin):
     flags = {"iris.acting.epsilon": 0.5, "iris.acting.coin": coin}
     agent = past_the_first(make_agent(settings(**flags)))
     agent.actor_critic.online.actor.bias.data[:] = torch.tensor([99.0, 0.0, 0.0])
-    obs, memory = rows(frames(0, 16)), agent.initial(16)
+    obs, carry = rows(frames(0, 16)), agent.initial(16)
     mixed = 0
     for _ in range(40):
-        memory, action, _ = agent.policy(memory, obs)
+        carry, action, _ = agent.policy(carry, obs)
         explored = (action["action"] != 0).sum()
         mixed += 0 < explored < 5  # of 16, about 11 are not 0 when all explore
     assert (mixed > 5) == (coin == "each")
@@ -211,10 +211,10 @@ def test_one_coin_for_all_or_one_for_each(coin):
 
 def test_the_likeliest_action_on_request():
     agent = make_agent(settings(**{"iris.acting.eval_sample": False}))
-    obs, memory = rows(frames(3, 5)), agent.initial(5)
-    first = agent.policy(memory, obs, mode="eval")[1]["action"]
+    obs, carry = rows(frames(3, 5)), agent.initial(5)
+    first = agent.policy(carry, obs, mode="eval")[1]["action"]
     for _ in range(5):
-        again = agent.policy(memory, obs, mode="eval")[1]["action"]
+        again = agent.policy(carry, obs, mode="eval")[1]["action"]
         np.testing.assert_array_equal(first, again)
 
 
@@ -223,62 +223,62 @@ def test_the_likeliest_action_on_request():
 )
 def test_collecting_and_evaluation_explore_each_in_their_own_way(name, tame, wild):
     obs = rows(frames(0, 64))
-    for collects in (True, False):
-        ways = (wild, tame) if collects else (tame, wild)
+    for should_collect in (True, False):
+        ways = (wild, tame) if should_collect else (tame, wild)
         flags = {f"iris.acting.{name}": ways[0], f"iris.acting.eval_{name}": ways[1]}
         agent = past_the_first(make_agent(settings(**{**STILL, **flags})))
         agent.actor_critic.online.actor.bias.data[:] = torch.tensor([20.0, 0.0, 0.0])
         for mode in ("train", "eval"):
             action = agent.policy(agent.initial(64), obs, mode)[1]["action"]
-            assert action.any() == ((mode == "train") == collects)
+            assert action.any() == ((mode == "train") == should_collect)
 
 
 def test_a_stretch_of_acting_begins_with_a_look_back():
     agent = past_the_first(make_agent())
     net, burn_in = agent.actor_critic, agent.config.actor_critic.burn_in
     a, b, c = frames(0), frames(1), frames(2)
-    memory, *_ = agent.policy(agent.initial(2), rows(a, first=True))
+    carry, *_ = agent.policy(agent.initial(2), rows(a, first=True))
     with torch.no_grad():
         black = net.burn_in(torch.zeros(2, burn_in, 4, 4, 3, dtype=torch.uint8))
         wanted, _ = net.online(black, torch.tensor(a)[:, None])
-    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
-    memory, *_ = agent.policy(memory, rows(b))
+    torch.testing.assert_close(carry.recall.hidden, wanted.hidden)
+    carry, *_ = agent.policy(carry, rows(b))
     with torch.no_grad():
         wanted, _ = net.online(wanted, torch.tensor(b)[:, None])
-    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    torch.testing.assert_close(carry.recall.hidden, wanted.hidden)
     # the next epoch: forget, and watch the newest frames again
-    agent.rhythm.epoch += 1
-    memory, *_ = agent.policy(memory, rows(c))
+    agent.schedule.epoch += 1
+    carry, *_ = agent.policy(carry, rows(c))
     newest = torch.stack([torch.tensor(x) for x in (a, b)], 1)[:, -burn_in:]
     with torch.no_grad():
         wanted, _ = net.online(net.burn_in(newest), torch.tensor(c)[:, None])
-    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    torch.testing.assert_close(carry.recall.hidden, wanted.hidden)
 
 
 def test_what_was_seen_at_random_is_looked_back_at():
     agent = make_agent(watching(3))
     a, b, c = frames(0), frames(1), frames(2)
-    memory, *_ = agent.policy(agent.initial(2), rows(a, first=True))
-    memory, *_ = agent.policy(memory, rows(b))
-    memory, *_ = past_the_first(agent).policy(memory, rows(c))
+    carry, *_ = agent.policy(agent.initial(2), rows(a, first=True))
+    carry, *_ = agent.policy(carry, rows(b))
+    carry, *_ = past_the_first(agent).policy(carry, rows(c))
     seen = torch.stack([torch.tensor(x) for x in (np.zeros_like(a), a, b)], 1)
     net = agent.actor_critic
     with torch.no_grad():
         wanted, _ = net.online(net.burn_in(seen), torch.tensor(c)[:, None])
-    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
+    torch.testing.assert_close(carry.recall.hidden, wanted.hidden)
 
 
 def test_an_episode_that_begins_on_the_way_begins_empty():
     agent = past_the_first(make_agent())
-    memory, *_ = agent.policy(agent.initial(2), rows(frames(0), first=True))
-    memory, *_ = agent.policy(memory, rows(frames(1), last=True))
-    memory, *_ = agent.policy(memory, rows(frames(2), first=True))
+    carry, *_ = agent.policy(agent.initial(2), rows(frames(0), first=True))
+    carry, *_ = agent.policy(carry, rows(frames(1), last=True))
+    carry, *_ = agent.policy(carry, rows(frames(2), first=True))
     with torch.no_grad():
         net = agent.actor_critic.online
         wanted, _ = net(net.initial(2), torch.tensor(frames(2))[:, None])
-    torch.testing.assert_close(memory.recall.hidden, wanted.hidden)
-    assert torch.equal(memory.frames[:, -1], torch.tensor(frames(2)))
-    assert not memory.frames[:, :-1].any()
+    torch.testing.assert_close(carry.recall.hidden, wanted.hidden)
+    assert torch.equal(carry.frames[:, -1], torch.tensor(frames(2)))
+    assert not carry.frames[:, :-1].any()
 
 
 def test_environments_do_not_see_each_other():
@@ -310,46 +310,46 @@ def test_the_parts_are_trained_in_turn():
     agent = make_agent(settings(**flags))
     feed = lived(agent, steps=16)
     seen = []
-    while not agent.rhythm.collects:
+    while not agent.schedule.should_collect:
         metrics = agent.train(feed)
         seen += {key.split("/")[1] for key in metrics if key.startswith("loss/")}
     assert seen == [name for name in PARTS for _ in range(2)]
-    assert agent.rhythm.epoch == 2
+    assert agent.schedule.epoch == 2
 
 
 def test_without_behaviour_only_the_world_is_learnt():
     agent = make_agent(settings(**{"iris.behaviour": False}))
-    agent.rhythm.took(10_000)
+    agent.schedule.add_env_steps(10_000)
     for _ in range(600):
-        assert agent.rhythm.part in ("tokenizer", "world_model", None)
-        agent.rhythm.trained()
-        agent.rhythm.took(10_000)
+        assert agent.schedule.part in ("tokenizer", "world_model", None)
+        agent.schedule.trained()
+        agent.schedule.add_env_steps(10_000)
 
 
 def test_each_part_can_be_timed_alone():
     agent = make_agent()
     feed = lived(agent)
-    pieces = agent.parts(feed)
-    assert isinstance(agent, Divided)
+    pieces = agent.sections(feed)
+    assert isinstance(agent, Profilable)
     assert list(pieces) == list(PARTS)
     before = weights(agent, "world_model")
     pieces["world_model"]()
     assert changed(before, weights(agent, "world_model"))
     # and all together while nothing is due
-    assert agent.rhythm.collects
+    assert agent.schedule.should_collect
     losses = {key.split("/")[1] for key in agent.train(feed) if key[:5] == "loss/"}
     assert losses == set(PARTS)
-    assert agent.rhythm.done == 0
+    assert agent.schedule.done == 0
 
 
 def test_uses_count_from_the_second_epoch_on():
     agent = make_agent()
     feed = lived(agent)
     cutter = feed.replay._cursors["tokenizer"].cutter
-    agent.rhythm.taken = 10**6
+    agent.schedule.taken = 10**6
     agent.train(feed)
     assert not cutter.counts.any()
-    agent.rhythm.epoch = 2
+    agent.schedule.epoch = 2
     agent.train(feed)
     assert cutter.counts.sum() == agent.config.learn.tokenizer.batch
 
@@ -394,7 +394,7 @@ def test_what_accumulated_batches_say_is_the_mean_of_them():
 def test_a_part_that_breaks_is_noticed_when_all_train_together():
     agent = make_agent(settings(**{"iris.behaviour": False}))
     feed = lived(agent)
-    agent.rhythm.epoch = agent.config.schedule.epochs + 1  # as without epochs
+    agent.schedule.epoch = agent.config.schedule.epochs + 1  # as without epochs
     next(agent.world.tokenizer.decoder.parameters()).data.fill_(float("nan"))
     for count in (1, 2, 3):
         metrics = agent.train(feed)
@@ -498,7 +498,7 @@ def test_the_last_action_of_a_dream_may_be_left_out():
     found = [
         agent.actor_critic.dream(
             *(agent.world, segment.image, segment.action),
-            Dice(0, "dream", torch.device("cpu")),
+            Rng(0, "dream", torch.device("cpu")),
             acts_last=acts,
         )
         for acts in (True, False)
@@ -602,15 +602,15 @@ def whole_episodes(count=4, seed=0):
 def test_episodes_are_judged_by_the_losses_of_training():
     agent = make_agent()
     batch = whole_episodes()
-    losses, counts = agent.judge(batch)
-    assert isinstance(agent, Judging)
+    losses, counts = agent.episode_losses(batch)
+    assert isinstance(agent, HasEpisodeLosses)
     assert counts.tolist() == [[False, True, True, True]] * 3 + [
         [False, True, True, False]
     ]
     segment = agent._segment(batch)
     both = segment.real[:, :-1] & segment.real[:, 1:]
     trained = {
-        "tokenizer": agent.world.tokenizer_loss(segment, agent.dice["report"], False),
+        "tokenizer": agent.world.tokenizer_loss(segment, agent.rng["report"], False),
         "world_model": agent.world.dynamics_loss(segment),
     }
     for part, name, where in (
@@ -637,13 +637,16 @@ def test_what_comes_after_a_row_does_not_change_its_judgement():
         for key, value in batch.items()
     }
     changed_later["image"][:, 3] = 255 - changed_later["image"][:, 3]
-    first, second = agent.judge(batch)[0], agent.judge(changed_later)[0]
+    first, second = (
+        agent.episode_losses(batch)[0],
+        agent.episode_losses(changed_later)[0],
+    )
     for key, loss in first.items():
         torch.testing.assert_close(loss[:, :3], second[key][:, :3], msg=key)
     # however short they are, all losses have a name
     for rows_ in (1, 2):
         short = {key: value[:, :rows_] for key, value in batch.items()}
-        losses, counts = agent.judge(short)
+        losses, counts = agent.episode_losses(short)
         assert losses.keys() == first.keys()
         assert counts.shape == (4, rows_)
 
@@ -853,6 +856,6 @@ def test_episodes_shorter_than_a_sequence_are_padded():
 def test_the_window_of_the_actor_critic_ends_with_a_real_frame():
     agent = make_agent()
     feed = lived(agent)
-    assert isinstance(agent.diet["actor_critic"], Window)
+    assert isinstance(agent.windows["actor_critic"], Window)
     segment = agent._segment(feed("actor_critic"))
     assert segment.real[:, -1].all()

@@ -55,10 +55,10 @@ def batches(count=1):
     return {name: [feed(name) for _ in range(count)] for name in PARTS}
 
 
-def on_device(meals):
+def on_device(windows_):
     return {
-        name: [{key: x.to(DEVICE) for key, x in batch.items()} for batch in meal]
-        for name, meal in meals.items()
+        name: [{key: x.to(DEVICE) for key, x in batch.items()} for batch in window]
+        for name, window in windows_.items()
     }
 
 
@@ -75,8 +75,8 @@ def test_twins_learn_what_plain_parts_learn(name, monkeypatch):
     plain, quick = (make(DEVICE, compile) for compile in ("none", "step"))
     for module in (quick.world, quick.actor_critic, quick.dreamt):
         assert "FastFrameEncoder" in kinds(module)
-    meal = on_device(batches())[name]
-    one, two = (agent.update(name, meal) for agent in (plain, quick))
+    window = on_device(batches())[name]
+    one, two = (agent.update(name, window) for agent in (plain, quick))
     assert one.keys() == two.keys()
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4, msg=key)
@@ -141,7 +141,7 @@ def _without_onednn():
 @pytest.mark.usefixtures("_without_onednn")
 @pytest.mark.parametrize("name", PARTS)
 def test_every_weight_is_used_through_its_copy(name):
-    meal = batches()[name][0]
+    window = batches()[name][0]
     found = []
     for shadowed in (False, True):
         agent = make(precision="bfloat16")
@@ -150,7 +150,7 @@ def test_every_weight_is_used_through_its_copy(name):
             seeing = [net.frame for net in agent.actor_critic.children()]
             shadows = Shadows([agent.world, *seeing], torch.bfloat16)
             tensors = [shadows.leaf(tensor) for tensor in tensors]
-        losses, _ = agent.losses(name, agent._segment(meal))
+        losses, _ = agent.losses(name, agent._segment(window))
         total = torch.stack([x.mean() for x in losses.values()]).sum()
         found.append(torch.autograd.grad(total, tensors))
     for plain, copied in zip(*found, strict=True):
@@ -159,11 +159,11 @@ def test_every_weight_is_used_through_its_copy(name):
 
 def test_parts_are_timed_with_learners_of_their_own():
     agent = make()
-    pieces = agent.parts(lived(agent))
+    pieces = agent.sections(lived(agent))
     assert list(pieces) == list(PARTS)
     learners = [piece.args[-1] for piece in pieces.values()]
     assert not set(map(id, learners)) & set(map(id, agent.learning.values()))
-    agent.rhythm.took(0)
+    agent.schedule.add_env_steps(0)
     before = agent.opts["tokenizer"].step.clone()
     pieces["tokenizer"]()
     assert agent.opts["tokenizer"].step == before + 1
@@ -173,14 +173,14 @@ def test_parts_are_timed_with_learners_of_their_own():
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", PARTS)
 def test_a_recorded_update_is_the_update(name, count):
-    meals = on_device(batches(count))
+    windows_ = on_device(batches(count))
     found = []
     flags = {f"iris.learn.{name}.accumulate": count}
     for compile in ("none", "step", "graph"):
         agent = make(CUDA, compile, "bfloat16", **flags)
         losses = []
         for _ in range(6):
-            metrics = agent.update(name, meals[name])
+            metrics = agent.update(name, windows_[name])
             losses.append(float(metrics[f"{name}/opt/loss"]))
         found.append(losses)
     learner = agent.learning[name]
@@ -193,13 +193,13 @@ def test_a_recorded_update_is_the_update(name, count):
 
 @pytest.mark.gpu
 def test_recorded_dreams_see_the_world_of_now():
-    meals = on_device(batches())
+    windows_ = on_device(batches())
     agent = make(CUDA, "graph", "bfloat16")
     for _ in range(4):
-        agent.update("actor_critic", meals["actor_critic"])
+        agent.update("actor_critic", windows_["actor_critic"])
     for _ in range(5):
-        agent.update("tokenizer", meals["tokenizer"])
-    agent.update("actor_critic", meals["actor_critic"])
+        agent.update("tokenizer", windows_["tokenizer"])
+    agent.update("actor_critic", windows_["actor_critic"])
     world, dreamt = agent.world.tokenizer, agent.dreamt.tokenizer
     torch.testing.assert_close(dreamt.quantizer.codebook, world.quantizer.codebook)
     mine, other = world.frame.layers[0].weight, dreamt.frame.layers[0].weight
@@ -209,15 +209,15 @@ def test_recorded_dreams_see_the_world_of_now():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PARTS)
 def test_updates_never_wait_for_the_device(name):
-    meals = on_device(batches())
+    windows_ = on_device(batches())
     agent = make(CUDA, "graph", "bfloat16")
     for _ in range(4):
-        agent.update(name, meals[name])
+        agent.update(name, windows_[name])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(2):
-            agent.update(name, meals[name])
+            agent.update(name, windows_[name])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -1,11 +1,11 @@
-"""When Δ-IRIS collects, and which part it trains when."""
+"""When Δ-IRIS should_collect, and which part it trains when."""
 
 from __future__ import annotations
 
 import pytest
 
 from reverie.agents.iris.schedule import TURN, Epochs, EpochsConfig, Share
-from reverie.api import Rhythm, UserError
+from reverie.api import Schedule, UserError
 from reverie.run.config import resolve
 
 
@@ -17,24 +17,24 @@ def make(shares=None, **settings) -> Epochs:
     )
 
 
-def run(rhythm: Epochs, envs: int = 1) -> list:
+def run(schedule: Epochs, envs: int = 1) -> list:
     """What happens, turn by turn: numbers of steps taken, names of parts trained."""
     history, taken = [], 0
-    while not rhythm.finished:
-        if rhythm.collects:
-            rhythm.took(envs)
+    while not schedule.finished:
+        if schedule.should_collect:
+            schedule.add_env_steps(envs)
             taken += envs
-        for _ in range(rhythm.updates_due(taken)):
+        for _ in range(schedule.updates_due(taken)):
             if taken:
                 history.append(taken)
                 taken = 0
-            history.append(rhythm.part)
-            rhythm.trained()
+            history.append(schedule.part)
+            schedule.trained()
     return history
 
 
 def test_it_is_a_rhythm():
-    assert isinstance(make(), Rhythm)
+    assert isinstance(make(), Schedule)
 
 
 def test_an_epoch_collects_and_then_trains_each_part_in_turn():
@@ -54,54 +54,54 @@ def test_what_is_collected_too_much_counts_for_the_next_epoch():
 
 
 def test_the_first_epoch_is_random_only_if_it_has_steps_of_its_own():
-    rhythm = make()
-    assert rhythm.is_random
-    rhythm.took(20)
-    while not rhythm.collects:
-        rhythm.trained()
-    assert rhythm.epoch == 2
-    assert not rhythm.is_random
+    schedule = make()
+    assert schedule.is_random
+    schedule.add_env_steps(20)
+    while not schedule.should_collect:
+        schedule.trained()
+    assert schedule.epoch == 2
+    assert not schedule.is_random
     assert not make(first_steps=0).is_random
 
 
 def test_epochs_without_training_pass_by():
     """As in Atari: five epochs of collecting before anything is trained."""
-    rhythm = make({"a": Share(2, 9, 5)}, epochs=7, collect_epochs=7)
-    assert run(rhythm) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
-    assert rhythm.phase == 7
+    schedule = make({"a": Share(2, 9, 5)}, epochs=7, collect_epochs=7)
+    assert run(schedule) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
+    assert schedule.phase == 7
 
 
 def test_a_turn_is_short_and_ends_with_its_epoch():
-    rhythm = make({"a": Share(TURN + 2, 0, 0), "b": Share(3, 0, 0)})
-    rhythm.took(20)
-    assert not rhythm.collects
+    schedule = make({"a": Share(TURN + 2, 0, 0), "b": Share(3, 0, 0)})
+    schedule.add_env_steps(20)
+    assert not schedule.should_collect
     for due in (TURN, 2 + 3):
-        assert rhythm.updates_due(20) == due
+        assert schedule.updates_due(20) == due
         for _ in range(due):
-            rhythm.trained()
-    assert rhythm.collects
-    assert rhythm.updates_due(20) == 0
+            schedule.trained()
+    assert schedule.should_collect
+    assert schedule.updates_due(20) == 0
 
 
 def test_nothing_is_due_while_collecting():
-    rhythm = make()
-    assert rhythm.updates_due(0) == 0
-    assert rhythm.part is None
-    rhythm.took(19)
-    assert rhythm.collects
-    rhythm.took(1)
-    assert not rhythm.collects
-    assert rhythm.phase == 1
+    schedule = make()
+    assert schedule.updates_due(0) == 0
+    assert schedule.part is None
+    schedule.add_env_steps(19)
+    assert schedule.should_collect
+    schedule.add_env_steps(1)
+    assert not schedule.should_collect
+    assert schedule.phase == 1
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 20, 26, 33])
 def test_it_resumes_where_it_was_even_within_a_part(at):
-    def turn(rhythm):
-        if rhythm.collects:
-            rhythm.took(1)
+    def turn(schedule):
+        if schedule.should_collect:
+            schedule.add_env_steps(1)
             return None
-        name = rhythm.part
-        rhythm.trained()
+        name = schedule.part
+        schedule.trained()
         return name
 
     whole, split = make(), make()
@@ -123,12 +123,12 @@ def test_more_epochs_owe_nothing_for_those_that_only_trained():
 
 
 def test_a_checkpoint_without_a_goal_goes_on_as_it_did():
-    def turns(rhythm, count):
+    def turns(schedule, count):
         for _ in range(count):
-            if rhythm.collects:
-                rhythm.took(1)
-            elif not rhythm.finished:
-                rhythm.trained()
+            if schedule.should_collect:
+                schedule.add_env_steps(1)
+            elif not schedule.finished:
+                schedule.trained()
 
     whole, old = make(), make()
     turns(old, 33)
@@ -151,8 +151,8 @@ def test_the_presets_add_up_to_the_original_s_totals(block, steps, updates):
     config = resolve([block]).iris
     parts = ("tokenizer", "world_model", "actor_critic")
     shares = {name: getattr(config.learn, name).share for name in parts}
-    rhythm = Epochs(config.schedule, shares)
-    assert rhythm.config.first_steps == steps - rhythm.config.steps * (
+    schedule = Epochs(config.schedule, shares)
+    assert schedule.config.first_steps == steps - schedule.config.steps * (
         config.schedule.collect_epochs - 1
     )
     every = range(1, config.schedule.epochs + 1)

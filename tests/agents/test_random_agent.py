@@ -48,5 +48,5 @@ def test_it_resumes_where_it_was_saved():
 
 def test_it_never_trains():
     agent = make()
-    assert agent.rhythm.updates_due(100) == 0
-    assert agent.notes == {}
+    assert agent.schedule.updates_due(100) == 0
+    assert agent.extras == {}

@@ -1,4 +1,4 @@
-"""The watcher: what it learns from, what it never sees, and what it keeps."""
+"""The vta: what it learns from, what it never sees, and what it keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.agents.vta.agent import Watcher, WatcherConfig
+from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import EVENT, Agent, UserError
 from reverie.datasets.sequences import SourceConfig
 from reverie.datasets.sequences.feed import SourceFeed
@@ -16,13 +16,13 @@ from reverie.worlds.vta.config import VTAConfig
 
 CPU = torch.device("cpu")
 VTA = VTAConfig(context=2, length=6, belief=8, state=3, layers=1)
-CONFIG = WatcherConfig(batch_size=4, vta=VTA)
+CONFIG = VTAAgentConfig(batch_size=4, world=VTA)
 
 
 def make(config=CONFIG, seed=0, precision="float32"):
     settings = SourceConfig(chunk=8, refresh=0, evaluation=6)
     source = Balls(settings, config.window, 0)
-    agent = Watcher(
+    agent = VTAAgent(
         source.obs_space, {}, config, device=CPU, precision=precision, seed=seed
     )
     return agent, SourceFeed(source, CPU)
@@ -151,7 +151,9 @@ def test_a_restored_watcher_goes_on_as_the_first_would_have():
 
 def test_weights_of_another_size_or_component_are_refused():
     agent, feed = make()
-    bigger = WatcherConfig(batch_size=4, vta=VTAConfig(context=2, length=6, belief=16))
+    bigger = VTAAgentConfig(
+        batch_size=4, world=VTAConfig(context=2, length=6, belief=16)
+    )
     other, its_feed = make(bigger)
     with pytest.raises(UserError, match="this agent wants"):
         agent.load_weights(other.state_dict())
@@ -166,7 +168,6 @@ def test_weights_of_another_size_or_component_are_refused():
 @pytest.mark.parametrize(
     ("config", "precision", "complaint"),
     [
-        (WatcherConfig(4, "flat", VTA), "float32", "no world"),
         (CONFIG, "float8", "no precision"),
     ],
 )
@@ -180,13 +181,13 @@ def test_unknown_worlds_and_precisions_are_refused(config, precision, complaint)
 def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
     from reverie.kernels.scan.gru_loop import FastGRU
 
-    config = WatcherConfig(16, vta=VTAConfig(belief=32))
+    config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []
     for kind, way in (("float32", "none"), (precision, "graph")):
         source = Balls(SourceConfig(chunk=64, refresh=0), config.window, 0)
         cuda = torch.device("cuda")
         feed = SourceFeed(source, cuda)
-        agent = Watcher(
+        agent = VTAAgent(
             source.obs_space, {}, config, device=cuda, precision=kind, compile=way
         )
         curves.append([float(agent.train(feed)["opt/loss"]) for _ in range(30)])
@@ -198,7 +199,7 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
 
 def test_no_batch_is_refused():
     with pytest.raises(UserError, match="at least 1"):
-        WatcherConfig(batch_size=0)
+        VTAAgentConfig(batch_size=0)
 
 
 def test_the_optimizer_is_that_of_torch():

@@ -53,14 +53,14 @@ def test_an_agent_without_parts_is_measured_as_a_whole(tmp_path, capsys):
 def test_an_agent_that_watches_is_measured_with_its_sequences(tmp_path, capsys):
     output = tmp_path / "x.json"
     small = [
-        "--watcher.batch_size",
+        "--vta.batch_size",
         "4",
         "--source.chunk",
         "8",
         "--source.refresh",
         "4",
     ]
-    small += ["--watcher.vta.belief", "8", "--bench.seconds", "0"]
+    small += ["--vta.world.belief", "8", "--bench.seconds", "0"]
     words = ["bench", "--configs", "vta_balls_small", *small, "--bench.repeats", "2"]
     assert main([*words, "--bench.output", str(output)]) == 0
     printed = capsys.readouterr().out

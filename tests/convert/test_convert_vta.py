@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reverie.agents.vta.agent import Watcher, WatcherConfig
+from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import UserError
 from reverie.convert.originals import read_original
 from reverie.convert.vta.weights import read_checkpoint
@@ -30,12 +30,12 @@ def original(recording: VTARecording) -> OrderedDict:
     return found
 
 
-def make_watcher(recording: VTARecording, **changes) -> Watcher:
+def make_watcher(recording: VTARecording, **changes) -> VTAAgent:
     vta = replace(recording.make_world().config, **changes)
-    return Watcher(
+    return VTAAgent(
         recording.obs_space,
         recording.act_space,
-        WatcherConfig(vta=vta),
+        VTAAgentConfig(world=vta),
         device=torch.device("cpu"),
     )
 
@@ -45,18 +45,18 @@ def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
     recording = VTARecording(name)
     file = tmp_path / "model_best.pt"
     torch.save(original(recording), file)
-    watcher = make_watcher(recording)
-    before = watcher.state_dict()["world"]["temperature"].clone()
+    vta = make_watcher(recording)
+    before = vta.state_dict()["world"]["temperature"].clone()
     config = resolve(["vta_balls"], flags={"run.from_checkpoint": str(file)})
-    assert take_over(watcher, config) == f"Weights of world from {file}."
-    found, wanted = watcher.world.state_dict(), recording.make_world().state_dict()
+    assert take_over(vta, config) == f"Weights of world from {file}."
+    found, wanted = vta.world.state_dict(), recording.make_world().state_dict()
     assert found.keys() == wanted.keys()
     for key in wanted.keys() - {"age", "temperature"}:
         assert torch.equal(found[key], wanted[key]), key
     assert (found["age"], found["temperature"]) == (0, before)
-    noise = recording.dice("eval/noise_")
+    noise = recording.rng("eval/noise_")
     with torch.no_grad():
-        explained = watcher.world.eval().explain(recording.batch, noise)
+        explained = vta.world.eval().explain(recording.batch, noise)
     flags = torch.tensor(recording.data["eval/mask_data"])[..., 0]
     assert torch.equal(explained.story.mask[..., 0], flags)
 
@@ -69,11 +69,11 @@ def test_other_sizes_are_told_what_would_fit(name, other, tmp_path):
     config = recording.make_world().config
     now = getattr(config, other)
     change = {other: not now if isinstance(now, bool) else now + 1}
-    watcher = make_watcher(recording, **change)
+    vta = make_watcher(recording, **change)
     with pytest.raises(UserError, match="differs from this one") as caught:
-        read_original("watcher", tmp_path / "x.pt", watcher.state_dict())
+        read_original("vta", tmp_path / "x.pt", vta.state_dict())
     fix = str(caught.value).partition("Fix: ")[2]
-    assert fix == f"--watcher.vta.{other} {now}"
+    assert fix == f"--vta.world.{other} {now}"
 
 
 def test_other_actions_are_told_what_would_fit(tmp_path):
@@ -88,7 +88,7 @@ def test_other_actions_are_told_what_would_fit(tmp_path):
         torch.save(original(file), tmp_path / "x.pt")
         like = make_watcher(run, **_sizes(file)).state_dict()
         with pytest.raises(UserError, match=f"Fix: .*{fix}"):
-            read_original("watcher", tmp_path / "x.pt", like)
+            read_original("vta", tmp_path / "x.pt", like)
 
 
 def _sizes(recording: VTARecording) -> dict:
@@ -100,14 +100,14 @@ def _sizes(recording: VTARecording) -> dict:
 def test_a_file_with_a_hole_is_refused(name, tmp_path):
     recording = VTARecording(name)
     whole = original(recording)
-    watcher = make_watcher(recording)
+    vta = make_watcher(recording)
     parts = "abs_post_bwd prior_obs_state.std prior_boundary enc_obs.network.0 abs_feat"
     for gone in parts.split():
         part = {k: v for k, v in whole.items() if gone not in k}
         assert len(part) < len(whole)
         torch.save(part, tmp_path / "x.pt")
         with pytest.raises(UserError, match=r"(?s)x\.pt.*Fix: "):
-            read_original("watcher", tmp_path / "x.pt", watcher.state_dict())
+            read_original("vta", tmp_path / "x.pt", vta.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,11 @@ MAP = shlex.split(
 
 def batches(config, count=3):
     material = Recordings(config, seed=3)
-    diet = {"train": Window(3, 8), "report": Window(2, 5)}
+    windows = {"train": Window(3, 8), "report": Window(2, 5)}
     found = RecordingFeed(
-        material.training, diet, held_out=material.judging, prepare=None
+        material.training, windows, held_out=material.judging, prepare=None
     )
-    cut = [found(name) for _ in range(count) for name in diet]
+    cut = [found(name) for _ in range(count) for name in windows]
     whole = list(found.episodes(2))
     found.close()
     material.close()

@@ -68,7 +68,7 @@ def test_a_feed_is_one_of_ours(tmp_path):
     assert set(feed.obs_space) == {"image", "position", "speed", *FLAGS}
     again = feed("train", out=batch)
     assert again is batch
-    feed.update(batch["stepid"], {})
+    feed.write_back(batch["stepid"], {})
     feed.prioritize(batch["stepid"], batch["reward"])
     assert feed.served == 2 * 64
     feed.close()
@@ -114,13 +114,13 @@ def test_actions_lead_from_row_to_row_within_a_batch(tmp_path):
 @pytest.mark.parametrize("config", [RecordingsConfig(), SMALL])
 @pytest.mark.parametrize("consec", [1, 3])
 def test_the_same_seed_gives_the_same_batches_whoever_cuts_them(config, consec):
-    diet = {"train": Window(3, 8, consec=consec), "report": Window(2, 5)}
+    windows = {"train": Window(3, 8, consec=consec), "report": Window(2, 5)}
     lengths = np.random.default_rng(0).integers(5, 60, 40)
 
     def make(prefetch=False, seed=1):
         reader = Walks(lengths, width=10)
         made = {"config": config, "seed": seed, "prefetch": prefetch}
-        return RecordingFeed(reader, diet, **made)
+        return RecordingFeed(reader, windows, **made)
 
     plain, ahead, other = make(), make(prefetch=True), make(seed=2)
     batches = []
@@ -170,8 +170,8 @@ def test_more_than_fits_is_served_in_its_share_and_unpacked_about_once():
 @pytest.mark.parametrize("config", [RecordingsConfig(), SMALL])
 def test_windows_by_episode_ask_for_no_length_whether_all_fits_or_not(config):
     reader = Walks([11, 101] * 40, width=8)
-    diet = {"train": Window(8, 5, select="episodes")}
-    feed = RecordingFeed(reader, diet, config=config)
+    windows = {"train": Window(8, 5, select="episodes")}
+    feed = RecordingFeed(reader, windows, config=config)
     long = [numbers(feed("train"))[0][:, 0] % 2 for _ in range(300)]
     assert 0.42 < np.mean(long) < 0.58
     feed.close()
@@ -181,7 +181,7 @@ def test_windows_by_episode_stay_in_theirs_and_prefer_the_seldom_served():
     window = Window(8, 6, select="episodes", alpha=3.0)
     feed = RecordingFeed(Walks((3, 50, 9)), {"tokenizer": window}, prefetch=True)
     feed("tokenizer")
-    feed.tally("tokenizer", True)
+    feed.count_uses("tokenizer", True)
     used = Counter()
     for _ in range(60):
         batch = feed("tokenizer")
@@ -195,7 +195,7 @@ def test_windows_by_episode_stay_in_theirs_and_prefer_the_seldom_served():
     state = feed.state_dict()["tokenizer"]
     assert state["counts"].sum() == 480
     assert state["counting"]
-    feed.tally("tokenizer", False)
+    feed.count_uses("tokenizer", False)
     feed("tokenizer")
     assert feed.state_dict()["tokenizer"]["counts"].sum() == 480
     feed.close()

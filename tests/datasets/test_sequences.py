@@ -301,7 +301,7 @@ def test_recorded_episodes_are_watched_with_actions_on_their_own_rows(tmp_path):
             tmp_path / f"e{index:02d}.npz", image=image, action=action, reward=reward
         )
     config = SourceConfig(folder=str(tmp_path), evaluation=40)
-    source = sources.make("watch_episodes", config, WINDOW, 0)
+    source = sources.make("sequences_episodes", config, WINDOW, 0)
     held = source.evaluation()
     assert set(held["image"][:, 0, 0, 0, 0]) == {0, 10}
     assert not {0, 10} & set(source.batch(0)["image"][:, 0, 0, 0, 0])
@@ -309,13 +309,15 @@ def test_recorded_episodes_are_watched_with_actions_on_their_own_rows(tmp_path):
     assert ((steps == 1) | (steps < 0)).all()  # the last row of an episode has none
     assert source.batch(0)["action"].min() >= 0
     assert source.act_space["action"].shape == (1,)
-    quiet = sources.make("watch_episodes", replace(config, actions=False), WINDOW, 0)
+    quiet = sources.make(
+        "sequences_episodes", replace(config, actions=False), WINDOW, 0
+    )
     assert quiet.act_space == {}
     assert set(quiet.batch(0)) == {"image", EVENT}
     for path in tmp_path.glob("*.npz"):
         with np.load(path) as data:
             np.savez(path, image=data["image"])
-    bare = sources.make("watch_episodes", replace(config, actions=False), WINDOW, 0)
+    bare = sources.make("sequences_episodes", replace(config, actions=False), WINDOW, 0)
     np.testing.assert_array_equal(bare.batch(0)["image"], quiet.batch(0)["image"])
 
 
@@ -368,14 +370,14 @@ def test_episodes_that_cannot_be_used_are_named(tmp_path, arrays, complaint):
         np.savez(tmp_path / f"e{index}.npz", **arrays)
     config = SourceConfig(folder=str(tmp_path))
     with pytest.warns(RuntimeWarning), pytest.raises(UserError, match=complaint):
-        sources.make("watch_episodes", config, WINDOW, 0)
+        sources.make("sequences_episodes", config, WINDOW, 0)
 
 
 def test_the_image_of_an_episode_may_have_any_name(tmp_path):
     for index in range(3):
         np.savez(tmp_path / f"e{index}.npz", camera=np.zeros((20, 8, 8, 1), np.uint8))
     config = SourceConfig(folder=str(tmp_path), actions=False)
-    source = sources.make("watch_episodes", config, WINDOW, 0)
+    source = sources.make("sequences_episodes", config, WINDOW, 0)
     assert set(source.obs_space) == set(source.batch(0)) == {"camera"}
 
 
@@ -385,7 +387,7 @@ def test_several_shapes_are_named_before_what_was_left_out(tmp_path):
         np.savez(tmp_path / f"e{index}.npz", image=image, action=np.zeros(rows))
     config = SourceConfig(folder=str(tmp_path))
     with pytest.warns(RuntimeWarning), pytest.raises(UserError, match="several shapes"):
-        sources.make("watch_episodes", config, WINDOW, 0)
+        sources.make("sequences_episodes", config, WINDOW, 0)
 
 
 def test_episodes_without_rewards_have_no_events(tmp_path):
@@ -397,11 +399,11 @@ def test_episodes_without_rewards_have_no_events(tmp_path):
     for index in range(3):
         np.savez(tmp_path / f"e{index}.npz", **arrays)
     config = SourceConfig(folder=str(tmp_path))
-    source = sources.make("watch_episodes", config, WINDOW, 0)
+    source = sources.make("sequences_episodes", config, WINDOW, 0)
     assert source.evaluation()[EVENT].all()
     del arrays["reward"]
     np.savez(tmp_path / "e1.npz", **arrays)
-    source = sources.make("watch_episodes", config, WINDOW, 0)
+    source = sources.make("sequences_episodes", config, WINDOW, 0)
     assert EVENT not in source.evaluation()
 
 
@@ -424,7 +426,7 @@ def test_episodes_of_any_kind_are_watched_by_their_only_image(tmp_path):
     write_walks(tmp_path)
     config = SourceConfig(folder=str(tmp_path), evaluation=40)
     with pytest.warns(RuntimeWarning, match="1 of 11 episodes are left out"):
-        source = sources.make("watch_episodes", config, WINDOW, 0)
+        source = sources.make("sequences_episodes", config, WINDOW, 0)
     assert source.obs_space == {"camera": Space(np.uint8, (8, 8, 3), 0, 256)}
     batch = source.batch(0)
     assert set(batch) == {"camera", "action", EVENT}
@@ -435,7 +437,7 @@ def test_episodes_of_any_kind_are_watched_by_their_only_image(tmp_path):
     assert not set(held) & set(batch["camera"][:, 0, 0, 0, 0])
     config = replace(config, actions=False)
     with pytest.warns(RuntimeWarning):
-        quiet = sources.make("watch_episodes", config, WINDOW, 0)
+        quiet = sources.make("sequences_episodes", config, WINDOW, 0)
     assert (quiet.act_space, set(quiet.batch(0))) == ({}, {"camera", EVENT})
 
 
@@ -448,19 +450,19 @@ def test_episodes_with_two_images_say_how_to_keep_one(tmp_path):
     for name in ("one", "two"):
         write_episode(tmp_path, name, from_steps(obs, {"action": steps}, steps, steps))
     with pytest.raises(UserError, match="here are: a, b"):
-        sources.make("watch_episodes", SourceConfig(str(tmp_path)), WINDOW, 0)
+        sources.make("sequences_episodes", SourceConfig(str(tmp_path)), WINDOW, 0)
 
 
 def test_no_episodes_say_how_to_write_some(tmp_path):
     with pytest.raises(UserError, match="reverie data export"):
-        sources.make("watch_episodes", SourceConfig(), WINDOW, 0)
+        sources.make("sequences_episodes", SourceConfig(), WINDOW, 0)
 
 
 def test_an_unknown_source_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match="watch_balls"):
-        sources.find("watch_bals")
+    with pytest.raises(UserError, match="sequences_balls"):
+        sources.find("sequences_bals")
     with pytest.raises(UserError, match="cannot be found"):
-        sources.find("watch_nowhere.at:All")
+        sources.find("sequences_nowhere.at:All")
 
 
 class Blinks:
@@ -486,7 +488,7 @@ class Blinks:
         pass
 
 
-@pytest.mark.parametrize("task", ["watch_blinks", f"watch_{__name__}:Blinks"])
+@pytest.mark.parametrize("task", ["sequences_blinks", f"watch_{__name__}:Blinks"])
 def test_a_source_is_one_class_and_one_row(monkeypatch, task):
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     monkeypatch.setitem(sources.SOURCES, "blinks", f"{__name__}:Blinks")
@@ -540,7 +542,7 @@ def test_what_a_source_of_ones_own_raises_is_told_with_its_place(
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
     def serve_one():
-        source = sources.make("watch_mine", SourceConfig(), WINDOW, 0)
+        source = sources.make("sequences_mine", SourceConfig(), WINDOW, 0)
         SourceFeed(source, torch.device("cpu"))("train")
 
     with pytest.raises(UserError, match=rf"{error}.*\.py:\d+\)\.\n  Fix: mend that"):
@@ -548,7 +550,7 @@ def test_what_a_source_of_ones_own_raises_is_told_with_its_place(
 
 
 def test_a_mistake_of_ours_in_a_source_is_not_called_the_users(monkeypatch):
-    source = sources.make("watch_balls", SourceConfig(), WINDOW, 0)
+    source = sources.make("sequences_balls", SourceConfig(), WINDOW, 0)
     monkeypatch.setattr(source, "batch", lambda step: [] / 2)
     with pytest.raises(TypeError):
         SourceFeed(source, torch.device("cpu"))("train")
@@ -570,7 +572,7 @@ def test_what_is_not_a_source_is_refused(monkeypatch, kind, complaint):
     monkeypatch.setitem(sources.SOURCES, "mine", f"{__name__}:{kind}")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     with pytest.raises(UserError, match=complaint):
-        sources.make("watch_mine", SourceConfig(), WINDOW, 0)
+        sources.make("sequences_mine", SourceConfig(), WINDOW, 0)
 
 
 def serve(**changes):

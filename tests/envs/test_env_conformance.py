@@ -28,7 +28,7 @@ import torch
 
 from reverie import envs
 from reverie.agents.random import RandomAgent, RandomConfig
-from reverie.api import FLAGS, Env, Obs, sight
+from reverie.api import FLAGS, Env, Obs, agent_obs_space
 from reverie.envs.checker import check_env
 from reverie.envs.suites.atari import AtariConfig
 from reverie.envs.suites.crafter import CrafterConfig
@@ -45,7 +45,7 @@ from reverie.evaluation.episodes import play_episodes
 
 BUILT_IN = [
     "catch",
-    "memory",
+    "carry",
     "reach",
     "dummy_disc",
     "dummy_cont",
@@ -106,7 +106,7 @@ CONFIGS = {
     "atari": envs.EnvConfig(atari=AtariConfig(length=240)),
     **moving(),
     "minecraft": envs.EnvConfig(minecraft=MinecraftConfig(length=60)),
-    **dict.fromkeys(("catch", "memory", "reach", "dummy", "dmlab"), envs.EnvConfig()),
+    **dict.fromkeys(("catch", "carry", "reach", "dummy", "dmlab"), envs.EnvConfig()),
 }
 """Settings that end episodes soon; the suites that are not here are cut short."""
 
@@ -177,7 +177,7 @@ def same(one: list[Obs], two: list[Obs]) -> bool:
 
 @every_suite
 def test_conformance_rows_keep_what_spaces_and_flags_promise(env: Env) -> None:
-    assert sight(env.obs_space)
+    assert agent_obs_space(env.obs_space)
     rows = play(env, 2 * STEPS - 10)
     for row in rows:
         assert row.keys() == env.obs_space.keys()
@@ -237,9 +237,9 @@ class Spy(RandomAgent):
 
     seen: frozenset[str] = frozenset()
 
-    def policy(self, memory: Any, obs: Obs, mode: Any = "train") -> Any:
+    def policy(self, carry: Any, obs: Obs, mode: Any = "train") -> Any:
         self.seen |= obs.keys()
-        return super().policy(memory, obs, mode)
+        return super().policy(carry, obs, mode)
 
 
 @every_suite
@@ -321,7 +321,7 @@ def test_states_are_plain_data(task: str) -> None:
 
 def test_dummies_show_every_kind_of_space() -> None:
     disc, cont = make("dummy_disc"), make("dummy_cont")
-    spaces = sight(disc.obs_space)
+    spaces = agent_obs_space(disc.obs_space)
     assert {len(space.shape) for space in spaces.values()} == {0, 1, 2, 3}
     assert spaces["image"].is_image
     assert spaces["token"].classes == 256
@@ -353,7 +353,7 @@ def test_catch_pays_for_catching_and_a_random_player_mostly_misses() -> None:
 
 
 def test_memory_hides_the_cue_when_it_is_asked_for() -> None:
-    env = make("memory")
+    env = make("carry")
     for _ in range(20):
         obs = env.reset()
         cue = int(obs["vector"][:-1].argmax())

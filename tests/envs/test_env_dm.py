@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverie.api import sight
+from reverie.api import agent_obs_space
 from reverie.envs import make
 from reverie.envs.adapters.dm_env import FromDm
 
@@ -71,7 +71,7 @@ class Counter:
 
 def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
     env = make(FromDm(Counter(), squeeze=True))
-    spaces = sight(env.obs_space)
+    spaces = agent_obs_space(env.obs_space)
     assert {key: space.shape for key, space in spaces.items()} == {
         "count": (3,),
         "height": (),
@@ -85,7 +85,7 @@ def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
 
 def test_a_single_image_is_called_image() -> None:
     env = make(FromDm(Counter(single=True)))
-    assert list(sight(env.obs_space)) == ["image"]
+    assert list(agent_obs_space(env.obs_space)) == ["image"]
     assert env.reset()["image"].shape == (8, 8, 3)
 
 

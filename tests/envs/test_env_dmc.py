@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import Env, UserError, sight
+from reverie.api import Env, UserError, agent_obs_space
 from reverie.envs import headless
 from reverie.envs.suites import dmc
 from reverie.run.config import resolve
@@ -41,7 +41,9 @@ def zero(env: Env) -> dict[str, np.ndarray]:
 
 def test_the_walker_shows_14_and_1_and_9_numbers_and_takes_6() -> None:
     with made("dmc_walker_walk", **STATE) as env:
-        shapes = {key: space.shape for key, space in sight(env.obs_space).items()}
+        shapes = {
+            key: space.shape for key, space in agent_obs_space(env.obs_space).items()
+        }
         assert shapes == {"orientations": (14,), "height": (), "velocity": (9,)}
         assert env.act_space["action"].shape == (6,)
 
@@ -120,7 +122,7 @@ def test_an_agent_that_sees_nothing_is_refused() -> None:
 @pytest.mark.usefixtures("opengl")
 def test_frames_show_the_scene_and_change_with_it() -> None:
     with made("dmc_pendulum_swingup", proprio=False) as env:
-        assert list(sight(env.obs_space)) == ["image"]
+        assert list(agent_obs_space(env.obs_space)) == ["image"]
         first = env.reset()["image"]
         for _ in range(10):
             last = env.step({"action": np.ones(1, np.float32)})["image"]
@@ -132,7 +134,7 @@ def test_frames_show_the_scene_and_change_with_it() -> None:
 @pytest.mark.usefixtures("opengl")
 def test_people_may_watch_what_the_agent_does_not_see() -> None:
     with made("dmc_cup_catch", image=False, log_image=True, size=(32, 48)) as env:
-        assert "image" not in sight(env.obs_space)
+        assert "image" not in agent_obs_space(env.obs_space)
         assert env.reset()["log/image"].shape == (32, 48, 3)
 
 

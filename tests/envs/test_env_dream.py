@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reverie import agents
-from reverie.api import Dreaming, UserError
-from reverie.envs.adapters.world_model import Dream, FromEnv, FromEpisodes
+from reverie.api import HasWorldModelEnv, UserError
+from reverie.envs.adapters.world_model import FromEnv, FromEpisodes, ImaginedEnv
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.pool import LocalPool, PoolConfig
@@ -43,11 +43,13 @@ def of(agent):
 
 
 def make_dream(agent, steps=1, length=7, seed=0):
-    return Dream(agent.dreams(seed), FromEnv(of(agent), steps), length, seed)
+    return ImaginedEnv(
+        agent.world_model_env(seed), FromEnv(of(agent), steps), length, seed
+    )
 
 
 def test_a_dream_keeps_the_rules_of_environments(agent):
-    assert isinstance(agent, Dreaming)
+    assert isinstance(agent, HasWorldModelEnv)
     findings = check_env(make_dream(agent), steps=40)
     assert not [str(finding) for finding in findings if finding.severity == "error"]
 
@@ -57,7 +59,7 @@ def test_it_begins_with_the_last_real_row(agent):
     rows = real(np.random.default_rng(5))
     assert len(rows["image"]) == 3
     assert rows["is_first"].tolist() == [True, False, False]
-    dream = Dream(agent.dreams(), lambda rng: rows)
+    dream = ImaginedEnv(agent.world_model_env(), lambda rng: rows)
     obs = dream.reset()
     np.testing.assert_array_equal(obs["image"], rows["image"][-1])
     assert obs["is_first"]
@@ -65,7 +67,7 @@ def test_it_begins_with_the_last_real_row(agent):
 
 
 def test_what_is_done_decides_what_is_dreamt(agent):
-    """The same dice, the same start: only the actions differ."""
+    """The same rng, the same start: only the actions differ."""
 
     def film(action):
         dream = make_dream(agent, length=0)
@@ -85,7 +87,7 @@ def test_the_last_action_of_a_context_does_not_count_but_those_before_do(agent):
     def outcome(at, action):
         changed = {**rows, "action": rows["action"].copy()}
         changed["action"][at] = action
-        dreams = agent.dreams(0)
+        dreams = agent.world_model_env(0)
         state = dreams.begin({key: value[None] for key, value in changed.items()})
         _, row = dreams.step(state, {"action": np.ones(1, np.int32)})
         return row["image"].astype(np.float64).sum() + row["reward"][0]
@@ -122,7 +124,7 @@ def test_a_dream_outlasts_what_the_world_looks_at(agent):
 
 def test_recorded_episodes_are_a_start_too(agent):
     episode = FromEnv(of(agent), 2)(np.random.default_rng(0))
-    Dream(agent.dreams(), FromEpisodes([episode], steps=2)).reset()
+    ImaginedEnv(agent.world_model_env(), FromEpisodes([episode], steps=2)).reset()
 
 
 def test_dreams_begin_anywhere_in_an_episode_but_at_its_end():
@@ -138,11 +140,13 @@ def test_mistakes_are_said(agent):
     with pytest.raises(UserError, match="no recorded episode"):
         FromEpisodes([])
     with pytest.raises(UserError, match="-1 steps"):
-        Dream(agent.dreams(), FromEnv(of(agent)), length=-1)
+        ImaginedEnv(agent.world_model_env(), FromEnv(of(agent)), length=-1)
     with pytest.raises(UserError, match=r"None of .* lasted for 51 steps"):
-        Dream(agent.dreams(), FromEnv(of(agent), steps=50)).reset()
+        ImaginedEnv(agent.world_model_env(), FromEnv(of(agent), steps=50)).reset()
     with pytest.raises(UserError, match=r"shape \(8, 8, 3\).*\n  Fix"):
-        Dream(agent.dreams(), FromEnv(catch(8))).reset()
-    blind = Dream(agent.dreams(), lambda rng: {"action": np.zeros(1, np.int32)})
+        ImaginedEnv(agent.world_model_env(), FromEnv(catch(8))).reset()
+    blind = ImaginedEnv(
+        agent.world_model_env(), lambda rng: {"action": np.zeros(1, np.int32)}
+    )
     with pytest.raises(UserError, match="no such key"):
         blind.reset()

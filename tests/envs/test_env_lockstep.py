@@ -8,7 +8,7 @@ import pytest
 from reverie.api import FLAGS, Space
 from reverie.envs.vector.pool import PoolConfig, make_pool
 from reverie.run.config import resolve
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 
 
 class Countdown:
@@ -112,17 +112,17 @@ def test_rows_of_those_who_wait_are_neither_stored_nor_counted(tmp_path):
         "logger.outputs": ["jsonl"],
         "iris.schedule.first_steps": 1000,
     }
-    with Run(resolve(["iris_tiny"], flags=flags), make_env) as run:
-        obs, memory = run.start()
+    with OnlineRun(resolve(["iris_tiny"], flags=flags), make_env) as run:
+        obs, carry = run.start()
         for _ in range(13):
-            memory, action, notes = run.act(memory, obs)
-            stored = run.keep(obs, action, notes)
-            run.send(action, obs, memory)
+            carry, action, extras = run.act(carry, obs)
+            stored = run.keep(obs, action, extras)
+            run.send(action, obs, carry)
             run.clock.advance(stored)
             obs = run.receive(obs)
         # two rounds of 3 + 5 + 6 rows, and the first rows of a third
         assert len(run.replay) == run.clock.step == 2 * (3 + 5 + 6) + 3
-        assert run.agent.rhythm.taken == 2 * (2 + 4 + 5) + 3
+        assert run.agent.schedule.taken == 2 * (2 + 4 + 5) + 3
         assert run.replay.episodes.rows.tolist() == [3, 5, 6, 3, 5, 6, 1, 1, 1]
         summary = run.episodes.summary()
         assert summary["episodes"] == 6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, sight
+from reverie.api import UserError, agent_obs_space
 from reverie.envs.suites import loconav
 
 
@@ -74,7 +74,7 @@ class TestSimulated:
 
     def test_an_ant_feels_its_body_and_sees_nothing(self) -> None:
         env = envs.make("loconav_ant_maze_s")
-        spaces = sight(env.obs_space)
+        spaces = agent_obs_space(env.obs_space)
         assert spaces["walker/joints_pos"].shape == (8,)
         assert not any(space.is_image for space in spaces.values())
         assert env.act_space["action"].shape == (8,)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, sight
+from reverie.api import UserError, agent_obs_space
 from reverie.envs import headless
 from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
@@ -94,7 +94,7 @@ def test_there_are_fifty_tasks_and_wrong_names_lead_to_them() -> None:
 
 def test_the_agent_sees_camera_and_state_with_the_goal_in_it() -> None:
     env = envs.make("metaworld_reach-v3")
-    shapes = {key: space.shape for key, space in sight(env.obs_space).items()}
+    shapes = {key: space.shape for key, space in agent_obs_space(env.obs_space).items()}
     assert shapes == {"image": (64, 64, 3), "vector": (39,)}
     assert env.reset()["vector"].all()
 
@@ -113,7 +113,7 @@ def test_images_of_cameras_that_hang_head_down_are_turned() -> None:
 def test_the_block_repeats_twice_sums_rewards_and_tells_of_success() -> None:
     config = resolve(["metaworld"])
     env = envs.make("metaworld_door-open-v3", config.env)
-    assert list(sight(env.obs_space)) == ["image"]
+    assert list(agent_obs_space(env.obs_space)) == ["image"]
     rows = [env.reset()] + [env.step(zero()) for _ in range(250)]
     assert [float(row["log/success"]) for row in rows[:4]] == [0, 0, 1, 0]
     assert {float(row["reward"]) for row in rows[1:]} == {4.0}
@@ -134,7 +134,7 @@ def test_seeds_and_close_reach_the_simulator(simulators: list[Sawyer]) -> None:
 def test_states_alone_draw_nothing(simulators: list[Sawyer]) -> None:
     config = envs.EnvConfig(metaworld=metaworld.MetaWorldConfig(image=False))
     env = envs.make("metaworld_reach-v3", config)
-    assert list(sight(env.obs_space)) == ["vector"]
+    assert list(agent_obs_space(env.obs_space)) == ["vector"]
     env.reset()
     assert simulators[0].options == {}
     with pytest.raises(ValueError, match="image or proprio"):

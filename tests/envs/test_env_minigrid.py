@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, sight
+from reverie.api import UserError, agent_obs_space
 from reverie.envs import language
 from reverie.envs.suites.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
 
@@ -21,7 +21,7 @@ def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
     assert np.array_equal(row["image"][:63, :63], drawn)
     assert not row["image"][63:].any()
     assert not row["image"][:, 63:].any()
-    assert sight(env.obs_space).keys() == {"image"}
+    assert agent_obs_space(env.obs_space).keys() == {"image"}
     assert env.act_space["action"].classes == 7
     wide = MiniGrid("Empty-5x5", MiniGridConfig(size=(70, 90)))
     image = wide.reset(seed=0)["image"]
@@ -33,7 +33,12 @@ def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
 def test_symbols_are_objects_colours_states_and_a_direction() -> None:
     env = MiniGrid("DoorKey-5x5", MiniGridConfig(view="symbols"))
     row = env.reset(seed=1)
-    assert sight(env.obs_space).keys() == {"object", "color", "state", "direction"}
+    assert agent_obs_space(env.obs_space).keys() == {
+        "object",
+        "color",
+        "state",
+        "direction",
+    }
     seen = env._core.gen_obs()["image"]
     for channel, key in enumerate(("object", "color", "state")):
         assert np.array_equal(row[key], seen[..., channel])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, sight
+from reverie.api import UserError, agent_obs_space
 from reverie.envs import headless
 from reverie.envs.suites import mujoco
 
@@ -24,7 +24,7 @@ pytest.importorskip("imageio")
 )
 def test_sizes_are_those_of_gymnasium(task: str, seen: int, done: int) -> None:
     env = envs.make(f"mujoco_{task}")
-    spaces = sight(env.obs_space)
+    spaces = agent_obs_space(env.obs_space)
     assert {key: space.shape for key, space in spaces.items()} == {"vector": (seen,)}
     assert env.act_space["action"].shape == (done,)
     assert (env.act_space["action"].high == 1).all()
@@ -65,7 +65,7 @@ def test_the_camera_is_shown_when_asked_for() -> None:
         pytest.skip(str(error).splitlines()[0])
     config = mujoco.MuJoCoConfig(image=True, proprio=False, size=(32, 48))
     env = envs.make("mujoco_InvertedPendulum-v5", envs.EnvConfig(mujoco=config))
-    assert list(sight(env.obs_space)) == ["image"]
+    assert list(agent_obs_space(env.obs_space)) == ["image"]
     image = env.reset()["image"]
     assert image.shape == (32, 48, 3)
     assert image.std() > 5

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import Envs, Obs, UserError
+from reverie.api import Obs, UserError, VecEnv
 from reverie.envs.suites.atari import AtariConfig, native
 
 pytest.importorskip("ale_py")
@@ -95,7 +95,7 @@ def play(pool: Any, steps: int) -> list[Obs]:
 
 def test_a_native_pool_is_a_pool(backend: str) -> None:
     pool = pool_of(backend)
-    assert isinstance(pool, Envs)
+    assert isinstance(pool, VecEnv)
     assert len(pool) == 3
     assert pool.act_space["action"].classes == 6
     assert pool.metrics()["env/restarts"] == 0

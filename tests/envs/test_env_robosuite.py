@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, sight
+from reverie.api import UserError, agent_obs_space
 from reverie.cli.main import main
 from reverie.datasets.readers import open_reader
 from reverie.envs import headless
@@ -164,7 +164,7 @@ def test_the_settings_are_those_of_the_specification(arms: list[Arm]) -> None:
     assert not options["has_renderer"]
     arm = options["controller_configs"][0]["body_parts"]["right"]
     assert (arm["type"], arm["input_ref_frame"]) == ("OSC_POSE", "base")
-    shapes = {key: space.shape for key, space in sight(env.obs_space).items()}
+    shapes = {key: space.shape for key, space in agent_obs_space(env.obs_space).items()}
     assert shapes == {
         "image": (84, 84, 3),
         "robot0_joint_pos": (7,),
@@ -223,9 +223,9 @@ def test_the_first_step_is_taken_before_there_is_an_opengl_context(
 
 def test_a_seed_reaches_everyone_who_holds_the_dice(arms: list[Arm]) -> None:
     env = make(cameras=())
-    dice = arms[-1].rng
+    rng = arms[-1].rng
     places = [env.reset(seed)["robot0_joint_pos"][0] for seed in (3, 4, 3)]
-    assert arms[-1].rng is dice
+    assert arms[-1].rng is rng
     assert places[0] == places[2] != places[1]
 
 
@@ -245,7 +245,7 @@ def test_demonstrations_show_no_place_of_an_object(
     assert main(words.split()) == 0
     reader = open_reader("lift.hdf5")
     episode = reader.read("demo_0")
-    assert sight(reader.obs_space).keys() == {
+    assert agent_obs_space(reader.obs_space).keys() == {
         "image",
         "robot0_joint_pos",
         "robot0_joint_vel",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer
-from reverie.agents.world_model_env import WorldDreams
+from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import Space, UserError
 from reverie.datasets.episode_format import with_flags
 from reverie.datasets.feed import RecordingFeed
@@ -97,7 +97,9 @@ def test_the_action_of_the_last_row_seen_is_that_of_the_first_dream(dreamer):
     earlier["action"][:, -2] = 0.9
     begun = []
     for context in (rows, other, earlier):
-        walk = WorldDreams(dreamer.world, SPACES, ACTION, torch.device("cpu"), seed=1)
+        walk = LatentWorldModelEnv(
+            dreamer.world, SPACES, ACTION, torch.device("cpu"), seed=1
+        )
         begun.append(walk.begin(context).deter)
     assert torch.equal(begun[0], begun[1])  # not told of it yet
     assert not torch.equal(begun[0], begun[2])

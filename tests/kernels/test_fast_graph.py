@@ -119,21 +119,21 @@ def test_acting_is_one_update_behind_and_answers_in_host_memory():
     snapshot = Snapshot()
     twin = snapshot.of(weight)
 
-    def act(memory, seen):
+    def act(carry, seen):
         y = twin(seen["x"].to(device))
-        return memory + 1, {"y": y}, {"sum": y.sum(-1)}
+        return carry + 1, {"y": y}, {"sum": y.sum(-1)}
 
     acting = Acting(act, device, [], snapshot)
-    memory, seen = torch.zeros(3, device=device), {"x": torch.rand(3, 4)}
-    memory, first, notes = acting(memory, seen)
+    carry, seen = torch.zeros(3, device=device), {"x": torch.rand(3, 4)}
+    carry, first, extras = acting(carry, seen)
     assert isinstance(first["y"], np.ndarray)
-    np.testing.assert_allclose(notes["sum"], first["y"].sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(extras["sum"], first["y"].sum(-1), rtol=1e-5)
     for count in range(2, 7):
         acting.before_update()
         with torch.no_grad():
             weight.norm0.scale.mul_(2)
-        memory, action, _ = acting(memory, seen)
-        assert memory.tolist() == [count] * 3
+        carry, action, _ = acting(carry, seen)
+        assert carry.tolist() == [count] * 3
         if count == 2:  # the weights from before the first update
             np.testing.assert_allclose(action["y"], first["y"], rtol=1e-5)
         else:

@@ -11,7 +11,7 @@ from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 pytest.importorskip("triton")
 
@@ -124,9 +124,9 @@ def test_the_first_clock_to_ring_is_drawn(groups, classes):
 
 def test_unimix_lets_impossible_classes_be_drawn():
     logits = torch.tensor([[100.0, 0.0]], device=DEVICE).expand(5000, 1, 2)
-    dice = Dice(0, "train", logits.device)
+    rng = Rng(0, "train", logits.device)
     clocks = torch.empty(logits.shape, device=DEVICE)
-    clocks.exponential_(generator=dice.generator)
+    clocks.exponential_(generator=rng.generator)
     share = sample_choice(logits, clocks, 0.2)[..., 1].mean().item()
     assert share == pytest.approx(0.1, abs=0.03)
 
@@ -163,7 +163,7 @@ def test_entropy_may_be_asked_first():
 def test_draws_follow_the_probabilities(unimix):
     logits = torch.tensor([1.0, 0.0, -1.0], device=DEVICE).expand(5000, 3)
     out = FastCategorical(logits, 0, unimix)
-    index = out.sample(Dice(0, "train", logits.device))
+    index = out.sample(Rng(0, "train", logits.device))
     share = torch.bincount(index, minlength=3) / len(index)
     torch.testing.assert_close(share, out.probs[0], rtol=0, atol=0.03)
 
@@ -179,7 +179,7 @@ def test_a_fast_policy_is_the_plain_one():
     initialize(head, torch.Generator().manual_seed(1))
     head.to(DEVICE)
     feat = torch.randn(7, 6, device=DEVICE)
-    events = {k: v.sample(Dice(0, "train", feat.device)) for k, v in head(feat).items()}
+    events = {k: v.sample(Rng(0, "train", feat.device)) for k, v in head(feat).items()}
     results = []
     for kind in (PolicyHead, FastPolicyHead):
         head.__class__ = kind
@@ -190,7 +190,7 @@ def test_a_fast_policy_is_the_plain_one():
         grads = torch.autograd.grad(total, list(head.parameters()))
         results.append([*(part.detach() for part in parts), *grads])
         assert outs["choice"].maxent == pytest.approx(np.log(5))
-        draws = outs["choice"].sample(Dice(0, "train", feat.device))
+        draws = outs["choice"].sample(Rng(0, "train", feat.device))
         assert draws.min() >= 0
         assert draws.max() < 5
     for mine, theirs in zip(*reversed(results), strict=True):

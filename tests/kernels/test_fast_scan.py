@@ -14,13 +14,13 @@ from reverie.kernels.scan import loop as scan_loop
 from reverie.kernels.scan import scan as fast
 from reverie.kernels.scan.persistent import scan as persistent
 from reverie.nets.blocks import initialize
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
 
 SMALL = {"deter": 24, "hidden": 6, "stoch": 5, "classes": 4, "blocks": 3}
 
 
-class Recorded(Dice):
+class Recorded(Rng):
     """Lets the given clocks race, one step after another."""
 
     def __init__(self, clocks: Tensor):

@@ -13,7 +13,7 @@ from reverie.api import Space, UserError
 from reverie.nets.blocks import MLP, ByKey, Norm, initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 I32, F32 = np.dtype("int32"), np.dtype("float32")
 CPU = torch.device("cpu")
@@ -45,9 +45,9 @@ def test_actions_of_every_kind_together():
         "throttle": Space(F32, (), -1, 1),
     }
     outs = policy(spaces)(torch.randn(7, 4))
-    dice = Dice(0, "test", CPU)
+    rng = Rng(0, "test", CPU)
     for key, out in outs.items():
-        sample = out.sample(dice)
+        sample = out.sample(rng)
         assert sample.shape == (7, *spaces[key].shape)
         assert out.logp(sample).shape == out.entropy().shape == (7,)
     assert outs["move"].maxent == pytest.approx(math.log(4))
@@ -57,7 +57,7 @@ def test_actions_of_every_kind_together():
 def test_choices_that_do_not_exist_are_never_made():
     head = policy({"action": Space(I32, (2,), [0, 0], [2, 5])})
     out = head(torch.randn(500, 4))["action"]
-    sample = out.sample(Dice(0, "test", CPU))
+    sample = out.sample(Rng(0, "test", CPU))
     assert int(sample[:, 0].max()) == 1
     assert int(sample[:, 1].max()) == 4
     entropy = out.entropy()
@@ -72,7 +72,7 @@ def test_continuous_policy_is_bounded_but_its_samples_are_not():
     assert out.mean.abs().max() <= 1
     assert out.std.min() >= 0.1
     assert out.std.max() <= 1
-    assert out.sample(Dice(0, "test", CPU)).abs().max() > 1
+    assert out.sample(Rng(0, "test", CPU)).abs().max() > 1
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_free_choices_are_independent_and_always_possible():
 
 def test_samples_follow_their_probabilities():
     probs = torch.tensor([0.1, 0.2, 0.7]).expand(20000, 3)
-    index = Dice(0, "test", CPU).categorical(probs)
+    index = Rng(0, "test", CPU).categorical(probs)
     share = torch.bincount(index, minlength=3) / 20000
     torch.testing.assert_close(share, probs[0], atol=0.02, rtol=0)
 
 
 def test_dice_repeat_by_seed_and_purpose_and_resume():
     probs = torch.full((50, 4), 0.25)
-    one, same = Dice(1, "train", CPU), Dice(1, "train", CPU)
-    other, purpose = Dice(2, "train", CPU), Dice(1, "policy", CPU)
+    one, same = Rng(1, "train", CPU), Rng(1, "train", CPU)
+    other, purpose = Rng(2, "train", CPU), Rng(1, "policy", CPU)
     first = one.categorical(probs)
     assert torch.equal(first, same.categorical(probs))
     assert not torch.equal(first, other.categorical(probs))

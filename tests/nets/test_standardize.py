@@ -10,7 +10,7 @@ from reverie.agents.bc.agent import BC, BCConfig
 from reverie.api import Moments, Space
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
-from reverie.nets.standardize import Standard, curious, inform, steady
+from reverie.nets.standardize import Standard, needs_statistics, set_statistics, steady
 
 SHAPE = (8, 8, 3)
 SPACES = {"image": Space(np.uint8, SHAPE)}
@@ -30,7 +30,7 @@ def moments(images):
 def test_a_dataset_comes_out_with_no_mean_and_unit_deviation():
     images = frames(50)
     part = Standard("image", SHAPE, "dataset", 1e-3)
-    inform(part, moments(images))
+    set_statistics(part, moments(images))
     x = images.float() / 255
     out = part(x)
     wanted = (x.numpy() - x.numpy().mean(0)) / x.numpy().std(0)
@@ -62,8 +62,8 @@ def test_statistics_travel_with_the_weights():
     made = [Encoder(SPACES, EncoderConfig(**SMALL)) for _ in range(2)]
     for seed, encoder in enumerate(made):
         initialize(encoder, torch.Generator().manual_seed(seed))
-    assert curious(made[0])
-    inform(made[0], moments(frames(20)))
+    assert needs_statistics(made[0])
+    set_statistics(made[0], moments(frames(20)))
     made[1].load_state_dict(made[0].state_dict())
     obs = {"image": frames(3, 1)}
     ours, theirs = (encoder(obs, torch.float32) for encoder in made)
@@ -87,7 +87,7 @@ def test_drawings_are_compared_standardised_and_shown_as_images():
     decoder = Decoder(SPACES, 8, 4, DecoderConfig(**SMALL, bspace=0, units=4))
     initialize(decoder, torch.Generator().manual_seed(0))
     images = frames(20)
-    inform(decoder, moments(images))
+    set_statistics(decoder, moments(images))
     out = decoder(torch.zeros(20, 8), torch.zeros(20, 4))["image"]
     part = decoder.standards["image"]
     raw = (out.pred() - part.get_buffer("mean")) / part.get_buffer("std")
@@ -103,8 +103,10 @@ def test_a_clone_with_eyes_of_its_own_is_told():
     config = BCConfig(enc=EncoderConfig(**SMALL, layers=1, units=4))
     action = {"action": Space(np.float32, (2,), -1, 1)}
     agent = BC(SPACES, action, config, device=torch.device("cpu"))
-    assert agent.curious
+    assert agent.needs_statistics
     zeros = np.zeros(2)
-    agent.inform({**moments(frames(9)), "action": Moments(zeros, zeros, zeros, zeros)})
+    agent.set_statistics(
+        {**moments(frames(9)), "action": Moments(zeros, zeros, zeros, zeros)}
+    )
     part = agent.eyes.encoder.standards["image"]
     torch.testing.assert_close(part.get_buffer("mean"), frames(9).float().mean(0) / 255)

@@ -1,4 +1,4 @@
-"""Work beside other work: who waits for whom, with streams that only take notes."""
+"""Work beside other work: who waits for whom, with streams that only take extras."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class OnGPU(torch.Tensor):
 
 
 class Stream:
-    def __init__(self, name: str, notes: list[str]):
-        self.name, self.notes = name, notes
+    def __init__(self, name: str, extras: list[str]):
+        self.name, self.extras = name, extras
 
     def wait_stream(self, other: Stream) -> None:
-        self.notes.append(f"{self.name} waits for {other.name}")
+        self.extras.append(f"{self.name} waits for {other.name}")
 
 
 @pytest.fixture
-def notes(monkeypatch):
-    notes: list[str] = []
-    here, made = [Stream("main", notes)], iter("abc")
+def extras(monkeypatch):
+    extras: list[str] = []
+    here, made = [Stream("main", extras)], iter("abc")
 
     def make(_, priority):
-        return Stream(f"{next(made)}{-priority or ''}", notes)
+        return Stream(f"{next(made)}{-priority or ''}", extras)
 
     @contextmanager
     def on(stream):
@@ -42,19 +42,19 @@ def notes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     lanes._stream.cache_clear()
-    yield lambda more="": notes.append(more and f"{here[-1].name} {more}") or notes
+    yield lambda more="": extras.append(more and f"{here[-1].name} {more}") or extras
     lanes._stream.cache_clear()
 
 
-def test_a_lane_begins_after_what_was_before_and_is_waited_for(notes):
+def test_a_lane_begins_after_what_was_before_and_is_waited_for(extras):
     like = torch.zeros(1).as_subclass(OnGPU)
     with lanes.beside(like, SLOW):
-        notes("works")
-    notes("works")
+        extras("works")
+    extras("works")
     lanes.catch_up(like, SLOW)
     with lanes.beside(like, QUICK):
-        notes("works")
-    assert [note for note in notes() if note] == [
+        extras("works")
+    assert [note for note in extras() if note] == [
         "a waits for main",
         "a works",
         "main works",
@@ -64,9 +64,9 @@ def test_a_lane_begins_after_what_was_before_and_is_waited_for(notes):
     ]
 
 
-def test_elsewhere_everything_happens_where_it_is_written(notes):
+def test_elsewhere_everything_happens_where_it_is_written(extras):
     like = torch.zeros(1)
     with lanes.beside(like, SLOW):
-        notes("works")
+        extras("works")
     lanes.catch_up(like, SLOW)
-    assert [note for note in notes() if note] == ["main works"]
+    assert [note for note in extras() if note] == ["main works"]

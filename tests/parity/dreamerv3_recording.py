@@ -17,7 +17,7 @@ import torch
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.api import FLAGS, RESERVED, Space
 from reverie.convert.dreamerv3 import config_from_original, from_original
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 HERE = Path(__file__).parent
 FOLDER = (
@@ -39,7 +39,7 @@ def under(data: dict, prefix: str) -> dict:
     return {k[len(prefix) :]: v for k, v in data.items() if k.startswith(prefix)}
 
 
-class RecordedDice(Dice):
+class RecordedDice(Rng):
     """Hands out recorded draws in the order in which they are asked for."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Recording:
         self.params = load(f"{variant}_params")
         first = load(f"{variant}_call0")
         self.obs_space, self.act_space = self._spaces(first)
-        self.dice = RecordedDice()
+        self.rng = RecordedDice()
 
     def make_agent(self) -> Dreamer:
         agent = Dreamer(
@@ -81,7 +81,7 @@ class Recording:
             seed=0,
         )
         agent.load_state_dict(from_original(self.params, agent.state_dict()))
-        agent.dice = dict.fromkeys(agent.dice, self.dice)
+        agent.rng = dict.fromkeys(agent.rng, self.rng)
         return agent
 
     def _spaces(self, first: dict) -> tuple[dict, dict]:
@@ -117,14 +117,14 @@ class Recording:
 
     def queue_train_draws(self, call: dict) -> None:
         post = index_of(call["out/stoch"])  # (B, T, S)
-        self.dice.draws = list(post.unbind(1))
+        self.rng.draws = list(post.unbind(1))
         dreamt = index_of(call["out/img/stoch"])  # (N, H, S)
         steps = dreamt.shape[1]
         for h in range(steps + 1):
             for key in self.act_space:
-                self.dice.draws.append(torch.tensor(call[f"out/img/act/{key}"][:, h]))
+                self.rng.draws.append(torch.tensor(call[f"out/img/act/{key}"][:, h]))
             if h < steps:
-                self.dice.draws.append(dreamt[:, h])
+                self.rng.draws.append(dreamt[:, h])
 
 
 def index_of(onehot: np.ndarray) -> torch.Tensor:
@@ -149,13 +149,13 @@ class Feed:
     def ready(self, name: str) -> bool:
         return True
 
-    def update(self, stepid, notes) -> None:
-        self.updates.append((stepid, notes))
+    def write_back(self, stepid, extras) -> None:
+        self.updates.append((stepid, extras))
 
     def prioritize(self, stepid, priority) -> None:
         self.priorities.append((stepid, priority))
 
-    def tally(self, name, on) -> None:
+    def count_uses(self, name, on) -> None:
         raise AssertionError("Dreamer chooses no episodes")
 
 

@@ -27,7 +27,7 @@ from reverie.convert.delta_iris.names import (
 )
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (
@@ -99,7 +99,7 @@ def segment(data: Mapping[str, np.ndarray]) -> Segment:
     )
 
 
-class RecordedDice(Dice):
+class RecordedDice(Rng):
     """Hands out recorded draws in order, and keeps the probabilities asked for."""
 
     def __init__(self, draws=(), shuffles=()) -> None:

@@ -24,7 +24,7 @@ from dreamerv3_recording import (
 )
 
 from reverie.convert.dreamerv3 import original_name, to_original
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 CALLS = 3
 
@@ -80,7 +80,7 @@ class Replay:
         feed = Feed(self.recording.batch(under(call, "data/")))
         carry_in = carry_entries("carry_in", self.agent.carry["train"])
         metrics = self.agent.train(feed)
-        assert not self.recording.dice.draws, "some recorded draws were never asked for"
+        assert not self.recording.rng.draws, "some recorded draws were never asked for"
         self.calls.append(call)
         self.feeds.append(feed)
         ours = {f"metrics/{key}": value for key, value in metrics.items()}
@@ -320,11 +320,11 @@ def test_fresh_latents_go_back_to_the_replay(variant, call):
     if not context:
         assert feed.updates == []
         return
-    ((stepid, notes),) = feed.updates
+    ((stepid, extras),) = feed.updates
     np.testing.assert_array_equal(stepid, theirs["data/stepid"][:, context:])
-    assert rel(notes["dyn/deter"], theirs["entries/deter"]) <= TOLERANCE
+    assert rel(extras["dyn/deter"], theirs["entries/deter"]) <= TOLERANCE
     index = index_of(theirs["entries/stoch"])
-    assert torch.equal(notes["dyn/stoch"].long(), index)
+    assert torch.equal(extras["dyn/stoch"].long(), index)
 
 
 def test_acting(variant):
@@ -337,38 +337,36 @@ def test_acting(variant):
     steps = sorted({key.split("/")[0] for key in recorded})
     assert len(steps) >= 3
     rows = len(recorded["t0/obs/is_first"])
-    memory = agent.initial(rows)
+    carry = agent.initial(rows)
     for step in steps:
         theirs = under(recorded, f"{step}/")
-        recording.dice.draws = [index_of(theirs["stoch"])[:, None].squeeze(1)]
-        recording.dice.draws += [
+        recording.rng.draws = [index_of(theirs["stoch"])[:, None].squeeze(1)]
+        recording.rng.draws += [
             torch.tensor(theirs[f"act/{key}"]) for key in recording.act_space
         ]
-        ours = carry_entries("carry_in", memory)
+        ours = carry_entries("carry_in", carry)
         ours = {k.replace("carry_in/prevact", "prevact"): v for k, v in ours.items()}
-        memory, action, notes = agent.policy(memory, under(theirs, "obs/"))
+        carry, action, extras = agent.policy(carry, under(theirs, "obs/"))
         ours |= {f"act/{key}": value for key, value in action.items()}
-        ours |= {"tokens": seen["tokens"], **memory.state._asdict()}
+        ours |= {"tokens": seen["tokens"], **carry.state._asdict()}
         for key in recording.act_space:
             ours |= policy_entries(f"pol/{key}", seen["pol"][key])
         for key, value in theirs.items():
             if not key.startswith("obs/"):
                 assert rel(ours[key], value) <= TOLERANCE, (step, key)
-        if agent.notes:
-            assert rel(notes["dyn/deter"], theirs["deter"]) <= TOLERANCE
+        if agent.extras:
+            assert rel(extras["dyn/deter"], theirs["deter"]) <= TOLERANCE
             assert torch.equal(
-                torch.tensor(notes["dyn/stoch"]).long(), index_of(theirs["stoch"])
+                torch.tensor(extras["dyn/stoch"]).long(), index_of(theirs["stoch"])
             )
 
 
 def test_open_loop_report(variant):
     recording, recorded = Recording(variant), load(f"{variant}_report")
     agent = recording.make_agent()
-    loss, spent = agent.loss, Dice(0, "loss", torch.device("cpu"))
+    loss, spent = agent.loss, Rng(0, "loss", torch.device("cpu"))
     # the recording has no draws for the losses of a report, only for what it looks at
-    agent.loss = lambda state, batch, dice, training: loss(
-        state, batch, spent, training
-    )
+    agent.loss = lambda state, batch, rng, training: loss(state, batch, spent, training)
     observed, dreamt = [], []
     observe, imagine = agent.world.observe, agent.world.imagine
 
@@ -376,8 +374,8 @@ def test_open_loop_report(variant):
         observed.append(observe(*args))
         return observed[-1]
 
-    def spy_imagine(state, policy, horizon, dice):
-        dreamt.append(imagine(state, policy, horizon, dice))
+    def spy_imagine(state, policy, horizon, rng):
+        dreamt.append(imagine(state, policy, horizon, rng))
         return dreamt[-1]
 
     agent.world.observe, agent.world.imagine = spy_observe, spy_imagine
@@ -388,7 +386,7 @@ def test_open_loop_report(variant):
 
     draws = [*index_of(recorded["obs/stoch"]).unbind(1)]
     draws += [*index_of(recorded["img/stoch"]).unbind(1)]
-    recording.dice.draws = draws
+    recording.rng.draws = draws
     half, rest = recorded["obs/deter"].shape[1], recorded["img/deter"].shape[1]
     report = agent.report(Feed(recording.batch(under(recorded, "data/"))))
     assert not draws

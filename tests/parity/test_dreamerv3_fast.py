@@ -2,7 +2,7 @@
 
 The recorded calls go through an agent whose parts were all replaced, in float32: on a
 GPU where there is one, else in Triton's interpreter. What leaves an update (metrics,
-gradients, notes) is compared with the recording; sums are added in another order than
+gradients, extras) is compared with the recording; sums are added in another order than
 in the plain parts, and the encoder's maximum takes another path, so the tolerance is
 wider than theirs.
 """
@@ -63,8 +63,8 @@ def make_fast(recording: Recording) -> Dreamer:
     )
     agent.speed_up(graph=False, overlap=False)
     agent.load_state_dict(from_original(recording.params, agent.state_dict()))
-    recording.dice = RacingDice()
-    agent.dice = dict.fromkeys(agent.dice, recording.dice)
+    recording.rng = RacingDice()
+    agent.rng = dict.fromkeys(agent.rng, recording.rng)
     return agent
 
 
@@ -101,12 +101,12 @@ def test_updates_with_all_twins_in_place(variant, monkeypatch):
         batch = recording.batch(under(call, "data/"))
         feed = Feed({key: value.to(DEVICE) for key, value in batch.items()})
         metrics = agent.train(feed)
-        assert not recording.dice.draws, "some recorded draws were never asked for"
+        assert not recording.rng.draws, "some recorded draws were never asked for"
         for key, value in under(call, "metrics/").items():
             if key.startswith(DIFFERENCES) or key.endswith(("te_rms", "m_rms")):
                 continue
             errors[f"call {i} {key}"] = rel(np.asarray(float(metrics[key])), value)
-        if agent.notes:
+        if agent.extras:
             noted = feed.updates[0][1]["dyn/deter"].cpu().numpy()
             errors[f"call {i} deter"] = rel(noted, call["out/deter"])
         if has(f"{variant}_grads_call{i}"):

@@ -21,7 +21,7 @@ from reverie.nets.distributions import (
 )
 from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig, Optimizer
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
 
 CASES = load("units")
@@ -227,7 +227,7 @@ def test_cosine_really_ends_at_a_tenth_unless_told_otherwise():
     assert float(end) == pytest.approx(1e-3)
 
 
-class Chosen(Dice):
+class Chosen(Rng):
     def __init__(self, index):
         self.index = index
 

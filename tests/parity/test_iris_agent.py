@@ -25,7 +25,7 @@ from iris_world_recording import (
 
 from reverie.agents.iris.actor_critic import PixelActorCritic, PixelActorCriticConfig
 from reverie.agents.iris.agent import to_segment
-from reverie.agents.iris.report import judge
+from reverie.agents.iris.report import episode_losses
 from reverie.agents.returns import lambda_return
 from reverie.api import Space, Window, WorldLoss
 from reverie.convert.delta_iris.names import places, take_over
@@ -315,7 +315,8 @@ def test_episodes_are_judged_in_the_original_s_pieces():
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     image = torch.zeros(*real.shape, 1, 1, 3, dtype=torch.uint8)
     segment = Segment(image, real.long() * 0, real * 0.0, real & False, real)
-    _, counts = judge(Silent(), segment, {"world_model": length}, RecordedDice())
+    lengths = {"world_model": length}
+    _, counts = episode_losses(Silent(), segment, lengths, RecordedDice())
     wanted = torch.zeros_like(real)
     for row in functions["traverse/rows_batch_episode_start_stop"].tolist():
         _, episode, start, stop = row

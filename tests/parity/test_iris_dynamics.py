@@ -211,10 +211,10 @@ def test_a_dream_through_a_flush(variant):
         assert state.cache.size == c["cache_before"][t]
         signs = [c["reward_samples"][:, t]] if "reward_samples" in c else []
         dones = c["dones"][:, t].astype(int)
-        dice = RecordedDice([*signs, dones, *c["tokens"][:, t].T])
+        rng = RecordedDice([*signs, dones, *c["tokens"][:, t].T])
         outputs.clear()
-        step = world.step(state, torch.tensor(c["actions"][:, t]), dice)
-        assert not dice.draws
+        step = world.step(state, torch.tensor(c["actions"][:, t]), rng)
+        assert not rng.draws
         assert len(outputs) == world.dynamics.tokens
         assert step.state.cache.size == c["cache_after"][t]
         flushes += step.state.cache.size < state.cache.size

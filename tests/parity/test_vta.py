@@ -86,7 +86,7 @@ def test_there_are_models_to_compare_with():
 def test_a_window_in_training(name):
     recording = VTARecording(name)
     world = recording.make_world().train()
-    explained = world.explain(recording.batch, recording.dice())
+    explained = world.explain(recording.batch, recording.rng())
     compare(explained, tensors(recording.data, "train/"))
     after = from_reference(tensors(recording.data, "buffer_after/"))
     state = world.state_dict()
@@ -99,7 +99,7 @@ def test_a_window_in_training(name):
 def test_all_gradients(name):
     recording = VTARecording(name)
     world = recording.make_world().train()
-    losses = world.loss(world.initial(1), recording.batch, recording.dice()).losses
+    losses = world.loss(world.initial(1), recording.batch, recording.rng()).losses
     torch.stack([loss.mean() for loss in losses.values()]).sum().backward()
     theirs = from_reference(tensors(recording.data, "grad/"))
     ours = {key: p.grad for key, p in world.named_parameters()}
@@ -127,15 +127,15 @@ def test_generation(name, kind):
     world = recording.make_world().eval()
     data = tensors(recording.data, f"{kind}/")
     noise = zip(data["noise_z"].unbind(1), data["noise_s"].unbind(1), strict=True)
-    dice = NoiseDice([draw for pair in noise for draw in pair])
+    rng = NoiseDice([draw for pair in noise for draw in pair])
     context, length = recording.context, recording.length
-    start = world.begin(recording.obs[:, :context], dice)
+    start = world.begin(recording.obs[:, :context], rng)
     acts = iter(recording.act[:, context:].unbind(1))
     dream = world.imagine(
         start,
         lambda _: {"action": next(acts)} if recording.act_space else {},
         length - 1,
-        dice,
+        rng,
         jumpy=kind == "gen_jumpy",
     ).states
     for key in ("abs_belief", "abs_state", "obs_belief", "obs_state"):
@@ -158,8 +158,8 @@ def test_three_steps_of_the_optimizer(name):
     adam = AMSGrad(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
-        dice = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
-        losses = world.loss(world.initial(1), recording.batch, dice).losses
+        rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
+        losses = world.loss(world.initial(1), recording.batch, rng).losses
         close(world.temperature.double(), data["beta"][i], 1e-6)
         loss = torch.stack([loss.mean() for loss in losses.values()]).sum()
         close(loss, data["loss"][i], 1e-2, 0)

@@ -120,7 +120,7 @@ def observe(dynamics, embed, prefix="noise/", uniforms=()):
         tensors(DATA, prefix)["post_obs"].unbind(1),
         strict=True,
     )
-    dice = NoiseDice([draw for pair in noise for draw in pair], uniforms)
+    rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
     seen = embed
     if dynamics.config.sees_reward:
         seen = torch.cat([embed, IN["reward"][..., None]], -1)
@@ -128,7 +128,7 @@ def observe(dynamics, embed, prefix="noise/", uniforms=()):
     start = dynamics.initial(len(embed), torch.float32)
     first = IN["is_first"].bool()
     action = {"action": IN["action"]}
-    return dynamics.observe(start, embed, found, action, first, dice)
+    return dynamics.observe(start, embed, found, action, first, rng)
 
 
 def check_states(states, data):
@@ -217,7 +217,7 @@ def test_dreams(mode):
     data = tensors(DATA, f"imag_{mode}/")
     noise = zip(data["noise_abs"].unbind(1), data["noise_obs"].unbind(1), strict=True)
     uniforms = data["u"].unbind(1) if "u" in data else ()
-    dice = NoiseDice([draw for pair in noise for draw in pair], uniforms)
+    rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
     start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
     scalars = {k: start[k][..., 0] for k in ("length", "number", "read")}
     state = State(**{**start, **scalars})
@@ -225,7 +225,7 @@ def test_dreams(mode):
         now = {key: value[:, t + 1] for key, value in data.items() if key in RECORDED}
         if mode != "jumpy":
             close(dynamics.foresee(state), now["boundary_logit"])
-        state = dynamics.imagine(state, {"action": action}, dice)
+        state = dynamics.imagine(state, {"action": action}, rng)
         check_states(state, only_states(now, *DRAWN))
         check_head(dynamics.prior_abs(state.abs_belief), now, "abs")
         check_head(dynamics.prior_obs(state.obs_belief), now, "obs")

@@ -14,7 +14,7 @@ import torch
 
 from reverie.api import Space
 from reverie.convert.vta.weights import from_reference
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.world import VTA
 
@@ -44,7 +44,7 @@ def groups(data: dict, prefix: str) -> list[str]:
     return names
 
 
-class NoiseDice(Dice):
+class NoiseDice(Rng):
     """Hands out recorded noise in the order in which it is asked for."""
 
     def __init__(self, normals=(), uniforms=()):
@@ -112,6 +112,6 @@ class VTARecording:
         """The number in [0, 1) from which our noise becomes `u`."""
         return (u - 1e-4) / (1 - 2e-4)
 
-    def dice(self, prefix: str = "noise/", gumbel: str = "noise/gumbel_u") -> NoiseDice:
+    def rng(self, prefix: str = "noise/", gumbel: str = "noise/gumbel_u") -> NoiseDice:
         normals = [torch.tensor(self.data[f"{prefix}{key}"]) for key in ("z", "s")]
         return NoiseDice(normals, [self.gumbel(torch.tensor(self.data[gumbel]))])

@@ -51,7 +51,7 @@ def same(one, two):
 
 
 def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
-    """Act and train with both; every batch must be the same, notes included."""
+    """Act and train with both; every batch must be the same, extras included."""
     rng = np.random.default_rng(seed)
     outs = {} if outs is None else outs
     for turn in range(turns):
@@ -66,14 +66,14 @@ def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
             if turn % 2:
                 outs[name] = ring
             shape = host["stepid"].shape
-            notes = {
+            extras = {
                 "deter": torch.from_numpy(rng.normal(size=(*shape, 300))).float(),
                 "stoch": torch.from_numpy(rng.integers(0, 9, (*shape, 4))).byte(),
             }
             stale = host["stepid"] - int(rng.integers(0, 2)) * 40  # some are gone
             priority = torch.from_numpy(rng.random(shape))
             for feed in feeds:
-                feed.update(stale, notes)
+                feed.write_back(stale, extras)
                 if feed.replay.config.fracs.priority:
                     feed.prioritize(host["stepid"], priority)
 
@@ -96,12 +96,12 @@ def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
             feed.replay.add(rows)
     same(feeds[0]("plain"), feeds[1]("plain"))
     stepid = torch.tensor([5, 7, 5, 5, 7, 9])
-    notes = {
+    extras = {
         "deter": torch.arange(6.0)[:, None].expand(6, 300).contiguous(),
         "stoch": torch.arange(6).byte()[:, None].expand(6, 4).contiguous(),
     }
     for feed in feeds:
-        feed.update(stepid, notes)
+        feed.write_back(stepid, extras)
     ring = feeds[1].ring
     deter = ring.columns["deter"].view(torch.float32)
     assert deter[[5, 7, 9], 0].tolist() == [3, 4, 5]
@@ -114,10 +114,10 @@ def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
 def test_a_save_holds_the_fresh_notes_and_resumes_exactly(tmp_path, storage, kind):
     fracs = CONFIGS[kind].fracs
     config = ReplayConfig(storage=storage, segment=16, fracs=fracs)
-    feeds = pair(config, tmp_path, exact_notes=True)
+    feeds = pair(config, tmp_path, exact_extras=True)
     live(feeds, turns=60)
     states = [feed.replay.save() for feed in feeds]
-    again = pair(config, tmp_path, exact_notes=True)
+    again = pair(config, tmp_path, exact_extras=True)
     for feed, state in zip(again, states, strict=True):
         feed.replay.load(state)
     live(feeds, seed=7, turns=50)
@@ -138,7 +138,7 @@ def test_loading_replaces_what_the_device_held(tmp_path):
     for _ in range(5):
         for name in WINDOWS:
             one, two = feeds[0](name), feeds[1](name)
-            for key in one.keys() - NOTES.keys():  # notes of old files may differ
+            for key in one.keys() - NOTES.keys():  # extras of old files may differ
                 assert torch.equal(one[key], two[key]), key
 
 
@@ -176,9 +176,9 @@ def test_narrow_keys_stay_on_the_host_unless_they_are_notes():
         "reward": Space(np.float32),
         "index": Space(np.uint8, (3,)),
     }
-    notes = {"index": spaces["index"]}
-    assert held(spaces, notes).keys() == {"image", "index"}
-    assert ring_bytes(spaces, notes, 99) == 100 * (256 + 3 + 17)
+    extras = {"index": spaces["index"]}
+    assert held(spaces, extras).keys() == {"image", "index"}
+    assert ring_bytes(spaces, extras, 99) == 100 * (256 + 3 + 17)
     assert [word(n).itemsize for n in (256, 12, 6, 3)] == [8, 4, 2, 1]
 
 
@@ -241,9 +241,9 @@ def test_batches_on_the_gpu_agree_with_the_host(kind, resident):
             batch = to_gpu(name)
             return {key: value.cpu() for key, value in batch.items()}
 
-        def update(self, stepid, notes):
-            moved = {key: value.to(CUDA) for key, value in notes.items()}
-            to_gpu.update(stepid.to(CUDA), moved)
+        def write_back(self, stepid, extras):
+            moved = {key: value.to(CUDA) for key, value in extras.items()}
+            to_gpu.write_back(stepid.to(CUDA), moved)
 
         def prioritize(self, stepid, priority):
             to_gpu.prioritize(stepid.to(CUDA), priority.to(CUDA))
@@ -261,7 +261,7 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
         replay.add(make_rows(rng, 3))
     feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, resident=True)
     batch = feed("plain")
-    notes = {key: torch.ones_like(batch[key]) for key in NOTES}
+    extras = {key: torch.ones_like(batch[key]) for key in NOTES}
     priority = torch.ones(batch["stepid"].shape, device=CUDA)
     feed.prioritize(batch["stepid"], priority)
     torch.cuda.synchronize()
@@ -270,7 +270,7 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
         replay.add(make_rows(rng, 3))
         torch.cuda._sleep(200_000_000)
         batch = feed("plain", batch)
-        feed.update(batch["stepid"], notes)
+        feed.write_back(batch["stepid"], extras)
         feed.prioritize(batch["stepid"], priority)
         assert not torch.cuda.current_stream().query(), "the GPU was waited for"
     finally:
@@ -278,7 +278,7 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
     everything = torch.arange(0, 200, device=CUDA)
     one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in NOTES.items()}
     one["stoch"] = one["stoch"].byte()
-    feed.update(everything, one)
+    feed.write_back(everything, one)
     assert (feed("plain")["deter"] == 1).all()
     feed.settle()
 
@@ -293,21 +293,21 @@ def test_writing_back_can_be_part_of_a_graph():
             feed.replay.add(rows)
     host, gpu = feeds
     batch = gpu("plain")
-    notes = {key: torch.zeros_like(batch[key]) for key in NOTES}
+    extras = {key: torch.zeros_like(batch[key]) for key in NOTES}
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
-        gpu.update(batch["stepid"] - 1000, notes)
+        gpu.update(batch["stepid"] - 1000, extras)
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(graph):
-        gpu.update(batch["stepid"], notes)
+        gpu.update(batch["stepid"], extras)
     host("plain")
     for turn in range(8):
         want, batch = host("plain"), gpu("plain", batch)
         for key in want:
             assert torch.equal(want[key], batch[key].cpu()), key
         for key in NOTES:
-            notes[key].fill_(turn)
+            extras[key].fill_(turn)
         graph.replay()
-        host.update(want["stepid"], {k: v.cpu() for k, v in notes.items()})
+        host.update(want["stepid"], {k: v.cpu() for k, v in extras.items()})

@@ -165,7 +165,7 @@ def test_what_was_served_grows_rare_once_it_counts():
     cutter = replay._cursors["train"].cutter
     replay.sample("train")
     assert not cutter.counts.any()  # not told to count
-    replay.tally("train", True)
+    replay.count_uses("train", True)
     for _ in range(40):
         replay.sample("train")
     assert cutter.counts.sum() == 8 * 40
@@ -186,7 +186,7 @@ def test_chances_are_numbers_however_steeply_they_fall():
     np.testing.assert_allclose(chances(counts, 1000.0), [0.5, 0.5, 0])
     window = Window(8, 4, select="episodes", alpha=1000.0)
     replay = make_replay(streams=1, train=window)
-    replay.tally("train", True)
+    replay.count_uses("train", True)
     filler = Filler(replay, 1)
     filler.add(30)
     for _ in range(20):
@@ -206,7 +206,7 @@ def test_counts_outlive_a_restart_and_forget_what_is_evicted(tmp_path):
     window = Window(8, 5, select="episodes", alpha=2.0)
     replay = make_replay(capacity=120, directory=tmp_path, train=window)
     filler = Filler(replay)
-    replay.tally("train", True)
+    replay.count_uses("train", True)
     for _ in range(30):
         filler.add(9)
         replay.sample("train")

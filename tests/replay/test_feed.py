@@ -39,7 +39,7 @@ def test_notes_written_back_show_up_at_the_latest_one_batch_later():
     feed = ReplayFeed(replay, {"train": WINDOW}, prefetch=True)
     feed("train")
     everything = torch.arange(replay.timeline.first, replay.timeline.total)
-    feed.update(everything, {"deter": torch.full((len(everything), 300), 7.0)})
+    feed.write_back(everything, {"deter": torch.full((len(everything), 300), 7.0)})
     feed("train")
     assert (feed("train")["deter"] == 7).all()
     feed.close()

@@ -32,7 +32,7 @@ NOTES = {
 def make_replay(
     capacity=100, streams=2, config=None, directory=None, seed=0, **windows
 ):
-    exact = windows.pop("exact_notes", False)
+    exact = windows.pop("exact_extras", False)
     return Replay(
         SPACES,
         NOTES,
@@ -42,7 +42,7 @@ def make_replay(
         windows=windows or {"train": Window(4, 5)},
         directory=directory,
         seed=seed,
-        exact_notes=exact,
+        exact_extras=exact,
     )
 
 
@@ -152,10 +152,10 @@ def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkey
             some = rng.integers(0, len(reference.steps), 9)  # some of them evicted
             some = np.unique(some)
             fresh = make_rows(rng, len(some))
-            notes = {key: fresh[key] for key in NOTES}
-            replay.update(some, notes)
+            extras = {key: fresh[key] for key in NOTES}
+            replay.update(some, extras)
             for i, g in enumerate(some):
-                reference.steps[g][1].update({k: v[i] for k, v in notes.items()})
+                reference.steps[g][1].update({k: v[i] for k, v in extras.items()})
         if turn % 5 == 0:
             assert len(replay) == min(capacity, len(reference.steps))
             for name, window in windows.items():
@@ -295,8 +295,8 @@ def test_the_feed_hands_out_tensors_and_takes_notes_back():
     batch = feed("train")
     assert batch["image"].shape == (3, 5, 20, 20, 3)
     assert batch["stepid"].dtype == torch.int64
-    notes = {"deter": torch.ones(3, 4, 300)}
-    feed.update(batch["stepid"][:, 1:], notes)
+    extras = {"deter": torch.ones(3, 4, 300)}
+    feed.write_back(batch["stepid"][:, 1:], extras)
     ids = batch["stepid"][0, 1:].numpy()
     out = {"deter": np.zeros((4, 300), np.float32)}
     replay.columns.gather(ids, out)

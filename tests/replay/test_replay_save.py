@@ -56,10 +56,10 @@ def train(replay, rng, turns):
         for name in WINDOWS:
             batch = replay.sample(name)
             batches.append(batch)
-            notes = make_rows(rng, batch["stepid"].size)
+            extras = make_rows(rng, batch["stepid"].size)
             shape = batch["stepid"].shape
-            notes = {k: notes[k].reshape(*shape, *NOTES[k].shape) for k in NOTES}
-            replay.update(batch["stepid"], notes)
+            extras = {k: extras[k].reshape(*shape, *NOTES[k].shape) for k in NOTES}
+            replay.update(batch["stepid"], extras)
             replay.prioritize(batch["stepid"], rng.random(shape))
     return batches
 
@@ -69,7 +69,7 @@ def train(replay, rng, turns):
 def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
     fracs = Fractions(0.4, 0.3, 0.3)
     arguments = (150, 3, config(storage, fracs=fracs), tmp_path)
-    replay = make_replay(*arguments, exact_notes=True, **WINDOWS)
+    replay = make_replay(*arguments, exact_extras=True, **WINDOWS)
     rng = np.random.default_rng(1)
     fill(replay, rng, 20)
     train(replay, rng, turns)
@@ -77,7 +77,7 @@ def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
     onward = rng.bit_generator.state
     expected = train(replay, rng, 12)
     replay.save()  # a later save whose checkpoint never came to be
-    again = make_replay(*arguments, seed=5, exact_notes=True, **WINDOWS)
+    again = make_replay(*arguments, seed=5, exact_extras=True, **WINDOWS)
     again.load(through_checkpoint(state))
     rng.bit_generator.state = onward
     for one, two in zip(expected, train(again, rng, 12), strict=True):
@@ -88,7 +88,7 @@ def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
 @pytest.mark.parametrize("after", ["ram", "disk"])
 def test_a_replay_moves_between_memory_and_disk(before, after, tmp_path):
     rng = np.random.default_rng(0)
-    replay = make_replay(150, 3, config(before), tmp_path, exact_notes=True, **WINDOWS)
+    replay = make_replay(150, 3, config(before), tmp_path, exact_extras=True, **WINDOWS)
     fill(replay, rng, 70)
     train(replay, rng, 5)
     state = replay.save()
@@ -262,7 +262,7 @@ from test_replay_save import WINDOWS, config, fill, train, same
 from reverie.storage.segments import DiskFull
 path = Path({str(tmp_path)!r})
 rng = np.random.default_rng(0)
-replay = make_replay(200, 3, config({storage!r}), path, exact_notes=True, **WINDOWS)
+replay = make_replay(200, 3, config({storage!r}), path, exact_extras=True, **WINDOWS)
 fill(replay, rng, 40)
 state = replay.save()
 replay.collect([state])
@@ -374,7 +374,7 @@ def test_a_file_lost_while_in_use_is_done_without(tmp_path):
 def test_a_replay_can_go_back_to_its_own_last_save(storage, tmp_path):
     rng = np.random.default_rng(0)
     arguments = (300, 3, config(storage), tmp_path)
-    replay = make_replay(*arguments, exact_notes=True, **WINDOWS)
+    replay = make_replay(*arguments, exact_extras=True, **WINDOWS)
     fill(replay, rng, 80)
     train(replay, rng, 5)
     state = replay.save()

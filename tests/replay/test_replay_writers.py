@@ -50,7 +50,7 @@ def read(replay, ids):
 
 
 def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
-    replay = make(tmp_path, exact_notes=True)
+    replay = make(tmp_path, exact_extras=True)
     ids, rows = fill(replay, 8, np.random.default_rng(0))
     assert replay.archive.sealed == 0  # the first segment waits
     rng = np.random.default_rng(1)
@@ -67,7 +67,7 @@ def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
             state = replay.save()
             assert replay.archive.sealed == 16
     replay.close()
-    again = make(tmp_path, exact_notes=True)
+    again = make(tmp_path, exact_extras=True)
     again.load(state)
     for key, value in read(again, ids).items():
         np.testing.assert_array_equal(value, rows[key], err_msg=key)

@@ -6,7 +6,7 @@ import pytest
 from test_resume import contents, same, settings, state_of, strip
 
 from reverie.replay import device_copy as ring
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
 
@@ -30,7 +30,7 @@ def test_the_ring_changes_nothing_also_across_a_resume(monkeypatch, tmp_path, st
 
 def test_the_start_says_what_the_device_holds(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ring, "fits", lambda replay, device: True)
-    with Run(settings(tmp_path, 300, "catch", "ram")) as run:
+    with OnlineRun(settings(tmp_path, 300, "catch", "ram")) as run:
         assert run.feed.ring is not None
         run.introduce()
     assert "of cpu memory" in capsys.readouterr().err

@@ -38,7 +38,7 @@ from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.factory import EVAL_SEEDS
 from reverie.run.folder import read_config
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 from reverie.storage.segments import problem
@@ -156,7 +156,7 @@ class Lab:
         assert path
         index = checkpoint.read_part(path, "replay")["files"]
         if index is not None:
-            for record in (*named_files(index, "rows"), *named_files(index, "notes")):
+            for record in (*named_files(index, "rows"), *named_files(index, "extras")):
                 assert not record.name or not problem(self.logdir / "replay", record)
         return path.name, checkpoint.manifest(path)["step"]
 
@@ -505,7 +505,7 @@ def test_a_worker_killed_or_frozen_is_replaced_and_the_run_ends_well(lab, number
     last = run.metrics()[-1]
     cause = "env/crashes" if number == signal.SIGKILL else "env/timeouts"
     assert last["env/restarts"] == last[cause] == 1
-    with Run(read_config(run.logdir)) as opened:
+    with OnlineRun(read_config(run.logdir)) as opened:
         opened.start()
         episodes = list(cut_episodes(opened.replay, partial=True))
     ends = [e for e in episodes if e["is_last"].any()]
@@ -589,7 +589,7 @@ def test_a_run_that_an_error_ends_saves_itself_if_its_parts_are_sound(
     if place == "update":  # weights may be half new
         monkeypatch.setattr(Dreamer, "train", fail)
     else:
-        monkeypatch.setattr(Run, "write_log", fail)
+        monkeypatch.setattr(OnlineRun, "write_log", fail)
     if place == "weights":
         monkeypatch.setattr(
             Dreamer, "state_dict", lambda self: {"enc": torch.tensor([np.nan])}

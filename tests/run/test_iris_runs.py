@@ -22,7 +22,7 @@ from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.folder import hold
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -94,9 +94,9 @@ def whole(tmp_path_factory) -> Path:
 
 
 def test_epochs_end_the_run_and_each_is_logged(whole):
-    rhythm = state_of(whole)["loop"]["clock"]["rhythm"]
-    assert rhythm["epoch"] == 5  # four are done
-    assert rhythm["taken"] >= 40 + 2 * 20
+    schedule = state_of(whole)["loop"]["clock"]["schedule"]
+    assert schedule["epoch"] == 5  # four are done
+    assert schedule["taken"] >= 40 + 2 * 20
     logged = lines(whole)
     updates = {"tokenizer": 3 + 3 * 2, "world_model": 3 * 3, "actor_critic": 4 * 2}
     opt = state_of(whole)["agent"]["opt"]
@@ -117,21 +117,21 @@ def test_epochs_end_the_run_and_each_is_logged(whole):
     assert any("report/codebook/perplexity" in line for line in logged)
 
 
-def until(run: Run, part: str, done: int):
+def until(run: OnlineRun, part: str, done: int):
     """Turn the loop as `train` does, to the middle of a part of the second epoch."""
-    obs, memory = run.start()
-    rhythm = run.agent.rhythm
+    obs, carry = run.start()
+    schedule = run.agent.schedule
     while True:
-        if run.clock.collects:
-            memory, action, notes = run.act(memory, obs)
-            run.replay.add({**obs, **action, **notes})
+        if run.clock.should_collect:
+            carry, action, extras = run.act(carry, obs)
+            run.replay.add({**obs, **action, **extras})
             run.logger.add(run.episodes.add(obs), step=run.clock.frames)
-            run.send(action, obs, memory)
+            run.send(action, obs, carry)
             run.clock.advance(len(run.envs))
             run.logger.progress(run.clock.frames)
         for _ in range(run.clock.updates_due(run.ready)):
-            if (rhythm.epoch, rhythm.part, rhythm.done) == (2, part, done):
-                return run.receive(obs), memory
+            if (schedule.epoch, schedule.part, schedule.done) == (2, part, done):
+                return run.receive(obs), carry
             run.logger.add(run.update(), prefix="train")
         obs = run.receive(obs)
         if run.clock.every("report"):
@@ -139,7 +139,7 @@ def until(run: Run, part: str, done: int):
         if run.clock.every("log"):
             run.write_log()
         if run.clock.every("save"):
-            run.save(obs, memory)
+            run.save(obs, carry)
 
 
 @pytest.mark.parametrize(
@@ -148,25 +148,25 @@ def until(run: Run, part: str, done: int):
 def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, done):
     path = tmp_path / "run"
     config = settings(path)
-    with Run(config) as run:
+    with OnlineRun(config) as run:
         run.save(*until(run, part, done))
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
-    with Run(settings(copy)) as run:
+    with OnlineRun(settings(copy)) as run:
         run.start()
-        assert (run.agent.rhythm.epoch, run.agent.rhythm.part) == (2, part)
-        assert run.agent.rhythm.done == done
-        assert not run.clock.collects
+        assert (run.agent.schedule.epoch, run.agent.schedule.part) == (2, part)
+        assert run.agent.schedule.done == done
+        assert not run.clock.should_collect
     train(settings(copy))
     resumed, straight = state_of(copy), state_of(whole)
     for key in ("agent", "envs", "replay"):
         same(resumed[key], straight[key], key)
-    same(resumed["loop"]["memory"], straight["loop"]["memory"])
+    same(resumed["loop"]["carry"], straight["loop"]["carry"])
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, whole):
     path = tmp_path / "run"
-    train(settings(path, **{"run.steps": 60}))  # while the second epoch collects
+    train(settings(path, **{"run.steps": 60}))  # while the second epoch should_collect
     train(settings(path))
     same(state_of(path), state_of(whole))
     same(lines(path), lines(whole))
@@ -196,15 +196,15 @@ def test_a_real_kill_resumes(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    with Run(resolve(["iris_tiny"], flags=flags)) as run:
+    with OnlineRun(resolve(["iris_tiny"], flags=flags)) as run:
         run.start()
-        rhythm, step = run.agent.rhythm, run.clock.step
-        assert rhythm.part == "tokenizer"
-        assert rhythm.done > 0
-        assert not run.clock.collects
-        assert float(run.agent.opts["tokenizer"].step) == rhythm.done
+        schedule, step = run.agent.schedule, run.clock.step
+        assert schedule.part == "tokenizer"
+        assert schedule.done > 0
+        assert not run.clock.should_collect
+        assert float(run.agent.opts["tokenizer"].step) == schedule.done
         run.update()
-        assert float(run.agent.opts["tokenizer"].step) == rhythm.done
+        assert float(run.agent.opts["tokenizer"].step) == schedule.done
         assert run.clock.step == step
 
 
@@ -214,7 +214,7 @@ def trained(path: Path) -> bool:
         loop = checkpoint.read_part(paths[-1], "loop")
     except (IndexError, UserError):  # none yet, or replaced by a newer one meanwhile
         return False
-    return loop["clock"]["rhythm"]["done"] > 0
+    return loop["clock"]["schedule"]["done"] > 0
 
 
 def test_every_epoch_can_be_kept(tmp_path):
@@ -222,7 +222,7 @@ def test_every_epoch_can_be_kept(tmp_path):
         settings(tmp_path / "run", **{"run.keep_every": 1, "run.keep_last": 1})
     )
     epochs = [
-        checkpoint.read_part(p, "loop")["clock"]["rhythm"]["epoch"]
+        checkpoint.read_part(p, "loop")["clock"]["schedule"]["epoch"]
         for p in Checkpoints(path / "ckpt").paths()
     ]
     assert set(epochs) == {2, 3, 4, 5}
@@ -231,7 +231,7 @@ def test_every_epoch_can_be_kept(tmp_path):
 def test_parts_of_another_run_can_be_taken_over(tmp_path, whole):
     flags = {"run.from_checkpoint": str(whole), "run.from_components": "tokenizer"}
     old = state_of(whole)["agent"]
-    with Run(settings(tmp_path / "run", seed=3, **flags)) as run:
+    with OnlineRun(settings(tmp_path / "run", seed=3, **flags)) as run:
         run.start()
         mine = run.agent.state_dict()
     same(dict(mine["tokenizer"]), old["tokenizer"])
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
     flags = {"run.from_checkpoint": str(whole), "iris.actor_critic.width": 32}
     with (
         pytest.raises(UserError, match=r"(?s)actor_critic.*Fix:"),
-        Run(settings(tmp_path / "run", **flags)) as run,
+        OnlineRun(settings(tmp_path / "run", **flags)) as run,
     ):
         run.start()
 
@@ -255,7 +255,7 @@ def test_more_epochs_may_be_asked_of_a_run_that_is_over(whole, tmp_path):
     more = {"iris.schedule.epochs": 5, "iris.schedule.collect_epochs": 5}
     train(settings(copy, **more))
     clock = state_of(copy)["loop"]["clock"]
-    assert clock["rhythm"]["epoch"] == 6
+    assert clock["schedule"]["epoch"] == 6
     # the share of the new epoch, and nothing for the one that only trained
     assert steps < clock["step"] <= steps + 2 * SMALL["iris.schedule.steps"]
 

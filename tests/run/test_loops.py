@@ -27,7 +27,7 @@ from reverie.run import checkpoint
 from reverie.run import online_run as parts
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -86,7 +86,7 @@ def test_a_resume_with_fewer_steps_forgets_nothing(tmp_path):
     train(settings(path, **flags, **{"run.steps": 200}))
     for _ in range(3):
         train(settings(path, **flags, **{"run.steps": 10}))
-    with Run(settings(path, **flags, **{"run.steps": 240})) as run:
+    with OnlineRun(settings(path, **flags, **{"run.steps": 240})) as run:
         run.start()
         assert len(run.replay) >= 200
 
@@ -310,14 +310,14 @@ def test_importing_reverie_loads_neither_torch_nor_gymnasium():
 
 def test_only_the_kept_checkpoints_stay_in_memory_and_on_disk(tmp_path):
     config = settings(tmp_path / "run", agent="random", **{"run.keep_last": 2})
-    with Run(config) as run:
-        obs, memory = run.start()
+    with OnlineRun(config) as run:
+        obs, carry = run.start()
         for _ in range(5):
-            memory, action, notes = run.act(memory, obs)
-            run.replay.add({**obs, **action, **notes})
-            run.send(action, obs, memory)
+            carry, action, extras = run.act(carry, obs)
+            run.replay.add({**obs, **action, **extras})
+            run.send(action, obs, carry)
             obs = run.receive(obs)
             run.clock.advance(len(run.envs))
-            run.save(obs, memory)
+            run.save(obs, carry)
         assert list(run._kept) == run.checkpoints.paths()
         assert len(run._kept) == 2

@@ -19,7 +19,7 @@ MODULES = {
     "torn": "def make_env(:\n",
     "unlucky": "def make_env():\n    raise ValueError('no display')\n",
     "needy": "import a_package_that_is_not_here\n",
-    "curious": "def make_env(size):\n    pass\n",
+    "needs_statistics": "def make_env(size):\n    pass\n",
     "shy": "def make_env():\n    pass\n",
     "spaces": """
 import gymnasium
@@ -71,7 +71,7 @@ ENVIRONMENTS = {
     "torn:make_env": r"SyntaxError.*torn\.py",
     "unlucky:make_env": r"no display.*unlucky\.py:2",
     "needy:make_env": r"a_package_that_is_not_here",
-    "curious:make_env": r"missing 1 required positional argument: 'size'",
+    "needs_statistics:make_env": r"missing 1 required positional argument: 'size'",
     "shy:make_env": r"gave a NoneType",
     "spaces:Words": r"observation space.*Text.*\n.*Box, Discrete",
     "spaces:Speech": r"action space.*Text.*\n.*Box, Discrete",

@@ -579,7 +579,7 @@ def test_padding_counts_nowhere(data, world):
     }
     more["is_first"][:, 1:] = False
     more["mask"][:, rows:] = False
-    one, other = (agent.judge(b) for b in (batch, more))
+    one, other = (agent.episode_losses(b) for b in (batch, more))
     for key, loss in one[0].items():
         longer = other[0][key]
         torch.testing.assert_close(longer[:, :rows], loss)
@@ -591,7 +591,7 @@ def test_padding_counts_nowhere(data, world):
 class Counting:
     """Judges every row by its number, and padding as horrible."""
 
-    def judge(self, batch):
+    def episode_losses(self, batch):
         rows = torch.arange(batch["mask"].shape[1]).float()
         loss = torch.where(batch["mask"], rows, 1e9)
         return {"row": loss}, batch["mask"]

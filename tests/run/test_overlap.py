@@ -13,7 +13,7 @@ from reverie.envs.suites.catch import Catch
 from reverie.evaluation import episodes as evaluate_module
 from reverie.evaluation.episodes import evaluate
 from reverie.run.device import pick_overlap
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 from reverie.run.train_eval import train_eval
 
@@ -36,10 +36,10 @@ def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, work
 
 def test_training_goes_on_between_sending_and_receiving(tmp_path):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
-    with Run(config) as run:
-        obs, memory = run.start()
-        memory, action, _ = run.act(memory, obs)
-        run.send(action, obs, memory)
+    with OnlineRun(config) as run:
+        obs, carry = run.start()
+        carry, action, _ = run.act(carry, obs)
+        run.send(action, obs, carry)
         with pytest.raises(AssertionError, match="recv before"):
             run.envs.send(action)
         seen = run.receive(obs)
@@ -51,12 +51,12 @@ def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
 
     def stumble():
-        with Run(config) as run:
-            obs, memory = run.start()
+        with OnlineRun(config) as run:
+            obs, carry = run.start()
             for _ in range(3):
-                memory, action, notes = run.act(memory, obs)
-                run.replay.add({**obs, **action, **notes})
-                run.send(action, obs, memory)
+                carry, action, extras = run.act(carry, obs)
+                run.replay.add({**obs, **action, **extras})
+                run.send(action, obs, carry)
                 run.clock.advance(len(run.envs))
                 if run.clock.step == 6:
                     raise ValueError("in the middle of a turn")
@@ -65,7 +65,7 @@ def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
     with pytest.raises(ValueError, match="middle of a turn"):
         stumble()
     assert "Saved at agent step 6" in capsys.readouterr().err
-    with Run(config) as run:
+    with OnlineRun(config) as run:
         run.start()
         assert run.clock.step == len(run.replay) == 6
 

@@ -8,17 +8,17 @@ from reverie.run.clock import Clock, RunConfig, Steady
 
 def make(steps=1000, **every) -> Clock:
     config = EpochsConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
-    rhythm = Epochs(config, {"a": Share(12, 0, 0)})
-    return Clock(RunConfig(steps=steps, clock="phases", **every), rhythm)
+    schedule = Epochs(config, {"a": Share(12, 0, 0)})
+    return Clock(RunConfig(steps=steps, clock="phases", **every), schedule)
 
 
 def turn(clock: Clock) -> int:
-    if clock.collects:
-        clock.rhythm.took(1)
+    if clock.should_collect:
+        clock.schedule.add_env_steps(1)
         clock.advance(1)
     due = clock.updates_due(ready=True)
     for _ in range(due):
-        clock.rhythm.trained()
+        clock.schedule.trained()
     return due
 
 
@@ -44,9 +44,9 @@ def test_things_are_due_every_so_many_phases():
     while clock.running:
         turn(clock)
         if clock.every("log"):
-            logged.append(clock.rhythm.epoch)
+            logged.append(clock.schedule.epoch)
         if clock.every("save"):
-            saved.append(clock.rhythm.epoch)
+            saved.append(clock.schedule.epoch)
         assert not clock.every("report")
     assert len(logged) == 4
     assert len(saved) == 2
@@ -64,25 +64,25 @@ def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
     assert seen["eval"] == [12, 24, 36, 48]
     assert seen["log"] == [24, 48]
     first = min(10, 12)  # of a turn
-    # the last one collects nothing, so it is where the one before ended
+    # the last one should_collect nothing, so it is where the one before ended
     assert seen["save"] == [first, 12 + first, 24 + first, 36]
 
 
 def test_a_resumed_clock_knows_what_was_done():
     clock = make(save_every=2)
-    while clock.rhythm.phase < 2:
+    while clock.schedule.phase < 2:
         turn(clock)
     assert clock.every("save")
     again = make(save_every=2)
     again.load_state_dict(clock.state_dict())
     assert not again.every("save")
-    assert again.rhythm.phase == 2
-    assert not again.collects
+    assert again.schedule.phase == 2
+    assert not again.should_collect
 
 
 def test_a_steady_rhythm_always_acts():
     clock = Clock(RunConfig(steps=3), Steady(1.0))
-    assert clock.collects
+    assert clock.should_collect
     assert clock.running
     clock.advance(3)
     assert not clock.running

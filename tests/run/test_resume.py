@@ -13,7 +13,7 @@ import torch
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.online_run import Run
+from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
 
@@ -59,10 +59,10 @@ def state_of(path: Path) -> dict:
 
 def contents(config) -> dict:
     """Everything in the replay, and the batch it would serve next."""
-    with Run(config) as run:
+    with OnlineRun(config) as run:
         run.start()
         replay = run.replay
-        served = {name: replay.sample(name) for name in run.agent.diet}
+        served = {name: replay.sample(name) for name in run.agent.windows}
         counts = {
             key: value for key, value in replay.metrics().items() if key[-3:] != "_gb"
         }
@@ -109,11 +109,11 @@ def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
     train(whole)
     killed = tmp_path / "killed"
     config = settings(killed, 360, "catch", "disk", **{"run.keep_last": 2})
-    with Run(config) as run:
-        obs, memory = run.start()
+    with OnlineRun(config) as run:
+        obs, carry = run.start()
         while run.clock.step < 270:  # saves at 100, 200; then no more
-            memory, action, notes = run.act(memory, obs)
-            run.replay.add({**obs, **action, **notes})
+            carry, action, extras = run.act(carry, obs)
+            run.replay.add({**obs, **action, **extras})
             run.logger.add(run.episodes.add(obs), step=run.clock.frames)
             obs = run.envs.step(action)
             run.clock.advance(len(run.envs))
@@ -124,7 +124,7 @@ def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
             if run.clock.every("log"):
                 run.write_log()
             if run.clock.every("save"):
-                run.save(obs, memory)
+                run.save(obs, carry)
     copy = tmp_path / "copy"
     shutil.copytree(killed, copy)
     resumed = settings(copy, 360, "catch", "disk")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import reverie
-from reverie.agents.vta.agent import Watcher
+from reverie.agents.vta.agent import VTAAgent
 from reverie.api import EVENT, UserError
 from reverie.cli.main import main as cli
 from reverie.datasets import sequences as sources
@@ -35,12 +35,12 @@ TINY = {
     "run.log_every": 2,
     "run.report_every": 2,
     "run.save_every": 2,
-    "watcher.batch_size": 3,
-    "watcher.vta.context": 2,
-    "watcher.vta.length": 4,
-    "watcher.vta.belief": 8,
-    "watcher.vta.state": 3,
-    "watcher.vta.layers": 1,
+    "vta.batch_size": 3,
+    "vta.world.context": 2,
+    "vta.world.length": 4,
+    "vta.world.belief": 8,
+    "vta.world.state": 3,
+    "vta.world.layers": 1,
     "source.chunk": 6,
     "source.evaluation": 5,
 }
@@ -189,7 +189,7 @@ def test_the_maze_is_watched_with_its_actions(tmp_path):
     flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 2}
     path = train(settings(tmp_path / "run", "vta_maze", **flags))
     config, agent, feed = load_watcher(path)
-    assert config.watcher.vta.loss == "gaussian"
+    assert config.vta.world.loss == "gaussian"
     assert agent.world.actions.width == 3
     assert np.isfinite(lines(path, "report/loss")).all()
     feed.close()
@@ -201,7 +201,7 @@ def test_the_authors_watch_the_maze_without_actions(tmp_path):
     both = ["vta_maze", "vta_authors"]
     path = train(settings(tmp_path / "run", *both, **flags))
     config, agent, feed = load_watcher(path)
-    vta = config.watcher.vta
+    vta = config.vta.world
     assert (vta.loss, vta.levels, vta.bits, vta.bias) == (
         "gaussian",
         "spread",
@@ -231,16 +231,16 @@ def test_recorded_episodes_are_watched_with_their_actions(tmp_path, capsys):
 
 
 def test_a_task_brings_its_way_of_comparing_images_along():
-    assert resolve(["vta_maze"]).watcher.vta.loss == "gaussian"
-    assert resolve(["vta_balls"]).watcher.vta.loss == "bernoulli"
-    mixed = resolve(["vta_balls"], flags={"task": "watch_maze"})
-    assert mixed.watcher.vta.loss == "gaussian"
-    flags = {"watcher.vta.loss": "gaussian"}
-    assert resolve(["vta_balls"], flags=flags).watcher.vta.loss == "gaussian"
+    assert resolve(["vta_maze"]).vta.world.loss == "gaussian"
+    assert resolve(["vta_balls"]).vta.world.loss == "bernoulli"
+    mixed = resolve(["vta_balls"], flags={"task": "sequences_maze"})
+    assert mixed.vta.world.loss == "gaussian"
+    flags = {"vta.world.loss": "gaussian"}
+    assert resolve(["vta_balls"], flags=flags).vta.world.loss == "gaussian"
 
 
 def test_an_agent_that_acts_cannot_watch(tmp_path):
-    with pytest.raises(UserError, match="--agent watcher"):
+    with pytest.raises(UserError, match="--agent vta"):
         train(settings(tmp_path / "run", agent="dreamer"))
 
 
@@ -299,13 +299,13 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
     config, agent, feed = load_watcher(run, evaluation=3)
     data = {key: value[1:2] for key, value in feed("report").items()}
     feed.close()
-    context, length = config.watcher.vta.context, config.watcher.vta.length
+    context, length = config.vta.world.context, config.vta.world.length
     now = slice(context, context + length)
     np.testing.assert_array_equal(drawn["truth"], data["image"][:, now])
     np.testing.assert_array_equal(drawn["events"], data[EVENT][:, now])
     world = agent.world.eval()
-    dice = agent.dice["report"]
-    explained = world.explain({"image": data["image"]}, dice)
+    rng = agent.rng["report"]
+    explained = world.explain({"image": data["image"]}, rng)
     mask = explained.story.mask[..., 0].detach().numpy() > 0.5
     np.testing.assert_array_equal(drawn["found"], mask)
     # The detector's own logits of these very frames; the first one is forced.
@@ -409,8 +409,8 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     run, tmp_path, capsys, monkeypatch
 ):
     other = train(settings(tmp_path / "other", seed=1))
-    few = train(settings(tmp_path / "few", **{"watcher.batch_size": 2}))
-    longer = train(settings(tmp_path / "longer", **{"watcher.vta.length": 5}))
+    few = train(settings(tmp_path / "few", **{"vta.batch_size": 2}))
+    longer = train(settings(tmp_path / "longer", **{"vta.world.length": 5}))
     small = train(settings(tmp_path / "small", **{"source.side": 16}))
     seen = []
 
@@ -421,7 +421,7 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
         marks[self.config.batch_size :, 2] = True
         return SimpleNamespace(read=marks)
 
-    monkeypatch.setattr(Watcher, "watch", watch)
+    monkeypatch.setattr(VTAAgent, "watch", watch)
     assert cli.main(["eval", str(run), str(other), "--episodes", "6"]) == 0
     assert "agree to 1.000" in capsys.readouterr().out
     torch.testing.assert_close(*seen, rtol=0, atol=0)
@@ -470,24 +470,24 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         (["data", "balls", "--out", "x", "--train", "0"], "--train must be above 0"),
         (["data", "balls", "--out", "x", "--dt", "nan"], "--dt cannot be 'nan'"),
         (["train", "--configs", "vta_balls", "--source.dt", "inf"], "dt must be a fin"),
-        (["train", "--configs", "vta_balls", "--watcher.vta.anneal", "-1"], "anneal"),
-        (["train", "--configs", "vta_balls", "--watcher.vta.obs_std", "nan"], "finite"),
-        (["train", "--configs", "vta_balls", "--watcher.vta.length", "1"], "length 2"),
-        (["train", "--configs", "vta_balls", "--watcher.vta.levels", "spread"], "spre"),
+        (["train", "--configs", "vta_balls", "--vta.world.anneal", "-1"], "anneal"),
+        (["train", "--configs", "vta_balls", "--vta.world.obs_std", "nan"], "finite"),
+        (["train", "--configs", "vta_balls", "--vta.world.length", "1"], "length 2"),
+        (["train", "--configs", "vta_balls", "--vta.world.levels", "spread"], "spre"),
         (["data", "mazes"], "Did you mean 'maze'"),
         (
             ["train", "--configs", "vta_maze", "--source.folder", "x"],
             "data maze --out x",
         ),
-        (["train", "--task", "watch_bals"], "watch_balls"),
-        (["train", "--agent", "watcher"], "--task watch_balls"),
-        (["train_eval", "--agent", "watcher", "--task", "gym_CartPole-v1"], "to act"),
+        (["train", "--task", "sequences_bals"], "sequences_balls"),
+        (["train", "--agent", "vta"], "--task sequences_balls"),
+        (["train_eval", "--agent", "vta", "--task", "gym_CartPole-v1"], "to act"),
         (
-            ["offline", "--agent", "watcher", "--offline.data", "x"],
+            ["offline", "--agent", "vta", "--offline.data", "x"],
             "--configs vta_episodes --source.folder x",
         ),
-        (["bench", "--configs", "vta_balls", "--agent", "dreamer"], "--agent watcher"),
-        (["check-env", "watch_balls"], "has no environment"),
+        (["bench", "--configs", "vta_balls", "--agent", "dreamer"], "--agent vta"),
+        (["check-env", "sequences_balls"], "has no environment"),
     ],
 )
 def test_mistakes_in_making_data_get_one_sentence(
@@ -522,14 +522,14 @@ def test_files_of_the_port_become_settings_of_ours(tmp_path):
         obs_bit=None,
     )
     config = resolve(files=[path])
-    assert (config.agent, config.task) == ("watcher", "watch_balls")
+    assert (config.agent, config.task) == ("vta", "sequences_balls")
     assert (config.run.steps, config.seed) == (50000, 111)
     assert config.logdir == f"{tmp_path}/first"
     assert config.precision == "float32"
     assert (config.source.chunk, config.source.refresh) == (24000, 0)
-    watcher = config.watcher
-    assert (watcher.batch_size, watcher.opt.lr) == (128, 1e-3)
-    vta = watcher.vta
+    vta = config.vta
+    assert (vta.batch_size, vta.opt.lr) == (128, 1e-3)
+    vta = vta.world
     assert (vta.anneal, vta.max_segment, vta.max_segments) == (75, 9, 5)
     assert (vta.loss, vta.levels) == ("bernoulli", "all")
 
@@ -558,19 +558,19 @@ def test_files_of_the_port_are_trained_with_from_the_command_line(tmp_path, caps
 
 def test_what_those_files_leave_out_has_their_defaults(tmp_path):
     config = resolve(files=[write_json(tmp_path / "a.json", env_type="3d_maze")])
-    assert (config.task, config.run.steps) == ("watch_maze", 10000)
-    assert (config.watcher.batch_size, config.source.chunk) == (64, 2000)
-    vta = config.watcher.vta
+    assert (config.task, config.run.steps) == ("sequences_maze", 10000)
+    assert (config.vta.batch_size, config.source.chunk) == (64, 2000)
+    vta = config.vta.world
     assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
 
 
 def test_blocks_lie_over_what_the_port_does_by_itself_but_not_over_its_file(tmp_path):
     path = write_json(tmp_path / "a.json", env_type="bouncing_balls", seg_num=7)
-    vta = resolve(["vta_still"], files=[path]).watcher.vta
+    vta = resolve(["vta_still"], files=[path]).vta.world
     assert (vta.still, vta.anneal, vta.max_segment) == (True, 5, 20)
     assert vta.max_segments == 7
     config = resolve(["vta_maze"], files=[path])
-    assert (config.task, config.watcher.vta.loss) == ("watch_balls", "bernoulli")
+    assert (config.task, config.vta.world.loss) == ("sequences_balls", "bernoulli")
 
 
 def test_the_maze_of_the_port_is_looked_for_where_it_keeps_it(tmp_path, monkeypatch):
@@ -593,12 +593,12 @@ def test_unknown_keys_of_those_files_are_reported_and_flags_still_win(tmp_path):
         tmp_path / "a.json", env_type="bouncing_balls", colour="blue", horizon=15
     )
     with pytest.warns(UserWarning, match="colour, horizon"):
-        config = resolve(files=[path], flags={"watcher.batch_size": 7})
-    assert config.watcher.batch_size == 7
+        config = resolve(files=[path], flags={"vta.batch_size": 7})
+    assert config.vta.batch_size == 7
 
 
 def test_unknown_keys_of_other_files_stay_errors(tmp_path):
-    path = write_json(tmp_path / "a.json", agent="watcher", colour="blue")
+    path = write_json(tmp_path / "a.json", agent="vta", colour="blue")
     with pytest.raises(UserError, match="no setting 'colour'"):
         resolve(files=[path])
 
@@ -625,13 +625,13 @@ def test_values_of_those_files_that_mean_nothing_are_refused(tmp_path, keys, com
 def test_a_temperature_that_those_files_do_not_anneal_stays(tmp_path):
     keys = {"env_type": "bouncing_balls", "beta_anneal": None}
     path = write_json(tmp_path / "a.json", **keys)
-    assert resolve(files=[path]).watcher.vta.anneal == 0
+    assert resolve(files=[path]).vta.world.anneal == 0
 
 
 def test_files_may_begin_with_a_byte_order_mark(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b'\xef\xbb\xbf{"env_type": "bouncing_balls"}')
-    assert resolve(files=[path]).task == "watch_balls"
+    assert resolve(files=[path]).task == "sequences_balls"
 
 
 def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):
@@ -648,6 +648,6 @@ def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):
     module.Dim = Dim
     monkeypatch.setitem(sys.modules, "dim_source", module)
     monkeypatch.setitem(sources.SOURCES, "dim", "dim_source:Dim")
-    config = settings(tmp_path / "run", task="watch_dim", **{"run.steps": 1})
-    assert config.watcher.vta.loss == "gaussian"
+    config = settings(tmp_path / "run", task="sequences_dim", **{"run.steps": 1})
+    assert config.vta.world.loss == "gaussian"
     assert (train(config) / "ckpt").exists()

@@ -12,7 +12,7 @@ from reverie.api import Space
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (
@@ -59,8 +59,8 @@ def batch(rows=ROWS, length=LENGTH, side=16):
     return Segment(*(x.cuda() for x in segment))
 
 
-def dice():
-    return Dice(0, "test", torch.device("cuda"))
+def rng():
+    return Rng(0, "test", torch.device("cuda"))
 
 
 def updater(world, part, throw):
@@ -97,7 +97,7 @@ def test_fused_kernels_give_the_same_gradients(part):
     found = []
     for w in (world, quick):
         if part == "tokenizer":
-            losses = w.tokenizer_loss(batch(), dice(), learn=False).losses
+            losses = w.tokenizer_loss(batch(), rng(), learn=False).losses
         else:
             losses = w.dynamics_loss(batch()).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -118,7 +118,7 @@ def test_fused_dreams_are_the_same_dreams():
     steps = []
     for w in (world, quick):
         state = w.begin(segment.image[:, :3], segment.action[:, :2])
-        throw, found = dice(), []
+        throw, found = rng(), []
         for t in range(2):
             step = w.step(state, segment.action[:, t], throw)
             state = step.state
@@ -139,7 +139,7 @@ def test_a_recorded_update_is_the_update(part):
 
     losses = []
     for recorded in (False, True):
-        world, throw = make(torch.bfloat16), dice()
+        world, throw = make(torch.bfloat16), rng()
         fast.accelerate(world)
         update = updater(world, part, throw)
         if recorded:
@@ -157,7 +157,7 @@ def test_a_recorded_dream_is_the_dream():
 
     segment, found = batch(), []
     for recorded in (False, True):
-        world, throw = make(torch.bfloat16), dice()
+        world, throw = make(torch.bfloat16), rng()
         fast.accelerate(world)
 
         @torch.no_grad()
@@ -180,7 +180,7 @@ def test_a_recorded_dream_is_the_dream():
 
 
 def test_nobody_waits_for_the_device():
-    world, segment, throw = make(torch.bfloat16), batch(), dice()
+    world, segment, throw = make(torch.bfloat16), batch(), rng()
     fast.accelerate(world)
     tokenizer = updater(world, "tokenizer", throw)
     dynamics = updater(world, "dynamics", throw)
@@ -211,7 +211,7 @@ def test_the_tokenizer_for_crafter_trains_within_eight_gigabytes():
     world.initialize(torch.Generator().manual_seed(0))
     world.cuda()
     fast.accelerate(world)
-    update = updater(world, "tokenizer", dice())
+    update = updater(world, "tokenizer", rng())
     weights = sum(x.nbytes for x in world.parameters())
     others = torch.cuda.memory_allocated() - 3 * weights  # of other tests
     torch.cuda.reset_peak_memory_stats()

@@ -9,7 +9,7 @@ import torch
 from reverie.api import Space, UserError
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
 from reverie.worlds.iris.segment import mean_where, pixels, to_bytes
@@ -61,8 +61,8 @@ def batch(rows=2, length=4, seed=0):
     )
 
 
-def dice(seed=0):
-    return Dice(seed, "test", torch.device("cpu"))
+def rng(seed=0):
+    return Rng(seed, "test", torch.device("cpu"))
 
 
 def idle(view):
@@ -93,7 +93,7 @@ def test_what_is_not_real_teaches_the_decoder_nothing():
     for last in (0, 200):
         image = image.clone()
         image[0, -1] = last
-        out = world.tokenizer_loss(one._replace(image=image, real=real), dice(), False)
+        out = world.tokenizer_loss(one._replace(image=image, real=real), rng(), False)
         losses.append(out.losses)
         assert not out.losses["l2"][0, -1]
     torch.testing.assert_close(losses[0]["l2"], losses[1]["l2"])
@@ -116,7 +116,7 @@ def test_the_last_real_row_counts_for_tokens_but_not_padding():
 def test_both_parts_learn_a_batch_by_heart():
     world, one = make(), batch(rows=1, length=3)
     for module, loss in (
-        (world.tokenizer, lambda: world.tokenizer_loss(one, dice())),
+        (world.tokenizer, lambda: world.tokenizer_loss(one, rng())),
         (world.dynamics, lambda: world.dynamics_loss(one)),
     ):
         config = AdamConfig(lr=3e-3)
@@ -143,7 +143,7 @@ def test_a_dream_is_the_same_from_the_same_dice(two_hot):
     dreams = []
     for seed in (1, 1, 2):
         state = world.begin(one.image[:, :2], one.action[:, :1])
-        dreams.append(world.imagine(state, idle, 9, dice(seed)))
+        dreams.append(world.imagine(state, idle, 9, rng(seed)))
     first, again, other = (dream.states.image for dream in dreams)
     assert first.shape == (2, 10, *IMAGE)
     assert first.dtype == torch.uint8
@@ -160,7 +160,7 @@ def test_a_dream_is_the_same_from_the_same_dice(two_hot):
 def test_dreams_have_no_gradient():
     world, one = make(), batch()
     state = world.begin(one.image[:, :1], one.action[:, :0])
-    step = world.step(state, one.action[:, 0], dice())
+    step = world.step(state, one.action[:, 0], rng())
     assert not step.reward.requires_grad
     assert not step.latent_logits.requires_grad
 
@@ -170,7 +170,7 @@ def test_the_memory_is_flushed_only_when_it_is_full():
     state = world.begin(one.image[:, :1], one.action[:, :0])
     sizes = [state.cache.size]
     for _ in range(2 * BLOCKS):
-        state = world.step(state, one.action[:, 0], dice()).state
+        state = world.step(state, one.action[:, 0], rng()).state
         sizes.append(state.cache.size)
     block = TOKENS + 2
     rise = [block - 1 + block * i for i in range(BLOCKS)]
@@ -182,8 +182,8 @@ def test_a_context_that_fills_the_memory_is_flushed_at_once():
     world, one = make(), batch(length=BLOCKS)
     full = world.begin(one.image, one.action[:, :-1])
     fresh = world.begin(one.image[:, -1:], one.action[:, :0])
-    first = world.step(full, one.action[:, -1], dice())
-    second = world.step(fresh, one.action[:, -1], dice())
+    first = world.step(full, one.action[:, -1], rng())
+    second = world.step(fresh, one.action[:, -1], rng())
     torch.testing.assert_close(first.reward, second.reward)
     torch.testing.assert_close(first.latent_logits, second.latent_logits)
 
@@ -193,11 +193,11 @@ def test_a_forked_state_can_go_on_twice():
     state = world.begin(one.image[:, :2], one.action[:, :1])
     fork = state.fork()
     zero, other = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
-    first = world.step(state, zero, dice())
-    world.step(fork, other, dice())
-    onward = world.step(first.state, zero, dice())
+    first = world.step(state, zero, rng())
+    world.step(fork, other, rng())
+    onward = world.step(first.state, zero, rng())
     state = world.begin(one.image[:, :2], one.action[:, :1])
-    alone = world.step(world.step(state, zero, dice()).state, zero, dice())
+    alone = world.step(world.step(state, zero, rng()).state, zero, rng())
     assert torch.equal(onward.image, alone.image)
 
 
@@ -207,7 +207,7 @@ def test_dreaming_equals_the_full_forward():
     state = world.begin(one.image[:, :1], one.action[:, :0])
     steps = []
     for t in range(3):
-        steps.append(world.step(state, one.action[:, t], dice(t)))
+        steps.append(world.step(state, one.action[:, t], rng(t)))
         state = steps[-1].state
     images = [one.image[:, 0], *(step.image for step in steps[:-1])]
     tokens = torch.stack([step.tokens for step in steps], 1)
@@ -233,7 +233,7 @@ def test_a_frozen_copy_follows_when_told_to():
 
     def dream(w):
         state = w.begin(one.image[:, :2], one.action[:, :1])
-        return w.imagine(state, idle, 3, dice()).states.reward
+        return w.imagine(state, idle, 3, rng()).states.reward
 
     assert not torch.equal(dream(twin), dream(world))
     world.refresh(twin)
@@ -248,7 +248,7 @@ def test_a_copy_in_half_precision_keeps_norms_whole():
     one = batch()
     with torch.backends.mkldnn.flags(enabled=False, deterministic=False):
         state = twin.begin(one.image[:, :2], one.action[:, :1])
-        step = twin.step(state, one.action[:, 1], dice())
+        step = twin.step(state, one.action[:, 1], rng())
     assert state.cache.keys.dtype == torch.bfloat16
     assert torch.isfinite(step.reward).all()
 
@@ -256,7 +256,7 @@ def test_a_copy_in_half_precision_keeps_norms_whole():
 def test_looking_at_dreams():
     world, one = make(), batch()
     state = world.begin(one.image[:, :2], one.action[:, :1])
-    view = world.imagine(state, idle, 2, dice()).states
+    view = world.imagine(state, idle, 2, rng()).states
     assert world.features(view).shape == (2, 3, world.width)
     (key,) = world.drawn
     torch.testing.assert_close(world.decode(view)[key], view.image / 255)
@@ -290,7 +290,7 @@ def test_codes_follow_the_vectors_that_chose_them():
     vectors = unit(1, 4).repeat(5, 1)
     tokens = torch.full((5,), 3)
     before = q.codebook.clone()
-    q.follow(vectors, tokens, dice())
+    q.follow(vectors, tokens, rng())
     nearer = q.codebook[3] @ vectors[0] - before[3] @ vectors[0]
     assert nearer > 0
     torch.testing.assert_close(q.codebook.norm(dim=-1), torch.ones(8))
@@ -305,7 +305,7 @@ def test_revived_codes_are_distinct_vectors_of_the_batch():
     q.usage.zero_()
     q.usage[0] = 1.0
     vectors = unit(20, 4)
-    metrics = q.follow(vectors, torch.zeros(20, dtype=torch.int64), dice())
+    metrics = q.follow(vectors, torch.zeros(20, dtype=torch.int64), rng())
     assert metrics["codes_revived"] == 7
     alike = (q.codebook[1:] @ vectors.T).max(-1)
     torch.testing.assert_close(alike.values, torch.ones(7))
@@ -320,7 +320,7 @@ def test_codes_are_revived_only_where_few_are_used(used, revived):
     q.usage.zero_()
     q.usage[:used] = 1 / used
     tokens = torch.arange(60) % used
-    assert q.follow(unit(60, 4), tokens, dice())["codes_revived"] == revived
+    assert q.follow(unit(60, 4), tokens, rng())["codes_revived"] == revived
 
 
 def test_a_broken_batch_leaves_the_codebook_alone():
@@ -328,7 +328,7 @@ def test_a_broken_batch_leaves_the_codebook_alone():
     before = {k: v.clone() for k, v in q.state_dict().items()}
     vectors = unit(5, 4)
     vectors[2, 1] = float("nan")
-    q.follow(vectors, torch.zeros(5, dtype=torch.int64), dice())
+    q.follow(vectors, torch.zeros(5, dtype=torch.int64), rng())
     for key, value in q.state_dict().items():
         assert torch.equal(value, before[key]), key
 
@@ -385,7 +385,7 @@ def test_a_policy_is_shown_every_frame_of_a_dream():
         return torch.full((3,), len(shown) % ACTIONS)
 
     state = world.begin(one.image, one.action[:, :-1])
-    dream = world.imagine(state, policy, 4, dice())
+    dream = world.imagine(state, policy, 4, rng())
     for part, seen in zip(dream.states, zip(*shown, strict=True), strict=True):
         assert torch.equal(part, torch.stack(seen, 1))
     assert dream.actions["action"].tolist() == [[1, 2, 0, 1, 2]] * 3
@@ -402,4 +402,4 @@ def test_images_need_not_be_square_nor_coloured():
     world.initialize(torch.Generator().manual_seed(0))
     image = torch.zeros(1, 2, 8, 16, 1, dtype=torch.uint8)
     state = world.begin(image, torch.zeros(1, 1, dtype=torch.int64))
-    assert world.imagine(state, idle, 1, dice()).states.image.shape[2:] == (8, 16, 1)
+    assert world.imagine(state, idle, 1, rng()).states.image.shape[2:] == (8, 16, 1)

@@ -15,7 +15,7 @@ from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.rssm.world import RSSM, RSSMConfig, State
 
 F32, I32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype(bool)
@@ -55,11 +55,11 @@ def batch(rows=2, length=6, act=ACT, seed=0):
     return data
 
 
-def dice(seed=0) -> Dice:
-    return Dice(seed, "test", torch.device("cpu"))
+def rng(seed=0) -> Rng:
+    return Rng(seed, "test", torch.device("cpu"))
 
 
-class Mode(Dice):
+class Mode(Rng):
     """Always the likeliest choice."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ def test_reset_forgets_everything_before_it():
 
 def test_rows_without_notes_recall_the_state_before_an_episode():
     world = make()
-    blank = {key: torch.tensor(space.zeros(2)) for key, space in world.notes.items()}
-    state, first = world.recall(blank), world.initial(2)
+    blank = {key: torch.tensor(space.zeros(2)) for key, space in world.extras.items()}
+    state, first = world.from_replay(blank), world.initial(2)
     assert torch.equal(state.deter, first.deter)
     assert torch.equal(state.stoch, first.stoch)
-    seen = world.observe(first, batch(), dice())
-    again = world.recall(world.note(seen))
+    seen = world.observe(first, batch(), rng())
+    again = world.from_replay(world.to_replay(seen))
     torch.testing.assert_close(again.stoch, seen.stoch)
 
 
@@ -109,7 +109,7 @@ def test_observing_learns_no_averages():
     (part,) = standard.by_batch(world.enc)
     for shade in (0, 255):
         rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
-        world.observe(world.initial(1), rows, dice())
+        world.observe(world.initial(1), rows, rng())
         assert not part.get_buffer("seen")
         assert world.training
         assert part.training
@@ -119,7 +119,7 @@ def test_reset_heals_a_broken_state():
     world, data = make(), batch()
     data["is_first"][:, 0] = True
     broken = State(*(torch.full_like(x, torch.nan) for x in world.initial(2)))
-    assert torch.isfinite(world.observe(broken, data, dice()).deter).all()
+    assert torch.isfinite(world.observe(broken, data, rng()).deter).all()
 
 
 def test_the_action_before_a_reset_is_nothing_not_the_first_choice():
@@ -179,7 +179,7 @@ def test_hidden_norm_spans_all_blocks_and_gates_are_split_inside_each():
 def test_more_recurrent_layers_are_all_of_the_state_wide():
     world = make(replace(SIZE, dynlayers=2))
     assert world.dyn.dynhid1.weight.shape == (4, 4, 4)
-    states = world.observe(world.initial(2), batch(), dice())
+    states = world.observe(world.initial(2), batch(), rng())
     assert torch.isfinite(states.deter).all()
 
 
@@ -194,16 +194,16 @@ def test_an_absolute_posterior_sees_only_the_observation():
 def test_free_nats_are_per_step_and_not_per_choice():
     world = make(replace(SIZE, free_nats=0.5))
     data = batch()
-    losses = world.loss(world.initial(2), data, dice()).losses
+    losses = world.loss(world.initial(2), data, rng()).losses
     wide = make(replace(SIZE, free_nats=0.0))
-    raw = wide.loss(wide.initial(2), data, dice()).losses
+    raw = wide.loss(wide.initial(2), data, rng()).losses
     torch.testing.assert_close(losses["dyn"], raw["dyn"].clamp(min=0.5))
     assert raw["dyn"].max() > 0.5 > raw["dyn"].max() / SIZE.stoch
 
 
 def test_dyn_moves_the_prior_and_rep_moves_the_posterior():
     world, data = make(replace(SIZE, free_nats=0.0)), batch()
-    result = world.loss(world.initial(2), data, dice())
+    result = world.loss(world.initial(2), data, rng())
     prior, post = world.dyn.priorlogit.weight, world.dyn.obslogit.weight
     for name, moved, still in (("dyn", prior, post), ("rep", post, prior)):
         loss = result.losses[name][:, :1].sum()  # one step, so nothing comes round
@@ -229,7 +229,7 @@ def test_continue_is_taught_the_discount():
             return self.out.loss(target)
 
     world.con.forward = lambda feat: Spied(forward(feat))
-    world.loss(world.initial(2), data, dice())
+    world.loss(world.initial(2), data, rng())
     assert float(seen[0][0, 2]) == 0
     assert float(seen[0][0, 3]) == pytest.approx(1 - 1 / 333)
 
@@ -238,7 +238,7 @@ def test_continue_is_taught_the_discount():
 def test_reward_shapes_the_world_if_it_may(reward_grad):
     world, data = make(reward_grad=reward_grad), batch()
     world.rew.head["logits"].weight.data.normal_()
-    loss = world.loss(world.initial(2), data, dice()).losses["rew"].sum()
+    loss = world.loss(world.initial(2), data, rng()).losses["rew"].sum()
     grads = torch.autograd.grad(
         loss, list(world.enc.parameters()), materialize_grads=True
     )
@@ -255,7 +255,7 @@ def test_dreams_begin_with_the_state_they_start_from():
     world = make()
     start = State(torch.randn(5, 16), F.one_hot(torch.randint(3, (5, 4)), 3).float())
     action = {"action": torch.zeros(5, dtype=torch.int32)}
-    dream = world.imagine(start, lambda state: action, 4, dice())
+    dream = world.imagine(start, lambda state: action, 4, rng())
     assert dream.states.deter.shape == (5, 5, 16)
     assert dream.actions["action"].shape == (5, 5)
     assert torch.equal(dream.states.deter[:, 0], start.deter)
@@ -266,12 +266,12 @@ def test_dreams_begin_with_the_state_they_start_from():
 @pytest.mark.parametrize("store", ["float32", "float16"])
 def test_notes_bring_back_the_state(store):
     world = make(replace(SIZE, store=store))
-    states = world.observe(world.initial(2), batch(), dice())
-    notes = world.note(states)
-    for key, space in world.notes.items():
-        assert notes[key].shape == (2, 6, *space.shape)
-        assert space.problem(notes[key][0, 0].numpy()) is None
-    back = world.recall(notes)
+    states = world.observe(world.initial(2), batch(), rng())
+    extras = world.to_replay(states)
+    for key, space in world.extras.items():
+        assert extras[key].shape == (2, 6, *space.shape)
+        assert space.problem(extras[key][0, 0].numpy()) is None
+    back = world.from_replay(extras)
     assert torch.equal(back.stoch, states.stoch)
     exact = store == "float32"
     torch.testing.assert_close(
@@ -280,13 +280,13 @@ def test_notes_bring_back_the_state(store):
 
 
 def test_notes_are_a_fraction_of_one_hots():
-    notes = make(replace(SIZE, stoch=32, classes=64)).notes
-    assert notes["dyn/stoch"].nbytes == 32
+    extras = make(replace(SIZE, stoch=32, classes=64)).extras
+    assert extras["dyn/stoch"].nbytes == 32
 
 
 def test_samples_are_exactly_one_hot():
     world = make()
-    stoch = world.observe(world.initial(2), batch(), dice()).stoch
+    stoch = world.observe(world.initial(2), batch(), rng()).stoch
     assert set(stoch.unique().tolist()) == {0.0, 1.0}
 
 

@@ -14,7 +14,7 @@ from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.render.openloop import BEGINS, CONTINUES, STRIP, openloop_video
 from reverie.run.config import resolve
 from reverie.run.train import train
@@ -68,8 +68,8 @@ def make_batch(length=T):
     return batch
 
 
-def dice() -> Dice:
-    return Dice(0, "test", torch.device("cpu"))
+def rng() -> Rng:
+    return Rng(0, "test", torch.device("cpu"))
 
 
 def act(state):
@@ -88,12 +88,12 @@ def test_the_same_generator_gives_the_same_weights():
 
 def test_notes_bring_a_state_back():
     world = make_world().eval()
-    states = world.observe(world.initial(B), make_batch(), dice())
-    notes = world.note(states)
-    assert notes.keys() == world.notes.keys()
-    for key, space in world.notes.items():
-        assert tuple(notes[key].shape[2:]) == space.shape
-    for old, new in zip(states, world.recall(notes), strict=True):
+    states = world.observe(world.initial(B), make_batch(), rng())
+    extras = world.to_replay(states)
+    assert extras.keys() == world.extras.keys()
+    for key, space in world.extras.items():
+        assert tuple(extras[key].shape[2:]) == space.shape
+    for old, new in zip(states, world.from_replay(extras), strict=True):
         torch.testing.assert_close(old.detach(), new)
 
 
@@ -103,7 +103,7 @@ def test_acting_uses_the_foreseen_flag_and_no_noise_even_while_training():
     start = world.initial(B)._replace(obs_belief=torch.randn(B, 8))
     logits = world.dyn.foresee(start)
     for _ in range(3):
-        state = world.observe(start, batch, dice())
+        state = world.observe(start, batch, rng())
         expected = (logits[:, 0] >= logits[:, 1]).float()
         assert torch.equal(state.read[:, 0], expected)
     assert world.training
@@ -112,9 +112,9 @@ def test_acting_uses_the_foreseen_flag_and_no_noise_even_while_training():
 def test_observing_leaves_statistics_alone_and_a_training_loss_moves_them():
     world = make_world().train()
     before = [b.clone() for b in world.buffers()]
-    world.observe(world.initial(B), make_batch(), dice())
+    world.observe(world.initial(B), make_batch(), rng())
     assert all(map(torch.equal, before, world.buffers()))
-    world.loss(world.initial(B), make_batch(), dice())
+    world.loss(world.initial(B), make_batch(), rng())
     assert not all(map(torch.equal, before, world.buffers()))
 
 
@@ -128,7 +128,7 @@ def test_a_reset_forgets_everything_before_it():
         tokens = world.enc(batch, torch.float32)[:, rows]
         acts = {"action": batch["prevact"]["action"][:, rows]}
         first = batch["is_first"][:, rows]
-        return world.dyn.observe(start, tokens, found[:, rows], acts, first, dice())
+        return world.dyn.observe(start, tokens, found[:, rows], acts, first, rng())
 
     whole = follow(world.initial(B), slice(0, 6))[1]
     alone = follow(world.initial(B), slice(3, 6))[1]
@@ -138,7 +138,7 @@ def test_a_reset_forgets_everything_before_it():
 
 def test_the_upper_level_is_held_where_no_segment_begins():
     world = make_world().train()
-    states = world.loss(world.initial(B), make_batch(40), dice()).states
+    states = world.loss(world.initial(B), make_batch(40), rng()).states
     copied = states.read[:, 1:] == 0
     assert copied.any()
     assert not copied.all()
@@ -150,7 +150,7 @@ def test_the_upper_level_is_held_where_no_segment_begins():
 
 def test_segments_are_neither_too_long_nor_too_many():
     world = make_world(max_segment=3, max_segments=4).train()
-    dream = world.imagine(world.initial(B), act, 40, dice()).states
+    dream = world.imagine(world.initial(B), act, 40, rng()).states
     assert dream.number.max() == 4
     until = dream.number < 4
     assert dream.length[until].max() <= 3
@@ -167,14 +167,14 @@ def test_segments_are_neither_too_long_nor_too_many():
 )
 def test_dreams_whose_segments_are_known(settings, expected):
     world = make_world(**settings)
-    dream = world.imagine(world.initial(B), act, 5, dice()).states
+    dream = world.imagine(world.initial(B), act, 5, rng()).states
     assert dream.read[0].tolist() == expected
     assert world.boundaries(dream)[0].tolist() == [bool(x) for x in expected]
 
 
 def test_losses_are_named_finite_and_per_row():
     world = make_world(rate=0.1, sees_reward=True).train()
-    found = world.loss(world.initial(B), make_batch(), dice())
+    found = world.loss(world.initial(B), make_batch(), rng())
     assert found.losses.keys() == {
         "image",
         "rew",
@@ -199,19 +199,19 @@ def test_half_precision_keeps_counters_exact_and_losses_close():
         worlds = [make_world(dtype) for dtype in (torch.float32, torch.bfloat16)]
         for world in worlds:
             world.eval()
-        one, two = (w.loss(w.initial(B), make_batch(), dice()) for w in worlds)
+        one, two = (w.loss(w.initial(B), make_batch(), rng()) for w in worlds)
     assert two.states.obs_belief.dtype == torch.bfloat16
     assert two.states.length.dtype == torch.float32
     for key, loss in one.losses.items():
         torch.testing.assert_close(two.losses[key], loss, atol=0.05, rtol=0.05)
-    notes = worlds[1].note(two.states)
-    back = worlds[1].recall(notes)
+    extras = worlds[1].to_replay(two.states)
+    back = worlds[1].from_replay(extras)
     assert [x.dtype for x in back] == [x.dtype for x in two.states]
 
 
 def test_reports_show_where_segments_begin():
     world = make_world().eval()
-    video = openloop(world, world.initial(B), make_batch(), dice())["openloop/image"]
+    video = openloop(world, world.initial(B), make_batch(), rng())["openloop/image"]
     plain = 3 * 8 + 4
     assert video.shape[1] == plain + STRIP
     marks = np.zeros((1, 2), bool)

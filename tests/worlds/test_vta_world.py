@@ -8,7 +8,7 @@ import torch
 
 from reverie.api import Space, UserError
 from reverie.nets.gru import GRU
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.vta.boundaries import (
     COPY,
     READ,
@@ -38,8 +38,8 @@ def make_batch(rows=3, frames=9, side=32) -> dict[str, torch.Tensor]:
     return {"image": torch.tensor(image), "action": torch.tensor(action)}
 
 
-def dice() -> Dice:
-    return Dice(0, "test", torch.device("cpu"))
+def rng() -> Rng:
+    return Rng(0, "test", torch.device("cpu"))
 
 
 def test_units_side_by_side_are_those_of_torch():
@@ -99,16 +99,14 @@ def test_a_fair_coin_has_the_entropy_of_a_bit():
 
 def test_the_first_modelled_frame_always_begins_a_segment():
     world = make_world().train()
-    story = world.follow(
-        world.pixels.prepare(make_batch()["image"], dice()), {}, dice()
-    )
+    story = world.follow(world.pixels.prepare(make_batch()["image"], rng()), {}, rng())
     assert (story.mask[:, 0, READ] == 1).all()
 
 
 def test_the_upper_level_moves_only_where_segments_begin():
     world = make_world(ACTION).train()
     story = world.follow(
-        world.pixels.prepare(make_batch()["image"], dice()), make_batch(), dice()
+        world.pixels.prepare(make_batch()["image"], rng()), make_batch(), rng()
     )
     held = story.mask[:, 1:, READ] == 0
     assert held.any()
@@ -127,10 +125,10 @@ def test_a_flag_costs_at_the_frame_it_is_about():
         world.foresee.weight.zero_()
         world.foresee.bias.copy_(torch.tensor([-5.0, 5.0]))
         world.detector.out.weight.mul_(100)
-        read, copy = world.explain(batch, dice()).story.found.unbind(-1)
+        read, copy = world.explain(batch, rng()).story.found.unbind(-1)
         world.detector.out.bias[READ] -= (read - copy).median()
-    losses, _, read, chance, foreseen = world.watch(batch, dice())
-    mask = world.explain(batch, dice()).losses["mask"]
+    losses, _, read, chance, foreseen = world.watch(batch, rng())
+    mask = world.explain(batch, rng()).losses["mask"]
     assert torch.equal(losses["mask"][:, 1:], mask[:, :-1])
     assert torch.allclose(losses["mask"].mean(), mask.mean())
     cost, found = losses["mask"][:, 1:], read[:, 1:]
@@ -148,7 +146,7 @@ def test_actions_matter_only_at_the_segment_they_lead_to():
     context = world.config.context
     other["action"][:, :context] = 2 - other["action"][:, :context]
     before, after = (
-        world.follow(world.pixels.prepare(b["image"], dice()), b, dice())
+        world.follow(world.pixels.prepare(b["image"], rng()), b, rng())
         for b in (batch, other)
     )
     assert torch.equal(before.abs_belief, after.abs_belief)  # those before do not count
@@ -156,12 +154,12 @@ def test_actions_matter_only_at_the_segment_they_lead_to():
 
 def test_every_training_loss_cools_the_flags_and_evaluation_does_not():
     world = make_world(anneal=1.0).train()
-    world.loss(world.initial(3), make_batch(), dice())
+    world.loss(world.initial(3), make_batch(), rng())
     first = float(world.temperature)
-    world.loss(world.initial(3), make_batch(), dice())
+    world.loss(world.initial(3), make_batch(), rng())
     assert 1.0 > first > float(world.temperature)
     world.eval()
-    world.loss(world.initial(3), make_batch(), dice())
+    world.loss(world.initial(3), make_batch(), rng())
     assert float(world.age) == 2
     again = make_world(anneal=1.0)
     again.load_state_dict(world.state_dict())
@@ -171,8 +169,8 @@ def test_every_training_loss_cools_the_flags_and_evaluation_does_not():
 def test_scales_weigh_losses_and_leave_the_bound_alone():
     batch, plain = make_batch(), make_world().eval()
     scaled = make_world(obs_scale=3.0, abs_scale=0.5, mask_scale=2.0).eval()
-    one = plain.loss(plain.initial(3), batch, dice())
-    two = scaled.loss(scaled.initial(3), batch, dice())
+    one = plain.loss(plain.initial(3), batch, rng())
+    two = scaled.loss(scaled.initial(3), batch, rng())
     for key, scale in {"image": 1, "obs": 3, "abs": 0.5, "mask": 2}.items():
         torch.testing.assert_close(two.losses[key], scale * one.losses[key])
     torch.testing.assert_close(one.metrics["elbo"], two.metrics["elbo"])
@@ -181,8 +179,8 @@ def test_scales_weigh_losses_and_leave_the_bound_alone():
 def test_the_detector_learns_what_a_segment_costs_only_if_reading_pays():
     gradients = []
     for pays in (False, True):
-        world = make_world(read_pays=pays).train()
-        explained = world.explain(make_batch(), dice())
+        world = make_world(kl_to_detector=pays).train()
+        explained = world.explain(make_batch(), rng())
         mask, story = explained.story.mask, explained.story
         (grad,) = torch.autograd.grad(
             explained.losses["abs"].sum(), mask, retain_graph=True
@@ -196,7 +194,7 @@ def test_within_a_segment_a_still_world_foresees_one_and_the_same():
     moving, still = make_world().train(), make_world(still=True).train()
     change = {}
     for name, world in {"moving": moving, "still": still}.items():
-        story = world.explain(make_batch(), dice()).story
+        story = world.explain(make_batch(), rng()).story
         copied = story.mask[:, 1:, COPY] > 0.5
         assert copied.any()
         apart = story.prior_obs.mean.detach().diff(dim=1).abs().amax(-1)
@@ -206,21 +204,21 @@ def test_within_a_segment_a_still_world_foresees_one_and_the_same():
 
 
 def test_a_still_world_learns_and_dreams():
-    world = make_world(still=True, read_pays=True)
-    found = world.train().loss(world.initial(3), make_batch(), dice())
+    world = make_world(still=True, kl_to_detector=True)
+    found = world.train().loss(world.initial(3), make_batch(), rng())
     sum(x.mean() for x in found.losses.values()).backward()
     assert all(p.grad is not None for p in world.parameters())
-    start = world.eval().begin(make_batch()["image"][:, :2], dice())
-    dream = world.imagine(start, lambda _: {}, 6, dice()).states
+    start = world.eval().begin(make_batch()["image"][:, :2], rng())
+    dream = world.imagine(start, lambda _: {}, 6, rng()).states
     held = dream.read[:, 1:] < 0.5
     assert held.any()
     assert torch.equal(dream.obs_belief[:, 1:][held], dream.obs_belief[:, :-1][held])
 
 
 def test_coins_decide_about_segments_until_the_detector_does():
-    world = make_world(coins=2).train()
+    world = make_world(random_boundary_steps=2).train()
     for asked in (False, False, True):
-        found = world.loss(world.initial(3), make_batch(), dice())
+        found = world.loss(world.initial(3), make_batch(), rng())
         chance = float(found.metrics["read_chance/post"])
         assert (chance == 0.5) != asked
         weights = list(world.detector.parameters())
@@ -231,12 +229,12 @@ def test_coins_decide_about_segments_until_the_detector_does():
 
 def test_without_coins_the_detector_is_asked_from_the_beginning():
     world = make_world().train()
-    assert world.explain(make_batch(), dice()).story.found.all()
+    assert world.explain(make_batch(), rng()).story.found.all()
 
 
 def test_what_is_watched_is_about_its_own_frame():
     world = make_world().eval()
-    watched = world.watch(make_batch(), dice())
+    watched = world.watch(make_batch(), rng())
     assert watched.image.shape == (3, 5, 32, 32, 3)
     assert watched.read[:, 0].all()
     # Without noise a segment begins exactly where the chance is at least a half.
@@ -247,9 +245,9 @@ def test_what_is_watched_is_about_its_own_frame():
 def test_a_dream_begins_with_a_segment_and_a_jumpy_one_only_has_first_frames(jumpy):
     world = make_world(ACTION).eval()
     batch = make_batch()
-    start = world.begin(batch["image"][:, :2], dice())
+    start = world.begin(batch["image"][:, :2], rng())
     action = {"action": batch["action"][:, 0]}
-    dream = world.imagine(start, lambda _: action, 6, dice(), jumpy=jumpy).states
+    dream = world.imagine(start, lambda _: action, 6, rng(), jumpy=jumpy).states
     assert dream.read.shape == (3, 7)
     assert (dream.read[:, 0] == 1).all()
     assert not jumpy or (dream.read == 1).all()
@@ -263,13 +261,13 @@ def test_a_dream_begins_with_a_segment_and_a_jumpy_one_only_has_first_frames(jum
 @pytest.mark.parametrize("levels", ["all", "floor", "spread"])
 def test_levels_of_pixels(levels):
     world = make_world(levels=levels, loss="gaussian", bits=3)
-    x = world.pixels.prepare(make_batch()["image"], dice())
+    x = world.pixels.prepare(make_batch()["image"], rng())
     spread = levels == "spread"
     assert float(x.min()) >= (-1 if spread else 0)
     assert float(x.max()) <= 1
     if levels == "floor":
         assert len(x.unique()) <= 9
-    watched = world.eval().watch(make_batch(), dice())
+    watched = world.eval().watch(make_batch(), rng())
     assert 0 <= float(watched.image.min()) <= float(watched.image.max()) <= 1
 
 
@@ -289,7 +287,7 @@ def test_half_precision_computes_images_and_stays_close():
     for net in (whole.enc, whole.dec, half.enc, half.dec):
         net.register_forward_hook(lambda net, given, out: kinds.append(out.dtype))
     with torch.backends.mkldnn.flags(enabled=False):  # see run/device.py
-        one, two = (w.loss(w.initial(3), batch, dice()).losses for w in (whole, half))
+        one, two = (w.loss(w.initial(3), batch, rng()).losses for w in (whole, half))
     assert kinds == [torch.float32] * 2 + [torch.bfloat16] * 2
     assert all(loss.dtype == torch.float32 for loss in two.values())
     torch.testing.assert_close(
@@ -299,7 +297,7 @@ def test_half_precision_computes_images_and_stays_close():
 
 def test_other_image_sizes_are_halved_as_often_as_they_need():
     world = make_world(obs_space={"image": Space(np.uint8, (64, 64, 3), 0, 256)})
-    assert world.watch(make_batch(side=64), dice()).image.shape[2:] == (64, 64, 3)
+    assert world.watch(make_batch(side=64), rng()).image.shape[2:] == (64, 64, 3)
 
 
 @pytest.mark.parametrize(
@@ -322,13 +320,13 @@ def test_what_cannot_be_watched_is_refused(space, complaint):
 def test_a_window_of_another_length_is_refused():
     world = make_world()
     with pytest.raises(UserError, match=r"2 \+ 5 \+ 2 are wanted"):
-        world.watch(make_batch(frames=8), dice())
+        world.watch(make_batch(frames=8), rng())
 
 
 def test_the_smallest_world_has_losses_too():
     sizes = {"context": 1, "length": 2, "belief": 1, "state": 1, "layers": 0, "bits": 1}
     world = make_world(**sizes, levels="floor", max_segment=1, max_segments=1).train()
-    losses = world.loss(world.initial(3), make_batch(frames=4), dice()).losses
+    losses = world.loss(world.initial(3), make_batch(frames=4), rng()).losses
     assert all(loss.shape == (3, 2) for loss in losses.values())
     assert all(loss.isfinite().all() for loss in losses.values())
 

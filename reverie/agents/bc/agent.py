@@ -25,19 +25,18 @@ from reverie.api import (
     Action,
     Agent,
     Batch,
+    Carry,
+    Extras,
     Feed,
-    Memory,
     Metrics,
     Mode,
-    Notes,
     Obs,
-    Report,
     Spaces,
     StateDict,
     Statistics,
     UserError,
     Window,
-    sight,
+    agent_obs_space,
 )
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
@@ -45,7 +44,7 @@ from reverie.nets.conv import Encoder, EncoderConfig
 from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 OLDER = "dreamerv3-torch"
 
@@ -55,7 +54,7 @@ class BCConfig:
     batch_size: int = 256
     """Sequences per batch."""
     length: int = 1
-    """Rows of each; one is enough without any memory."""
+    """Rows of each; one is enough without any carry."""
     run: str = ""
     """A run, or a checkpoint, whose world is looked through, or the `latest.pt` of
     dreamerv3-torch; none for own eyes."""
@@ -96,7 +95,7 @@ class BCConfig:
         return self.batch_size * self.length
 
 
-class CloneMemory(NamedTuple):
+class BCCarry(NamedTuple):
     """What goes on from one step of acting to the next."""
 
     eyes: Any
@@ -122,7 +121,10 @@ class BC:
     ):
         check_actions(act_space)
         self.config, self.device, self.base = config, device, base
-        self.obs_space, self.act_space = _chosen(sight(obs_space), config), act_space
+        self.obs_space, self.act_space = (
+            _chosen(agent_obs_space(obs_space), config),
+            act_space,
+        )
         generator = torch.Generator().manual_seed(seed)
         if base is None:
             encoder = self._encoder()
@@ -146,26 +148,26 @@ class BC:
             config.opt,
             [f"{k}.{n}" for k, m in learnt for n in decaying(m)],
         )
-        self.dice = {name: Dice(seed, name, device) for name in ("train", "eval")}
-        self.diet = {"train": Window(config.batch_size, config.length, online=False)}
-        self.notes: Spaces = {}
-        self.rhythm = None
+        self.rng = {name: Rng(seed, name, device) for name in ("train", "eval")}
+        self.windows = {"train": Window(config.batch_size, config.length, online=False)}
+        self.extras: Spaces = {}
+        self.schedule = None
         self.last: Metrics = {}
 
     # Acting
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> Carry:
         prevact = {
             key: torch.as_tensor(space.zeros(batch), device=self.device)
             for key, space in self.act_space.items()
         }
         head = self.head.initial(batch, self.device)
-        return CloneMemory(self.eyes.initial(batch), head, prevact)
+        return BCCarry(self.eyes.initial(batch), head, prevact)
 
     @torch.no_grad()
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         """The action it thinks most likely, within the bounds of its space."""
         if mode == "train":
             raise UserError(
@@ -176,10 +178,10 @@ class BC:
         batch: Batch = {
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys
         }
-        batch["prevact"] = {key: x[:, None] for key, x in memory.prevact.items()}
+        batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
         self.eyes.eval()
-        feat, eyes = self.eyes(memory.eyes, batch, self.dice["eval"])
-        guesses, head = self.head(memory.head, feat, batch["is_first"])
+        feat, eyes = self.eyes(carry.eyes, batch, self.rng["eval"])
+        guesses, head = self.head(carry.head, feat, batch["is_first"])
         chosen, action = {}, {}
         for key, space in self.act_space.items():
             value = guesses[key].mode()[:, 0]
@@ -190,7 +192,7 @@ class BC:
                 array = np.clip(array, space.low, space.high)
             action[key] = array.astype(space.dtype)
             chosen[key] = torch.as_tensor(action[key], device=self.device)
-        return CloneMemory(eyes, head, chosen), action, {}
+        return BCCarry(eyes, head, chosen), action, {}
 
     # Learning
 
@@ -203,14 +205,14 @@ class BC:
         self.eyes.encoder.load_state_dict(state["encoder"])
 
     @property
-    def curious(self) -> bool:
-        own = self.base is None and standard.curious(self.eyes)
+    def needs_statistics(self) -> bool:
+        own = self.base is None and standard.needs_statistics(self.eyes)
         return own or self.config.normalize != "none"
 
-    def inform(self, statistics: Statistics) -> None:
+    def set_statistics(self, statistics: Statistics) -> None:
         """Scale actions, and own images, by what is known of all of them."""
         if self.base is None:
-            standard.inform(self.eyes, statistics)
+            standard.set_statistics(self.eyes, statistics)
         for key in self.scale.spaces:
             known = statistics[key]
             mean, std, low, high = (torch.as_tensor(x).float() for x in known)
@@ -234,7 +236,7 @@ class BC:
         self.eyes.train(training)
         start = self.initial(len(batch["is_first"]))
         with torch.set_grad_enabled(training):
-            feat, _ = self.eyes(start.eyes, rows, self.dice[purpose])
+            feat, _ = self.eyes(start.eyes, rows, self.rng[purpose])
         guesses, _ = self.head(start.head, feat, batch["is_first"])
         wanted = self.scale.narrow({key: batch[key] for key in self.act_space})
         losses = [guess.loss(wanted[key]) for key, guess in guesses.items()]
@@ -244,12 +246,12 @@ class BC:
         return torch.stack(losses).sum(0), real
 
     @torch.no_grad()
-    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """The loss of every row of whole episodes; nothing is learnt."""
         loss, real = self.loss(batch, "eval")
         return {"action": loss}, real
 
-    def report(self, feed: Feed) -> Report:
+    def report(self, feed: Feed) -> Metrics:
         return {}
 
     def nonfinite(self) -> list[str]:
@@ -273,14 +275,14 @@ class BC:
             **parts,
             "order": list(self.eyes.order),
             "opt": self.opt.state_dict(),
-            "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.load_weights(state)
         self.opt.load_state_dict(state["opt"])
-        for name, dice in self.dice.items():
-            dice.load_state_dict(state["rng"][name])
+        for name, rng in self.rng.items():
+            rng.load_state_dict(state["rng"][name])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match, if they read the same keys."""

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Spaces, UserError, sight
+from reverie.api import Batch, Spaces, UserError, agent_obs_space
 from reverie.nets.conv import Encoder
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 
 
@@ -35,9 +35,9 @@ class EncoderEyes(nn.Module):
         return ()
 
     def forward(
-        self, memory: Any, batch: Batch, dice: Dice
+        self, carry: Any, batch: Batch, rng: Rng
     ) -> tuple[Float[Tensor, "B T F"], Any]:
-        return self.encoder(batch, self.dtype).float(), memory
+        return self.encoder(batch, self.dtype).float(), carry
 
 
 class FrameEncoder(nn.Module):
@@ -65,7 +65,7 @@ class StateEyes(nn.Module):
         super().__init__()
         self.world, self.width = world, int(world.width)
         encoder = getattr(world, "enc", None)
-        self.order = sorted(sight(obs_space))
+        self.order = sorted(agent_obs_space(obs_space))
         if isinstance(encoder, Encoder):
             self.order = [*encoder.imgkeys, *encoder.veckeys]
 
@@ -73,9 +73,9 @@ class StateEyes(nn.Module):
         return self.world.initial(batch)
 
     def forward(
-        self, memory: Any, batch: Batch, dice: Dice
+        self, carry: Any, batch: Batch, rng: Rng
     ) -> tuple[Float[Tensor, "B T F"], Any]:
-        states = self.world.observe(memory, batch, dice)
+        states = self.world.observe(carry, batch, rng)
         last = map1(lambda x: x[:, -1], states)
         return self.world.features(states).float(), last
 

@@ -134,22 +134,22 @@ class CloneHead(nn.Module):
 
     def forward(
         self,
-        memory: Float[Tensor, "B R"],
+        carry: Float[Tensor, "B R"],
         feat: Float[Tensor, "B T F"],
         is_first: Bool[Tensor, "B T"],
     ) -> tuple[dict[str, Point | Mixture | Choice], Float[Tensor, "B R"]]:
         if self.gru is not None:
             gates, steps = self.gru.gates(feat), []
             for t in range(feat.shape[1]):
-                memory = torch.where(is_first[:, t, None], 0, memory)
-                memory = self.gru.step(gates[:, :, t], memory[None])[0]
-                steps.append(memory)
+                carry = torch.where(is_first[:, t, None], 0, carry)
+                carry = self.gru.step(gates[:, :, t], carry[None])[0]
+                steps.append(carry)
             feat = torch.stack(steps, 1)
         x = self.mlp(feat)
         guesses = {
             key: self._guess(key, space, x) for key, space in self.spaces.items()
         }
-        return guesses, memory
+        return guesses, carry
 
     def _guess(self, key: str, space: Space, x: Tensor) -> Point | Mixture | Choice:
         out, config = self.out[key], self.config

@@ -20,7 +20,7 @@ from reverie.api import Metrics, Spaces
 from reverie.nets.distributions import Action, Output
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
 from reverie.nets.normalize import Normalize, NormalizeConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ class ActorCritic(nn.Module):
         return FastActorCritic
 
     def act(
-        self, feat: Float[Tensor, "*b F"], dice: Dice, pol: PolicyHead | None = None
+        self, feat: Float[Tensor, "*b F"], rng: Rng, pol: PolicyHead | None = None
     ) -> dict[str, Tensor]:
         """Sample an action, in the dtype and counting of its space.
 
         With `pol`, by another copy of the policy.
         """
         return {
-            key: self._from_index(key, out.sample(dice))
+            key: self._from_index(key, out.sample(rng))
             for key, out in (pol or self.pol)(feat).items()
         }
 

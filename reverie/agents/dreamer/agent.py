@@ -27,34 +27,33 @@ from reverie.agents.dreamer.factory import WORLDS, make_actor_critic
 from reverie.agents.openloop import openloop
 from reverie.agents.precision import dtype_of
 from reverie.agents.weights import load_components
-from reverie.agents.world_model_env import WorldDreams
+from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
     FLAGS,
     Action,
     Batch,
-    Dream,
-    Dreams,
+    Carry,
+    Extras,
     Feed,
-    Memory,
     Metrics,
     Mode,
-    Notes,
     Obs,
-    Report,
+    Rollout,
     Spaces,
     StateDict,
     Statistics,
     UserError,
     Window,
     World,
-    sight,
+    WorldModelEnv,
+    agent_obs_space,
 )
 from reverie.kernels import accelerate as fast
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim.laprop import Optimizer
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.tree import map1, map2
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ __all__ = ["Dreamer", "DreamerConfig"]
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
 
 
-class Carry(NamedTuple):
+class DreamerCarry(NamedTuple):
     """What goes on from one step, or one batch, to the next."""
 
     state: Any
@@ -77,7 +76,7 @@ class Learned(NamedTuple):
 
     losses: dict[str, Tensor]
     states: Any
-    dream: Dream | None
+    dream: Rollout | None
     metrics: Metrics
 
 
@@ -85,7 +84,7 @@ class Update(NamedTuple):
     """What an update has to say, and what the replay is to keep of it."""
 
     metrics: Metrics
-    notes: Notes
+    extras: Extras
     priority: Tensor | None
 
 
@@ -109,7 +108,7 @@ class Dreamer:
             known = ", ".join(WORLDS)
             raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         check_actions(act_space)
-        self.obs_space, self.act_space = sight(obs_space), act_space
+        self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         taken = {*vars(config.loss_scales), "prevact"}
         for key in self.obs_space.keys() & taken:
             raise UserError(
@@ -127,8 +126,8 @@ class Dreamer:
         self.opt = Optimizer(parameters, config.opt, scaling)
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
-        self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
-        self.carry: dict[str, Carry] = {
+        self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
+        self.carry: dict[str, DreamerCarry] = {
             name: self.initial(config.batch_size) for name in ("train", "report")
         }
         self.last_metrics: Metrics = {}
@@ -146,12 +145,12 @@ class Dreamer:
             config.consec_report,
             online=False,
         )
-        self.diet = {"train": train, "report": report}
-        self.notes = self.world.notes if config.replay_context else {}
-        self.rhythm = None
+        self.windows = {"train": train, "report": report}
+        self.extras = self.world.extras if config.replay_context else {}
+        self.schedule = None
         self.update: Callable[[Batch], Update] = self.learn
         self.before_update: Callable[[], None] = lambda: None
-        self.acting: dict[str, Callable[..., tuple[Memory, Action, Notes]]] = {
+        self.acting: dict[str, Callable[..., tuple[Carry, Action, Extras]]] = {
             purpose: partial(self._plainly, purpose) for purpose in ("policy", "eval")
         }
         self.shadows: Shadows | None = None
@@ -168,40 +167,44 @@ class Dreamer:
 
     # Acting
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> Carry:
         prevact = {
             key: torch.as_tensor(space.zeros(batch), device=self.device)
             for key, space in self.act_space.items()
         }
-        return Carry(self.world.initial(batch), prevact)
+        return DreamerCarry(self.world.initial(batch), prevact)
 
     @torch.inference_mode()
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         """Sample actions; also in evaluation, as the original's scores were made."""
         seen = {key: torch.as_tensor(obs[key]) for key in (*self.obs_space, "is_first")}
-        return self.acting["policy" if mode == "train" else "eval"](memory, seen)
+        return self.acting["policy" if mode == "train" else "eval"](carry, seen)
 
     def act(
-        self, world: World, pol: PolicyHead, dice: Dice, memory: Carry, seen: Batch
-    ) -> tuple[Carry, dict[str, Tensor], Notes]:
+        self, world: World, pol: PolicyHead, rng: Rng, carry: DreamerCarry, seen: Batch
+    ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
         """One step with the given weights: what was seen to what is done about it."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in seen.items()}
-        batch["prevact"] = {key: x[:, None] for key, x in memory.prevact.items()}
-        state = map1(lambda x: x[:, 0], world.observe(memory.state, batch, dice))
-        action = self.actor_critic.act(world.features(state), dice, pol)
-        return Carry(state, action), action, world.note(state) if self.notes else {}
+        batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
+        state = map1(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
+        action = self.actor_critic.act(world.features(state), rng, pol)
+        return (
+            DreamerCarry(state, action),
+            action,
+            world.to_replay(state) if self.extras else {},
+        )
 
     def _plainly(
-        self, purpose: str, memory: Carry, seen: Batch
-    ) -> tuple[Carry, Action, Notes]:
-        pol, dice = self.actor_critic.pol, self.dice[purpose]
-        memory, action, notes = self.act(self.world, pol, dice, memory, seen)
-        return memory, _to_numpy(action), _to_numpy(notes)
+        self, purpose: str, carry: DreamerCarry, seen: Batch
+    ) -> tuple[DreamerCarry, Action, Extras]:
+        pol, rng = self.actor_critic.pol, self.rng[purpose]
+        carry, action, extras = self.act(self.world, pol, rng, carry, seen)
+        return carry, _to_numpy(action), _to_numpy(extras)
 
-    def _act(self, state: Any, dice: Dice) -> dict[str, Tensor]:
-        return self.actor_critic.act(self.world.features(state), dice)
+    def _act(self, state: Any, rng: Rng) -> dict[str, Tensor]:
+        return self.actor_critic.act(self.world.features(state), rng)
 
     # Learning
 
@@ -212,8 +215,8 @@ class Dreamer:
         self.before_update()
         update = self.update(data)
         stepid = data["stepid"][:, self.config.replay_context :]
-        if self.notes:
-            feed.update(stepid, update.notes)
+        if self.extras:
+            feed.write_back(stepid, update.extras)
         if update.priority is not None:
             feed.prioritize(stepid[:, -update.priority.shape[1] :], update.priority)
         self.last_metrics = update.metrics
@@ -224,7 +227,7 @@ class Dreamer:
         carry, state, batch = self._restore("train", data)
         followers = [*self.actor_critic.norms(), *self.world.buffers()]
         before = [follower.clone() for follower in followers]
-        learned = self.loss(state, batch, self.dice["train"], training=True)
+        learned = self.loss(state, batch, self.rng["train"], training=True)
         ok, metrics = self.opt.update(self._weigh(learned.losses))
 
         # An update that was skipped leaves nothing behind.
@@ -234,28 +237,28 @@ class Dreamer:
         self.slow_updates.add_(ok)
         for follower, old in zip(followers, before, strict=True):
             follower.copy_(torch.where(ok, follower, old))
-        after = Carry(
+        after = DreamerCarry(
             map1(lambda x: x[:, -1].detach(), learned.states),
             {key: data[key][:, -1] for key in self.act_space},
         )
         map2(lambda old, new: old.copy_(torch.where(ok, new, old)), carry, after)
-        notes, context = {}, self.config.replay_context
-        if self.notes:
-            fresh = self.world.note(learned.states)
-            notes = {k: torch.where(ok, fresh[k], data[k][:, context:]) for k in fresh}
+        extras, context = {}, self.config.replay_context
+        if self.extras:
+            fresh = self.world.to_replay(learned.states)
+            extras = {k: torch.where(ok, fresh[k], data[k][:, context:]) for k in fresh}
         priority = self._priority(learned.losses) if self.config.priosignal else None
-        return Update({**learned.metrics, **metrics}, notes, priority)
+        return Update({**learned.metrics, **metrics}, extras, priority)
 
-    def loss(self, state: Any, batch: Batch, dice: Dice, training: bool) -> Learned:
+    def loss(self, state: Any, batch: Batch, rng: Rng, training: bool) -> Learned:
         """All losses of a batch; `training` lets the normalizers follow."""
         config = self.config
         if self.world.training != training:
             self.world.train(training)
-        world = self.world.loss(state, batch, dice)
+        world = self.world.loss(state, batch, rng)
         losses, metrics = dict(world.losses), dict(world.metrics)
         dream = None
         if config.behaviour:
-            dream, more, found = self._behave(world.states, batch, dice, training)
+            dream, more, found = self._behave(world.states, batch, rng, training)
             losses |= more
             metrics |= found
         metrics.update({f"loss/{k}": x.mean() for k, x in losses.items()})
@@ -263,8 +266,8 @@ class Dreamer:
         return Learned(losses, world.states, dream, metrics)
 
     def _behave(
-        self, states: Any, batch: Batch, dice: Dice, training: bool
-    ) -> tuple[Dream, dict[str, Tensor], Metrics]:
+        self, states: Any, batch: Batch, rng: Rng, training: bool
+    ) -> tuple[Rollout, dict[str, Tensor], Metrics]:
         """Dream on from recorded states; what actor and critic make of it."""
         config = self.config
         losses: dict[str, Tensor] = {}
@@ -275,7 +278,7 @@ class Dreamer:
         start = map1(lambda x: x.detach().flatten(0, 1), recent)
         with torch.no_grad():
             dream = self.world.imagine(
-                start, lambda state: self._act(state, dice), config.imag_length, dice
+                start, lambda state: self._act(state, rng), config.imag_length, rng
             )
         feat = self.world.features(dream.states)  # (N, H + 1, F)
         recorded = self.world.features(recent)  # (B, last, F)
@@ -336,7 +339,7 @@ class Dreamer:
         if len(self.carry[name].state[0]) != rows:
             self.carry[name] = self.initial(rows)
 
-    def _restore(self, name: str, data: Batch) -> tuple[Carry, Any, Batch]:
+    def _restore(self, name: str, data: Batch) -> tuple[DreamerCarry, Any, Batch]:
         """Where the last batch ended, where this one begins, and its rows.
 
         Sequences that begin take the stored state of the context; consecutive pieces
@@ -353,7 +356,9 @@ class Dreamer:
         batch["prevact"] = {
             key: data[key][:, context - 1 : -1] for key in self.act_space
         }
-        stored = self.world.recall({k: data[k][:, context - 1] for k in self.notes})
+        stored = self.world.from_replay(
+            {k: data[k][:, context - 1] for k in self.extras}
+        )
         begins = data["consec"][:, 0] == 0
         state = map2(
             lambda new, old: torch.where(_like(begins, new), new, old),
@@ -364,19 +369,19 @@ class Dreamer:
 
     # Looking
 
-    def report(self, feed: Feed) -> Report:
+    def report(self, feed: Feed) -> Metrics:
         """All metrics of one batch without learning, and what the world foresees."""
-        data, dice = feed("report"), self.dice["report"]
+        data, rng = feed("report"), self.rng["report"]
         self._make_room("report", len(data["is_first"]))
         _, state, batch = self._restore("report", data)
         with torch.set_grad_enabled(self.config.report_gradnorms):
-            learned = self.loss(state, batch, dice, training=False)
+            learned = self.loss(state, batch, rng, training=False)
             metrics = learned.metrics
             if self.config.report_gradnorms:
                 metrics.update(self._gradnorms(learned.losses))
         with torch.no_grad():
-            metrics.update(openloop(self.world, state, batch, dice))
-        self.carry["report"] = Carry(
+            metrics.update(openloop(self.world, state, batch, rng))
+        self.carry["report"] = DreamerCarry(
             map1(lambda x: x[:, -1].detach().clone(), learned.states),
             {key: data[key][:, -1].clone() for key in self.act_space},
         )
@@ -395,15 +400,15 @@ class Dreamer:
         return metrics
 
     @property
-    def curious(self) -> bool:
-        return standard.curious(self.world)
+    def needs_statistics(self) -> bool:
+        return standard.needs_statistics(self.world)
 
-    def inform(self, statistics: Statistics) -> None:
+    def set_statistics(self, statistics: Statistics) -> None:
         """Standardise images by what is known of all of them."""
-        standard.inform(self.world, statistics)
+        standard.set_statistics(self.world, statistics)
 
     @torch.no_grad()
-    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Losses of the world for every row of whole episodes; nothing is learnt.
 
         With the same draws every time, so that two judgements can be compared.
@@ -413,20 +418,20 @@ class Dreamer:
             for key in self.act_space
         }
         start = self.world.initial(len(batch["is_first"]))
-        dice = Dice(0, "judge", self.device)
-        found = self.world.eval().loss(start, {**batch, "prevact": prevact}, dice)
+        rng = Rng(0, "judge", self.device)
+        found = self.world.eval().loss(start, {**batch, "prevact": prevact}, rng)
         return found.losses, batch["mask"]
 
-    def dreams(self, seed: int = 0) -> Dreams:
+    def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         """Walks through the world it has learned."""
         spaces = (self.obs_space, self.act_space)
-        return WorldDreams(self.world, *spaces, self.device, seed)
+        return LatentWorldModelEnv(self.world, *spaces, self.device, seed)
 
-    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+    def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         """The work of an update in pieces, to be timed."""
-        from reverie.agents.dreamer.sections import dreamer_parts
+        from reverie.agents.dreamer.sections import dreamer_sections
 
-        return dreamer_parts(self, feed)
+        return dreamer_sections(self, feed)
 
     # Keeping
 
@@ -440,7 +445,7 @@ class Dreamer:
             **parts,
             "opt": self.opt.state_dict(),
             "counters": {"slow_updates": self.slow_updates},
-            "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
             "carry": {
                 name: {"state": carry.state._asdict(), "prevact": carry.prevact}
                 for name, carry in self.carry.items()
@@ -452,8 +457,8 @@ class Dreamer:
         self.opt.load_state_dict(state["opt"])
         slow_updates = torch.as_tensor(state["counters"]["slow_updates"])
         self.slow_updates.copy_(slow_updates)
-        for name, dice in self.dice.items():
-            dice.load_state_dict(state["rng"][name])
+        for name, rng in self.rng.items():
+            rng.load_state_dict(state["rng"][name])
         for name, saved in state["carry"].items():
             self._make_room(name, len(next(iter(saved["state"].values()))))
             carry = self.carry[name]
@@ -486,20 +491,20 @@ class Dreamer:
         if not graph:
             return
         self.update = Replayed(
-            self.learn, "update", self.device, [self.dice["train"].generator]
+            self.learn, "update", self.device, [self.rng["train"].generator]
         )
-        dice = self.dice
+        rng = self.rng
         pol: Any = self.actor_critic.pol
-        act = partial(self.act, self.world, pol, dice["eval"])
-        self.acting["eval"] = Acting(act, self.device, [dice["eval"].generator])
+        act = partial(self.act, self.world, pol, rng["eval"])
+        self.acting["eval"] = Acting(act, self.device, [rng["eval"].generator])
         snapshot = Snapshot() if overlap else None
         world, pol = (
             map(snapshot.of, (self.world, pol)) if snapshot else (self.world, pol)
         )
         acting = Acting(
-            partial(self.act, world, pol, dice["policy"]),
+            partial(self.act, world, pol, rng["policy"]),
             self.device,
-            [dice["policy"].generator],
+            [rng["policy"].generator],
             snapshot,
         )
         self.acting["policy"], self.before_update = acting, acting.before_update

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
 
 
-def dreamer_parts(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
+def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
     """What an update does, in its order; each piece may be called again and again.
 
     Forward and backward where something is trained by it. The statistics of returns
@@ -25,12 +25,12 @@ def dreamer_parts(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
     as a graph, so is each piece.
     """
     world, critic, opt = agent.world, agent.actor_critic, agent.opt
-    dice, config = agent.dice["train"], agent.config
+    rng, config = agent.rng["train"], agent.config
     data = map1(lambda x: x.clone(), dict(feed("train")))
     _, state, batch = agent._restore("train", data)
     state = map1(lambda x: x.detach().clone(), state)
     with torch.no_grad():
-        states = world.loss(state, batch, dice).states
+        states = world.loss(state, batch, rng).states
     start = map1(lambda x: x.detach().flatten(0, 1), states)
     recorded = world.features(states).detach().clone().requires_grad_()
     flags = [batch[key].float() for key in ("reward", "is_last", "is_terminal")]
@@ -40,7 +40,7 @@ def dreamer_parts(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
     @torch.no_grad()
     def imagine() -> Any:
         return world.imagine(
-            start, lambda state: agent._act(state, dice), config.imag_length, dice
+            start, lambda state: agent._act(state, rng), config.imag_length, rng
         )
 
     dream = imagine()
@@ -56,18 +56,18 @@ def dreamer_parts(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
         return [x.mean() for x in (*dreamt.losses.values(), real.loss)]
 
     def learn_world() -> list[Tensor]:
-        losses = world.loss(state, batch, dice).losses
+        losses = world.loss(state, batch, rng).losses
         return [x.mean() for x in losses.values()]
 
     works: dict[str, Work] = {"world": Work(learn_world, [])}
     if hasattr(world, "parts"):
-        works = world.parts(state, batch, dice)
+        works = world.parts(state, batch, rng)
     works["actor and critic"] = Work(act_and_judge, [recorded])
     pieces = {name: _trained(work, opt.leaves) for name, work in works.items()}
     pieces["imagination"] = lambda: (imagine(), ())[1]
     pieces["optimizer"] = lambda: (opt.apply(zero, still), ())[1]
     if isinstance(agent.update, Replayed):
-        generators = [dice.generator]
+        generators = [rng.generator]
         pieces = {
             name: Replayed(piece, name, agent.device, generators)
             for name, piece in pieces.items()

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.agents.returns import lambda_return
-from reverie.api import Dream, Metrics, UserError
+from reverie.api import Metrics, Rollout, UserError
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import (
     MSE,
@@ -32,7 +32,7 @@ from reverie.nets.distributions import (
     symlog_bins,
 )
 from reverie.nets.residual import FrameConfig, FrameEncoder
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.streams import Lane, beside, catch_up
 
 BINS = 255
@@ -113,7 +113,7 @@ class DreamWorld(Protocol):
 
     def begin(self, image: Any, action: Any) -> Any: ...
 
-    def imagine(self, state: Any, policy: Any, horizon: int, dice: Dice) -> Dream: ...
+    def imagine(self, state: Any, policy: Any, horizon: int, rng: Rng) -> Rollout: ...
 
 
 class LSTM(nn.LSTMCell):
@@ -248,10 +248,10 @@ class PixelActorCritic(nn.Module):
         world: DreamWorld,
         image: UInt8[Tensor, "N L h w c"],
         action: Int[Tensor, "N L"],
-        dice: Dice,
+        rng: Rng,
         recall: Recall | None = None,
         acts_last: bool = True,
-    ) -> Dream:
+    ) -> Rollout:
         """Act in the world from where some real frames end.
 
         `action` is what was done in each of them; the last frame's is not used.
@@ -259,17 +259,17 @@ class PixelActorCritic(nn.Module):
         the last frame of the dream an action leads nowhere; it may be left out, as 0.
         """
         net, steps = self.online, self.config.horizon
-        memory: list[Recall] = [recall or self.burn_in(image[:, :-1])]
+        carry: list[Recall] = [recall or self.burn_in(image[:, :-1])]
         frames = count()
 
         def policy(view: Any) -> Tensor:
             if next(frames) == steps and not acts_last:
                 return torch.zeros_like(view.reward, dtype=torch.int64)
-            memory[0], logits = net.decide(memory[0], view.image)
-            return Categorical(logits).sample(dice)
+            carry[0], logits = net.decide(carry[0], view.image)
+            return Categorical(logits).sample(rng)
 
         state = world.begin(image, action[:, :-1])
-        return world.imagine(state, policy, steps, dice)
+        return world.imagine(state, policy, steps, rng)
 
     @torch.no_grad()
     def burn_in(

@@ -32,29 +32,28 @@ from reverie.agents.iris.batches import (
     with_axes_of,
 )
 from reverie.agents.iris.config import PARTS, IrisConfig
-from reverie.agents.iris.report import judge, look
+from reverie.agents.iris.report import episode_losses, look
 from reverie.agents.iris.schedule import Epochs, Share
 from reverie.agents.weights import load_components
-from reverie.agents.world_model_env import IrisDreams
+from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.api import (
     Action,
     Batch,
-    Dreams,
+    Carry,
+    Extras,
     Feed,
-    Memory,
     Metrics,
     Mode,
-    Notes,
     Obs,
-    Report,
     Spaces,
     StateDict,
     UserError,
     Window,
+    WorldModelEnv,
 )
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.adam import Adam, decaying
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.iris.world import IrisWorld, Segment
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ REPORTED = 8
 """Sequences of a report."""
 
 
-class IrisMemory(NamedTuple):
+class IrisCarry(NamedTuple):
     """What goes on from one step of acting to the next."""
 
     recall: Recall
@@ -142,15 +141,15 @@ class Iris:
             self.shadows = Shadows([self.world, *seeing], self.world.dtype)
         self.opts = {name: self._optimizer(name) for name in PARTS}
         purposes = ("policy", "eval", "train", "report")
-        self.dice = {purpose: Dice(seed, purpose, device) for purpose in purposes}
+        self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
         shares = {name: getattr(config.learn, name).share for name in PARTS}
         if not config.behaviour:
             shares["actor_critic"] = Share(0, 0, 0)
-        self.rhythm = Epochs(config.schedule, shares)
-        self.notes: Spaces = {}
-        self.diet = {name: self._window(name) for name in PARTS}
+        self.schedule = Epochs(config.schedule, shares)
+        self.extras: Spaces = {}
+        self.windows = {name: self._window(name) for name in PARTS}
         longest = max(config.learn.world_model.length, config.actor_critic.burn_in + 2)
-        self.diet["report"] = Window(
+        self.windows["report"] = Window(
             REPORTED, longest + 1, select="episodes", online=False
         )
         trained, dreamt = config.learn.world_model.length, config.dreamt
@@ -174,9 +173,9 @@ class Iris:
 
     # Acting
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> Carry:
         shape = (batch, self.config.actor_critic.burn_in, *self.world.shape)
-        return IrisMemory(
+        return IrisCarry(
             self.actor_critic.online.initial(batch),
             torch.zeros(shape, dtype=torch.uint8, device=self.device),
             torch.full((batch,), -1, dtype=torch.int64),
@@ -184,22 +183,22 @@ class Iris:
 
     @torch.inference_mode()
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         """Choose actions; when a stretch of acting begins, look back first.
 
         At that time the LSTM forgets, and watches the newest frames of the running
         episode again, black before its first. Episodes that begin within a stretch
-        begin with an empty memory.
+        begin with an empty carry.
         """
         training = mode == "train"
         purpose = "policy" if training else "eval"
         first = torch.as_tensor(np.asarray(obs["is_first"]))
         last = torch.as_tensor(np.asarray(obs["is_last"]))
-        looking = Looking(memory.recall, memory.frames)
+        looking = Looking(carry.recall, carry.frames)
         seen = {"image": torch.as_tensor(obs[self.image]), "first": first}
-        stretch, began = self.rhythm.epoch if training else 0, memory.stretch
-        if training and self.rhythm.is_random:
+        stretch, began = self.schedule.epoch if training else 0, carry.stretch
+        if training and self.schedule.is_random:
             looking, choice = self._wander(looking, seen)
         elif (late := (began != stretch) & ~last).any():
             looking = self._look_back(looking, first, late)
@@ -209,17 +208,17 @@ class Iris:
         else:
             looking, choice, _ = self.acting[purpose](looking, seen)
         if training:
-            self.rhythm.took(int((~last).sum()))
+            self.schedule.add_env_steps(int((~last).sum()))
         dtype = self.act_space[self.action].dtype
         index: Any = choice["index"]  # replays answer in host memory
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
         action = (index + self.low).astype(dtype)
-        memory = IrisMemory(looking.recall, looking.frames, began)
-        return memory, {self.action: action}, {}
+        carry = IrisCarry(looking.recall, looking.frames, began)
+        return carry, {self.action: action}, {}
 
     def act(
         self, purpose: str, looking: Looking, seen: Batch
-    ) -> tuple[Looking, dict[str, Tensor], Notes]:
+    ) -> tuple[Looking, dict[str, Tensor], Extras]:
         """See the newest frames and choose; all on the device."""
         image = seen["image"].to(self.device)
         recall, frames = self._forget(looking, seen["first"])
@@ -234,7 +233,7 @@ class Iris:
         frames = torch.where(
             with_axes_of(looking.frames, seen["first"]), 0, looking.frames
         )
-        index = self._random(len(image), self.dice["policy"])
+        index = self._random(len(image), self.rng["policy"])
         return Looking(looking.recall, _newest(frames, image)), {"index": index}
 
     def _forget(self, looking: Looking, first: Bool[Tensor, " N"]) -> Looking:
@@ -255,7 +254,7 @@ class Iris:
         self, recall: Recall, image: Tensor, purpose: str
     ) -> tuple[Recall, Int[Tensor, " N"]]:
         acting, training = self.config.acting, purpose == "policy"
-        dice = self.dice[purpose]
+        rng = self.rng[purpose]
         epsilon = acting.epsilon if training else acting.eval_epsilon
         temperature = acting.temperature if training else acting.eval_temperature
         sample = acting.sample if training else acting.eval_sample
@@ -263,24 +262,24 @@ class Iris:
         def choose(logits: Tensor) -> Tensor:
             if not sample:
                 return logits.argmax(-1)
-            return dice.categorical((logits / temperature).softmax(-1))
+            return rng.categorical((logits / temperature).softmax(-1))
 
         recall, index = self.actor_critic.act(recall, image, choose)
         if epsilon > 0:
             tosses = 1 if acting.coin == "vector" else len(image)
-            coin = dice.uniform(torch.zeros(tosses, device=self.device)) < epsilon
-            index = torch.where(coin, self._random(len(image), dice), index)
+            coin = rng.uniform(torch.zeros(tosses, device=self.device)) < epsilon
+            index = torch.where(coin, self._random(len(image), rng), index)
         return recall, index
 
-    def _random(self, rows: int, dice: Dice) -> Int[Tensor, " N"]:
+    def _random(self, rows: int, rng: Rng) -> Int[Tensor, " N"]:
         even = torch.ones(rows, self.world.actions, device=self.device)
-        return dice.categorical(even)
+        return rng.categorical(even)
 
     # Learning
 
     def train(self, feed: Feed) -> Metrics:
         """One update of the part that is due; of every part, if none is."""
-        name = self.rhythm.part
+        name = self.schedule.part
         if name is None:
             acts = self.config.behaviour
             parts = [part for part in PARTS if acts or part != "actor_critic"]
@@ -290,10 +289,10 @@ class Iris:
             return {**{k: x for each in found for k, x in each.items()}, IN_ROW: worst}
         self._last = {}
         # In the first epoch every episode counts the same, however often it is seen.
-        feed.tally(name, self.rhythm.epoch > 1)
+        feed.count_uses(name, self.schedule.epoch > 1)
         metrics = self._update(name, feed)
-        metrics["epoch"] = self.rhythm.epoch
-        self.rhythm.trained()
+        metrics["epoch"] = self.schedule.epoch
+        self.schedule.trained()
         return metrics
 
     def _update(self, name: str, feed: Feed, learn: Learner | None = None) -> Metrics:
@@ -342,9 +341,9 @@ class Iris:
 
         The codebook of the tokenizer, and the slow copy of the actor-critic, follow.
         """
-        dice = self.dice["train"]
+        rng = self.rng["train"]
         if name == "tokenizer":
-            found = self.world.tokenizer_loss(segment, dice)
+            found = self.world.tokenizer_loss(segment, rng)
             return found.losses, found.metrics
         if name == "world_model":
             found = self.world.dynamics_loss(segment)
@@ -357,7 +356,7 @@ class Iris:
             world,
             segment.image,
             segment.action,
-            dice,
+            rng,
             recall=recall,
             acts_last=False,
         )
@@ -387,7 +386,7 @@ class Iris:
         ends = "is_last" if self.config.ends == "last" else "is_terminal"
         return to_segment(batch, self.image, self.action, self.low, ends)
 
-    def parts(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+    def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         """An update of each part, to be timed; that of the last one with its dream.
 
         Each is recorded anew, so that the memory it takes shows as well.
@@ -400,32 +399,34 @@ class Iris:
     # Looking
 
     @torch.no_grad()
-    def report(self, feed: Feed) -> Report:
+    def report(self, feed: Feed) -> Metrics:
         """Losses without learning, and pictures of what the world and policy do."""
-        segment, dice = self._segment(feed("report")), self.dice["report"]
+        segment, rng = self._segment(feed("report")), self.rng["report"]
         return look(
             self.world,
             self._dream_world(),
             self.actor_critic,
             segment,
-            dice,
+            rng,
             self.config.learn.tokenizer.length,
         )
 
-    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Losses of each row, by what led to it; of the first one nothing is said."""
         rows, learn = batch["mask"].shape[1], self.config.learn
         lengths = {name: getattr(learn, name).length for name in PARTS[:2]}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
         # two frames and the outcome of the second are the least there is to judge
         segment = self._segment({key: at_least(batch[key], 3) for key in keys})
-        losses, counts = judge(self.world, segment, lengths, self.dice["report"])
+        losses, counts = episode_losses(
+            self.world, segment, lengths, self.rng["report"]
+        )
         shifted = {key: F.pad(loss, (1, 0))[:, :rows] for key, loss in losses.items()}
         return shifted, F.pad(counts, (1, 0))[:, :rows]
 
-    def dreams(self, seed: int = 0) -> Dreams:
+    def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         """Walks through the world it has learned."""
-        return IrisDreams(
+        return IrisWorldModelEnv(
             self._dream_world(),
             self.obs_space,
             self.act_space,
@@ -447,15 +448,15 @@ class Iris:
         return {
             **parts,
             "opt": {name: opt.state_dict() for name, opt in self.opts.items()},
-            "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.load_weights(state)
         for name, opt in self.opts.items():
             opt.load_state_dict(state["opt"][name])
-        for name, dice in self.dice.items():
-            dice.load_state_dict(state["rng"][name])
+        for name, rng in self.rng.items():
+            rng.load_state_dict(state["rng"][name])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match."""
@@ -475,7 +476,7 @@ class Iris:
         from reverie.kernels.graphs.graph import Replayed
 
         label = f"update of the {name.replace('_', ' ')}"
-        return Replayed(learn, label, self.device, [self.dice["train"].generator])
+        return Replayed(learn, label, self.device, [self.rng["train"].generator])
 
     def _actor(self, purpose: str) -> Callable[[Looking, Batch], Any]:
         """How to act, likewise."""
@@ -484,7 +485,7 @@ class Iris:
             return act
         from reverie.kernels.graphs.policy import Acting
 
-        return Acting(act, self.device, [self.dice[purpose].generator])
+        return Acting(act, self.device, [self.rng[purpose].generator])
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Spaces, UserError, sight
+from reverie.api import Batch, Spaces, UserError, agent_obs_space
 from reverie.worlds.iris.segment import Segment
 
 
@@ -32,7 +32,9 @@ def to_segment(
 
 def choose_image(obs_space: Spaces, wanted: str) -> str:
     """The one image to see."""
-    images = [key for key, space in sight(obs_space).items() if space.is_image]
+    images = [
+        key for key, space in agent_obs_space(obs_space).items() if space.is_image
+    ]
     if wanted and wanted not in images:
         raise UserError(
             f"iris.image names {wanted!r}, which is no image of this environment.\n"

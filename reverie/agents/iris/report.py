@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.api import Metrics
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.render.openloop import openloop_video
 from reverie.worlds.iris.quantizer import entropy
 from reverie.worlds.iris.world import IrisWorld, Segment
@@ -35,7 +35,7 @@ def look(
     dreamt: IrisWorld,
     nets: PixelActorCritic,
     segment: Segment,
-    dice: Dice,
+    rng: Rng,
     length: int,
 ) -> Metrics:
     """Losses of a batch and pictures; nothing learns from it.
@@ -43,7 +43,7 @@ def look(
     `length` is that of the tokenizer's sequences; the dynamics see as much as they can.
     """
     short = Segment(*(x[:, :length] for x in segment))
-    token_loss = world.tokenizer_loss(short, dice, learn=False)
+    token_loss = world.tokenizer_loss(short, rng, learn=False)
     blocks = world.dynamics.config.transformer.blocks
     fitting = Segment(*(x[:, :blocks] for x in segment))
     model_loss = world.dynamics_loss(fitting)
@@ -72,10 +72,10 @@ def look(
     drawn = world.reconstruct(few.image, few.action).cpu().numpy()
     metrics["reconstruction/image"] = openloop_video(true, drawn, true.shape[1])
     context = min(nets.config.burn_in + 1, int(few.real.sum(1).min()))
-    ahead = continue_with_actions(dreamt, few, context, dice).cpu().numpy()
+    ahead = continue_with_actions(dreamt, few, context, rng).cpu().numpy()
     model = np.concatenate([drawn[:, :context], ahead], 1)
     metrics["openloop/image"] = openloop_video(true, model, context)
-    dream = nets.dream(dreamt, few.image[:, :context], few.action[:, :context], dice)
+    dream = nets.dream(dreamt, few.image[:, :context], few.action[:, :context], rng)
     metrics["dream/image"] = side_by_side(dream.states.image.cpu().numpy())
     metrics["dream/reward"] = dream.states.reward[:, 1:].mean()
     metrics["dream/ends"] = dream.states.end.any(1).float().mean()
@@ -102,8 +102,8 @@ def from_first_frames(segment: Segment) -> Segment:
 
 
 @torch.no_grad()
-def judge(
-    world: IrisWorld, segment: Segment, lengths: dict[str, int], dice: Dice
+def episode_losses(
+    world: IrisWorld, segment: Segment, lengths: dict[str, int], rng: Rng
 ) -> tuple[dict[str, Float[Tensor, "B L"]], Bool[Tensor, "B L"]]:
     """Losses of what followed each row of whole episodes, and which rows count.
 
@@ -121,7 +121,7 @@ def judge(
             real = piece.real & (piece.real.sum(1, keepdim=True) > 1)
             piece, both = piece._replace(real=real), real[:, :-1] & real[:, 1:]
             if part == "tokenizer":
-                found = world.tokenizer_loss(piece, dice, learn=False).losses
+                found = world.tokenizer_loss(piece, rng, learn=False).losses
                 means = dict.fromkeys(found, both)
                 means["commit"] = torch.ones_like(both)  # the codebook sees all
             else:
@@ -150,14 +150,14 @@ def _with_means_before(
 
 @torch.no_grad()
 def continue_with_actions(
-    world: IrisWorld, segment: Segment, context: int, dice: Dice
+    world: IrisWorld, segment: Segment, context: int, rng: Rng
 ) -> UInt8[Tensor, "N T h w c"]:
     """The frames after the first `context`, dreamt with the recorded actions."""
     image, action = segment.image, segment.action
     state = world.begin(image[:, :context], action[:, : context - 1])
     frames = []
     for t in range(context - 1, image.shape[1] - 1):
-        step = world.step(state, action[:, t], dice)
+        step = world.step(state, action[:, t], rng)
         state = step.state
         frames.append(step.image)
     return torch.stack(frames, 1) if frames else image[:, :0]

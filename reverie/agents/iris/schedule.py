@@ -1,4 +1,4 @@
-"""The rhythm of Δ-IRIS: collect for a while, then train one part after the other.
+"""The schedule of Δ-IRIS: collect for a while, then train one part after the other.
 
 An epoch is a number of environment steps (more in the first), then a number of updates
 of each part, in order; a part begins after some epochs. Late epochs only train. What is
@@ -23,7 +23,7 @@ TURN = 10
 
 @dataclass(frozen=True)
 class EpochsConfig:
-    """How long each epoch collects; the defaults are those for Crafter."""
+    """How long each epoch should_collect; the defaults are those for Crafter."""
 
     epochs: int = 1000
     """Epochs in all."""
@@ -63,7 +63,7 @@ class Share:
 
 
 class Epochs:
-    """Implements `api.Rhythm`. `part` is what to train now, None while collecting."""
+    """Implements `api.Schedule`. `part` is what to train now, None while collecting."""
 
     def __init__(self, config: EpochsConfig, shares: Mapping[str, Share]):
         self.config, self.shares = config, dict(shares)
@@ -81,7 +81,7 @@ class Epochs:
         return self.epoch > self.config.epochs
 
     @property
-    def collects(self) -> bool:
+    def should_collect(self) -> bool:
         return not self.finished and self.taken < self.goal
 
     @property
@@ -91,14 +91,14 @@ class Epochs:
 
     @property
     def part(self) -> str | None:
-        if self.collects or self.finished:
+        if self.should_collect or self.finished:
             return None
         return list(self.shares)[self.index]
 
     @property
     def left(self) -> int:
         """Updates left in this epoch, before more is collected."""
-        if self.collects or self.finished:
+        if self.should_collect or self.finished:
             return 0
         rest = [s.in_epoch(self.epoch) for s in self.shares.values()][self.index :]
         return sum(rest) - self.done
@@ -106,11 +106,11 @@ class Epochs:
     def updates_due(self, step: int) -> int:
         return min(TURN, self.left)
 
-    def took(self, steps: int) -> None:
+    def add_env_steps(self, steps: int) -> None:
         """So many actions were taken."""
-        before = self.collects
+        before = self.should_collect
         self.taken += steps
-        if before and not self.collects:
+        if before and not self.should_collect:
             self.phase += 1
         self._settle()
 
@@ -138,7 +138,7 @@ class Epochs:
         return {"goal": goal, "counted": epoch}
 
     def _begin(self) -> None:
-        """If an epoch begins now, and collects: add its share to the goal."""
+        """If an epoch begins now, and should_collect: add its share to the goal."""
         begins = (self.index, self.done) == (0, 0) and not self.finished
         if begins and self.counted < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0
@@ -149,7 +149,7 @@ class Epochs:
         """Move on from parts, and epochs, that have nothing left to train."""
         self._begin()
         shares = list(self.shares.values())
-        while not self.collects and not self.finished:
+        while not self.should_collect and not self.finished:
             if self.done < shares[self.index].in_epoch(self.epoch):
                 return
             self.index, self.done = self.index + 1, 0
@@ -157,4 +157,4 @@ class Epochs:
                 self.index = 0
                 self.epoch += 1
                 self._begin()
-                self.phase += int(not self.collects and not self.finished)
+                self.phase += int(not self.should_collect and not self.finished)

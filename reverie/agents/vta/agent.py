@@ -23,13 +23,12 @@ from reverie.api import (
     EVENT,
     Action,
     Batch,
+    Carry,
+    Extras,
     Feed,
-    Memory,
     Metrics,
     Mode,
-    Notes,
     Obs,
-    Report,
     Spaces,
     StateDict,
     UserError,
@@ -37,7 +36,7 @@ from reverie.api import (
 )
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.render.boundaries import dream_strip, sequence_strip
 from reverie.worlds.vta.config import VTAConfig
@@ -49,45 +48,34 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class WatcherConfig:
+class VTAAgentConfig:
     batch_size: int = 64
     """Windows per batch."""
-    world: str = "vta"
-    """The world to learn."""
-    vta: VTAConfig = VTAConfig()
-    """Its sizes, losses and limits."""
+    world: VTAConfig = VTAConfig()
+    """Sizes, losses and limits of the world model."""
     opt: AMSGradConfig = AMSGradConfig()
     """Optimizer."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UserError(
-                "watcher.batch_size must be at least 1.\n  Fix: --watcher.batch-size 64"
+                "vta.batch_size must be at least 1.\n  Fix: --vta.batch-size 64"
             )
 
     @property
     def window(self) -> Window:
         """The sequences it wants to be shown."""
-        return Window(self.batch_size, self.vta.window)
+        return Window(self.batch_size, self.world.window)
 
 
-def make_vta(
-    config: WatcherConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> VTA:
-    return VTA(obs_space, act_space, config.vta, dtype)
-
-
-WORLDS = {"vta": make_vta}
-
-
-class Watcher:
+class VTAAgent:
     """See the top of this file."""
 
     def __init__(
         self,
         obs_space: Spaces,
         act_space: Spaces,
-        config: WatcherConfig,
+        config: VTAAgentConfig,
         *,
         device: torch.device,
         precision: str = "float32",
@@ -96,42 +84,38 @@ class Watcher:
         overlap: bool = False,
     ):
         dtype = dtype_of(precision)
-        if config.world not in WORLDS:
-            known = ", ".join(WORLDS)
-            raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         self.config, self.device = config, device
-        make = WORLDS[config.world]
-        self.world = make(config, obs_space, act_space, dtype)
+        self.world = VTA(obs_space, act_space, config.world, dtype)
         self._initialize(seed)
         is_fast = compile != "none" and fast.available(device)
         self.opt = self._optimizer(is_fast, precision == "float16")
         if is_fast:
             fast.accelerate(self.world)
-        self.dice = {key: Dice(seed, key, device) for key in ("train", "report")}
+        self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self.update: Callable[[Batch], Metrics] = self.learn
         if compile == "graph" and device.type == "cuda":
             from reverie.kernels.graphs.graph import Replayed
 
-            generators = [self.dice["train"].generator]
+            generators = [self.rng["train"].generator]
             self.update = Replayed(self.learn, "update", device, generators)
         kinds = ("train", "report", "labelled")
-        self.diet = dict.fromkeys(kinds, config.window)
-        self.notes: Spaces = {}
-        self.rhythm = None
+        self.windows = dict.fromkeys(kinds, config.window)
+        self.extras: Spaces = {}
+        self.schedule = None
         self.last_losses: Metrics = {}
         self._threshold: float | None = None
 
     # Not acting
 
-    def initial(self, batch: int) -> Memory:
+    def initial(self, batch: int) -> Carry:
         return ()
 
     def policy(
-        self, memory: Memory, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Memory, Action, Notes]:
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
         raise UserError(
             "A watcher learns from sequences and cannot act.\n"
-            "  Fix: --agent dreamer to learn a task, or --task watch_balls to watch."
+            "  Fix: --agent dreamer to learn a task, or --task sequences_balls."
         )
 
     # Learning
@@ -147,7 +131,7 @@ class Watcher:
         world = self.world.train()
         before = self._buffers()
         rows = len(next(iter(data.values())))
-        found = world.loss(world.initial(rows), data, self.dice["train"])
+        found = world.loss(world.initial(rows), data, self.rng["train"])
         means = {key: loss.mean() for key, loss in found.losses.items()}
         ok, metrics = self.opt.update(torch.stack(list(means.values())).sum())
         for (buffers, old), (_, new) in zip(before, self._buffers(), strict=True):
@@ -166,7 +150,7 @@ class Watcher:
     # Looking
 
     @torch.no_grad()
-    def report(self, feed: Feed) -> Report:
+    def report(self, feed: Feed) -> Metrics:
         """Losses, boundaries and pictures of the evaluation set.
 
         `loss` is what the best checkpoint is chosen by.
@@ -188,7 +172,7 @@ class Watcher:
         pieces = []
         for start in range(0, rows, size):
             piece = map1(lambda x, s=start: x[s : s + size], tensors)
-            pieces.append(world.watch(piece, self.dice["report"]))
+            pieces.append(world.watch(piece, self.rng["report"]))
         return _join(pieces)
 
     def _boundaries(self, data: Batch, watched: Watched, feed: Feed) -> Metrics:
@@ -220,17 +204,17 @@ class Watcher:
 
     def _labels(self, data: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Events and changes of pixels of the modelled frames but the first."""
-        vta = self.config.vta
+        vta = self.config.world
         now = slice(vta.context + 1, vta.context + vta.length)
         frames = data[self.world.key][:, now.start - 1 : now.stop].cpu().numpy()
         change = boundary_metrics.frame_change(frames)[:, 1:]
         return data[EVENT][:, now].cpu().numpy(), change
 
     @torch.no_grad()
-    def pictures(self, data: Batch, watched: Watched) -> Report:
+    def pictures(self, data: Batch, watched: Watched) -> Metrics:
         """Strips of some sequences, and of dreams that begin with their context."""
         rows = slice(SHOWN)
-        vta, key = self.config.vta, self.world.key
+        vta, key = self.config.world, self.world.key
         now = slice(vta.context, vta.context + vta.length)
         truth = data[key][rows, now].cpu().numpy()
         events = data[EVENT][rows, now].cpu().numpy() if EVENT in data else None
@@ -255,15 +239,15 @@ class Watcher:
 
         With the recorded actions; a jumpy dream takes one of them per segment.
         """
-        world, dice, vta = self.world.eval(), self.dice["report"], self.config.vta
-        start = world.begin(data[world.key][:, : vta.context], dice)
+        world, rng, vta = self.world.eval(), self.rng["report"], self.config.world
+        start = world.begin(data[world.key][:, : vta.context], rng)
         known = [key for key in data if key != world.key]
         acts = iter(
             {key: data[key][:, t] for key in known}
             for t in range(vta.context, vta.context + vta.length)
         )
         dream = world.imagine(
-            start, lambda _: next(acts), vta.length - 1, dice, jumpy=jumpy
+            start, lambda _: next(acts), vta.length - 1, rng, jumpy=jumpy
         )
         return world.decode(dream.states)[world.key], dream.states.read > 0.5
 
@@ -273,7 +257,7 @@ class Watcher:
         return {
             "world": dict(self.world.state_dict()),
             "opt": self.opt.state_dict(),
-            "rng": {name: dice.state_dict() for name, dice in self.dice.items()},
+            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
             "threshold": self._threshold,
         }
 
@@ -281,8 +265,8 @@ class Watcher:
         self.load_weights(state)
         self.opt.load_state_dict(state["opt"])
         self._threshold = state.get("threshold")  # older checkpoints have none
-        for name, dice in self.dice.items():
-            dice.load_state_dict(state["rng"][name])
+        for name, rng in self.rng.items():
+            rng.load_state_dict(state["rng"][name])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights and the temperature of the world."""

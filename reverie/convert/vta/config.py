@@ -22,21 +22,21 @@ NAMES = {
     "maze_data_dir": "source.folder",
     "epoch_data_size": "source.chunk",
     "dt": "source.dt",
-    "batch_size": "watcher.batch_size",
-    "seq_size": "watcher.vta.length",
-    "init_size": "watcher.vta.context",
-    "state_size": "watcher.vta.state",
-    "belief_size": "watcher.vta.belief",
-    "num_layers": "watcher.vta.layers",
-    "obs_std": "watcher.vta.obs_std",
-    "learn_rate": "watcher.opt.lr",
-    "grad_clip": "watcher.opt.clip",
+    "batch_size": "vta.batch_size",
+    "seq_size": "vta.world.length",
+    "init_size": "vta.world.context",
+    "state_size": "vta.world.state",
+    "belief_size": "vta.world.belief",
+    "num_layers": "vta.world.layers",
+    "obs_std": "vta.world.obs_std",
+    "learn_rate": "vta.opt.lr",
+    "grad_clip": "vta.opt.clip",
     "max_iters": "run.steps",
-    "seg_num": "watcher.vta.max_segments",
-    "seg_len": "watcher.vta.max_segment",
-    "max_beta": "watcher.vta.temperature",
-    "min_beta": "watcher.vta.min_temperature",
-    "beta_anneal": "watcher.vta.anneal",
+    "seg_num": "vta.world.max_segments",
+    "seg_len": "vta.world.max_segment",
+    "max_beta": "vta.world.temperature",
+    "min_beta": "vta.world.min_temperature",
+    "beta_anneal": "vta.world.anneal",
 }
 
 DEFAULTS = {
@@ -105,10 +105,10 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
     if kind == "bouncing_balls":
         found.pop("source.folder", None)  # it says where the maze would be
         if "loss_type" in given:
-            found["watcher.vta.loss"] = LOSSES[given["loss_type"]]
+            found["vta.world.loss"] = LOSSES[given["loss_type"]]
         if "obs_bit" in given:
-            found["watcher.vta.levels"] = "floor"
-            found["watcher.vta.bits"] = given["obs_bit"]
+            found["vta.world.levels"] = "floor"
+            found["vta.world.bits"] = given["obs_bit"]
     known = {*NAMES, *SILENT}
     unknown = [key for key in data if key not in known]
     return VTAFile(BLOCKS[kind], usual, found, unknown)

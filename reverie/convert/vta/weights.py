@@ -79,7 +79,7 @@ def _sizes(ours: Mapping[str, Tensor]) -> dict[str, int | bool]:
         "bias": "enc.conv0.bias" in ours,
         "still": "obs_cell.weight_ih" not in ours,
     }
-    return {f"watcher.vta.{name}": size for name, size in sizes.items()}
+    return {f"vta.world.{name}": size for name, size in sizes.items()}
 
 
 def _actions(ours: Mapping[str, Tensor]) -> int:

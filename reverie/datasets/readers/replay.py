@@ -1,7 +1,7 @@
 """The episodes in the replay of a run, read where they lie.
 
 Every segment file says of each row which environment it came from and when, so neither
-a checkpoint nor the agent is needed. Only whole episodes count. Notes of the agent
+a checkpoint nor the agent is needed. Only whole episodes count. Extras of the agent
 (latents) are not part of an episode.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces, UserError, sight
+from reverie.api import FLAGS, Space, Spaces, UserError, agent_obs_space
 from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
 from reverie.datasets.readers import Reader
 from reverie.storage import segments as files
@@ -28,7 +28,7 @@ class ReplayReader(Reader):
         self.folder = Path(path) / "replay"
         self.masks: dict[str, list[str]] = {}
         obs_space, act_space = _read_spaces(Path(path) / "spaces.json")
-        self._spaces = sight(obs_space), act_space
+        self._spaces = agent_obs_space(obs_space), act_space
         self._keys = [*self.obs_space, *self.act_space, *FLAGS]
         self._sources = _newest(self.folder)
         self._found = self._find()
@@ -96,7 +96,7 @@ def _newest(folder: Path) -> list[Source]:
     """The segment files; of those that begin at the same step the longest."""
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
-        parts = path.stem.split("-")  # first, count, checksum; notes have one more
+        parts = path.stem.split("-")  # first, count, checksum; extras have one more
         if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
             first, count = int(parts[0]), int(parts[1])
             longest[first] = max(longest.get(first, (-1, path)), (count, path))

@@ -1,7 +1,8 @@
 """Sequences to watch: made up on the spot, or read from files; nobody acts in them.
 
 A source is a class in a file of this room with a row in `SOURCES`, and is then the task
-`watch_<name>`; one of your own is `watch_package.module:Class`. It says five things:
+`watch_<name>`; one of your own is `sequences_package.module:Class`. It says five
+things:
 
 - `batch(step)`: the sequences of a training step, `(B, T, ...)` each, by key. The same
   step always gives the same sequences, so that a resumed run goes on as it would have;

@@ -136,7 +136,7 @@ class Episodes:
             raise UserError(
                 f"The episodes in {folder} cannot be used: {why}.\n  Fix: mend or "
                 "leave out such episodes; two or more of one task are needed, with at "
-                f"least {length} frames (fewer with a smaller --watcher.vta.length)."
+                f"least {length} frames (fewer with a smaller --vta.world.length)."
             )
         self.config = config
         self.act_space: Spaces = {}

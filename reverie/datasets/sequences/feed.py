@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import EVENT, Batch, Notes, Space, Spaces, StateDict, UserError
+from reverie.api import EVENT, Batch, Extras, Space, Spaces, StateDict, UserError
 from reverie.datasets.sequences import Arrays, Source, telling
 
 LABELLED = 8
@@ -61,13 +61,13 @@ class SourceFeed:
     def ready(self, name: str) -> bool:
         return True
 
-    def update(self, stepid: Tensor, notes: Notes) -> None:
-        """Sequences keep no notes."""
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """Sequences keep no extras."""
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         """Sequences are not chosen by priority."""
 
-    def tally(self, name: str, on: bool) -> None:
+    def count_uses(self, name: str, on: bool) -> None:
         """Sequences are not counted."""
 
     def state_dict(self) -> StateDict:

@@ -228,7 +228,7 @@ def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
         raise UserError(
             f"{path} holds {len(image)} sequences, at least {least} are needed.\n"
             f"  Fix: write others with `{command} --{path.stem} {least}`, and "
-            f"give --source.folder {other}, or a smaller --watcher.batch_size"
+            f"give --source.folder {other}, or a smaller --vta.batch_size"
         )
     return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 

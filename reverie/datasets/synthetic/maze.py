@@ -215,7 +215,7 @@ def write_maze(
     length: int = LENGTH,
     seed: int = 0,
 ) -> int:
-    """Write episodes that `watch_maze` reads; returns how many."""
+    """Write episodes that `sequences_maze` reads; returns how many."""
     for number, (name, count) in enumerate((("train", train), ("test", test))):
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import FLAGS, Action, Batch, Dreams, Env, Obs, Space, Spaces, UserError
+from reverie.api import (
+    FLAGS,
+    Action,
+    Batch,
+    Env,
+    Obs,
+    Space,
+    Spaces,
+    UserError,
+    WorldModelEnv,
+)
 
 Start = Callable[[np.random.Generator], Batch]
 """Makes the rows from which a dream begins, `(T, ...)` by key."""
@@ -24,10 +34,12 @@ PATIENCE = 1000
 """Episodes that may end too soon before one is long enough to begin a dream in."""
 
 
-class Dream:
+class ImaginedEnv:
     """One dream after another; implements `api.Env`."""
 
-    def __init__(self, dreams: Dreams, start: Start, length: int = 0, seed: int = 0):
+    def __init__(
+        self, dreams: WorldModelEnv, start: Start, length: int = 0, seed: int = 0
+    ):
         """`length` is after how many steps a dream is cut; 0 for never."""
         if length < 0:
             raise UserError(

@@ -153,7 +153,7 @@ def _load(name: str, image: bool, seed: int) -> tuple[str, Any]:
 
 
 def _reseed(simulator: Any) -> Any:
-    """Composer tasks keep their dice in the environment, those of the suite in the
+    """Composer tasks keep their rng in the environment, those of the suite in the
     task; seeding them in place reaches everyone who holds them."""
-    dice = getattr(simulator, "random_state", None)
-    return (simulator.task.random if dice is None else dice).seed
+    rng = getattr(simulator, "random_state", None)
+    return (simulator.task.random if rng is None else rng).seed

@@ -62,8 +62,8 @@ class LocoNav:
         body, size, rate = parts
         logging.getLogger("absl").setLevel(logging.ERROR)  # of deprecated defaults
         self._sim = _make(body, size, rate, seed)
-        dice = self._sim.random_state
-        self._env = FromDm(self._sim, dice.seed, config.repeat)
+        rng = self._sim.random_state
+        self._env = FromDm(self._sim, rng.seed, config.repeat)
         self._visited: set[tuple[int, ...]] = set()
 
     @property
@@ -104,7 +104,7 @@ class LocoNav:
 
 def layout(rooms: int) -> str:
     """A maze as text: `*` is a wall, `P` where one starts and `G` the goal."""
-    dice = np.random.RandomState(rooms)  # its numbers are the same in all versions
+    rng = np.random.RandomState(rooms)  # its numbers are the same in all versions
     grid = np.full((2 * rooms + 1, 2 * rooms + 1), "*")
     grid[1, 1] = " "
     distance = {(0, 0): 0}
@@ -118,7 +118,7 @@ def layout(rooms: int) -> str:
         if not free:
             path.pop()
             continue
-        after = free[dice.randint(len(free))]
+        after = free[rng.randint(len(free))]
         grid[row + after[0] + 1, col + after[1] + 1] = " "  # the wall between them
         grid[2 * after[0] + 1, 2 * after[1] + 1] = " "
         distance[after] = len(path)

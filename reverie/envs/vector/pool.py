@@ -1,6 +1,6 @@
 """Many environments stepping together, in this process or in worker processes.
 
-`make_pool` gives either behind one interface (`reverie.api.Envs`). Rows come back as
+`make_pool` gives either behind one interface (`reverie.api.VecEnv`). Rows come back as
 new arrays, one call's never overwritten by the next; the pool reads its newest batch
 again when an environment fails, so write only into copies.
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Env, Envs, Metrics, Obs, StateDict, UserError
+from reverie.api import Action, Env, Metrics, Obs, StateDict, UserError, VecEnv
 from reverie.envs.seeding import derive_seed
 from reverie.envs.vector.batches import (
     common_spaces,
@@ -78,7 +78,7 @@ def make_pool(
     count: int,
     config: PoolConfig | None = None,
     seed: int | None = None,
-) -> Envs:
+) -> VecEnv:
     """Build `count` environments, `make_env(index)` each, and step them together.
 
     Without `seed` the environments keep the seeds `make_env` gave them.
@@ -100,7 +100,7 @@ def make_pool(
 
 def _make_native(
     make_env: MakeEnv, count: int, config: PoolConfig, seed: int | None
-) -> Envs:
+) -> VecEnv:
     """Hand the name and the settings of a task to a vector environment."""
     from reverie.envs.suites.atari.native import make_native
 

@@ -1,4 +1,4 @@
-"""From what was seen to what is done about it, host memory to host memory.
+"""From what was seen to what is done about it, host memory to host carry.
 
 Acting is a few dozen small kernels. On a GPU they are recorded as one graph and run on
 a stream of their own, so that a call neither launches them one by one nor waits for an
@@ -17,7 +17,7 @@ from reverie.kernels.graphs.snapshot import Snapshot
 from reverie.nets.tree import map1
 
 Act = Callable[[Any, dict[str, Any]], tuple[Any, Any, Any]]
-"""Memory and observations to memory, actions and notes."""
+"""Carry and observations to carry, actions and extras."""
 
 
 class Acting:
@@ -40,18 +40,18 @@ class Acting:
         self.stream = urgent
         self.taken: Any = None  # the event after which the snapshot is whole
 
-    def __call__(self, memory: Any, seen: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def __call__(self, carry: Any, seen: dict[str, Any]) -> tuple[Any, Any, Any]:
         if self.snapshot is None or self.taken is None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         else:
             self.stream.wait_event(self.taken)
         with torch.cuda.stream(self.stream):
-            memory, action, notes = self.act(memory, seen)
-            memory = fresh(memory)
-            answer = map1(lambda x: x.to("cpu", non_blocking=True), (action, notes))
+            carry, action, extras = self.act(carry, seen)
+            carry = fresh(carry)
+            answer = map1(lambda x: x.to("cpu", non_blocking=True), (action, extras))
         self.stream.synchronize()
-        action, notes = map1(lambda x: x.numpy(), answer)
-        return memory, action, notes
+        action, extras = map1(lambda x: x.numpy(), answer)
+        return carry, action, extras
 
     def before_update(self) -> None:
         """Say that the weights are about to change."""

@@ -17,7 +17,7 @@ from reverie.kernels.launch import can_launch, padded_linear
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Action, Categorical
 from reverie.nets.heads import PolicyHead
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 MOST = 2048
 """The most classes that one program holds."""
@@ -56,11 +56,11 @@ class FastCategorical(Categorical):
         raw = self.raw[..., : self.classes]
         return Categorical(raw, self.dims, self.unimix).logits
 
-    def sample(self, dice: Dice) -> Int[Tensor, "*any"]:
+    def sample(self, rng: Rng) -> Int[Tensor, "*any"]:
         rows, tile = _rows(self.raw.detach())
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
-            clocks = dice.clocks(rows[:, : self.classes])
+            clocks = rng.clocks(rows[:, : self.classes])
             grid, sizes = (
                 (triton.cdiv(len(rows), tile[0]),),
                 (*rows.shape, self.classes),

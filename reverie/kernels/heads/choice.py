@@ -44,7 +44,7 @@ def sample_choice(
     """One-hots in the dtype of the logits, without a gradient.
 
     The class whose exponential clock, sped up by its probability, rings first; given
-    the same clocks, the one that `Dice.categorical` would draw. `out` may have its
+    the same clocks, the one that `Rng.categorical` would draw. `out` may have its
     first axis apart.
     """
     groups, classes = logits.shape[-2:]

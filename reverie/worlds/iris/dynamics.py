@@ -28,7 +28,7 @@ from reverie.api import Metrics, WorldLoss
 from reverie.nets.blocks import Norm
 from reverie.nets.distributions import Categorical, SymlogTwoHot, softmax, symlog_bins
 from reverie.nets.residual import FrameConfig, FrameEncoder
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.transformer import (
     Cache,
     Dense,
@@ -155,11 +155,11 @@ class Dynamics(nn.Module):
             self.ends(at_action),
         )
 
-    def reward(self, logits: Float[Tensor, "*b R"], dice: Dice) -> Float[Tensor, "*b"]:
+    def reward(self, logits: Float[Tensor, "*b R"], rng: Rng) -> Float[Tensor, "*b"]:
         """The expected reward, or where only signs are known, a drawn one."""
         if self.config.two_hot_rewards:
             return SymlogTwoHot(logits, self.bins).pred()
-        return dice.categorical(softmax(logits)).float() - 1
+        return rng.categorical(softmax(logits)).float() - 1
 
     def loss(
         self, segment: Segment, tokens: Int[Tensor, "B T K"], dtype: torch.dtype

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from reverie.api import Metrics
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.transformer import Dense
 
 CODE_RATE = 0.01
@@ -103,7 +103,7 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def follow(
-        self, vectors: Float[Tensor, "R W"], tokens: Int[Tensor, " R"], dice: Dice
+        self, vectors: Float[Tensor, "R W"], tokens: Int[Tensor, " R"], rng: Rng
     ) -> Metrics:
         """Move the codebook after one batch; changes nothing if a vector is broken."""
         config, rows = self.config, len(vectors)
@@ -128,8 +128,8 @@ class Quantizer(nn.Module):
         # The first of the shuffled vectors replace the first of the shuffled codes;
         # behind the last expired code, codes are written back as they are.
         places = min(config.codes, rows)
-        old = dice.shuffle(expired)[:places]
-        new = dice.shuffle(torch.ones_like(tokens, dtype=torch.bool))[:places]
+        old = rng.shuffle(expired)[:places]
+        new = rng.shuffle(torch.ones_like(tokens, dtype=torch.bool))[:places]
         does = torch.arange(places, device=tokens.device) < revived
         codebook[old] = torch.where(does[:, None], vectors[new], codebook[old])
         usage[old] = torch.where(does, 1 / config.codes, usage[old])

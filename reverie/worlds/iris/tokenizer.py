@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reverie.api import WorldLoss
 from reverie.nets.residual import FrameConfig, FrameDecoder, FrameEncoder
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Embedding
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig
@@ -152,7 +152,7 @@ class Tokenizer(nn.Module):
         return to_bytes(self.decode(image, action, features, seen))
 
     def loss(
-        self, segment: Segment, dice: Dice, dtype: torch.dtype, learn: bool = True
+        self, segment: Segment, rng: Rng, dtype: torch.dtype, learn: bool = True
     ) -> WorldLoss:
         """Losses of each transition, scaled; the mean of each is the original's term.
 
@@ -184,7 +184,7 @@ class Tokenizer(nn.Module):
         metrics = {}
         if learn:
             vectors, tokens = q.vectors.detach().flatten(0, 1), q.tokens.flatten()
-            metrics = self.quantizer.follow(vectors, tokens, dice)
+            metrics = self.quantizer.follow(vectors, tokens, rng)
         return WorldLoss(losses, q.tokens.view(*shape, config.tokens), metrics)
 
     def to_tokens(self, maps: Float[Tensor, "R r s c"]) -> Float[Tensor, "R K F"]:

@@ -2,13 +2,13 @@
 
 It is learned in two parts, each with a loss and an optimizer of its own:
 
-    world.tokenizer_loss(segment, dice)     trains `world.tokenizer`
+    world.tokenizer_loss(segment, rng)     trains `world.tokenizer`
     world.dynamics_loss(segment)            trains `world.dynamics`
 
 and then dreamt in, without gradients:
 
     state = world.begin(image, action)      # b + 1 real frames and b actions
-    step = world.step(state, action, dice)  # step.state, .image, .reward, .end
+    step = world.step(state, action, rng)  # step.state, .image, .reward, .end
 
 Nothing in `begin`, `step` and the losses asks the device for anything, so loops over
 them can be captured in CUDA graphs. Where a dream stands (how full the cache of the
@@ -18,8 +18,8 @@ plain numbers.
 How it fits `api.World`: `imagine`, `decode`, `features`, `drawn` and `width` are those
 verbs, on `View`s instead of whole states (a state holds a cache, which nobody wants
 once per time step), and a `View` has the outcome already. `initial` and `observe` have
-no counterpart, since a dream begins from frames. `api.Dreams` fits both kinds of worlds
-(`agents/world_model_env.py`).
+no counterpart, since a dream begins from frames. `api.WorldModelEnv` fits both kinds of
+worlds (`agents/world_model_env.py`).
 
 Shapes: `K` tokens of a transition, `N` rows of a dream.
 """
@@ -35,11 +35,11 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.api import Dream, Obs, Space, UserError, WorldLoss
+from reverie.api import Obs, Rollout, Space, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.distributions import softmax
 from reverie.nets.residual import recompute
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Cache, Embedding
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
@@ -149,7 +149,7 @@ class IrisWorld(nn.Module):
     # learning
 
     def tokenizer_loss(
-        self, segment: Segment, dice: Dice, learn: bool = True
+        self, segment: Segment, rng: Rng, learn: bool = True
     ) -> WorldLoss:
         """Losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)` and scaled.
 
@@ -157,7 +157,7 @@ class IrisWorld(nn.Module):
         the codebook follows the batch and says how it fares in `.metrics`; without, the
         call has no side effects (evaluation).
         """
-        return self.tokenizer.loss(segment, dice, self.dtype, learn)
+        return self.tokenizer.loss(segment, rng, self.dtype, learn)
 
     def dynamics_loss(self, segment: Segment) -> WorldLoss:
         """Losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`, scaled.
@@ -217,7 +217,7 @@ class IrisWorld(nn.Module):
         return State(image[:, -1], None, None, filled, frame_is_fed=True)
 
     @torch.no_grad()
-    def step(self, state: State, action: Int[Tensor, " N"], dice: Dice) -> Step:
+    def step(self, state: State, action: Int[Tensor, " N"], rng: Rng) -> Step:
         """One step of a dream.
 
         Draws, in this order: the reward's sign (if that is what is known), the end, and
@@ -236,8 +236,8 @@ class IrisWorld(nn.Module):
         with beside(action, OUTCOME):
             reward_logits = dynamics.rewards(at_action)
             end_logits = dynamics.ends(at_action)
-            reward = dynamics.reward(reward_logits, dice)
-            end = dice.categorical(softmax(end_logits)) == 1
+            reward = dynamics.reward(reward_logits, rng)
+            end = rng.categorical(softmax(end_logits)) == 1
 
         logits: list[Tensor] = [dynamics.latents(at_action)]
         tokens: list[Tensor] = []
@@ -246,7 +246,7 @@ class IrisWorld(nn.Module):
                 embedded = dynamics.latent(tokens[-1], dtype)[:, None]
                 outputs, cache = self._feed(embedded, cache)
                 logits.append(dynamics.latents(outputs[:, -1]))
-            tokens.append(dice.categorical(softmax(logits[-1])))
+            tokens.append(rng.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
         catch_up(action, OUTCOME)
         if state.seen is not None:
@@ -268,10 +268,10 @@ class IrisWorld(nn.Module):
                 seen = self.tokenizer.see(image, self.dtype)
         return state._replace(frame=frame, seen=seen)
 
-    def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
+    def imagine(self, state: State, policy: Policy, horizon: int, rng: Rng) -> Rollout:
         """Go on for `horizon` steps; `policy` maps a `View` to actions `(N,)`.
 
-        Dreams do not stop at an end; whoever learns from them looks no further.
+        WorldModelEnv do not stop at an end; whoever learns from them looks no further.
         The states of the dream are `View`s `(N, H + 1)`; reward and end belong to
         *arriving* there, so the first has none.
         """
@@ -280,12 +280,12 @@ class IrisWorld(nn.Module):
         state = self.look(state) if horizon else state
         actions = [policy(views[-1])]
         for left in reversed(range(horizon)):
-            step = self.step(state, actions[-1], dice)
+            step = self.step(state, actions[-1], rng)
             state = self.look(step.state) if left else step.state
             views.append(View(step.image, step.reward, step.end))
             actions.append(policy(views[-1]))
         stacked = View(*(torch.stack(parts, 1) for parts in zip(*views, strict=True)))
-        return Dream(stacked, {"action": torch.stack(actions, 1)})
+        return Rollout(stacked, {"action": torch.stack(actions, 1)})
 
     # looking
 

@@ -24,7 +24,7 @@ from reverie.kernels.norm.norm_act import (
 from reverie.kernels.scan.gru_gates import gru_gates
 from reverie.kernels.scan.scan import Dense, Normed, ScanWeights, Unbiased, scan
 from reverie.nets.blocks import BlockLinear, Linear, Norm
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.rssm.world import Agreement, Dynamics, Policy, State
 
 
@@ -42,12 +42,12 @@ class FastDynamics(Dynamics):
     obs0norm: Norm
 
     def dream(
-        self, state: State, policy: Policy, horizon: int, dice: Dice
+        self, state: State, policy: Policy, horizon: int, rng: Rng
     ) -> tuple[State, list[dict[str, Tensor]]]:
         """The plain one, with every state written to its place among the features."""
         deter = state.deter
         if torch.is_grad_enabled() or not self._is_usual(deter):
-            return super().dream(state, policy, horizon, dice)
+            return super().dream(state, policy, horizon, rng)
         config = self.config
         width = config.deter + config.stoch * config.classes
         room = deter.new_empty(len(deter), horizon + 1, width)
@@ -57,7 +57,7 @@ class FastDynamics(Dynamics):
             mine.copy_(given)
         actions = [policy(places[0])]
         for before, after in pairwise(places):
-            self._dream_on(before, actions[-1], after, dice)
+            self._dream_on(before, actions[-1], after, rng)
             actions.append(policy(after))
         return states, actions
 
@@ -84,11 +84,11 @@ class FastDynamics(Dynamics):
         return Agreement(dyn, rep, post_entropy.mean(), prior_entropy.mean())
 
     def draw(
-        self, logits: Float[Tensor, "*b S K"], dice: Dice
+        self, logits: Float[Tensor, "*b S K"], rng: Rng
     ) -> Float[Tensor, "*b S K"]:
         if torch.is_grad_enabled() or not can_launch(logits.device, logits.dtype):
-            return super().draw(logits, dice)
-        return sample_choice(logits, dice.clocks(logits), self.config.unimix)
+            return super().draw(logits, rng)
+        return sample_choice(logits, rng.clocks(logits), self.config.unimix)
 
     def observe(
         self,
@@ -96,10 +96,10 @@ class FastDynamics(Dynamics):
         tokens: Float[Tensor, "B T E"],
         prevact: dict[str, Tensor],
         is_first: Bool[Tensor, "B T"],
-        dice: Dice,
+        rng: Rng,
     ) -> tuple[State, Float[Tensor, "B T S K"]]:
         if tokens.shape[1] == 1 or not self._is_usual(tokens):
-            return super().observe(state, tokens, prevact, is_first, dice)
+            return super().observe(state, tokens, prevact, is_first, rng)
         config, dtype = self.config, tokens.dtype
         actions = self.embed(prevact, is_first, tokens)
         weight, bias = self.obs0.cast(dtype)
@@ -113,7 +113,7 @@ class FastDynamics(Dynamics):
             obslogit=Dense(*self.obslogit.cast(dtype)),
         )
         shape = (*is_first.shape, config.stoch, config.classes)
-        clocks = dice.clocks(torch.empty(shape, device=tokens.device))
+        clocks = rng.clocks(torch.empty(shape, device=tokens.device))
         deters, stochs, logits = scan(
             weights,
             *state,
@@ -127,7 +127,7 @@ class FastDynamics(Dynamics):
         return State(deters, stochs), logits
 
     def _dream_on(
-        self, before: State, action: dict[str, Tensor], after: State, dice: Dice
+        self, before: State, action: dict[str, Tensor], after: State, rng: Rng
     ) -> None:
         config, deter = self.config, before.deter
         blocks, dtype, rows = config.blocks, deter.dtype, len(deter)
@@ -149,7 +149,7 @@ class FastDynamics(Dynamics):
         gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
         gru_gates(gates, bias, deter, out=after.deter)
         logits = self.prior_logits(after.deter)
-        sample_choice(logits, dice.clocks(logits), config.unimix, out=after.stoch)
+        sample_choice(logits, rng.clocks(logits), config.unimix, out=after.stoch)
 
     def _embed_drawn(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
         """Encode actions of the policy; a lone choice picks a column of the weights."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 
 if TYPE_CHECKING:
     from reverie.worlds.rssm.world import RSSM, State
@@ -26,12 +26,12 @@ class Work(NamedTuple):
     inputs: list[Tensor]
 
 
-def rssm_parts(world: RSSM, state: State, batch: Batch, dice: Dice) -> dict[str, Work]:
+def rssm_sections(world: RSSM, state: State, batch: Batch, rng: Rng) -> dict[str, Work]:
     """Encoder, posterior scan, decoder, and the heads with the prior."""
     prevact, is_first = batch["prevact"], batch["is_first"]
     with torch.no_grad():
         tokens = world.enc(batch, world.dtype)
-        states, logits = world.dyn.observe(state, tokens, prevact, is_first, dice)
+        states, logits = world.dyn.observe(state, tokens, prevact, is_first, rng)
     tokens, logits = _leaf(tokens), _leaf(logits)
     deter, stoch = _leaf(states.deter), _leaf(states.stoch)
     states = type(states)(deter, stoch)
@@ -40,7 +40,7 @@ def rssm_parts(world: RSSM, state: State, batch: Batch, dice: Dice) -> dict[str,
         return [world.enc(batch, world.dtype)]
 
     def scan() -> list[Tensor]:
-        states, logits = world.dyn.observe(state, tokens, prevact, is_first, dice)
+        states, logits = world.dyn.observe(state, tokens, prevact, is_first, rng)
         return [*states, logits]
 
     def decode() -> list[Tensor]:

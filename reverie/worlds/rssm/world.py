@@ -20,14 +20,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Dream, Notes, Obs, Space, Spaces, WorldLoss
+from reverie.api import Batch, Extras, Obs, Rollout, Space, Spaces, WorldLoss
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import BlockLinear, Linear, Norm, activation
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.distributions import OneHot, Output
 from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.outcomes import outcome_losses, stack_actions
 
 
@@ -180,10 +180,10 @@ class Dynamics(nn.Module):
         return OneHot(logits, self.config.unimix)
 
     def draw(
-        self, logits: Float[Tensor, "*b S K"], dice: Dice
+        self, logits: Float[Tensor, "*b S K"], rng: Rng
     ) -> Float[Tensor, "*b S K"]:
         """One choice for each group, in the dtype of the logits."""
-        return self.choose(logits).sample(dice).to(logits.dtype)
+        return self.choose(logits).sample(rng).to(logits.dtype)
 
     def compare(
         self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
@@ -203,7 +203,7 @@ class Dynamics(nn.Module):
         tokens: Float[Tensor, "B T E"],
         prevact: dict[str, Tensor],
         is_first: Bool[Tensor, "B T"],
-        dice: Dice,
+        rng: Rng,
     ) -> tuple[State, Float[Tensor, "B T S K"]]:
         """Posterior states of a sequence, and their logits."""
         actions = self.embed(prevact, is_first, tokens)
@@ -216,25 +216,25 @@ class Dynamics(nn.Module):
             stoch = torch.where(start[..., None], 0, stoch)
             deter = self.core(State(deter, stoch), action)
             logit = self.posterior_logits(deter, token)
-            stoch = self.draw(logit, dice)
+            stoch = self.draw(logit, rng)
             deters.append(deter)
             stochs.append(stoch)
             logits.append(logit)
         states = State(torch.stack(deters, 1), torch.stack(stochs, 1))
         return states, torch.stack(logits, 1)
 
-    def imagine(self, state: State, action: dict[str, Tensor], dice: Dice) -> State:
+    def imagine(self, state: State, action: dict[str, Tensor], rng: Rng) -> State:
         """The next state by the prior alone."""
         deter = self.core(state, self.embed(action, None, state.deter))
-        return State(deter, self.draw(self.prior_logits(deter), dice))
+        return State(deter, self.draw(self.prior_logits(deter), rng))
 
     def dream(
-        self, state: State, policy: Policy, horizon: int, dice: Dice
+        self, state: State, policy: Policy, horizon: int, rng: Rng
     ) -> tuple[State, list[dict[str, Tensor]]]:
         """Step on by the prior alone; the states, and what was done in each of them."""
         states, actions = [state], [policy(state)]
         for _ in range(horizon):
-            states.append(self.imagine(states[-1], actions[-1], dice))
+            states.append(self.imagine(states[-1], actions[-1], rng))
             actions.append(policy(states[-1]))
         deter = torch.stack([state.deter for state in states], 1)
         stoch = torch.stack([state.stoch for state in states], 1)
@@ -295,7 +295,7 @@ class RSSM(nn.Module):
         self.con = Head(self.width, conhead)
 
     @property
-    def notes(self) -> Spaces:
+    def extras(self) -> Spaces:
         """What the replay keeps of a state: `deter`, and the *index* of each choice.
 
         One-hots would take K times the memory and say the same.
@@ -307,8 +307,8 @@ class RSSM(nn.Module):
             "dyn/stoch": Space(np.dtype(index), (config.stoch,), 0, config.classes),
         }
 
-    def note(self, states: State) -> Notes:
-        spaces = self.notes
+    def to_replay(self, states: State) -> Extras:
+        spaces = self.extras
         store = getattr(torch, spaces["dyn/deter"].dtype.name)
         index = getattr(torch, spaces["dyn/stoch"].dtype.name)
         return {
@@ -316,12 +316,12 @@ class RSSM(nn.Module):
             "dyn/stoch": states.stoch.detach().argmax(-1).to(index),
         }
 
-    def recall(self, notes: Notes) -> State:
-        classes = torch.arange(self.config.classes, device=notes["dyn/stoch"].device)
-        stoch = notes["dyn/stoch"].long()[..., None] == classes
-        # rows that nobody wrote notes for are zero, as the state before an episode
-        stoch &= (notes["dyn/deter"] != 0).any(-1)[..., None, None]
-        return State(notes["dyn/deter"].to(self.dtype), stoch.to(self.dtype))
+    def from_replay(self, extras: Extras) -> State:
+        classes = torch.arange(self.config.classes, device=extras["dyn/stoch"].device)
+        stoch = extras["dyn/stoch"].long()[..., None] == classes
+        # rows that nobody wrote extras for are zero, as the state before an episode
+        stoch &= (extras["dyn/deter"] != 0).any(-1)[..., None, None]
+        return State(extras["dyn/deter"].to(self.dtype), stoch.to(self.dtype))
 
     def initial(self, batch: int) -> State:
         return self.dyn.initial(batch, self.dtype)
@@ -330,14 +330,14 @@ class RSSM(nn.Module):
         """What the heads see: the deterministic half first."""
         return self.dyn.features(states)
 
-    def observe(self, state: State, batch: Batch, dice: Dice) -> State:
+    def observe(self, state: State, batch: Batch, rng: Rng) -> State:
         # a frame seen alone would be its own mean
         with standard.steady(standard.by_batch(self.enc) if self._by_batch else ()):
-            return self._follow(state, batch, dice)[0]
+            return self._follow(state, batch, rng)[0]
 
-    def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
-        states, actions = self.dyn.dream(state, policy, horizon, dice)
-        return Dream(states, stack_actions(actions))
+    def imagine(self, state: State, policy: Policy, horizon: int, rng: Rng) -> Rollout:
+        states, actions = self.dyn.dream(state, policy, horizon, rng)
+        return Rollout(states, stack_actions(actions))
 
     def outcome(
         self, feat: Float[Tensor, "*b F"]
@@ -348,8 +348,8 @@ class RSSM(nn.Module):
     def decode(self, states: State) -> Obs:
         return {key: out.pred() for key, out in self._decode(states).items()}
 
-    def loss(self, state: State, batch: Batch, dice: Dice) -> WorldLoss:
-        states, logits = self._follow(state, batch, dice)
+    def loss(self, state: State, batch: Batch, rng: Rng) -> WorldLoss:
+        states, logits = self._follow(state, batch, rng)
         feat = self.features(states)
         seen = feat if self.reward_grad else feat.detach()
         told = self._decode(states), self.rew(seen), self.con(feat)
@@ -362,22 +362,20 @@ class RSSM(nn.Module):
         metrics = {"dyn_ent": match.prior_entropy, "rep_ent": match.post_entropy}
         return WorldLoss(losses, states, metrics)
 
-    def parts(self, state: State, batch: Batch, dice: Dice) -> dict[str, Any]:
+    def parts(self, state: State, batch: Batch, rng: Rng) -> dict[str, Any]:
         """The work of an update in pieces, to be timed."""
-        from reverie.worlds.rssm.sections import rssm_parts
+        from reverie.worlds.rssm.sections import rssm_sections
 
-        return rssm_parts(self, state, batch, dice)
+        return rssm_sections(self, state, batch, rng)
 
     @property
     def drawn(self) -> Iterable[str]:
         """The image keys that `decode` draws."""
         return tuple(self.dec.images)
 
-    def _follow(self, state: State, batch: Batch, dice: Dice) -> tuple[State, Tensor]:
+    def _follow(self, state: State, batch: Batch, rng: Rng) -> tuple[State, Tensor]:
         tokens = self.enc(batch, self.dtype)
-        return self.dyn.observe(
-            state, tokens, batch["prevact"], batch["is_first"], dice
-        )
+        return self.dyn.observe(state, tokens, batch["prevact"], batch["is_first"], rng)
 
     def _decode(self, states: State) -> dict[str, Output]:
         outs: dict[str, Output] = self.dec(states.deter, states.stoch.flatten(-2))

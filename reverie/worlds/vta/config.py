@@ -46,15 +46,15 @@ class VTAConfig:
     anneal: float = 100.0
     """How slowly one becomes the other, 0 for never: after this many thousand updates
     37 % of the way are left."""
-    still: bool = False
+    static_lower_belief: bool = False
     """Hold the lower belief, so that within a segment nothing is foreseen to change. A
     segment then is a stretch in which something stays as it is, told once, by the upper
     state; what changes is told by the lower state, anew at each step."""
-    coins: int = 0
+    random_boundary_steps: int = 0
     """Updates in which coins decide where segments begin, before the detector does.
     Until the upper state has learnt to tell something, no segment is worth its price,
     and a detector that is asked too early learns to find none, or each frame."""
-    read_pays: bool = False
+    kl_to_detector: bool = False
     """Let the detector know what a new segment costs the upper level. The original
     hides that from it, so its gradient is not that of the bound."""
     obs_scale: float = 1.0
@@ -73,7 +73,7 @@ class VTAConfig:
             )
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
-        if self.coins < 0:
+        if self.random_boundary_steps < 0:
             raise ValueError("coins must be at least 0")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")

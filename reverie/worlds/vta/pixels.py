@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.vta.config import VTAConfig
 
 
@@ -19,7 +19,7 @@ class Pixels:
     def __init__(self, config: VTAConfig):
         self.config = config
 
-    def prepare(self, image: Tensor, dice: Dice) -> Float[Tensor, "B T c h w"]:
+    def prepare(self, image: Tensor, rng: Rng) -> Float[Tensor, "B T c h w"]:
         """Images as the networks see them; floats pass as they are."""
         if image.is_floating_point():
             return image
@@ -27,7 +27,7 @@ class Pixels:
         if self.config.levels == "floor":
             return floor_levels(x, self.config.bits)
         if self.config.levels == "spread":
-            return spread_levels(x, self.config.bits, dice.uniform(x))
+            return spread_levels(x, self.config.bits, rng.uniform(x))
         return x
 
     def compare(self, raw: Tensor, target: Tensor) -> Tensor:

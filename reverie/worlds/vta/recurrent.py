@@ -26,14 +26,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Dream, Notes, Obs, Space, Spaces, WorldLoss
+from reverie.api import Batch, Extras, Obs, Rollout, Space, Spaces, WorldLoss
 from reverie.nets.blocks import Linear
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.distributions import Output
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.strided import TimeConvs
 from reverie.worlds.outcomes import outcome_losses, stack_actions
 from reverie.worlds.vta.boundaries import COPY, READ, both_ways, draw_flags, reading
@@ -211,7 +211,7 @@ class Dynamics(nn.Module):
         found: Float[Tensor, "B T 2"] | None,
         prevact: dict[str, Tensor],
         is_first: Bool[Tensor, "B T"],
-        dice: Dice,
+        rng: Rng,
     ) -> tuple[State, Beliefs]:
         """Posterior states of a sequence; without `found` the prior's flags are used.
 
@@ -221,7 +221,7 @@ class Dynamics(nn.Module):
         actions = torch.where(is_first[..., None], 0, self.embed(prevact, tokens))
         noise = None
         if self.training:
-            noise = dice.uniform(tokens[..., :2].float()).clamp(NOISE, 1 - NOISE)
+            noise = rng.uniform(tokens[..., :2].float()).clamp(NOISE, 1 - NOISE)
         fresh = self.initial(len(tokens), dtype)
         states, beliefs = [], []
         for t in range(tokens.shape[1]):
@@ -240,12 +240,12 @@ class Dynamics(nn.Module):
             prior_abs = self.prior_abs(state.abs_belief)
             post_abs = self.post_abs(torch.cat([state.abs_belief, token], -1))
             new, old = mask[:, READ, None], mask[:, COPY, None]
-            held = new * post_abs.sample(dice) + old * state.abs_stoch
+            held = new * post_abs.sample(rng) + old * state.abs_stoch
             state = state._replace(abs_stoch=held.to(dtype))
             belief, upper = self.descend(state, mask, action)
             prior_obs = self.prior_obs(belief)
             post_obs = self.post_obs(torch.cat([belief, upper, token], -1))
-            drawn = post_obs.sample(dice).to(dtype)
+            drawn = post_obs.sample(rng).to(dtype)
             state = state._replace(obs_belief=belief, obs_stoch=drawn)
             states.append(state)
             beliefs.append(
@@ -253,28 +253,28 @@ class Dynamics(nn.Module):
             )
         return _stack(states), _stack(beliefs)
 
-    def imagine(self, state: State, action: dict[str, Tensor], dice: Dice) -> State:
+    def imagine(self, state: State, action: dict[str, Tensor], rng: Rng) -> State:
         """The next state by the priors alone."""
         config, dtype = self.config, state.abs_belief.dtype
         acted = self.embed(action, state.abs_belief)
-        mask = self._dream_flag(state, dice)
+        mask = self._dream_flag(state, rng)
         if config.dream == "jumpy":
             mask = reading(mask)
         state = self.turn(state, mask, acted)
         new, old = mask[:, READ, None], mask[:, COPY, None]
-        drawn = self.prior_abs(state.abs_belief).sample(dice)
+        drawn = self.prior_abs(state.abs_belief).sample(rng)
         held = (new * drawn + old * state.abs_stoch).to(dtype)
         state = state._replace(abs_stoch=held)
         belief, _ = self.descend(state, mask, acted)
-        stoch = self.prior_obs(belief).sample(dice).to(dtype)
+        stoch = self.prior_obs(belief).sample(rng).to(dtype)
         return state._replace(obs_belief=belief, obs_stoch=stoch)
 
-    def _dream_flag(self, state: State, dice: Dice) -> Float[Tensor, "B 2"]:
+    def _dream_flag(self, state: State, rng: Rng) -> Float[Tensor, "B 2"]:
         config = self.config
         if config.dream == "full" and config.dream_flags == "prior":
             logits, noise = self.foresee(state), None
             if self.training:
-                noise = dice.uniform(logits).clamp(NOISE, 1 - NOISE)
+                noise = rng.uniform(logits).clamp(NOISE, 1 - NOISE)
             return draw_flags(logits, config.temperature, noise).mask
         read = torch.zeros_like(state.length)
         if config.dream_flags == "fixed":
@@ -312,7 +312,7 @@ class SegmentWorld(nn.Module):
         self.con = Head(self.width, conhead)
 
     @property
-    def notes(self) -> Spaces:
+    def extras(self) -> Spaces:
         config, number = self.config, np.dtype(np.float32)
         sizes = {
             "abs_belief": (config.abs_belief,),
@@ -325,12 +325,12 @@ class SegmentWorld(nn.Module):
         }
         return {f"dyn/{key}": Space(number, shape) for key, shape in sizes.items()}
 
-    def note(self, states: State) -> Notes:
+    def to_replay(self, states: State) -> Extras:
         found = states._asdict()
         return {f"dyn/{key}": value.detach().float() for key, value in found.items()}
 
-    def recall(self, notes: Notes) -> State:
-        values = [notes[f"dyn/{key}"] for key in State._fields]
+    def from_replay(self, extras: Extras) -> State:
+        values = [extras[f"dyn/{key}"] for key in State._fields]
         counters = values[4:]
         return State(*(value.to(self.dtype) for value in values[:4]), *counters)
 
@@ -345,22 +345,22 @@ class SegmentWorld(nn.Module):
         """Where segments begin."""
         return states.read > 0.5
 
-    def observe(self, state: State, batch: Batch, dice: Dice) -> State:
+    def observe(self, state: State, batch: Batch, rng: Rng) -> State:
         """Posterior states, with the likelier flags: those foreseen if there is but
         one row, else those found by looking at all of them."""
         was_training = self.training
         self.eval()
         try:
-            return self._follow(state, batch, dice)[0]
+            return self._follow(state, batch, rng)[0]
         finally:
             self.train(was_training)
 
-    def imagine(self, state: State, policy: Policy, horizon: int, dice: Dice) -> Dream:
+    def imagine(self, state: State, policy: Policy, horizon: int, rng: Rng) -> Rollout:
         states, actions = [state], [policy(state)]
         for _ in range(horizon):
-            states.append(self.dyn.imagine(states[-1], actions[-1], dice))
+            states.append(self.dyn.imagine(states[-1], actions[-1], rng))
             actions.append(policy(states[-1]))
-        return Dream(_stack(states), stack_actions(actions))
+        return Rollout(_stack(states), stack_actions(actions))
 
     def outcome(
         self, feat: Float[Tensor, "*b F"]
@@ -371,8 +371,8 @@ class SegmentWorld(nn.Module):
     def decode(self, states: State) -> Obs:
         return {key: out.pred() for key, out in self._decode(states).items()}
 
-    def loss(self, state: State, batch: Batch, dice: Dice) -> WorldLoss:
-        states, beliefs = self._follow(state, batch, dice)
+    def loss(self, state: State, batch: Batch, rng: Rng) -> WorldLoss:
+        states, beliefs = self._follow(state, batch, rng)
         feat = self.features(states)
         seen = feat if self.reward_grad else feat.detach()
         told = self._decode(states), self.rew(seen), self.con(feat)
@@ -392,7 +392,7 @@ class SegmentWorld(nn.Module):
         """The image keys that `decode` draws."""
         return tuple(self.dec.images)
 
-    def _follow(self, state: State, batch: Batch, dice: Dice) -> tuple[State, Beliefs]:
+    def _follow(self, state: State, batch: Batch, rng: Rng) -> tuple[State, Beliefs]:
         tokens = self.enc(batch, self.dtype)
         found = None
         if tokens.shape[1] > 1:
@@ -401,7 +401,7 @@ class SegmentWorld(nn.Module):
                 seen = torch.cat([seen, batch["reward"].float()[..., None]], -1)
             found = self.dyn.detector(seen)
         return self.dyn.observe(
-            state, tokens, found, batch["prevact"], batch["is_first"], dice
+            state, tokens, found, batch["prevact"], batch["is_first"], rng
         )
 
     def _decode(self, states: State) -> dict[str, Output]:

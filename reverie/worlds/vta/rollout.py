@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.worlds.vta.boundaries import COPY, READ
 from reverie.worlds.vta.inference import Chapter
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def dream_on(
-    world: VTA, state: Chapter, action: dict[str, Tensor], dice: Dice, jumpy: bool
+    world: VTA, state: Chapter, action: dict[str, Tensor], rng: Rng, jumpy: bool
 ) -> Chapter:
     """The next step; `jumpy`, the first one of the next segment."""
     logits = state.foreseen
@@ -32,7 +32,7 @@ def dream_on(
     gates = world.abs_cell.gates(torch.cat(acted, -1))
     moved = world.abs_cell.step(gates, state.abs_belief[None])[0]
     belief = torch.where(read[:, None] > 0, moved, state.abs_belief)
-    return descend(world, state, belief, read, dice)
+    return descend(world, state, belief, read, rng)
 
 
 def descend(
@@ -40,11 +40,11 @@ def descend(
     state: Chapter,
     abs_belief: Float[Tensor, "B D"],
     read: Float[Tensor, " B"],
-    dice: Dice,
+    rng: Rng,
 ) -> Chapter:
     """Draw both states, given the upper belief and whether a segment begins."""
     begins = read[:, None] > 0
-    drawn = world.prior_abs(abs_belief).sample(dice)
+    drawn = world.prior_abs(abs_belief).sample(rng)
     abs_state = torch.where(begins, drawn, state.abs_state)
     feat = world.abs_feat(torch.cat([abs_belief, abs_state], -1))
     obs_belief = feat
@@ -52,7 +52,7 @@ def descend(
         gates = world.obs_cell.gates(torch.cat([state.obs_state, feat], -1))
         moved = world.obs_cell.step(gates, state.obs_belief[None])[0]
         obs_belief = torch.where(begins, feat, moved)
-    obs_state = world.prior_obs(obs_belief).sample(dice)
+    obs_state = world.prior_obs(obs_belief).sample(rng)
     seen = world.obs_feat(torch.cat([obs_belief, obs_state], -1))
     return Chapter(
         abs_belief, abs_state, obs_belief, obs_state, read, world.foresee(seen)

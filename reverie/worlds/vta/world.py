@@ -38,11 +38,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Dream, Obs, Spaces, UserError, WorldLoss
+from reverie.api import Batch, Obs, Rollout, Spaces, UserError, WorldLoss
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.gru import GRU, Hold, Route
 from reverie.nets.inputs import Concat
-from reverie.nets.rng import Dice
+from reverie.nets.rng import Rng
 from reverie.nets.strided import (
     ImageDecoder,
     ImageEncoder,
@@ -133,7 +133,9 @@ class VTA(nn.Module):
         self.readers = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
         self.obs_cell = (
-            None if config.still else GRU(state + belief, belief, dtype=dtype)
+            None
+            if config.static_lower_belief
+            else GRU(state + belief, belief, dtype=dtype)
         )
         self.hold = Hold()
         self.abs_feat = nn.Linear(belief + state, belief)
@@ -166,11 +168,11 @@ class VTA(nn.Module):
         certain = both_ways(like.new_zeros(batch, 2), 1.0)
         return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
 
-    def loss(self, state: Any, batch: Batch, dice: Dice) -> WorldLoss:
+    def loss(self, state: Any, batch: Batch, rng: Rng) -> WorldLoss:
         """Losses of the modelled frames; a window brings its own context along."""
         if self.training:
             self.grow()
-        explained = self.explain(batch, dice)
+        explained = self.explain(batch, rng)
         story, losses = explained.story, self._weigh(explained.losses)
         read = story.mask[..., READ].detach()
         metrics = {
@@ -187,13 +189,13 @@ class VTA(nn.Module):
         return WorldLoss(losses, story.chapters, metrics)
 
     @torch.no_grad()
-    def watch(self, batch: Batch, dice: Dice) -> Watched:
+    def watch(self, batch: Batch, rng: Rng) -> Watched:
         """Explain windows without learning; everything is about its own frame.
 
         So is the loss of the flags, though they are foreseen one step ahead: the first
         frame, whose flag costs nothing, bears that of the one after the last.
         """
-        explained = self.explain(batch, dice)
+        explained = self.explain(batch, rng)
         story = explained.story
         sure = torch.ones_like(explained.post_read[:, :1])  # the first one always reads
         chance = torch.cat([sure, explained.post_read[:, :-1]], 1)
@@ -204,20 +206,20 @@ class VTA(nn.Module):
         losses["mask"] = losses["mask"].roll(1, 1)
         return Watched(losses, image, read, chance, foreseen)
 
-    def observe(self, state: Any, batch: Batch, dice: Dice) -> Chapter:
+    def observe(self, state: Any, batch: Batch, rng: Rng) -> Chapter:
         """The modelled steps of a window."""
-        target = self.pixels.prepare(batch[self.key], dice)
-        return self.follow(target, batch, dice).chapters
+        target = self.pixels.prepare(batch[self.key], rng)
+        return self.follow(target, batch, rng).chapters
 
     def imagine(
         self,
         state: Chapter,
         policy: Policy,
         horizon: int,
-        dice: Dice,
+        rng: Rng,
         *,
         jumpy: bool = False,
-    ) -> Dream:
+    ) -> Rollout:
         """Go on from `state`: frame by frame, or `jumpy`, segment by segment.
 
         Flags are the likelier ones, states are drawn. An action given by `policy` leads
@@ -225,10 +227,10 @@ class VTA(nn.Module):
         """
         states, actions = [state], [policy(state)]
         for _ in range(horizon):
-            states.append(dream_on(self, states[-1], actions[-1], dice, jumpy))
+            states.append(dream_on(self, states[-1], actions[-1], rng, jumpy))
             actions.append(policy(states[-1]))
         stacked = [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
-        return Dream(Chapter(*stacked), stack_actions(actions))
+        return Rollout(Chapter(*stacked), stack_actions(actions))
 
     def decode(self, states: Chapter) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
@@ -249,17 +251,17 @@ class VTA(nn.Module):
         low, high = config.min_temperature, config.temperature
         self.temperature.copy_(annealed(self.age, high, low, config.anneal))
 
-    def begin(self, images: Tensor, dice: Dice) -> Chapter:
+    def begin(self, images: Tensor, rng: Rng) -> Chapter:
         """Watch some frames, then dream the first step of the segment after them."""
-        embed = self._encode(self.pixels.prepare(images, dice))
+        embed = self._encode(self.pixels.prepare(images, rng))
         abs_fwd, _, _ = self._read(embed, embed.new_zeros(*embed.shape[:2], 2))
         state = self.initial(len(embed))
-        return descend(self, state, abs_fwd[:, -1], torch.ones_like(state.read), dice)
+        return descend(self, state, abs_fwd[:, -1], torch.ones_like(state.read), rng)
 
-    def explain(self, batch: Batch, dice: Dice) -> Explained:
+    def explain(self, batch: Batch, rng: Rng) -> Explained:
         """Follow a window, draw it again, and say what each step costs."""
-        target = self.pixels.prepare(batch[self.key], dice)
-        story = self.follow(target, batch, dice)
+        target = self.pixels.prepare(batch[self.key], rng)
+        story = self.follow(target, batch, rng)
         context, length = self.config.context, self.config.length
         target = target[:, context : context + length]
         image = self._decode(story.obs_feat)
@@ -273,7 +275,7 @@ class VTA(nn.Module):
             )
         sample, heat = story.log_sample[:, ahead], self.temperature
         read = story.mask[..., READ]
-        read = read if self.config.read_pays else read.detach()
+        read = read if self.config.kl_to_detector else read.detach()
         losses = {
             "image": self.pixels.compare(image, target),
             "abs": story.post_abs.kl(story.prior_abs) * read,
@@ -288,7 +290,7 @@ class VTA(nn.Module):
         )
 
     def follow(
-        self, target: Float[Tensor, "B T c h w"], batch: Batch, dice: Dice
+        self, target: Float[Tensor, "B T c h w"], batch: Batch, rng: Rng
     ) -> Story:
         """The posterior of a window, and what the prior would have said."""
         config = self.config
@@ -302,9 +304,9 @@ class VTA(nn.Module):
         found = self.detector(embed)
         noise = None
         if self.training:
-            if config.coins:
-                found = found * (self.age > config.coins)
-            noise = dice.uniform(found) * (1 - 2 * NOISE) + NOISE
+            if config.random_boundary_steps:
+                found = found * (self.age > config.random_boundary_steps)
+            noise = rng.uniform(found) * (1 - 2 * NOISE) + NOISE
         mask, log_sample = draw_flags(found, self.temperature, noise)
         edge = reading(mask[:, :context])
         free = mask[:, context + 1 : context + length]
@@ -316,7 +318,7 @@ class VTA(nn.Module):
         read, copy = mask[..., READ], mask[..., COPY]
         before = abs_fwd[:, context - 1 : context + length - 1]
         post_abs = self.post_abs(torch.cat([before, abs_bwd[:, now]], -1))
-        abs_state = self.hold(post_abs.sample(dice), read, copy)
+        abs_state = self.hold(post_abs.sample(rng), read, copy)
         acted = [abs_state[:, :-1]]
         if self.actions is not None:
             taken = self._acted(batch)[:, context : context + length - 1]
@@ -329,7 +331,7 @@ class VTA(nn.Module):
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
         post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
-        obs_state = post_obs.sample(dice)
+        obs_state = post_obs.sample(rng)
         obs_belief = abs_feat
         if self.obs_cell is not None:
             last = F.pad(obs_state[:, :-1], (0, 0, 1, 0))  # by one step

@@ -111,9 +111,9 @@ class Robosuite:
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
-            # In place: everyone who draws from these dice holds on to them.
-            dice = np.random.default_rng(seed % SEED_RANGE)
-            self._sim.rng.bit_generator.state = dice.bit_generator.state
+            # In place: everyone who draws from these rng holds on to them.
+            rng = np.random.default_rng(seed % SEED_RANGE)
+            self._sim.rng.bit_generator.state = rng.bit_generator.state
         return self._obs(self._sim.reset(), **flags(0.0, first=True))
 
     def reset_to(self, state: np.ndarray) -> Obs:
