@@ -38,7 +38,7 @@ SPACES = {
     "is_last": Space(np.dtype(bool)),
     "is_terminal": Space(np.dtype(bool)),
 }
-NOTES = {
+EXTRAS = {
     "dyn/deter": Space(np.dtype(np.float32), (2048,)),
     "dyn/stoch": Space(np.dtype(np.float32), (32, 16)),
 }
@@ -72,7 +72,7 @@ def make_replay(storage: str, capacity: int, folder: Path) -> Replay:
     config = ReplayConfig(storage=storage, online=False)  # type: ignore[arg-type]
     return Replay(
         SPACES,
-        NOTES,
+        EXTRAS,
         config,
         capacity=capacity,
         streams=ENVS,
@@ -84,7 +84,7 @@ def make_replay(storage: str, capacity: int, folder: Path) -> Replay:
 
 def make_rows() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {k: s.sample(rng, ENVS) for k, s in {**SPACES, **NOTES}.items()}
+    return {k: s.sample(rng, ENVS) for k, s in {**SPACES, **EXTRAS}.items()}
 
 
 def measure(
@@ -132,13 +132,13 @@ def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
     rows = make_rows()
     batch = replay.buffers("train")
     ids = batch["stepid"][:, 1:]
-    extras = {key: batch[key][:, 1:] for key in NOTES}
+    extras = {key: batch[key][:, 1:] for key in EXTRAS}
     sizes = []
     for turn in range(steps // ENVS):
         replay.add(rows)
         if turn % 8 == 0:
             replay.sample("train", out=batch)
-            replay.update(ids, extras)
+            replay.write_back(ids, extras)
         if turn % (1024 // ENVS * 8) == 0:
             replay.collect([])
         if turn % max(1, steps // ENVS // 40) == 0:

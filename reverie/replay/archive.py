@@ -150,11 +150,11 @@ class Archive:
         else:
             self.partial = None
         index = self.index()
-        named = {*index["rows_name"], *index["notes_name"]}
+        named = {*index["rows_name"], *index["extras_name"]}
         files.sync(self.directory, [name for name in self._unsynced if name in named])
         self._unsynced = []
 
-    def save_notes(
+    def save_extras(
         self, timeline: Timeline, columns: Columns, changed: list[Segment]
     ) -> None:
         """Write the extras of these segments as they are now."""

@@ -391,7 +391,7 @@ class Replay:
                 if self.exact_extras:
                     changed = self._changed.intersection(self.archive.segments)
                     ordered = sorted(changed, key=lambda segment: segment.first)
-                    self.archive.save_notes(self.timeline, self.columns, ordered)
+                    self.archive.save_extras(self.timeline, self.columns, ordered)
                     self._changed.clear()
                 self.archive.save(self.timeline, self.columns)
                 state["files"] = self.archive.index()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_replay import NOTES, SPACES, make_replay
+from test_replay import EXTRAS, SPACES, make_replay
 
 from reverie.api import UserError
 from reverie.replay import budget as plans
@@ -20,7 +20,7 @@ def ask(monkeypatch, tmp_path, memory, disk, storage="auto", capacity=1_000_000)
     monkeypatch.setattr(plans, "free_space", lambda directory: disk)
     return make_plan(
         STORED,
-        NOTES,
+        EXTRAS,
         capacity=capacity,
         storage=storage,
         tail=2048,
@@ -67,7 +67,7 @@ def test_a_replay_on_disk_without_a_folder_is_refused():
 def test_the_plan_bounds_what_is_really_used(storage, tmp_path):
     replay = make_replay(2000, 2, ReplayConfig(storage=storage), tmp_path)
     assert replay.columns.ram_bytes <= replay.plan.ram_bytes
-    rows = {k: s.zeros(2) for k, s in {**SPACES, **NOTES}.items()}
+    rows = {k: s.zeros(2) for k, s in {**SPACES, **EXTRAS}.items()}
     for _ in range(1500):
         replay.add(rows)
     replay.collect([replay.save()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_replay import NOTES, make_replay, make_rows
+from test_replay import EXTRAS, make_replay, make_rows
 
 from reverie.api import Space, Window
 from reverie.replay import device_copy as rings
@@ -138,7 +138,7 @@ def test_loading_replaces_what_the_device_held(tmp_path):
     for _ in range(5):
         for name in WINDOWS:
             one, two = feeds[0](name), feeds[1](name)
-            for key in one.keys() - NOTES.keys():  # extras of old files may differ
+            for key in one.keys() - EXTRAS.keys():  # extras of old files may differ
                 assert torch.equal(one[key], two[key]), key
 
 
@@ -261,7 +261,7 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
         replay.add(make_rows(rng, 3))
     feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, resident=True)
     batch = feed("plain")
-    extras = {key: torch.ones_like(batch[key]) for key in NOTES}
+    extras = {key: torch.ones_like(batch[key]) for key in EXTRAS}
     priority = torch.ones(batch["stepid"].shape, device=CUDA)
     feed.prioritize(batch["stepid"], priority)
     torch.cuda.synchronize()
@@ -276,7 +276,7 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     everything = torch.arange(0, 200, device=CUDA)
-    one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in NOTES.items()}
+    one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in EXTRAS.items()}
     one["stoch"] = one["stoch"].byte()
     feed.write_back(everything, one)
     assert (feed("plain")["deter"] == 1).all()
@@ -293,21 +293,21 @@ def test_writing_back_can_be_part_of_a_graph():
             feed.replay.add(rows)
     host, gpu = feeds
     batch = gpu("plain")
-    extras = {key: torch.zeros_like(batch[key]) for key in NOTES}
+    extras = {key: torch.zeros_like(batch[key]) for key in EXTRAS}
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
-        gpu.update(batch["stepid"] - 1000, extras)
+        gpu.write_back(batch["stepid"] - 1000, extras)
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(graph):
-        gpu.update(batch["stepid"], extras)
+        gpu.write_back(batch["stepid"], extras)
     host("plain")
     for turn in range(8):
         want, batch = host("plain"), gpu("plain", batch)
         for key in want:
             assert torch.equal(want[key], batch[key].cpu()), key
-        for key in NOTES:
+        for key in EXTRAS:
             extras[key].fill_(turn)
         graph.replay()
-        host.update(want["stepid"], {k: v.cpu() for k, v in extras.items()})
+        host.write_back(want["stepid"], {k: v.cpu() for k, v in extras.items()})

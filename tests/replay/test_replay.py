@@ -23,7 +23,7 @@ SPACES = {
     "is_terminal": Space(np.dtype(bool)),
     "log/extra": Space(np.dtype(np.float32)),
 }
-NOTES = {
+EXTRAS = {
     "deter": Space(np.dtype(np.float32), (300,)),
     "stoch": Space(np.dtype(np.uint8), (4,)),
 }
@@ -35,7 +35,7 @@ def make_replay(
     exact = windows.pop("exact_extras", False)
     return Replay(
         SPACES,
-        NOTES,
+        EXTRAS,
         config or ReplayConfig(online=False, storage="ram"),
         capacity=capacity,
         streams=streams,
@@ -103,7 +103,7 @@ def check_batch(reference, window, batch):
         if window.consec == 1:
             assert whole[ids[0]] == ids
         stored = [reference.steps[g][1] for g in ids]
-        for key in (*SPACES, *NOTES):
+        for key in (*SPACES, *EXTRAS):
             if key.startswith("log/"):
                 assert key not in batch
             elif key not in ("is_first", "is_last"):
@@ -152,8 +152,8 @@ def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkey
             some = rng.integers(0, len(reference.steps), 9)  # some of them evicted
             some = np.unique(some)
             fresh = make_rows(rng, len(some))
-            extras = {key: fresh[key] for key in NOTES}
-            replay.update(some, extras)
+            extras = {key: fresh[key] for key in EXTRAS}
+            replay.write_back(some, extras)
             for i, g in enumerate(some):
                 reference.steps[g][1].update({k: v[i] for k, v in extras.items()})
         if turn % 5 == 0:

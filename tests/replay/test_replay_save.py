@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from test_replay import NOTES, SPACES, make_replay, make_rows
+from test_replay import EXTRAS, SPACES, make_replay, make_rows
 
 from reverie.api import Space, UserError, Window
 from reverie.replay.buffer import Replay, ReplayConfig
@@ -58,8 +58,8 @@ def train(replay, rng, turns):
             batches.append(batch)
             extras = make_rows(rng, batch["stepid"].size)
             shape = batch["stepid"].shape
-            extras = {k: extras[k].reshape(*shape, *NOTES[k].shape) for k in NOTES}
-            replay.update(batch["stepid"], extras)
+            extras = {k: extras[k].reshape(*shape, *EXTRAS[k].shape) for k in EXTRAS}
+            replay.write_back(batch["stepid"], extras)
             replay.prioritize(batch["stepid"], rng.random(shape))
     return batches
 
@@ -213,7 +213,7 @@ def test_other_data_than_was_saved_is_refused(tmp_path):
     spaces = {**SPACES, "vector": Space(np.dtype(np.float32), (4,))}
     other = Replay(
         spaces,
-        NOTES,
+        EXTRAS,
         config(),
         capacity=100,
         streams=3,

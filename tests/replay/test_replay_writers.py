@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_replay import NOTES, make_replay, make_rows
+from test_replay import EXTRAS, make_replay, make_rows
 
 from reverie.api import Window
 from reverie.replay.buffer import ReplayConfig
@@ -56,8 +56,8 @@ def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
     rng = np.random.default_rng(1)
     fresh = make_rows(rng, 3)
     changed = ids[[1, 4, 6]]
-    replay.update(changed, {key: fresh[key] for key in NOTES})
-    for key in NOTES:
+    replay.write_back(changed, {key: fresh[key] for key in EXTRAS})
+    for key in EXTRAS:
         rows[key][[1, 4, 6]] = fresh[key]
     for before in (True, False):
         for key, value in read(replay, ids).items():
