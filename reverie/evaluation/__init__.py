@@ -1,2 +1,1 @@
-"""Evaluate trained agents: in environments, on recordings, and by segment boundaries.
-"""
+"""Evaluate trained agents in environments, on recordings and by their boundaries."""

@@ -1,2 +1,1 @@
-"""The replay buffer: what a run has experienced, and how batches are sampled from it.
-"""
+"""The replay buffer: storage, sampling, saving and the copy to the device."""

@@ -320,8 +320,7 @@ class Replay:
             self._updates += self.rewrite(stepid, extras)
 
     def rewrite(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> int:
-        """`update`, for extras that have been counted elsewhere; how many there were.
-        """
+        """`write_back` without counting; returns the number of steps written."""
         with self._lock:
             ids = stepid.reshape(-1)
             live = self.timeline.live(ids)
