@@ -20,9 +20,10 @@ from update import show_kernels, wait
 
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import PARTS
-from reverie.api import Batch, Space
+from reverie.api import Batch
 from reverie.run import device as devices
 from reverie.run.config import resolve
+from reverie.spaces import Space
 
 FLAG = Space(np.dtype(bool))
 OBS = {

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Space, Window
 from reverie.datasets.feed import RecordingFeed, RecordingsConfig
 from reverie.datasets.readers import npz, open_reader
+from reverie.rows import Window
+from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (7,), -1, 1)}
 WINDOW = Window(16, 64)

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from reverie.api import Space, Window
 from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.rows import Window
+from reverie.spaces import Space
 
 ENVS = 16
 WINDOW = Window(16, 64, context=1)

@@ -17,9 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from reverie.agents.dreamer.agent import Dreamer
-from reverie.api import Batch, Space
+from reverie.api import Batch
 from reverie.run import device as devices
 from reverie.run.config import resolve
+from reverie.spaces import Space
 
 FLAG = Space(np.dtype(bool))
 OBS = {

@@ -17,13 +17,14 @@ PACKAGE = ROOT / "reverie"
 LEAVES = {"envs", "replay", "datasets", "log", "render"}
 """Subpackages that import only the contract and the file formats."""
 
-CONTRACT = {"api", "spaces", "capabilities"}
+CONTRACT = {"api", "spaces", "rows", "capabilities"}
 
 BASE = CONTRACT | {"storage"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spaces": set(),
-    "api": {"spaces"},
+    "rows": set(),
+    "api": {"spaces", "rows"},
     "capabilities": CONTRACT,
     "storage": CONTRACT,
     **dict.fromkeys(LEAVES, BASE),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Space
 from reverie.datasets.readers import npz
+from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from reverie.api import Agent, Spaces, UserError
+from reverie.api import Agent, UserError
+from reverie.spaces import Spaces
 
 AGENTS = {
     "bc": "reverie.agents.bc.agent:BC",

@@ -34,7 +34,7 @@ def openloop(world: Any, state: Any, batch: Batch, rng: Rng) -> Metrics:
         both = (states, map1(lambda x: x[:, 1:], dream.states))
         begins = torch.cat([world.boundaries(each) for each in both], 1)
         marks = begins.cpu().numpy()
-    for key in world.drawn:
+    for key in world.image_keys:
         model = torch.cat([before[key], after[key]], 1) * 255
         shades = model.clamp(0, 255).to(torch.uint8).cpu().numpy()
         true = batch[key][:count].cpu().numpy()

@@ -7,18 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reverie.api import (
-    Action,
-    Carry,
-    Extras,
-    Feed,
-    Metrics,
-    Mode,
-    Obs,
-    Spaces,
-    StateDict,
-    Window,
-)
+from reverie.api import Action, Carry, Extras, Feed, Metrics, Mode, Obs, StateDict
+from reverie.rows import Window
+from reverie.spaces import Spaces
 
 
 @dataclass(frozen=True)
@@ -35,6 +26,12 @@ class Never:
 
     def updates_due(self, step: int) -> int:
         return 0
+
+    def add_env_steps(self, steps: int) -> None:
+        pass
+
+    def add_update(self) -> None:
+        pass
 
     def state_dict(self) -> StateDict:
         return {}

@@ -1,4 +1,4 @@
-"""Worlds as `api.WorldModelEnv`: rows in, rows out, one step at a time."""
+"""Worlds as `capabilities.WorldModelEnv`: rows in, rows out, one step at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Action, Batch, Obs, Spaces, World, agent_obs_space
+from reverie.api import Action, Batch, LatentWorld, Obs
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
+from reverie.spaces import Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisWorld, State
 
 
@@ -28,15 +29,15 @@ def _calm(world: Any) -> Iterator[None]:
 
 
 class LatentWorldModelEnv:
-    """WorldModelEnv in any `api.World`: it follows the context, then goes on by its
-    prior.
+    """WorldModelEnv in any `api.LatentWorld`: it follows the context, then goes on by
+    its prior.
 
     A dream ends when the world gives it less than an even chance to go on.
     """
 
     def __init__(
         self,
-        world: World,
+        world: LatentWorld,
         obs_space: Spaces,
         act_space: Spaces,
         device: torch.device,

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie import envs
-from reverie.api import Env, Space, UserError
+from reverie.api import Env, UserError
 from reverie.envs.seeding import derive_seed
 from reverie.envs.wrappers import Wrapper
+from reverie.spaces import Space
 
 
 class Sample(NamedTuple):

@@ -2,9 +2,9 @@
 
 Updates are timed as a run makes them: many in a row, fed from a full replay, with one
 wait at the end. The pieces of an update are timed alone in the same way, for agents
-that can name them (`api.Profilable`). An agent that only watches gets its sequences
-from their source (`bench_watch.py`). A policy call takes observations from host memory
-and is over when its actions are there. Every number is taken several times.
+that can name them (`capabilities.Profilable`). An agent that only watches gets its
+sequences from their source (`bench_watch.py`). A policy call takes observations from
+host memory and is over when its actions are there. Every number is taken several times.
 """
 
 from __future__ import annotations
@@ -28,18 +28,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from reverie.api import (
-    Action,
-    Agent,
-    Feed,
-    Mode,
-    Obs,
-    Profilable,
-    Spaces,
-    UserError,
-    VecEnv,
-)
+from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
 from reverie.bench.table import rows_of, table
+from reverie.capabilities import Profilable
 from reverie.replay import device_copy as ring
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import Ring
@@ -50,6 +41,7 @@ from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import about, place
 from reverie.run.sequences import watches
+from reverie.spaces import Spaces
 
 WARM_UP = 4
 """Calls before the first measured one: kernels are built and graphs recorded then."""

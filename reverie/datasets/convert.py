@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_cache import Bad
 from reverie.datasets.episode_format import BadEpisode, problems
 from reverie.datasets.readers import Reader, npz
 from reverie.datasets.readers.metadata import About, write_json
 from reverie.datasets.transforms import Prepared, Recipe
+from reverie.spaces import Spaces
 from reverie.storage.episodes import write_episode
 from reverie.storage.segments import TEMPORARY
 

@@ -11,9 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from reverie.api import FLAGS, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, problems
 from reverie.datasets.readers import Reader
+from reverie.spaces import FLAGS
 
 Bad = Literal["skip", "stop"]
 

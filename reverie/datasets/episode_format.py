@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces
+from reverie.spaces import FLAGS, Space, Spaces
 from reverie.storage.segments import Arrays
 
 Episode = Arrays

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Extras, StateDict, UserError, Window
+from reverie.api import Batch, Extras, StateDict, UserError
 from reverie.datasets.episode_cache import Bad, Shelf
 from reverie.datasets.episode_format import with_flags
 from reverie.datasets.readers import Reader
+from reverie.rows import Window
 from reverie.storage.episode_windows import chances, place
 from reverie.storage.segments import Arrays
 

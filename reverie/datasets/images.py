@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from reverie.api import Obs, Space, Spaces, StateDict, UserError
+from reverie.api import Obs, StateDict, UserError
+from reverie.spaces import Space, Spaces
 from reverie.storage.segments import Arrays
 
 

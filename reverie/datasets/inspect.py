@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reverie.api import Spaces
 from reverie.datasets.episode_format import BadEpisode, Episode, problems
 from reverie.datasets.readers import Reader, some
 from reverie.datasets.readers.hdf5 import Hdf5Reader
+from reverie.spaces import Spaces
 
 SHOWN = 8
 """Problems of one kind that are printed."""

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, problems
 from reverie.datasets.readers import Reader
+from reverie.spaces import FLAGS
 from reverie.storage.segments import TEMPORARY, Arrays, room_for
 
 SUFFIX = ".stats.npz"

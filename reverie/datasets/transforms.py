@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader
+from reverie.spaces import FLAGS, Space, Spaces
 
 IMAGE, AUX = "image", "aux_"
 

@@ -15,17 +15,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from reverie.api import (
-    FLAGS,
-    RESERVED,
-    Env,
-    Obs,
-    Space,
-    Spaces,
-    UserError,
-    agent_obs_space,
-)
+from reverie.api import Env, Obs, UserError
 from reverie.envs.wrappers import Wrapper
+from reverie.spaces import FLAGS, RESERVED, Space, Spaces, agent_obs_space
 
 T = TypeVar("T")
 Severity = Literal["error", "warning"]
@@ -122,7 +114,7 @@ class _Checker:
             ):
                 self.note(
                     "error",
-                    f"`{name}` is not a dict of reverie.api.Space by name",
+                    f"`{name}` is not a dict of reverie.spaces.Space by name",
                     f"return {{name: Space(dtype, shape, low, high)}} from `{name}`",
                 )
                 return False

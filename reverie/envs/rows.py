@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Obs, Space, Spaces
+from reverie.api import Obs
+from reverie.spaces import Space, Spaces
 
 
 def flag_spaces() -> Spaces:

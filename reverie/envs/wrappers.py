@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from reverie.api import FLAGS, Action, Env, Obs, Space, Spaces, StateDict, UserError
+from reverie.api import Action, Env, Obs, StateDict, UserError
+from reverie.spaces import FLAGS, Space, Spaces
 
 Resample = Literal["nearest", "bilinear"]
 

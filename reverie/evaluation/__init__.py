@@ -1,1 +1,1 @@
-"""Evaluate trained agents in environments, on recordings and by their boundaries."""
+"""Evaluate agents in environments, on recordings and by segment boundaries."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from reverie.agents.vta.agent import shades
-from reverie.api import EVENT, UserError
+from reverie.api import UserError
 from reverie.render.boundaries import dream_strip, sequence_strip, sequence_video
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
 from reverie.run.checkpoint import locate
 from reverie.run.folder import home_of
 from reverie.run.sequences import load_watcher
+from reverie.spaces import EVENT
 
 SCALE = 2
 FPS = 4

@@ -20,7 +20,6 @@ from reverie.api import (
     Metrics,
     Mode,
     Obs,
-    Spaces,
     UserError,
     VecEnv,
 )
@@ -35,6 +34,7 @@ from reverie.run.factory import EVAL_SEEDS, MakeEnv, in_workers, make_agent, mak
 from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.offline_data import images_of
 from reverie.run.online_run import for_agents, rest_at_end
+from reverie.spaces import Spaces
 
 SUCCESS = "log/success"
 FAILURES = 10

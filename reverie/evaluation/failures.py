@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Action, Obs, Spaces, agent_obs_space
+from reverie.api import Action, Obs
 from reverie.datasets.readers.metadata import NAME, About
+from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.episodes import write_episode
 from reverie.storage.segments import SUFFIX
 

@@ -18,15 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from reverie.api import (
-    Agent,
-    Batch,
-    HasEpisodeLosses,
-    HasWorldModelEnv,
-    Metrics,
-    UserError,
-    WorldModelEnv,
-)
+from reverie.api import Agent, Batch, Metrics, UserError
+from reverie.capabilities import HasEpisodeLosses, HasWorldModelEnv, WorldModelEnv
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.images import Images
 from reverie.evaluation.open_loop import dream_on

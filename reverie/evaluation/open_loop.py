@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import WorldModelEnv
+from reverie.capabilities import WorldModelEnv
 from reverie.storage.segments import Arrays
 
 

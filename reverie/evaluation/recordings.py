@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import HasWorldModelEnv
+from reverie.capabilities import HasWorldModelEnv
 from reverie.evaluation.offline import OpenLoop, judge_episodes, look_at_fans, open_loop
 from reverie.evaluation.rollout_ensembles import Fans, fan_table
 from reverie.render.curve import draw_curves

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reverie.api import Metrics, Spaces, WorldModelEnv
+from reverie.api import Metrics
+from reverie.capabilities import WorldModelEnv
 from reverie.evaluation.open_loop import dream_on, foreseen
 from reverie.render.ensemble import Fan, draw_fans
+from reverie.spaces import Spaces
 from reverie.storage.segments import Arrays
 
 AT_ONCE = 256

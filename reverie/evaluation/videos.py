@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Action, Obs, Spaces, UserError
+from reverie.api import Action, Obs, UserError
 from reverie.render.episodes import cameras
 from reverie.render.video import can_write_mp4, enlarge, write_video
+from reverie.spaces import Spaces
 
 FPS = 15
 

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Metrics, StateDict, Stateful, UserError
+from reverie.api import Metrics, StateDict, UserError
+from reverie.capabilities import Stateful
 from reverie.log.record import Record, Score, Sink
 
 OUTPUTS = ("terminal", "jsonl", "media", "tensorboard", "wandb", "scope")

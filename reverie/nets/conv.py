@@ -23,7 +23,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Space, Spaces, UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.nets.blocks import (
     MLP,
     BlockLinear,
@@ -38,6 +38,7 @@ from reverie.nets.blocks import (
 from reverie.nets.distributions import MSE, Categorical, Output
 from reverie.nets.inputs import Concat
 from reverie.nets.standardize import Standard, StandardMSE
+from reverie.spaces import Space, Spaces, agent_obs_space
 
 SMALLEST, LARGEST = 3, 16
 """Allowed sides of the smallest feature map."""

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
 from reverie.nets.blocks import symlog
+from reverie.spaces import Spaces
 
 EPS = 1e-3
 

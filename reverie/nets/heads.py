@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.nets.blocks import MLP, ByKey, Linear, symexp, symlog
 from reverie.nets.distributions import (
     MSE,
@@ -20,6 +20,7 @@ from reverie.nets.distributions import (
     TwoHot,
     symexp_bins,
 )
+from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)

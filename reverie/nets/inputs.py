@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
+from reverie.spaces import Spaces
 
 MANY_CLASSES = 2**16
 

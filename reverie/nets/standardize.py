@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Statistics
+from reverie.capabilities import Statistics
 from reverie.nets.distributions import MSE
 
 Mode = Literal["none", "batch", "dataset"]

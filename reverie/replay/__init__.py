@@ -1,1 +1,1 @@
-"""The replay buffer: storage, sampling, saving and the copy to the device."""
+"""The replay buffer: storage of a run's experience and sampling from it."""

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import Spaces, StateDict
+from reverie.api import StateDict
 from reverie.replay.columns import SCRATCH, Columns, Segment
 from reverie.replay.timeline import Timeline
+from reverie.spaces import Spaces
 from reverie.storage import segments as files
 from reverie.storage.segments import (
     ORDER,

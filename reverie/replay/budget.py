@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
 from reverie.replay.columns import RESIDENT, WIDE
+from reverie.spaces import Spaces
 
 SHARE = 0.6
 """Part of the available memory a replay may take."""

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from reverie.api import Metrics, Spaces, StateDict, UserError, Window
+from reverie.api import Metrics, StateDict, UserError
 from reverie.replay.archive import PENDING, Archive
 from reverie.replay.budget import make_plan
 from reverie.replay.columns import (
@@ -35,6 +35,8 @@ from reverie.replay.sampling import (
     make_selector,
 )
 from reverie.replay.timeline import Timeline
+from reverie.rows import Window
+from reverie.spaces import Spaces
 from reverie.storage.segments import ORDER, POSITION, STREAM
 
 

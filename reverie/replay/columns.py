@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from reverie.api import Spaces
+from reverie.spaces import Spaces
 from reverie.storage import segments as files
 from reverie.storage.segments import Arrays, Source
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reverie.api import StateDict, Window
+from reverie.api import StateDict
 from reverie.replay.episodes import Cutter, Episodes
 from reverie.replay.sampling import Selector
 from reverie.replay.timeline import Timeline
+from reverie.rows import Window
 
 
 class Cursor:

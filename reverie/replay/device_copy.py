@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Extras, Spaces
+from reverie.api import Batch, Extras
 from reverie.replay.buffer import Replay
 from reverie.replay.staging import Arrays, Packed, Staging, torch_dtype
+from reverie.spaces import Spaces
 
 NARROW = 256
 """Bytes below which a key comes from the host with each batch, unless it is a note."""

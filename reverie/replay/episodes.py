@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Int
 
-from reverie.api import StateDict, UserError, Window
+from reverie.api import StateDict, UserError
 from reverie.replay.timeline import Timeline
+from reverie.rows import Window
 from reverie.storage.episode_windows import chances, place
 
 

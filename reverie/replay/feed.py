@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Extras, Window
+from reverie.api import Batch, Extras
 from reverie.replay.budget import size
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import Ring
@@ -29,6 +29,7 @@ from reverie.replay.staging import (
     record_event,
     side_stream,
 )
+from reverie.rows import Window
 
 
 class ReplayFeed:

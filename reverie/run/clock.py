@@ -99,6 +99,12 @@ class Steady:
         self.paid += due / self.updates_per_step
         return due
 
+    def add_env_steps(self, steps: int) -> None:
+        pass
+
+    def add_update(self) -> None:
+        pass
+
     def state_dict(self) -> StateDict:
         return {"paid": self.paid}
 

@@ -27,9 +27,10 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from reverie import config as configs
-from reverie.api import Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.run.checkpoint import replace_file, telling_when_full
 from reverie.run.config import Config
+from reverie.spaces import Space, Spaces
 
 HARMLESS = (
     "logdir",

@@ -15,17 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from reverie.api import (
-    Agent,
+from reverie.api import Agent, Metrics, StateDict, UserError
+from reverie.capabilities import (
     HasEpisodeLosses,
     HasWorldModelEnv,
-    Metrics,
     Moments,
     NeedsStatistics,
-    Space,
-    Spaces,
-    StateDict,
-    UserError,
 )
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
@@ -37,6 +32,7 @@ from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import measure
 from reverie.evaluation.offline import LookConfig, look
 from reverie.run import checkpoint
+from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)

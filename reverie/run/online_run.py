@@ -11,16 +11,8 @@ import numpy as np
 from torch.utils import _pytree as pytree
 
 from reverie import envs as suites
-from reverie.api import (
-    Action,
-    Carry,
-    Extras,
-    Metrics,
-    NeedsStatistics,
-    Obs,
-    UserError,
-    VecEnv,
-)
+from reverie.api import Action, Carry, Extras, Metrics, Obs, UserError, VecEnv
+from reverie.capabilities import NeedsStatistics
 from reverie.datasets.readers import npz
 from reverie.log.episodes import EpisodeStats
 from reverie.replay import device_copy as ring

@@ -8,23 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import (
-    FLAGS,
-    Action,
-    Agent,
-    Env,
-    Obs,
-    Space,
-    Spaces,
-    UserError,
-    agent_obs_space,
-)
+from reverie.api import Action, Agent, Env, Obs, UserError
 from reverie.envs import FROM_PYTHON, TaskFactory
 from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
 from reverie.run.config import Config, resolve, with_flags
 from reverie.run.folder import home_of, place, read_config, read_spaces
+from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 
 
 def train(

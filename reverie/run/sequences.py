@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from reverie.api import Agent, Metrics, Spaces, StateDict, UserError
+from reverie.api import Agent, Metrics, StateDict, UserError
 from reverie.datasets import sequences as sources
 from reverie.datasets.sequences import Source
 from reverie.datasets.sequences.feed import SourceFeed
@@ -27,6 +27,7 @@ from reverie.run.clock import Clock, Steady
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent, take_over
 from reverie.run.folder import write_spaces
+from reverie.spaces import Spaces
 
 
 def watch(config: Config) -> Path:

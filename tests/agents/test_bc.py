@@ -11,11 +11,13 @@ from reverie.agents.bc.agent import BC, BCConfig, led_to
 from reverie.agents.bc.feature_extractor import check_order
 from reverie.agents.bc.head import ActionScale, CloneHead, CloneHeadConfig, Mixture
 from reverie.agents.random import RandomConfig
-from reverie.api import Moments, Space, UserError
+from reverie.api import UserError
+from reverie.capabilities import Moments
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import EncoderConfig
 from reverie.nets.optim.adam import AdamConfig
 from reverie.run.config import resolve
+from reverie.spaces import Space
 
 CPU = torch.device("cpu")
 FLAG = Space(np.bool_)

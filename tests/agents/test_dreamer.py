@@ -13,11 +13,12 @@ from reverie.agents.dreamer.actor_critic import ImagLossConfig
 from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
 from reverie.agents.dreamer.factory import make_actor_critic, make_rssm
 from reverie.agents.weights import size_of, sizes
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig
+from reverie.spaces import Space
 from reverie.worlds.rssm.world import RSSMConfig
 
 CPU = torch.device("cpu")

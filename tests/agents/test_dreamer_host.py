@@ -7,10 +7,10 @@ import torch
 from test_dreamer import ACT, CPU, TINY
 
 from reverie.agents.dreamer.agent import Dreamer
-from reverie.api import Space
 from reverie.kernels.conv import coarse
 from reverie.kernels.conv.coarse import CoarseConv
 from reverie.nets.conv import Conv
+from reverie.spaces import Space
 
 IMAGE = {
     "image": Space(np.dtype(np.uint8), (16, 16, 3)),

@@ -12,14 +12,17 @@ import yaml
 from reverie.agents.iris.agent import Iris, to_segment
 from reverie.agents.iris.config import PARTS, IrisConfig
 from reverie.agents.iris.report import from_first_frames
-from reverie.api import Agent, HasEpisodeLosses, Profilable, Space, UserError, Window
+from reverie.api import Agent, UserError
+from reverie.capabilities import HasEpisodeLosses, Profilable
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.pool import LocalPool, PoolConfig
 from reverie.nets.rng import Rng
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
+from reverie.rows import Window
 from reverie.run.config import resolve
 from reverie.run.online_run import rest_at_end
+from reverie.spaces import Space
 from reverie.worlds.iris.world import IrisWorld
 
 FLAG = Space(np.dtype(bool))
@@ -322,7 +325,7 @@ def test_without_behaviour_only_the_world_is_learnt():
     agent.schedule.add_env_steps(10_000)
     for _ in range(600):
         assert agent.schedule.part in ("tokenizer", "world_model", None)
-        agent.schedule.trained()
+        agent.schedule.add_update()
         agent.schedule.add_env_steps(10_000)
 
 

@@ -29,7 +29,7 @@ def run(schedule: Epochs, envs: int = 1) -> list:
                 history.append(taken)
                 taken = 0
             history.append(schedule.part)
-            schedule.trained()
+            schedule.add_update()
     return history
 
 
@@ -58,7 +58,7 @@ def test_the_first_epoch_is_random_only_if_it_has_steps_of_its_own():
     assert schedule.is_random
     schedule.add_env_steps(20)
     while not schedule.should_collect:
-        schedule.trained()
+        schedule.add_update()
     assert schedule.epoch == 2
     assert not schedule.is_random
     assert not make(first_steps=0).is_random
@@ -78,7 +78,7 @@ def test_a_turn_is_short_and_ends_with_its_epoch():
     for due in (TURN, 2 + 3):
         assert schedule.updates_due(20) == due
         for _ in range(due):
-            schedule.trained()
+            schedule.add_update()
     assert schedule.should_collect
     assert schedule.updates_due(20) == 0
 
@@ -101,7 +101,7 @@ def test_it_resumes_where_it_was_even_within_a_part(at):
             schedule.add_env_steps(1)
             return None
         name = schedule.part
-        schedule.trained()
+        schedule.add_update()
         return name
 
     whole, split = make(), make()
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_a_goal_goes_on_as_it_did():
             if schedule.should_collect:
                 schedule.add_env_steps(1)
             elif not schedule.finished:
-                schedule.trained()
+                schedule.add_update()
 
     whole, old = make(), make()
     turns(old, 33)

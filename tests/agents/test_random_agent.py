@@ -7,7 +7,7 @@ import torch
 
 from reverie import agents
 from reverie.agents.random import RandomConfig
-from reverie.api import Space
+from reverie.spaces import Space
 
 ACT = {
     "move": Space(np.dtype("int32"), (), 0, 3),

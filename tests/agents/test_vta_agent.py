@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
-from reverie.api import EVENT, Agent, UserError
+from reverie.api import Agent, UserError
 from reverie.datasets.sequences import SourceConfig
 from reverie.datasets.sequences.feed import SourceFeed
 from reverie.datasets.synthetic.balls import Balls
 from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
+from reverie.spaces import EVENT
 from reverie.worlds.vta.config import VTAConfig
 
 CPU = torch.device("cpu")

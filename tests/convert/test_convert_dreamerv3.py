@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.convert.dreamerv3 import (
     config_from_original,
     from_original,
@@ -20,6 +20,7 @@ from reverie.convert.dreamerv3 import (
     to_original,
 )
 from reverie.convert.originals import read_original
+from reverie.spaces import Space
 
 F32, BOOL, U8 = (np.dtype(x) for x in ("float32", "bool", "uint8"))
 OBS = {

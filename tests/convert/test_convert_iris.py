@@ -15,11 +15,12 @@ import torch
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
-from reverie.api import FLAGS, Space, UserError
+from reverie.api import UserError
 from reverie.convert.delta_iris.weights import from_original, read_checkpoint
 from reverie.convert.originals import read_original
 from reverie.run.config import resolve
 from reverie.run.factory import take_over
+from reverie.spaces import FLAGS, Space
 from reverie.storage.torch_file import read_torch_file
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))

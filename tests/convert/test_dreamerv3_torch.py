@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from reverie.agents.bc.agent import BC, OLDER, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
 from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
+from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
 SPACES = {

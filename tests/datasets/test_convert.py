@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from walks import ACTION, same, slip, walk, write_npz
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.datasets import convert as conversion
 from reverie.datasets.convert import ConvertConfig, convert
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.readers import Reader, npz, open_reader
 from reverie.datasets.transforms import ROBOMIMIC, Prepared, Recipe, resize
+from reverie.spaces import Space
 
 
 class Arm(Reader):

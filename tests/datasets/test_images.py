@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.datasets.images import ImageConfig, Images, fit, offsets, read_images
+from reverie.spaces import Space
 
 
 def spaces(side=84, channels=3):

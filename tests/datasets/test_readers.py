@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from walks import ACTION, same, slip, stand_in, walk, write_npz
 
-from reverie.api import FLAGS, Space, UserError, Window
+from reverie.api import UserError
 from reverie.datasets.episode_format import (
     BadEpisode,
     from_steps,
@@ -22,6 +22,8 @@ from reverie.datasets.readers import READERS, Reader, in_order, npz, open_reader
 from reverie.datasets.readers.metadata import About, read_about
 from reverie.datasets.split import split_by_mask
 from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.rows import Window
+from reverie.spaces import FLAGS, Space
 from reverie.storage.episodes import write_episode
 
 

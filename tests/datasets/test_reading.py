@@ -10,13 +10,14 @@ import pytest
 import torch
 from walks import ACTION, walk, write_npz
 
-from reverie.api import UserError, Window
+from reverie.api import UserError
 from reverie.cli.data import data_request
 from reverie.cli.main import main as cli
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.readers.hdf5 import write_robomimic
 from reverie.datasets.reading import Reading
 from reverie.datasets.transforms import ROBOMIMIC
+from reverie.rows import Window
 from reverie.run import checkpoint
 from reverie.run.folder import read_config, read_spaces
 from reverie.run.offline_data import OfflineConfig, Recordings

@@ -11,11 +11,13 @@ import pytest
 import torch
 from walks import ACTION, slip, walk, write_npz
 
-from reverie.api import FLAGS, Feed, Space, UserError, Window
+from reverie.api import Feed, UserError
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.feed import RecordingFeed, RecordingsConfig, padded
 from reverie.datasets.readers import Reader, npz, open_reader
 from reverie.datasets.split import Subset, split_by_mask, split_by_seed, split_reader
+from reverie.rows import Window
+from reverie.spaces import FLAGS, Space
 
 TRAIN = {"train": Window(4, 16)}
 SMALL = RecordingsConfig(memory=2e-5)  # some twenty kilobytes

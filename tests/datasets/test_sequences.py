@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import EVENT, Space, UserError, Window
+from reverie.api import UserError
 from reverie.datasets import sequences as sources
 from reverie.datasets.episode_format import from_steps
 from reverie.datasets.sequences import Source, SourceConfig
 from reverie.datasets.sequences.feed import SourceFeed
 from reverie.datasets.synthetic import balls, maze
 from reverie.datasets.synthetic.chunks import Chunks
+from reverie.rows import Window
+from reverie.spaces import EVENT, Space
 from reverie.storage.episodes import write_episode
 
 WINDOW = Window(4, 12)

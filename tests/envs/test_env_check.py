@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import Obs, Space, Spaces
+from reverie.api import Obs
 from reverie.envs.checker import check_env, describe
 from reverie.envs.suites.catch import Catch, CatchConfig
+from reverie.spaces import Space, Spaces
 
 F32 = np.dtype(np.float32)
 
@@ -200,7 +201,7 @@ class NotSpaces(Base):
         (Blind, "error", "nothing an agent may look at", "add an image"),
         (NamesClash, "error", "has the name of something else", "rename"),
         (Raises, "error", "`step` raised KeyError", "mend that first"),
-        (NotSpaces, "error", "not a dict of reverie.api.Space", "Space(dtype"),
+        (NotSpaces, "error", "not a dict of reverie.spaces.Space", "Space(dtype"),
     ],
 )
 def test_each_mistake_is_found(kind: Any, severity: str, what: str, fix: str) -> None:

@@ -28,7 +28,7 @@ import torch
 
 from reverie import envs
 from reverie.agents.random import RandomAgent, RandomConfig
-from reverie.api import FLAGS, Env, Obs, agent_obs_space
+from reverie.api import Env, Obs
 from reverie.envs.checker import check_env
 from reverie.envs.suites.atari import AtariConfig
 from reverie.envs.suites.crafter import CrafterConfig
@@ -42,6 +42,7 @@ from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.envs.vector.slot import is_resumable
 from reverie.envs.wrappers import Wrapper
 from reverie.evaluation.episodes import play_episodes
+from reverie.spaces import FLAGS, agent_obs_space
 
 BUILT_IN = [
     "catch",

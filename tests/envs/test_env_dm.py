@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverie.api import agent_obs_space
 from reverie.envs import make
 from reverie.envs.adapters.dm_env import FromDm
+from reverie.spaces import agent_obs_space
 
 
 def spec(shape: tuple[int, ...], dtype: Any = np.float64, **more: Any) -> Any:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import Env, UserError, agent_obs_space
+from reverie.api import Env, UserError
 from reverie.envs import headless
 from reverie.envs.suites import dmc
 from reverie.run.config import resolve
+from reverie.spaces import agent_obs_space
 
 pytest.importorskip("dm_control")
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from reverie import agents
-from reverie.api import HasWorldModelEnv, UserError
+from reverie.api import UserError
+from reverie.capabilities import HasWorldModelEnv
 from reverie.envs.adapters.world_model import FromEnv, FromEpisodes, ImaginedEnv
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.api import FLAGS, Space
 from reverie.envs.vector.pool import PoolConfig, make_pool
 from reverie.run.config import resolve
 from reverie.run.online_run import OnlineRun
+from reverie.spaces import FLAGS, Space
 
 
 class Countdown:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.envs.suites import loconav
+from reverie.spaces import agent_obs_space
 
 
 def steps_to_goal(text: str) -> int:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.envs import headless
 from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
+from reverie.spaces import agent_obs_space
 
 CAMERAS = {*metaworld.UPSIDE_DOWN, "topview", "behindGripper", "gripperPOV"}
 

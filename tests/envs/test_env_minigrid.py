@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.envs import language
 from reverie.envs.suites.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
+from reverie.spaces import agent_obs_space
 
 pytest.importorskip("minigrid")
 

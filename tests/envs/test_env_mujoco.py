@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.envs import headless
 from reverie.envs.suites import mujoco
+from reverie.spaces import agent_obs_space
 
 pytest.importorskip("mujoco")
 pytest.importorskip("imageio")

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.datasets.readers import open_reader
 from reverie.envs import headless
 from reverie.envs.suites import robosuite
 from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.run.config import resolve
+from reverie.spaces import agent_obs_space
 
 OPTIONS = """
     robots controller_configs has_renderer has_offscreen_renderer use_camera_obs

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.api import Action, Obs, Space, Spaces, UserError
+from reverie.api import Action, Obs, UserError
 from reverie.envs import wrappers
+from reverie.spaces import Space, Spaces
 
 
 class Recorder:

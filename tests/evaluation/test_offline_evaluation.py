@@ -8,7 +8,7 @@ import torch
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.world_model_env import LatentWorldModelEnv
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import with_flags
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.images import ImageConfig, Images
@@ -20,6 +20,7 @@ from reverie.run.config import resolve
 from reverie.run.folder import read_config
 from reverie.run.offline import offline
 from reverie.run.offline_data import Recordings
+from reverie.spaces import Space
 from reverie.storage.episodes import write_episode
 
 SIDE = 16

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from reverie.api import Space
 from reverie.evaluation.rollout_ensembles import (
     FanConfig,
     Fans,
@@ -19,6 +18,7 @@ from reverie.evaluation.rollout_ensembles import (
     vectors,
 )
 from reverie.render.ensemble import PANEL_WIDTH, PANELS, Fan, draw_fans
+from reverie.spaces import Space
 
 ROWS = 24
 

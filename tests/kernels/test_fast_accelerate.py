@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
+from reverie.spaces import Space
 
 pytest.importorskip("triton")
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space
 from reverie.kernels import accelerate as fast
 from reverie.kernels.conv import coarse
 from reverie.kernels.conv.coarse import CoarseConv
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Conv, Decoder, DecoderConfig
+from reverie.spaces import Space
 
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 4), (3, 6)])

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Decoder, DecoderConfig
+from reverie.spaces import Space
 
 pytest.importorskip("triton")
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from reverie.api import Space
 from reverie.nets.blocks import initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 
 pytest.importorskip("triton")
 

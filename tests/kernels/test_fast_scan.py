@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reverie.api import Space
 from reverie.kernels.scan import loop as scan_loop
 from reverie.kernels.scan import scan as fast
 from reverie.kernels.scan.persistent import scan as persistent
 from reverie.nets.blocks import initialize
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
 
 SMALL = {"deter": 24, "hidden": 6, "stoch": 5, "classes": 4, "blocks": 3}

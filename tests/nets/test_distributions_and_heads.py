@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.nets.blocks import MLP, ByKey, Norm, initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 
 I32, F32 = np.dtype("int32"), np.dtype("float32")
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.nets.blocks import initialize, symlog
 from reverie.nets.conv import (
     Decoder,
@@ -20,6 +20,7 @@ from reverie.nets.conv import (
     halve,
 )
 from reverie.nets.inputs import Concat
+from reverie.spaces import Space
 
 ENC = EncoderConfig(depth=8, mults=(1, 2), units=16, layers=1)
 DEC = DecoderConfig(depth=8, mults=(1, 2), units=16, layers=1)

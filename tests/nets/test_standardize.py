@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from reverie.agents.bc.agent import BC, BCConfig
-from reverie.api import Moments, Space
+from reverie.capabilities import Moments
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.standardize import Standard, needs_statistics, set_statistics, steady
+from reverie.spaces import Space
 
 SHAPE = (8, 8, 3)
 SPACES = {"image": Space(np.uint8, SHAPE)}

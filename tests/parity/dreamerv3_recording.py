@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer
-from reverie.api import FLAGS, RESERVED, Space
 from reverie.convert.dreamerv3 import config_from_original, from_original
 from reverie.nets.rng import Rng
+from reverie.spaces import FLAGS, RESERVED, Space
 
 HERE = Path(__file__).parent
 FOLDER = (

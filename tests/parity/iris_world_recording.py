@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reverie.api import Space
 from reverie.convert.delta_iris.names import (
     TOKENIZER,
     WORLD_MODEL,
@@ -29,6 +28,7 @@ from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
+from reverie.spaces import Space
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (
     DynamicsConfig,

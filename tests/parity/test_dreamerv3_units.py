@@ -8,7 +8,6 @@ import torch
 from dreamerv3_recording import load, under
 
 from reverie.agents.returns import lambda_return
-from reverie.api import Space
 from reverie.nets.blocks import BlockLinear, Linear, Norm, initialize, symexp, symlog
 from reverie.nets.conv import Conv, double, halve
 from reverie.nets.distributions import (
@@ -22,6 +21,7 @@ from reverie.nets.distributions import (
 from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig, Optimizer
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
 
 CASES = load("units")

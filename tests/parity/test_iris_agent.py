@@ -27,12 +27,14 @@ from reverie.agents.iris.actor_critic import PixelActorCritic, PixelActorCriticC
 from reverie.agents.iris.agent import to_segment
 from reverie.agents.iris.report import episode_losses
 from reverie.agents.returns import lambda_return
-from reverie.api import Space, Window, WorldLoss
+from reverie.api import WorldLoss
 from reverie.convert.delta_iris.names import places, take_over
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
 from reverie.nets.optim.adam import AdamConfig
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.episodes import Cutter, Episodes
+from reverie.rows import Window
+from reverie.spaces import Space
 from reverie.storage.episode_windows import chances, place
 from reverie.worlds.iris.segment import Segment
 from reverie.worlds.iris.world import IrisWorld

@@ -10,7 +10,7 @@ import pytest
 import torch
 from vta_recording import NoiseDice, load, tensors, under
 
-from reverie.api import Space
+from reverie.spaces import Space
 from reverie.worlds.vta.boundaries import READ
 from reverie.worlds.vta.recurrent import (
     Dynamics,

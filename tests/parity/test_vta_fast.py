@@ -13,10 +13,10 @@ import torch
 from test_vta import cannot_matter, close
 from vta_recording import MODELS, NoiseDice, VTARecording, tensors, under
 
-from reverie.api import Space
 from reverie.convert.vta.weights import from_reference
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.world import VTA
 

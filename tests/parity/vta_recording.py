@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reverie.api import Space
 from reverie.convert.vta.weights import from_reference
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.world import VTA
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from walks import ACTION, slip, walk, write_npz
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.cli.data import DATA
 from reverie.cli.main import main
 from reverie.datasets import statistics as stats
@@ -18,6 +18,7 @@ from reverie.envs.suites.reach import Reach, ReachConfig
 from reverie.recordings import tools as datasets
 from reverie.recordings.demonstrate import successes
 from reverie.recordings.tools import VERBS, ConvertOptions, Progress, SplitOptions
+from reverie.spaces import Space
 from reverie.storage.episodes import write_episode
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from test_replay import EXTRAS, make_replay, make_rows
 
-from reverie.api import Space, Window
 from reverie.replay import device_copy as rings
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.device_copy import as_words, held, ring_bytes, word
 from reverie.replay.feed import ReplayFeed
 from reverie.replay.sampling import Fractions
 from reverie.replay.staging import Packed
+from reverie.rows import Window
+from reverie.spaces import Space
 
 WINDOWS = {
     "plain": Window(4, 5),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.api import Space, UserError, Window
+from reverie.api import UserError
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
+from reverie.rows import Window
+from reverie.spaces import Space
 from reverie.storage.episode_windows import chances, place
 
 SPACES = {

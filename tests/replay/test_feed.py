@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_replay import make_replay, make_rows
 
-from reverie.api import Window
 from reverie.replay.buffer import ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.replay.sampling import Fractions
+from reverie.rows import Window
 
 WINDOW = Window(3, 4, context=1)
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError, Window
+from reverie.api import UserError
 from reverie.replay import columns
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
+from reverie.rows import Window
+from reverie.spaces import Space
 
 SPACES = {
     "image": Space(np.dtype(np.uint8), (20, 20, 3)),

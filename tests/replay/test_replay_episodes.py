@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from test_replay import make_replay, make_rows
 
-from reverie.api import Space, UserError, Window
+from reverie.api import UserError
 from reverie.datasets.readers import npz
 from reverie.replay.buffer import ReplayConfig
 from reverie.replay.cut_episodes import cut_episodes
+from reverie.rows import Window
+from reverie.spaces import Space
 from reverie.storage import episodes as store
 
 OBS = {

@@ -15,9 +15,11 @@ import torch
 from safetensors.numpy import load_file
 from test_replay import EXTRAS, SPACES, make_replay, make_rows
 
-from reverie.api import Space, UserError, Window
+from reverie.api import UserError
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.sampling import Fractions
+from reverie.rows import Window
+from reverie.spaces import Space
 
 WINDOWS = {"train": Window(4, 5, context=1), "pieces": Window(2, 4, consec=3)}
 

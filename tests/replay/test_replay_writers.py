@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_replay import EXTRAS, make_replay, make_rows
 
-from reverie.api import Window
 from reverie.replay.buffer import ReplayConfig
+from reverie.rows import Window
 from reverie.storage import segments
 
 WINDOWS = {"train": Window(4, 5, context=1)}

@@ -53,7 +53,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Space
+from reverie.spaces import FLAGS, Space
 
 HERE = Path(__file__).parent
 

@@ -75,7 +75,7 @@ ENVIRONMENTS = {
     "shy:make_env": r"gave a NoneType",
     "spaces:Words": r"observation space.*Text.*\n.*Box, Discrete",
     "spaces:Speech": r"action space.*Text.*\n.*Box, Discrete",
-    "spaces:Longer": r"'vector' has shape \(4,\), the space says \(3,\)",
+    "spaces:Longer": r"'vector' has shape \(4,\), expected \(3,\)",
     "spaces:Beyond": r"'vector' has values in \[7\.0, 7\.0\]",
     "spaces:Nothing": r"'vector' has NaN",
     "spaces:Taken": r"'reward'",

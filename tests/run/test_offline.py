@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import FLAGS, Space, UserError
+from reverie.api import UserError
 from reverie.cli.main import main as cli
 from reverie.cli.train import config_of
 from reverie.datasets.episode_format import problems
@@ -42,6 +42,7 @@ from reverie.run.offline_data import (
     same_actions,
 )
 from reverie.run.sequences import Watch
+from reverie.spaces import FLAGS, Space
 from reverie.storage.episodes import write_episode
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 
 import reverie
 from reverie.agents.vta.agent import VTAAgent
-from reverie.api import EVENT, UserError
+from reverie.api import UserError
 from reverie.cli.main import main as cli
 from reverie.datasets import sequences as sources
 from reverie.datasets.synthetic.balls import Balls, write_balls
@@ -26,6 +26,7 @@ from reverie.run.config import resolve
 from reverie.run.offline import offline
 from reverie.run.sequences import Sequences, Watch, load_watcher
 from reverie.run.train import train
+from reverie.spaces import EVENT
 
 TINY = {
     "device": "cpu",

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
+from reverie.spaces import Space
 from reverie.worlds.iris.quantizer import QuantizerConfig
 from reverie.worlds.iris.world import (
     DynamicsConfig,

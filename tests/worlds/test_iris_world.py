@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
+from reverie.spaces import Space
 from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
 from reverie.worlds.iris.segment import mean_where, pixels, to_bytes
 from reverie.worlds.iris.world import (
@@ -258,7 +259,7 @@ def test_looking_at_dreams():
     state = world.begin(one.image[:, :2], one.action[:, :1])
     view = world.imagine(state, idle, 2, rng()).states
     assert world.features(view).shape == (2, 3, world.width)
-    (key,) = world.drawn
+    (key,) = world.image_keys
     torch.testing.assert_close(world.decode(view)[key], view.image / 255)
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.api import Space, UserError, World
+from reverie.api import UserError, World
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.rssm.world import RSSM, RSSMConfig, State
 
 F32, I32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype(bool)

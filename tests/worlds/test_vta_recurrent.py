@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reverie.agents.openloop import openloop
-from reverie.api import Space, World
+from reverie.api import World
 from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
@@ -18,6 +18,7 @@ from reverie.nets.rng import Rng
 from reverie.render.openloop import BEGINS, CONTINUES, STRIP, openloop_video
 from reverie.run.config import resolve
 from reverie.run.train import train
+from reverie.spaces import Space
 from reverie.worlds.vta.recurrent import SegmentsConfig, SegmentWorld, State
 
 OBS = {

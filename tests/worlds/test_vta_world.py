@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.api import Space, UserError
+from reverie.api import UserError
 from reverie.nets.gru import GRU
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 from reverie.worlds.vta.boundaries import (
     COPY,
     READ,
@@ -255,7 +256,7 @@ def test_a_dream_begins_with_a_segment_and_a_jumpy_one_only_has_first_frames(jum
     assert image.shape == (3, 7, 32, 32, 3)
     assert 0 <= float(image.detach().min()) <= float(image.detach().max()) <= 1
     assert world.features(dream).shape == (3, 7, world.width)
-    assert tuple(world.drawn) == ("image",)
+    assert tuple(world.image_keys) == ("image",)
 
 
 @pytest.mark.parametrize("levels", ["all", "floor", "spread"])

@@ -31,13 +31,10 @@ from reverie.api import (
     Metrics,
     Mode,
     Obs,
-    Spaces,
     StateDict,
-    Statistics,
     UserError,
-    Window,
-    agent_obs_space,
 )
+from reverie.capabilities import Statistics
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Encoder, EncoderConfig
@@ -45,6 +42,8 @@ from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import Adam, AdamConfig, decaying
 from reverie.nets.rng import Rng
+from reverie.rows import Window
+from reverie.spaces import Spaces, agent_obs_space
 
 OLDER = "dreamerv3-torch"
 

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Spaces, UserError, agent_obs_space
+from reverie.api import Batch, UserError
 from reverie.nets.conv import Encoder
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
+from reverie.spaces import Spaces, agent_obs_space
 
 
 class EncoderEyes(nn.Module):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Space, Spaces
 from reverie.nets.blocks import MLP, ByKey, Linear
 from reverie.nets.gru import GRU
+from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.agents.returns import lambda_return
-from reverie.api import Metrics, Spaces
+from reverie.api import Metrics
 from reverie.nets.distributions import Action, Output
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
 from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.rng import Rng
+from reverie.spaces import Spaces
 
 
 @dataclass(frozen=True)

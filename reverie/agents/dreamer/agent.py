@@ -29,25 +29,20 @@ from reverie.agents.precision import dtype_of
 from reverie.agents.weights import load_components
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
-    FLAGS,
     Action,
     Batch,
     Carry,
     Extras,
     Feed,
+    LatentWorld,
     Metrics,
     Mode,
     Obs,
     Rollout,
-    Spaces,
     StateDict,
-    Statistics,
     UserError,
-    Window,
-    World,
-    WorldModelEnv,
-    agent_obs_space,
 )
+from reverie.capabilities import Statistics, WorldModelEnv
 from reverie.kernels import accelerate as fast
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
@@ -55,6 +50,8 @@ from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.optim.laprop import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1, map2
+from reverie.rows import Window
+from reverie.spaces import FLAGS, Spaces, agent_obs_space
 
 if TYPE_CHECKING:
     from reverie.kernels.optim.low_precision_weights import Shadows
@@ -183,7 +180,12 @@ class Dreamer:
         return self.acting["policy" if mode == "train" else "eval"](carry, seen)
 
     def act(
-        self, world: World, pol: PolicyHead, rng: Rng, carry: DreamerCarry, seen: Batch
+        self,
+        world: LatentWorld,
+        pol: PolicyHead,
+        rng: Rng,
+        carry: DreamerCarry,
+        seen: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
         """One step with the given weights: what was seen to what is done about it."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in seen.items()}

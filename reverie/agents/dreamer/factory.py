@@ -9,7 +9,7 @@ import torch
 
 from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
-from reverie.api import Spaces
+from reverie.spaces import Spaces
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.recurrent import SegmentWorld
 

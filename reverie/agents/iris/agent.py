@@ -45,15 +45,15 @@ from reverie.api import (
     Metrics,
     Mode,
     Obs,
-    Spaces,
     StateDict,
     UserError,
-    Window,
-    WorldModelEnv,
 )
+from reverie.capabilities import WorldModelEnv
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.adam import Adam, decaying
 from reverie.nets.rng import Rng
+from reverie.rows import Window
+from reverie.spaces import Spaces
 from reverie.worlds.iris.world import IrisWorld, Segment
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class Iris:
         feed.count_uses(name, self.schedule.epoch > 1)
         metrics = self._update(name, feed)
         metrics["epoch"] = self.schedule.epoch
-        self.schedule.trained()
+        self.schedule.add_update()
         return metrics
 
     def _update(self, name: str, feed: Feed, learn: Learner | None = None) -> Metrics:

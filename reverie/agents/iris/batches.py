@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reverie.api import Batch, Spaces, UserError, agent_obs_space
+from reverie.api import Batch, UserError
+from reverie.spaces import Spaces, agent_obs_space
 from reverie.worlds.iris.segment import Segment
 
 

@@ -114,7 +114,7 @@ class Epochs:
             self.phase += 1
         self._settle()
 
-    def trained(self) -> None:
+    def add_update(self) -> None:
         """The part that was due has been updated once."""
         self.done += 1
         self._settle()

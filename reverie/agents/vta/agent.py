@@ -20,7 +20,6 @@ from reverie.agents.precision import dtype_of
 from reverie.agents.vta import boundary_metrics
 from reverie.agents.weights import load_components
 from reverie.api import (
-    EVENT,
     Action,
     Batch,
     Carry,
@@ -29,16 +28,16 @@ from reverie.api import (
     Metrics,
     Mode,
     Obs,
-    Spaces,
     StateDict,
     UserError,
-    Window,
 )
 from reverie.kernels import accelerate as fast
 from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.render.boundaries import dream_strip, sequence_strip
+from reverie.rows import Window
+from reverie.spaces import EVENT, Spaces
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.inference import Watched
 from reverie.worlds.vta.world import VTA

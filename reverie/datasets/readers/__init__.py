@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode
+from reverie.spaces import FLAGS, Space, Spaces
 
 LOOK = 8
 """Episodes that spaces are inferred from, spread over all."""

@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from reverie.api import Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
 from reverie.datasets.readers import Reader, in_order, infer_spaces
+from reverie.spaces import Space, Spaces
 from reverie.storage.torch_file import read_torch_file
 
 PARTS = {"train": "train", "test": "valid"}

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import FLAGS, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import (
     LOG,
     BadEpisode,
@@ -36,6 +36,7 @@ from reverie.datasets.episode_format import (
     to_steps,
 )
 from reverie.datasets.readers import Reader, in_order
+from reverie.spaces import FLAGS, Spaces
 from reverie.storage.segments import TEMPORARY, room_for
 
 

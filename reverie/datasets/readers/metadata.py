@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reverie.api import Space, Spaces, UserError
+from reverie.api import UserError
+from reverie.spaces import Space, Spaces
 from reverie.storage.segments import TEMPORARY, room_for
 
 NAME = "dataset.json"

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
 from reverie.datasets.readers import Reader, infer_spaces
+from reverie.spaces import Space, Spaces
 
 
 class MinariReader(Reader):

@@ -24,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces, UserError
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.readers import Reader, in_order, some
 from reverie.datasets.readers import infer_spaces as infer
 from reverie.datasets.readers.metadata import read_about
+from reverie.spaces import FLAGS, Space, Spaces
 from reverie.storage.segments import TEMPORARY, Arrays, room_for
 
 Episode = Arrays

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import FLAGS, Space, Spaces, UserError, agent_obs_space
+from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
 from reverie.datasets.readers import Reader
+from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 from reverie.storage import segments as files
 from reverie.storage.segments import POSITION, STREAM, Source
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from reverie.api import Spaces
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, in_order, infer_spaces
 from reverie.datasets.readers.metadata import read_about
+from reverie.spaces import Spaces
 from reverie.storage.episodes import read_episode
 from reverie.storage.segments import SUFFIX
 

@@ -32,7 +32,9 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from reverie.api import Spaces, UserError, Window
+from reverie.api import UserError
+from reverie.rows import Window
+from reverie.spaces import Spaces
 
 Arrays = dict[str, np.ndarray]
 

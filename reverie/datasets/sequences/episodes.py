@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.api import EVENT, Space, Spaces, UserError, Window
+from reverie.api import UserError
 from reverie.datasets.episode_format import problems
 from reverie.datasets.readers import Reader, npz, open_reader
 from reverie.datasets.sequences import Arrays, Loss, SourceConfig
 from reverie.datasets.synthetic.maze import Crops, with_same_events
+from reverie.rows import Window
+from reverie.spaces import EVENT, Space, Spaces
 
 
 def read_episode(path: Path, window: int, actions: bool = True) -> Arrays:

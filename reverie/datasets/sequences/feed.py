@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reverie.api import EVENT, Batch, Extras, Space, Spaces, StateDict, UserError
+from reverie.api import Batch, Extras, StateDict, UserError
 from reverie.datasets.sequences import Arrays, Source, telling
+from reverie.spaces import EVENT, Space, Spaces
 
 LABELLED = 8
 """Training batches, the next ones, that `labelled` consists of."""

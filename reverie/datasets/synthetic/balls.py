@@ -18,10 +18,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from reverie.api import EVENT, Space, Spaces, UserError, Window
+from reverie.api import UserError
 from reverie.datasets.readers import npz
 from reverie.datasets.sequences import Arrays, Loss, SourceConfig
 from reverie.datasets.synthetic.chunks import Chunks, generator
+from reverie.rows import Window
+from reverie.spaces import EVENT, Space, Spaces
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from reverie.api import FLAGS, RESERVED, Env, Space, UserError
+from reverie.api import Env, UserError
 from reverie.envs.suite import nearest
+from reverie.spaces import FLAGS, RESERVED, Space
 
 FROM_PYTHON = "python:env"
 """What the task of a run is called whose environment was passed in from Python."""
@@ -76,13 +77,13 @@ def refuse_wrong_spaces(env: Env, task: str) -> None:
         if not isinstance(spaces, dict) or not spaces:
             raise UserError(
                 f"Task {task!r}: its {name} is not a dict with at least one entry.\n"
-                "  Fix: return {name: reverie.api.Space(dtype, shape, low, high)}."
+                "  Fix: return {name: reverie.spaces.Space(dtype, shape, low, high)}."
             )
         for key, space in spaces.items():
             if not isinstance(space, Space):
                 raise UserError(
                     f"Task {task!r}: {name}[{key!r}] is a {type(space).__name__}, not "
-                    "a reverie.api.Space.\n  Fix: Space(dtype, shape, low, high), or "
+                    "a reverie.spaces.Space.\n  Fix: Space(dtype, shape, low, high) or "
                     "return a gymnasium.Env, whose spaces are converted."
                 )
     taken = {*RESERVED} - {*FLAGS} | env.act_space.keys()

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import Space, Spaces
 
 Reseed = Callable[[int], Any]
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import RESERVED, Action, Env, Obs, Space, Spaces, UserError
+from reverie.api import Action, Env, Obs, UserError
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import RESERVED, Space, Spaces
 
 
 def make_gym(name: str) -> Env:

@@ -15,17 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import (
-    FLAGS,
-    Action,
-    Batch,
-    Env,
-    Obs,
-    Space,
-    Spaces,
-    UserError,
-    WorldModelEnv,
-)
+from reverie.api import Action, Batch, Env, Obs, UserError
+from reverie.capabilities import WorldModelEnv
+from reverie.spaces import FLAGS, Space, Spaces
 
 Start = Callable[[np.random.Generator], Batch]
 """Makes the rows from which a dream begins, `(T, ...)` by key."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.wrappers import resize
+from reverie.spaces import Space, Spaces
 
 NAMES = {
     "symbolic": "Craftax-Symbolic-v1",

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.adapters.dm_env import FromDm
 from reverie.envs.headless import prepare
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 acrobot_swingup acrobot_swingup_sparse ball_in_cup_catch cartpole_balance

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs import language
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 explore_goal_locations_large explore_goal_locations_small

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.adapters.dm_env import FromDm
 from reverie.envs.headless import prepare
+from reverie.spaces import Space, Spaces
 
 BODIES = ("ant", "quadruped")
 SIZES = {"s": 2, "m": 3, "l": 4, "xl": 6, "xxl": 8}

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.adapters.dm_env import FromDm
 from reverie.envs.headless import prepare
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import Space, Spaces
 
 SIZES = ("9x9", "11x11", "13x13", "15x15")
 ACTIONS = 6

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.headless import prepare
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 assembly basketball bin-picking box-close button-press button-press-topdown

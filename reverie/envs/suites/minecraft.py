@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
+from reverie.spaces import Space, Spaces
 
 TASKS = ("diamond", "wood", "climb")
 TURN = 15

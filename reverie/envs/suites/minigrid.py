@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, UserError
+from reverie.api import Action, Obs, UserError
 from reverie.envs import language
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import nearest
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 BlockedUnlockPickup DistShift1 DistShift2 DoorKey-16x16 DoorKey-5x5 DoorKey-6x6

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.adapters.gymnasium import FromGymnasium
 from reverie.envs.headless import prepare
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 Ant-v5 HalfCheetah-v5 Hopper-v5 Humanoid-v5 HumanoidStandup-v5 InvertedDoublePendulum-v5

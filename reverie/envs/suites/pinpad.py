@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, StateDict
+from reverie.api import Action, Obs, StateDict
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.spaces import Space, Spaces
 
 WIDTH, HEIGHT, CELL = 16, 14, 4
 COUNTDOWN = 10

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, StateDict
+from reverie.api import Action, Obs, StateDict
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.wrappers import resize
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper

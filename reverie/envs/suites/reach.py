@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, StateDict
+from reverie.api import Action, Obs, StateDict
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.spaces import Space, Spaces
 
 TABLE = np.array([30, 34, 46], np.float32)
 MARK = np.array([250, 90, 70], np.float32)

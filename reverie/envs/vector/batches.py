@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Metrics, Obs, Spaces, StateDict, UserError
+from reverie.api import Metrics, Obs, StateDict, UserError
+from reverie.spaces import Spaces
 
 Rows = Mapping[str, np.ndarray]
 

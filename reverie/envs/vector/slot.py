@@ -12,8 +12,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from reverie.api import Action, Env, Obs, Spaces, StateDict, Stateful, UserError
+from reverie.api import Action, Env, Obs, StateDict, UserError
+from reverie.capabilities import Stateful
 from reverie.envs.seeding import derive_seed
+from reverie.spaces import Spaces
 
 MakeEnv = Callable[[int], Env]
 """Builds environment number `index`."""

@@ -12,12 +12,12 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reverie.api import Space
 from reverie.kernels.launch import can_launch, padded_linear
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Action, Categorical
 from reverie.nets.heads import PolicyHead
 from reverie.nets.rng import Rng
+from reverie.spaces import Space
 
 MOST = 2048
 """The most classes that one program holds."""

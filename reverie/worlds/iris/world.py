@@ -15,11 +15,11 @@ them can be captured in CUDA graphs. Where a dream stands (how full the cache of
 transformer is, what is yet to be fed to it) is the same for all its rows and known as
 plain numbers.
 
-How it fits `api.World`: `imagine`, `decode`, `features`, `drawn` and `width` are those
-verbs, on `View`s instead of whole states (a state holds a cache, which nobody wants
-once per time step), and a `View` has the outcome already. `initial` and `observe` have
-no counterpart, since a dream begins from frames. `api.WorldModelEnv` fits both kinds of
-worlds (`agents/world_model_env.py`).
+How it fits `api.World`: `imagine`, `decode`, `features`, `image_keys` and `width` are
+those verbs, on `View`s instead of whole states (a state holds a cache, which nobody
+wants once per time step), and a `View` has the outcome already. `initial` and `observe`
+have no counterpart, since a dream begins from frames. `capabilities.WorldModelEnv` fits
+both kinds of worlds (`agents/world_model_env.py`).
 
 Shapes: `K` tokens of a transition, `N` rows of a dream.
 """
@@ -35,13 +35,14 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.api import Obs, Rollout, Space, UserError, WorldLoss
+from reverie.api import Obs, Rollout, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.distributions import softmax
 from reverie.nets.residual import recompute
 from reverie.nets.rng import Rng
 from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Cache, Embedding
+from reverie.spaces import Space
 from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
 from reverie.worlds.iris.segment import Segment, pixels
 from reverie.worlds.iris.tokenizer import SEEN, Tokenizer, TokenizerConfig
@@ -296,7 +297,7 @@ class IrisWorld(nn.Module):
         return int(height * width * colours)
 
     @property
-    def drawn(self) -> tuple[str, ...]:
+    def image_keys(self) -> tuple[str, ...]:
         return (self.key,)
 
     def features(self, states: View) -> Float[Tensor, "*b F"]:

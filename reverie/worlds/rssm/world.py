@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Extras, Obs, Rollout, Space, Spaces, WorldLoss
+from reverie.api import Batch, Extras, Obs, Rollout, WorldLoss
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import BlockLinear, Linear, Norm, activation
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
@@ -28,6 +28,7 @@ from reverie.nets.distributions import OneHot, Output
 from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
+from reverie.spaces import Space, Spaces
 from reverie.worlds.outcomes import outcome_losses, stack_actions
 
 
@@ -369,7 +370,7 @@ class RSSM(nn.Module):
         return rssm_sections(self, state, batch, rng)
 
     @property
-    def drawn(self) -> Iterable[str]:
+    def image_keys(self) -> Iterable[str]:
         """The image keys that `decode` draws."""
         return tuple(self.dec.images)
 

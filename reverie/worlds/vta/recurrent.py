@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Extras, Obs, Rollout, Space, Spaces, WorldLoss
+from reverie.api import Batch, Extras, Obs, Rollout, WorldLoss
 from reverie.nets.blocks import Linear
 from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
 from reverie.nets.distributions import Output
@@ -35,6 +35,7 @@ from reverie.nets.heads import Head, HeadConfig
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
 from reverie.nets.strided import TimeConvs
+from reverie.spaces import Space, Spaces
 from reverie.worlds.outcomes import outcome_losses, stack_actions
 from reverie.worlds.vta.boundaries import COPY, READ, both_ways, draw_flags, reading
 from reverie.worlds.vta.layers import Cell, GaussianHead, Layer
@@ -388,7 +389,7 @@ class SegmentWorld(nn.Module):
         return WorldLoss(losses, states, metrics)
 
     @property
-    def drawn(self) -> Iterable[str]:
+    def image_keys(self) -> Iterable[str]:
         """The image keys that `decode` draws."""
         return tuple(self.dec.images)
 

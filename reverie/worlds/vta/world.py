@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Obs, Rollout, Spaces, UserError, WorldLoss
+from reverie.api import Batch, Obs, Rollout, UserError, WorldLoss
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.gru import GRU, Hold, Route
 from reverie.nets.inputs import Concat
@@ -49,6 +49,7 @@ from reverie.nets.strided import (
     TimeConvs,
     initialize_as_torch,
 )
+from reverie.spaces import Spaces
 from reverie.worlds.outcomes import stack_actions
 from reverie.worlds.vta.boundaries import (
     COPY,
@@ -155,7 +156,7 @@ class VTA(nn.Module):
         return self.config.belief
 
     @property
-    def drawn(self) -> Iterable[str]:
+    def image_keys(self) -> Iterable[str]:
         return (self.key,)
 
     # The verbs of a world

@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, StateDict, UserError
+from reverie.api import Action, Obs, StateDict, UserError
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
 from reverie.envs.wrappers import resize
+from reverie.spaces import Space, Spaces
 
 NOOP, FIRE = 0, 1
 GRAY = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])

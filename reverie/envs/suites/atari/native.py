@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from reverie.api import Action, Metrics, Obs, Space, Spaces, StateDict, UserError
+from reverie.api import Action, Metrics, Obs, StateDict, UserError
 from reverie.envs.rows import flag_spaces
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suites.atari import AtariConfig, find_game
 from reverie.envs.vector.batches import pool_metrics, pool_state, saved_rows
 from reverie.envs.vector.pool import PoolConfig
+from reverie.spaces import Space, Spaces
 
 ACTIONS = {"all": True, "minimal": False}
 

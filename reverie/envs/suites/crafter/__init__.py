@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces
+from reverie.api import Action, Obs
 from reverie.envs.suites.crafter.view import quicken
+from reverie.spaces import Space, Spaces
 
 _NAMES = """
 collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone

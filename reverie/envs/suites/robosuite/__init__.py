@@ -24,12 +24,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reverie.api import Action, Obs, Space, Spaces, UserError
+from reverie.api import Action, Obs, UserError
 from reverie.envs.headless import prepare
 from reverie.envs.rows import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import nearest
 from reverie.envs.suites.robosuite.lift import Scene, lift
+from reverie.spaces import Space, Spaces
 
 SHORT = {"Can": "PickPlaceCan", "Square": "NutAssemblySquare"}
 """What the datasets of robomimic call some tasks."""

@@ -13,7 +13,7 @@ from collections import Counter
 
 import numpy as np
 
-from reverie.api import Action, Metrics, Obs, Spaces, StateDict, UserError
+from reverie.api import Action, Metrics, Obs, StateDict, UserError
 from reverie.envs.vector.batches import (
     common_spaces,
     pool_metrics,
@@ -36,6 +36,7 @@ from reverie.envs.vector.workers.shared_memory import (
     shared_file,
 )
 from reverie.envs.vector.workers.worker import Lost, Worker
+from reverie.spaces import Spaces
 
 log = logging.getLogger("reverie.envs")
 

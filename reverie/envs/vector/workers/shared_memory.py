@@ -13,7 +13,8 @@ import tempfile
 
 import numpy as np
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
+from reverie.spaces import Spaces
 
 CLOSE_EPISODE, IDLE, STEP, RESET = range(-1, 3)
 """What the pool wants of an environment. A worker has something to do from `STEP` on;

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Spaces, UserError
+from reverie.api import UserError
 from reverie.envs.vector.slot import HEALTHY_STEPS, EnvFailure
 from reverie.envs.vector.workers.messages import receive, send
 from reverie.envs.vector.workers.shared_memory import STEP
+from reverie.spaces import Spaces
 
 # Runs in the new process. The path comes along, so that a package that is importable
 # here is importable there.

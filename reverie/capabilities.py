@@ -1,0 +1,116 @@
+"""Optional protocols: what an agent may offer in addition to `api.Agent`.
+
+Callers test for them with `isinstance` and use them where they are present. No caller
+asks which agent it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from reverie.api import Action, Batch, Feed, Obs, StateDict
+from reverie.spaces import Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Can be saved in a checkpoint and restored from it."""
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> None: ...
+
+
+class Moments(NamedTuple):
+    """Elementwise statistics of one key over a dataset."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+Statistics = dict[str, Moments]
+"""Moments by key. Image statistics are in [0, 1], after cropping and resizing."""
+
+
+@runtime_checkable
+class NeedsStatistics(Protocol):
+    """Normalizes its inputs with dataset-wide statistics."""
+
+    @property
+    def needs_statistics(self) -> bool:
+        """True if this config needs dataset statistics (one pass over the data)."""
+        ...
+
+    def set_statistics(self, statistics: Statistics) -> None:
+        """Set the statistics of the training data, once, before the first update.
+
+        They are part of the checkpoint from then on.
+        """
+        ...
+
+
+@runtime_checkable
+class HasEpisodeLosses(Protocol):
+    """Can compute its losses on recorded episodes."""
+
+    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Return named losses `(B, T)` and a mask of the rows that count.
+
+        Each sequence starts at the first row of an episode; the batch key `mask` marks
+        rows that are not padding. No gradient, and a row does not depend on later rows.
+        """
+        ...
+
+
+@runtime_checkable
+class Profilable(Protocol):
+    """Can run the sections of one update separately, for `reverie bench`."""
+
+    def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+        """Return the sections in order, by name; each may be called repeatedly."""
+        ...
+
+
+@runtime_checkable
+class WorldModelEnv(Protocol):
+    """A world model simulated step by step on arrays, for a batch of rollouts.
+
+    `envs/adapters/world_model.py` makes an `api.Env` of it, so that evaluation, videos
+    and play work inside the world model. It has its own random generator.
+    """
+
+    obs_space: Spaces
+    act_space: Spaces
+
+    def seed(self, seed: int) -> None:
+        """Reset the random generator."""
+        ...
+
+    def begin(self, context: Batch) -> Any:
+        """Return the state after observing real rows `(N, T, ...)` of one episode each.
+
+        The action of the last row is ignored: `step` continues from there.
+        """
+        ...
+
+    def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
+        """Return the next state and its observations `(N, ...)`.
+
+        Sets `reward` and `is_terminal`; the caller sets `is_first` and `is_last`.
+        """
+        ...
+
+
+@runtime_checkable
+class HasWorldModelEnv(Protocol):
+    """Has a world model that can be simulated as an environment."""
+
+    def world_model_env(self, seed: int = 0) -> WorldModelEnv: ...

@@ -1,0 +1,55 @@
+"""`Rows` that a collector returns, and the `Window` of a batch sampled from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row from each of several environments: observations, actions and extras."""
+
+    values: dict[str, np.ndarray]
+    """Arrays `(rows, ...)` by key."""
+    streams: np.ndarray | None = None
+    """Environment index of each row; None if there is one row of every environment."""
+
+    def __len__(self) -> int:
+        return len(self.values["is_first"])
+
+
+@dataclass(frozen=True)
+class Window:
+    """One kind of batch: `batch` sequences of `context + length` rows.
+
+    Context rows come first and only provide stored extras (`replay_context` in
+    DreamerV3). With `consec` > 1, each sampled sequence is returned as that many
+    consecutive batches, counted by the batch key `consec`.
+
+    `select="episodes"` samples an episode with probability proportional to
+    `(1 + n) ** -alpha` after n uses (`Feed.count_uses`), then a sequence around a
+    random transition of it. The sequence may extend beyond the episode on both sides or
+    only on the left (`pad`); the batch key `mask` is False for those rows.
+    """
+
+    batch: int
+    length: int
+    context: int = 0
+    consec: int = 1
+    select: Literal["uniform", "mixture", "episodes"] = "mixture"
+    online: bool = True
+    pad: Literal["both", "left"] = "both"
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.select == "episodes":
+            assert self.length > 1, "a transition has two rows"
+            assert (self.context, self.consec) == (0, 1), "sequences must be separate"
+
+    @property
+    def span(self) -> int:
+        """Rows of one sampled sequence."""
+        return self.context + self.consec * self.length

@@ -1,0 +1,177 @@
+"""`Space` describes one observation, action or stored extra; and the reserved keys.
+
+Shapes in the whole package: `B` batch, `T` time, `N` start states, `H` horizon, `A`
+action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic groups, `K`
+classes per group, `L` tokens, `h w c` image axes, `*b` any leading axes. Images are
+uint8, channels last, except inside networks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FLAGS = ("reward", "is_first", "is_last", "is_terminal")
+"""Keys that every observation has."""
+
+RESERVED = (*FLAGS, "stepid", "consec", "reset")
+"""Keys that an environment cannot use for its own observations."""
+
+EVENT = "log/event"
+"""Ground-truth events (segment boundaries). Used by evaluation only, never by losses.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Dtype, shape and bounds of one observation, action or extra.
+
+    Integer spaces exclude `high`, like `range`. An integer or bool space that is not an
+    image is discrete. Bounds are scalars or arrays of the given shape.
+
+    `native` holds the `(low, high)` bounds of a continuous action in the environment's
+    own units after the action was rescaled to [-1, 1]; entries without finite bounds
+    are not rescaled.
+    """
+
+    dtype: Any
+    shape: Any = ()
+    low: Any = None
+    high: Any = None
+    native: Any = None
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "dtype", np.dtype(self.dtype))
+        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
+        set_(self, "shape", tuple(int(n) for n in shape))
+        set_(self, "low", self._bound(self.low, lowest=True))
+        set_(self, "high", self._bound(self.high, lowest=False))
+        if self.native is not None:
+            low, high = self.native
+            pair = (self._bound(low, lowest=True), self._bound(high, lowest=False))
+            set_(self, "native", pair)
+
+    def _bound(self, value: Any, lowest: bool) -> np.ndarray:
+        wide = np.int64 if self.dtype.kind in "iub" else self.dtype
+        if value is None:
+            if self.dtype.kind == "f":
+                value = -np.inf if lowest else np.inf
+            elif self.dtype.kind == "b":
+                value = 0 if lowest else 2
+            else:
+                info = np.iinfo(self.dtype)
+                value = info.min if lowest else min(info.max + 1, 2**63 - 1)
+        bound = np.broadcast_to(np.asarray(value, wide), self.shape)
+        return np.ascontiguousarray(bound).reshape(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Space)
+            and (self.dtype, self.shape) == (other.dtype, other.shape)
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+            and (self.native is None) == (other.native is None)
+            and (self.native is None or np.array_equal(self.native, other.native))
+        )
+
+    @property
+    def is_image(self) -> bool:
+        return self.dtype == np.uint8 and len(self.shape) == 3
+
+    @property
+    def is_discrete(self) -> bool:
+        return self.dtype.kind in "iub" and not self.is_image
+
+    @property
+    def classes(self) -> int:
+        """Number of values that one entry of a discrete space can take."""
+        if not self.is_discrete:
+            raise TypeError(f"{self} is not discrete")
+        return int((self.high - self.low).max()) if self.low.size else 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def zeros(self, *batch: int) -> np.ndarray:
+        return np.zeros((*batch, *self.shape), self.dtype)
+
+    def sample(self, rng: np.random.Generator, *batch: int) -> np.ndarray:
+        """Sample uniformly within the bounds; from N(0, 1) where they are infinite."""
+        shape = (*batch, *self.shape)
+        if self.dtype.kind in "iub":
+            return rng.integers(self.low, self.high, shape).astype(self.dtype)
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
+        low, high = np.where(finite, self.low, 0), np.where(finite, self.high, 1)
+        uniform = low + (high - low) * rng.random(shape)
+        return np.where(finite, uniform, rng.standard_normal(shape)).astype(self.dtype)
+
+    def to_native(self, value: Any) -> np.ndarray:
+        """Convert an action of this space to the environment's own units."""
+        value = np.asarray(value)
+        if self.native is None:
+            return value
+        low, high = self.native
+        finite = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(finite, low, -1), np.where(finite, high, 1)
+        rescaled = np.clip((value + 1) / 2 * (high - low) + low, low, high)
+        return np.where(finite, rescaled, value).astype(value.dtype)
+
+    def problem(self, value: Any) -> str | None:
+        """Describe why `value` is not an element of this space; None if it is."""
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            return f"has shape {array.shape}, expected {self.shape}"
+        if array.dtype != self.dtype:
+            return f"has dtype {array.dtype}, expected {self.dtype}"
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            return "has NaN entries"
+        above = array > self.high if array.dtype.kind == "f" else array >= self.high
+        if (array < self.low).any() or above.any():
+            return (
+                f"has values in [{array.min()}, {array.max()}], expected "
+                f"[{self.low.min()}, {self.high.max()}"
+                f"{']' if array.dtype.kind == 'f' else ')'}"
+            )
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        def bound(value: np.ndarray) -> Any:
+            same = value.size and (value == value.flat[0]).all()
+            numbers = value.flat[0].item() if same else value.tolist()
+            return str(numbers) if isinstance(numbers, float) else numbers
+
+        data = {
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "low": bound(self.low),
+            "high": bound(self.high),
+        }
+        if self.native is not None:
+            data["native"] = [bound(value) for value in self.native]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Space:
+        def bound(value: Any) -> Any:
+            return float(value) if isinstance(value, str) else value
+
+        low, high = bound(data["low"]), bound(data["high"])
+        native = data.get("native")
+        pair = native and (bound(native[0]), bound(native[1]))
+        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), low, high, pair)
+
+
+Spaces = dict[str, Space]
+
+
+def agent_obs_space(obs_space: Spaces) -> Spaces:
+    """Return the observations an agent may use: no flags and no `log/` keys."""
+    return {
+        key: space
+        for key, space in obs_space.items()
+        if key not in RESERVED and not key.startswith("log/")
+    }
