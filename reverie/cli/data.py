@@ -132,7 +132,7 @@ def _write_sequences(write: Callable[..., int], name: str, arguments: list[str])
             raise UserError(f"--{option} must be above 0.\n  Fix: --{option} {usual}")
     count = write(Path(folder).expanduser(), **options)
     print(
-        f"{count} sequences in {folder}; --task watch_{name} --source.folder {folder} "
+        f"{count} sequences in {folder}; --task sequences_{name} --source.folder {folder} "
         "reads them."
     )
     return 0

@@ -31,7 +31,7 @@ from reverie.run.offline_data import OfflineConfig
 class Config:
     task: str = "catch"
     """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, sequences to
-    watch, `watch_<name>`, or `recordings`."""
+    watch, `sequences_<name>`, or `recordings`."""
     agent: Literal["bc", "dreamer", "iris", "random", "vta"] = "dreamer"
     seed: int = 0
     logdir: str = "~/logdir/{timestamp}"

@@ -62,7 +62,9 @@ def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
 
 
 @models
-@pytest.mark.parametrize("other", ["belief", "state", "layers", "bias", "still"])
+@pytest.mark.parametrize(
+    "other", ["belief", "state", "layers", "bias", "static_lower_belief"]
+)
 def test_other_sizes_are_told_what_would_fit(name, other, tmp_path):
     recording = VTARecording(name)
     torch.save(original(recording), tmp_path / "x.pt")

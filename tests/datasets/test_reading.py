@@ -12,7 +12,7 @@ from walks import ACTION, walk, write_npz
 
 from reverie.api import UserError
 from reverie.cli.data import data_request
-from reverie.cli.main import main as cli
+from reverie.cli.main import main as run_cli
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.readers.hdf5 import write_robomimic
 from reverie.datasets.reading import Reading
@@ -101,7 +101,7 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
     mapped = [] if layout == "robomimic" else MAP
     out = tmp_path / "out"
     words = ["data", "convert", str(source), str(out), *WORDS, *mapped]
-    assert cli.main(words) == 0
+    assert run_cli(words) == 0
     options = data_request("convert", words[2:])[1]
     read = Reading(**{f: getattr(options, f) for f in Reading.__dataclass_fields__})
     flying, one = batches(OfflineConfig(str(source), read=read))
@@ -125,22 +125,22 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
 
 def test_the_command_learns_the_same_from_a_file_as_from_its_conversion(tmp_path):
     source, out = demos(tmp_path / "demos.hdf5"), tmp_path / "out"
-    assert cli.main(["data", "convert", str(source), str(out), *WORDS]) == 0
+    assert run_cli(["data", "convert", str(source), str(out), *WORDS]) == 0
     flying = [f"--offline.read.{w[2:]}" if w[:2] == "--" else w for w in WORDS]
     weights = []
     for data, more in ((source, flying), (out, [])):
         run = tmp_path / f"run_{data.stem}"
         words = ["offline", "--offline.data", str(data), "--logdir", str(run)]
-        assert cli.main([*words, *TINY, *more]) == 0
+        assert run_cli([*words, *TINY, *more]) == 0
         weights.append(checkpoint.read_part(checkpoint.locate(run), "agent")["enc"])
     assert weights[0].keys() == weights[1].keys()
     for key, value in weights[0].items():
         assert torch.equal(value, weights[1][key]), key
     run = tmp_path / "run_demos"
     clone = ["--bc.run", str(run), "--logdir", str(tmp_path / "clone")]
-    assert cli.main(["bc", "--offline.data", str(source), *clone, *TINY]) == 0
+    assert run_cli(["bc", "--offline.data", str(source), *clone, *TINY]) == 0
     assert read_config(tmp_path / "clone").offline.read == READING
-    assert cli.main(["eval", str(run)]) == 0  # judged as it was read
+    assert run_cli(["eval", str(run)]) == 0  # judged as it was read
     assert json.loads((run / "judgement.json").read_text())["episodes"]
 
 
@@ -167,7 +167,7 @@ def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
     words = ["offline", "--configs", "robomimic", "size1m", "--logdir", str(world)]
     sizes = ["--dreamer.batch_size", "2", "--dreamer.batch_length", "4"]
     cameras = ["agentview_image", eye]
-    assert cli.main([*words, *data, *read, *cameras, *sizes, *small]) == 0
+    assert run_cli([*words, *data, *read, *cameras, *sizes, *small]) == 0
     seen = read_spaces(world).obs_space
     assert seen["image"].shape == (78, 78, 6)
     assert {key for key in seen if key[:4] == "aux_"} == {
@@ -178,12 +178,12 @@ def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
     assert "train/loss/robot0_joint_pos" in logged
     assert "train/loss/aux_" not in logged  # seen, but not predicted
     assert "report/fan/robot0_joint_pos/coverage" in logged
-    assert cli.main(["eval", str(world)]) == 0
+    assert run_cli(["eval", str(world)]) == 0
     (film,) = (world / "judgement").glob("openloop_image.*")  # both cameras
     assert film.stat().st_size
     words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
     head = ["--bc.head.units", "8", "--bc.batch_size", "4"]
-    assert cli.main([*words, str(clone), *data, *head, *small]) == 0
+    assert run_cli([*words, str(clone), *data, *head, *small]) == 0
     assert read_spaces(clone).obs_space["image"].shape == (78, 78, 6)
 
 
@@ -208,12 +208,12 @@ def test_a_missing_camera_and_a_map_for_something_else_are_sentences(tmp_path, c
     source = demos(tmp_path / "demos.hdf5")
     words = ["offline", "--logdir", str(tmp_path / "run"), "--offline.data"]
     more = ["--offline.read.images", "front"]
-    assert cli.main([*words, str(source), *more]) == 2
+    assert run_cli([*words, str(source), *more]) == 2
     assert "has no front, but joints, side, speed" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     write_npz(tmp_path / "npz")
     more = ["--offline.read.map.action", "did"]
-    assert cli.main([*words, str(tmp_path / "npz"), *more]) == 2
+    assert run_cli([*words, str(tmp_path / "npz"), *more]) == 2
     assert "A key map says where things lie in HDF5" in capsys.readouterr().err
     with pytest.raises(UserError, match="has no agentview_image"):
         Reading(like="robomimic").open(source)

@@ -490,7 +490,7 @@ class Blinks:
         pass
 
 
-@pytest.mark.parametrize("task", ["sequences_blinks", f"watch_{__name__}:Blinks"])
+@pytest.mark.parametrize("task", ["sequences_blinks", f"sequences_{__name__}:Blinks"])
 def test_a_source_is_one_class_and_one_row(monkeypatch, task):
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     monkeypatch.setitem(sources.SOURCES, "blinks", f"{__name__}:Blinks")
@@ -506,7 +506,7 @@ def test_a_source_may_be_a_file_in_the_present_folder(tmp_path, monkeypatch):
     (tmp_path / "balls_of_mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert sources.find("watch_balls_of_mine:Mine").__name__ == "Mine"
+    assert sources.find("sequences_balls_of_mine:Mine").__name__ == "Mine"
 
 
 def test_sequences_that_were_there_outlive_a_full_disk(tmp_path, monkeypatch):

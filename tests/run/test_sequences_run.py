@@ -453,7 +453,8 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         folder = str(tmp_path / name)
         assert cli.main(["data", name, "--out", folder, *few]) == 0
         assert (
-            f"--task watch_{name} --source.folder {folder}" in capsys.readouterr().out
+            f"--task sequences_{name} --source.folder {folder}"
+            in capsys.readouterr().out
         )
         flags = {"source.folder": folder, "run.steps": 1}
         config = settings(tmp_path / f"run_{name}", f"vta_{name}", **flags)

@@ -77,7 +77,7 @@ def _sizes(ours: Mapping[str, Tensor]) -> dict[str, int | bool]:
         "state": both - belief,
         "layers": layers,
         "bias": "enc.conv0.bias" in ours,
-        "still": "obs_cell.weight_ih" not in ours,
+        "static_lower_belief": "obs_cell.weight_ih" not in ours,
     }
     return {f"vta.world.{name}": size for name, size in sizes.items()}
 

@@ -1,7 +1,7 @@
 """Sequences to watch: made up on the spot, or read from files; nobody acts in them.
 
 A source is a class in a file of this room with a row in `SOURCES`, and is then the task
-`watch_<name>`; one of your own is `sequences_package.module:Class`. It says five
+`sequences_<name>`; one of your own is `sequences_package.module:Class`. It says five
 things:
 
 - `batch(step)`: the sequences of a training step, `(B, T, ...)` each, by key. The same
@@ -40,7 +40,7 @@ Arrays = dict[str, np.ndarray]
 
 Loss = Literal["bernoulli", "gaussian"]
 
-PREFIX = "watch_"
+PREFIX = "sequences_"
 
 LOSSES: tuple[str, ...] = get_args(Loss)
 VERBS = ("batch", "evaluation", "close")
@@ -54,7 +54,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where sequences to watch come from (tasks `watch_*`)."""
+    """Where sequences to watch come from (tasks `sequences_*`)."""
 
     folder: str = ""
     """Files to read, for sources that read any."""
