@@ -132,8 +132,8 @@ def _write_sequences(write: Callable[..., int], name: str, arguments: list[str])
             raise UserError(f"--{option} must be above 0.\n  Fix: --{option} {usual}")
     count = write(Path(folder).expanduser(), **options)
     print(
-        f"{count} sequences in {folder}; --task sequences_{name} --source.folder {folder} "
-        "reads them."
+        f"{count} sequences in {folder}; read them with --task sequences_{name} "
+        f"--source.folder {folder}."
     )
     return 0
 
