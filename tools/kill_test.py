@@ -123,7 +123,7 @@ class Torture:
             "run.log_every": "50",
             "run.report_every": "0",
             "run.train_ratio": "2",
-            "env.pool.workers": "2",
+            "env.vector.workers": "2",
             "replay.storage": self.arguments.storage,
             "replay.capacity": "3000",
         }

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".local" / "envs"
 PAGE = ROOT / "docs" / "environments.md"
-TESTS = ("tests/envs/test_env_conformance.py", "tests/envs/test_env_real.py")
+TESTS = ("tests/envs/test_env_conformance.py", "tests/envs/test_simulators.py")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def run_group(name: str, group: Group) -> list[Result]:
     subprocess.run(
         [
             *(python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu"),
-            *("-q", "--junit-xml", str(report), "-k", f"{pick} or test_env_real"),
+            *("-q", "--junit-xml", str(report), "-k", f"{pick} or test_simulators"),
             *TESTS,
         ],
         cwd=ROOT,
@@ -138,7 +138,7 @@ def count(report: Path, suite: str) -> tuple[int, int, float]:
 
 def opengl_of(python: str) -> str:
     """The backend that draws without a screen, empty if there is none."""
-    code = "from reverie.envs import headless; print(headless.prepare(render=False))"
+    code = "from reverie.envs import opengl; print(opengl.prepare(render=False))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return done.stdout.strip()
 

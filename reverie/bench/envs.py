@@ -197,17 +197,17 @@ def _ways(task: str, config: EnvBenchConfig, settings: envs.EnvConfig) -> list[W
     for count in config.counts:
         bare = "raw" if count == 1 else f"{count} raw"
         add(bare, raw(task, settings, range(count)), lambda: None, count)
-        local = envs.make_pool(factory, count, envs.PoolConfig())
+        local = envs.make_vec_env(factory, count, envs.VecEnvConfig())
         add(f"pool of {count}", steps_of_pool(local), local.close, count)
         split = min(workers, count)
         if workers > 1:
             together = Together(task, settings, count, split)
             add(f"{bare} x {split}", together, together.close, count)
-            pool = envs.make_pool(factory, count, envs.PoolConfig(workers=split))
+            pool = envs.make_vec_env(factory, count, envs.VecEnvConfig(workers=split))
             name = f"{count} in {split} workers"
             add(name, steps_of_pool(pool), pool.close, count)
         for backend in _native(task) if config.native else ():
-            made = envs.make_pool(factory, count, envs.PoolConfig(native=backend))
+            made = envs.make_vec_env(factory, count, envs.VecEnvConfig(native=backend))
             add(f"{count} in {backend}", steps_of_pool(made), made.close, count)
     return ways
 

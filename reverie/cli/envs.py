@@ -11,14 +11,14 @@ def list_envs(arguments: list[str]) -> int:
 
     if len(arguments) > 1:
         raise UserError("One suite at a time.\n  Fix: reverie envs SUITE")
-    print(envs.table(*arguments))
+    print(envs.describe_suites(*arguments))
     return 0
 
 
 def check_env(arguments: list[str]) -> int:
     from reverie import envs
     from reverie.envs import checker as check
-    from reverie.envs.vector.slot import summary
+    from reverie.envs.vector.env_slot import summary
 
     settings = read_settings(arguments, places=1)
     if not settings.places:

@@ -1,34 +1,34 @@
 """Environments. `make` builds any task by its name; `registry.py` lists the suites."""
 
-from reverie.envs.adapters.custom import FROM_PYTHON, from_gymnasium
+from reverie.envs.adapters.custom import PYTHON_ENV, from_gymnasium
 from reverie.envs.registry import (
     SUITES,
     EnvConfig,
     TaskFactory,
     action_repeat,
+    describe_suites,
     make,
     split_task,
-    table,
     task_names,
 )
 from reverie.envs.suite import Suite
-from reverie.envs.vector.pool import PoolConfig, Shifted, make_pool
-from reverie.envs.vector.slot import EnvFailure
+from reverie.envs.vector.env_slot import EnvFailure
+from reverie.envs.vector.vec_env import IndexOffset, VecEnvConfig, make_vec_env
 
 __all__ = [
-    "FROM_PYTHON",
+    "PYTHON_ENV",
     "SUITES",
     "EnvConfig",
     "EnvFailure",
-    "PoolConfig",
-    "Shifted",
+    "IndexOffset",
     "Suite",
     "TaskFactory",
+    "VecEnvConfig",
     "action_repeat",
+    "describe_suites",
     "from_gymnasium",
     "make",
-    "make_pool",
+    "make_vec_env",
     "split_task",
-    "table",
     "task_names",
 ]

@@ -244,7 +244,7 @@ class _Checker:
             self.note(
                 "warning",
                 f"a step takes {np.median(times):.2f} s",
-                "use worker processes: --env.pool.workers -1",
+                "use worker processes: --env.vector.workers -1",
             )
         return True
 

@@ -17,7 +17,7 @@ from typing import Any
 from reverie.api import Env, UserError
 from reverie.envs import wrappers
 from reverie.envs.adapters.custom import (
-    FROM_PYTHON,
+    PYTHON_ENV,
     as_env,
     from_factory,
     from_gymnasium,
@@ -53,25 +53,25 @@ from reverie.envs.suites.procgen import ProcgenConfig
 from reverie.envs.suites.reach import ReachConfig
 from reverie.envs.suites.robosuite import TASKS as ROBOSUITE_TASKS
 from reverie.envs.suites.robosuite import RobosuiteConfig
-from reverie.envs.vector.pool import PoolConfig, Shifted, make_pool
-from reverie.envs.vector.slot import EnvFailure, summary
+from reverie.envs.vector.env_slot import EnvFailure, summary
+from reverie.envs.vector.vec_env import IndexOffset, VecEnvConfig, make_vec_env
 from reverie.envs.wrappers import Resample
 
 __all__ = [
-    "FROM_PYTHON",
+    "PYTHON_ENV",
     "SUITES",
     "EnvConfig",
     "EnvFailure",
-    "PoolConfig",
-    "Shifted",
+    "IndexOffset",
     "Suite",
     "TaskFactory",
+    "VecEnvConfig",
     "action_repeat",
+    "describe_suites",
     "from_gymnasium",
     "make",
-    "make_pool",
+    "make_vec_env",
     "split_task",
-    "table",
     "task_names",
 ]
 
@@ -88,7 +88,7 @@ class EnvConfig:
     """Bring every image to this height and width; 0 0 leaves them alone."""
     resample: Resample = "bilinear"
     """How `resize` computes pixels."""
-    pool: PoolConfig = field(default_factory=PoolConfig)
+    vector: VecEnvConfig = field(default_factory=VecEnvConfig)
     atari: AtariConfig = field(default_factory=AtariConfig)
     crafter: CrafterConfig = field(default_factory=CrafterConfig)
     dmc: DMCConfig = field(default_factory=DMCConfig)
@@ -480,7 +480,7 @@ def split_task(task: str) -> tuple[str, str]:
 def action_repeat(task: str, config: EnvConfig) -> int:
     """Simulator frames per agent step."""
     suite = split_task(task)[0]
-    own = getattr(config, "atari" if suite == "atari100k" else suite or "pool", None)
+    own = getattr(config, "atari" if suite == "atari100k" else suite or "vector", None)
     return config.repeat * int(getattr(own, "repeat", 1))
 
 
@@ -491,7 +491,7 @@ def task_names() -> list[str]:
     ]
 
 
-def table(name: str = "") -> str:
+def describe_suites(name: str = "") -> str:
     """All suites, or one with every task, for a terminal."""
     if name and name not in SUITES:
         raise UserError(

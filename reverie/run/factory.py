@@ -13,7 +13,7 @@ from reverie import agents
 from reverie import envs as suites
 from reverie.api import Agent, Env, VecEnv
 from reverie.convert.originals import read_original
-from reverie.envs.vector.pool import make_pool
+from reverie.envs.vector.vec_env import make_vec_env
 from reverie.run import checkpoint, device
 from reverie.run.config import Config
 
@@ -26,10 +26,10 @@ EVAL_SEEDS = 1_000_000
 
 def in_workers(config: Config) -> Config:
     """The config with environments in worker processes, unless it says where."""
-    pool = config.env.pool
-    if pool.workers or pool.native:
+    vector = config.env.vector
+    if vector.workers or vector.native:
         return config
-    return replace(config, env=replace(config.env, pool=replace(pool, workers=-1)))
+    return replace(config, env=replace(config.env, vector=replace(vector, workers=-1)))
 
 
 def make_envs(
@@ -37,7 +37,7 @@ def make_envs(
 ) -> VecEnv:
     """A pool of `count` environments of the config's task."""
     make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
-    return make_pool(suites.Shifted(make, first), count, config.env.pool)
+    return make_vec_env(suites.IndexOffset(make, first), count, config.env.vector)
 
 
 def make_agent(

@@ -37,7 +37,7 @@ HARMLESS = (
     "device",
     "compile",
     "logger.",
-    "env.pool.",
+    "env.vector.",
     "replay.storage",
     "replay.device_memory",
     "run.steps",

@@ -208,7 +208,7 @@ class OnlineRun(BaseRun):
     def keep(self, obs: Obs, action: Action, extras: Extras) -> int:
         """Store the rows of this turn and log ended episodes; says how many rows.
 
-        An environment that waits for others (`env.pool.lockstep`) has none.
+        An environment that waits for others (`env.vector.lockstep`) has none.
         """
         rows, streams = {**obs, **action, **extras}, None
         waiting = getattr(self.envs, "waiting", np.zeros(1, bool))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Agent, Env, Obs, UserError
-from reverie.envs import FROM_PYTHON, TaskFactory
+from reverie.envs import PYTHON_ENV, TaskFactory
 from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
@@ -39,7 +39,7 @@ def train(
     if env is None:
         return train_loop.train(_config(configs, flags))
     # No suite knows this environment, so no suite's settings come along with it.
-    flags = {"task": FROM_PYTHON, **flags}
+    flags = {"task": PYTHON_ENV, **flags}
     if not callable(env) and int(flags.setdefault("run.envs", 1)) != 1:
         raise UserError(
             "One environment object cannot be stepped as several.\n"

@@ -15,7 +15,7 @@ from reverie.agents.iris.report import from_first_frames
 from reverie.api import Agent, UserError
 from reverie.capabilities import HasEpisodeLosses, Profilable
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.nets.rng import Rng
 from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
@@ -70,7 +70,7 @@ def make_agent(config=None, seed=0, env=None, **spaces) -> Iris:
 
 def lived(agent, steps=60, envs=3, seed=0):
     """A feed from a replay in which the agent has lived for a while."""
-    pool = LocalPool(make_env, envs, PoolConfig())
+    pool = SyncVecEnv(make_env, envs, VecEnvConfig())
     replay = Replay(
         {**pool.obs_space, **pool.act_space},
         {},

@@ -85,7 +85,7 @@ def test_simulators_play_the_episodes_of_the_pool(package: str, task: str) -> No
     """Or their costs could not be compared; the last screen tells."""
     pytest.importorskip(package)
     settings = envs.EnvConfig()
-    pool = envs.make_pool(envs.TaskFactory(task, settings, seed=0), 2)
+    pool = envs.make_vec_env(envs.TaskFactory(task, settings, seed=0), 2)
     bench.steps_of_pool(pool)(40)
     assert pool._obs is not None  # type: ignore[attr-defined]
     wanted = pool._obs["image"]  # type: ignore[attr-defined]

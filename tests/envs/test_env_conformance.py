@@ -37,16 +37,16 @@ from reverie.envs.suites.loconav import LocoNavConfig
 from reverie.envs.suites.metaworld import MetaWorldConfig
 from reverie.envs.suites.minecraft import MinecraftConfig
 from reverie.envs.suites.mujoco import MuJoCoConfig
-from reverie.envs.suites.pinpad import PinPadConfig
+from reverie.envs.suites.pinpad import PinPad, PinPadConfig
 from reverie.envs.suites.robosuite import RobosuiteConfig
-from reverie.envs.vector.slot import is_resumable
+from reverie.envs.vector.env_slot import is_resumable
 from reverie.envs.wrappers import Wrapper
 from reverie.evaluation.episodes import play_episodes
 from reverie.spaces import FLAGS, agent_obs_space
 
 BUILT_IN = [
     "catch",
-    "carry",
+    "memory",
     "reach",
     "dummy_disc",
     "dummy_cont",
@@ -107,7 +107,7 @@ CONFIGS = {
     "atari": envs.EnvConfig(atari=AtariConfig(length=240)),
     **moving(),
     "minecraft": envs.EnvConfig(minecraft=MinecraftConfig(length=60)),
-    **dict.fromkeys(("catch", "carry", "reach", "dummy", "dmlab"), envs.EnvConfig()),
+    **dict.fromkeys(("catch", "memory", "reach", "dummy", "dmlab"), envs.EnvConfig()),
 }
 """Settings that end episodes soon; the suites that are not here are cut short."""
 
@@ -247,7 +247,7 @@ class Spy(RandomAgent):
 def test_conformance_what_is_for_people_never_reaches_an_agent(task: str) -> None:
     suite = task.partition("_")[0]
     config = replace(CONFIGS.get(suite, CUT), length=5)
-    pool = envs.make_pool(envs.TaskFactory(task, config, seed=0), 1)
+    pool = envs.make_vec_env(envs.TaskFactory(task, config, seed=0), 1)
     spy = Spy(
         pool.obs_space,
         pool.act_space,
@@ -354,7 +354,7 @@ def test_catch_pays_for_catching_and_a_random_player_mostly_misses() -> None:
 
 
 def test_memory_hides_the_cue_when_it_is_asked_for() -> None:
-    env = make("carry")
+    env = make("memory")
     for _ in range(20):
         obs = env.reset()
         cue = int(obs["vector"][:-1].argmax())
@@ -367,7 +367,7 @@ def test_memory_hides_the_cue_when_it_is_asked_for() -> None:
 
 
 def test_pinpad_pays_for_the_sequence_then_counts_down_and_respawns() -> None:
-    env = envs.pinpad.PinPad("three")
+    env = PinPad("three")
     first = env.reset(seed=0)
     places = [np.argwhere(env.pads == pad)[0] for pad in (1, 2, 3)]
     rewards = []
@@ -383,7 +383,7 @@ def test_pinpad_pays_for_the_sequence_then_counts_down_and_respawns() -> None:
 
 
 def test_pinpad_pays_nothing_for_another_order() -> None:
-    env = envs.pinpad.PinPad("three")
+    env = PinPad("three")
     env.reset(seed=0)
     for pad in (2, 1, 3, 2, 3, 1):
         row, col = np.argwhere(env.pads == pad)[0]
@@ -396,6 +396,6 @@ def test_pinpad_has_the_published_settings() -> None:
     assert PinPadConfig().length == 10_000
     assert env.obs_space["image"].shape == (64, 64, 3)
     assert env.act_space["action"].classes == 5
-    room = envs.pinpad.PinPad("six")
+    room = PinPad("six")
     assert room.pads.shape == (14, 16)
     assert set(np.unique(room.pads)) == {-1, 0, 1, 2, 3, 4, 5, 6}

@@ -31,7 +31,7 @@ def test_the_example_passes_check_env_and_steps_in_workers(tmp_path: Path) -> No
     pool = (
         "from reverie import envs\n"
         "make = envs.TaskFactory('my_env:make_env', envs.EnvConfig(), 0)\n"
-        "pool = envs.make_pool(make, 2, envs.PoolConfig(workers=2))\n"
+        "pool = envs.make_vec_env(make, 2, envs.VecEnvConfig(workers=2))\n"
         "pool.reset()\n"
         "for _ in range(7): obs = pool.step({'action': [1, 1]})\n"
         "print(obs['reward'].tolist(), obs['is_terminal'].tolist())\n"

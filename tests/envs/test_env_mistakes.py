@@ -101,7 +101,7 @@ def test_a_missing_package_names_what_to_type(
     assert code == 2
     assert re.search(rf"needs the package '{suite.package}'", error), error
     assert suite.install in error
-    assert suite.install in envs.table(name)
+    assert suite.install in envs.describe_suites(name)
 
 
 def test_a_python_that_is_too_new_names_one_that_is_not(
@@ -121,7 +121,7 @@ def test_a_python_that_is_too_new_names_one_that_is_not(
 
 def test_a_simulator_that_keeps_failing_ends_the_run_with_a_sentence(say: Say) -> None:
     line = f"train {SMALL} --agent random --task dying:Raises --logdir run"
-    code, error = say(f"{line} --run.envs 1 --env.pool.failures 2")
+    code, error = say(f"{line} --run.envs 1 --env.vector.failures 2")
     assert code == 2
     assert re.search(
         r"Environment 0 failed 2 times in a row.*the simulator is gone", error
@@ -133,7 +133,7 @@ def test_a_simulator_that_ends_its_process_ends_the_run_with_a_sentence(
     say: Say,
 ) -> None:
     line = f"train {SMALL} --agent random --task dying:Exits --logdir run"
-    workers = "--run.envs 1 --env.pool.workers 1 --env.pool.failures 2"
+    workers = "--run.envs 1 --env.vector.workers 1 --env.vector.failures 2"
     code, error = say(f"{line} {workers}")
     assert code == 2
     assert re.search(r"failed 2 times in a row.*exited with code 7", error), error
@@ -177,4 +177,4 @@ def test_more_tasks_are_found_only_where_the_package_can_say() -> None:
     assert not suite_module.Suite("x", "", "", more=absent).has_more("y")
     assert not suite_module.Suite("x", "", "").has_more("y")
     with pytest.raises(UserError, match="no suite"):
-        envs.table("x")
+        envs.describe_suites("x")

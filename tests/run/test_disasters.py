@@ -31,7 +31,7 @@ from reverie.agents.dreamer.agent import Dreamer
 from reverie.cli.main import main
 from reverie.cli.settings import read_settings
 from reverie.cli.train import training_config
-from reverie.envs.vector.slot import EnvFailure
+from reverie.envs.vector.env_slot import EnvFailure
 from reverie.replay.archive import named_files
 from reverie.replay.cut_episodes import cut_episodes
 from reverie.run import checkpoint
@@ -495,7 +495,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc"
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_killed_or_frozen_is_replaced_and_the_run_ends_well(lab, number):
-    run = lab(**{"env.pool.workers": 2, "env.pool.timeout": 2, "run.save_every": 0})
+    run = lab(**{"env.vector.workers": 2, "env.vector.timeout": 2, "run.save_every": 0})
     run.switch("slow")
     run.switch("endless")  # so that only a failure ends an episode
     thread = strike_one(number, run.logdir / "metrics.jsonl")
@@ -519,7 +519,7 @@ def test_a_worker_killed_or_frozen_is_replaced_and_the_run_ends_well(lab, number
 
 @pytest.mark.parametrize("pool", [0, 2])
 def test_environments_that_fail_for_good_stop_the_run_with_a_checkpoint(lab, pool):
-    flags = {"env.pool.workers": pool, "env.pool.failures": 2, "run.save_every": 0}
+    flags = {"env.vector.workers": pool, "env.vector.failures": 2, "run.save_every": 0}
     run = lab(**flags)
     run.switch("slow")
     metrics = run.logdir / "metrics.jsonl"
@@ -553,7 +553,7 @@ def test_environments_that_fail_for_good_stop_the_run_with_a_checkpoint(lab, poo
 
 
 def test_failing_evaluations_do_not_cost_the_training_before_them(lab, capsys):
-    run = lab(**{"task": "catch", "env.pool.failures": 1, "run.save_every": 0})
+    run = lab(**{"task": "catch", "env.vector.failures": 1, "run.save_every": 0})
     more = {"run.eval_every": 60, "run.eval_envs": 1}
     config = training_config(read_settings(run.words(100, **more)[1:]))
 

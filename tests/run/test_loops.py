@@ -20,7 +20,7 @@ from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.envs.suites.catch import Catch
-from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.evaluation import episodes as evaluations
 from reverie.evaluation.episodes import evaluate
 from reverie.run import checkpoint
@@ -114,7 +114,7 @@ def test_two_processes_cannot_share_a_run_folder(tmp_path):
 
 def test_an_evaluation_that_has_to_stop_plays_no_further():
     asked = iter([False] * 3 + [True])
-    envs = LocalPool(lambda index: Catch(seed=index), 2, PoolConfig())
+    envs = SyncVecEnv(lambda index: Catch(seed=index), 2, VecEnvConfig())
     agent = RandomAgent(
         envs.obs_space,
         envs.act_space,

@@ -116,7 +116,7 @@ def test_an_environment_that_cannot_be_used_is_told_why(say, task):
 
 @pytest.mark.parametrize("task", ["unlucky:make_env", "spaces:Longer"])
 def test_a_worker_passes_the_reason_on(say, task):
-    more = "--env.pool.workers 1 --run.envs 1"
+    more = "--env.vector.workers 1 --run.envs 1"
     code, error = say(f"train {SMALL} --agent random --task {task} --logdir run {more}")
     assert code == 2
     assert re.search(ENVIRONMENTS[task], error), error

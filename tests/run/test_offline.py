@@ -658,11 +658,11 @@ def test_success_counts_whenever_it_came():
             obs["log/success"] = np.float32(self._steps == 1)
             return obs
 
-    from reverie.envs.vector.pool import make_pool
+    from reverie.envs.vector.vec_env import make_vec_env
     from reverie.run.factory import make_agent
 
     config = Config(agent="random")
-    pool = make_pool(lambda i: Env(ReachConfig(length=4), i), 2, config.env.pool)
+    pool = make_vec_env(lambda i: Env(ReachConfig(length=4), i), 2, config.env.vector)
     agent = make_agent(config, pool, CPU, "float32")
     assert [p.success for p in play_episodes(agent, pool, 3)] == [1.0] * 3
     pool.close()

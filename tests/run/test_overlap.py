@@ -23,7 +23,7 @@ def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, work
     flags = {
         "run.steps": 160,
         "run.report_every": 0,
-        "env.pool.workers": workers,
+        "env.vector.workers": workers,
         "logger.clocked": False,
     }
     paths = [
@@ -94,14 +94,14 @@ def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
     make = evaluate_module.make_envs
 
     def spy(config, count, *rest):
-        asked.append(config.env.pool.workers)
+        asked.append(config.env.vector.workers)
         return make(config, count, *rest)
 
     monkeypatch.setattr(evaluate_module, "make_envs", spy)
     here = evaluate(path, episodes=6)
     there = evaluate(path, episodes=6, flags=[("run.overlap", "on")])
     evaluate(path, episodes=1, flags=[("run.overlap", "on")])  # nobody to share with
-    chosen = [("run.overlap", "on"), ("env.pool.workers", 1)]
+    chosen = [("run.overlap", "on"), ("env.vector.workers", 1)]
     evaluate(path, episodes=2, flags=chosen)
     evaluate(path, 2, [("run.overlap", "on")], make_env=lambda index: Catch(seed=index))
     assert asked == [0, -1, 0, 1, 0]

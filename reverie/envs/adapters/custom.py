@@ -15,12 +15,12 @@ from reverie.api import Env, UserError
 from reverie.envs.suite import nearest
 from reverie.spaces import FLAGS, RESERVED, Space
 
-FROM_PYTHON = "python:env"
+PYTHON_ENV = "python:env"
 """What the task of a run is called whose environment was passed in from Python."""
 
 
 def from_factory(task: str) -> Env:
-    if task == FROM_PYTHON:
+    if task == PYTHON_ENV:
         raise UserError(
             "This run was trained on an environment that was passed in from Python, "
             "which no name leads to.\n  Fix: resume it with reverie.train(env=...), or "
@@ -66,9 +66,9 @@ def as_env(env: Any, task: str) -> Env:
 
 def from_gymnasium(env: Any) -> Env:
     """Wear a `gymnasium.Env` object as a Reverie environment."""
-    from reverie.envs.adapters.gymnasium import FromGymnasium
+    from reverie.envs.adapters.gymnasium import GymnasiumEnv
 
-    return FromGymnasium(env)
+    return GymnasiumEnv(env)
 
 
 def refuse_wrong_spaces(env: Env, task: str) -> None:

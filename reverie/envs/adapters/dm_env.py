@@ -18,7 +18,7 @@ from reverie.spaces import Space, Spaces
 Reseed = Callable[[int], Any]
 
 
-class FromDm:
+class DmEnv:
     """Wears a dm_env environment; holds each action for `repeat` of its steps.
 
     dm_env has no word for seeds: `reseed` puts one into the simulator before a reset.

@@ -40,10 +40,10 @@ def make_gym(name: str) -> Env:
             f"Gymnasium cannot make {name!r}: {error}{hint}\n"
             "  Fix: give an id that `gymnasium.make` takes, such as gym_CartPole-v1."
         ) from error
-    return FromGymnasium(env)
+    return GymnasiumEnv(env)
 
 
-class FromGymnasium:
+class GymnasiumEnv:
     """Wears a Gymnasium environment as a Reverie one."""
 
     def __init__(self, env: Any):

@@ -105,7 +105,7 @@ class ImaginedEnv:
         }
 
 
-class FromEnv:
+class StartInEnv:
     """Begin dreams in a real environment: reset it, and take some random steps.
 
     With no steps a dream begins at the first row of an episode. An episode that ends
@@ -135,7 +135,7 @@ class FromEnv:
             obs = self.env.step(action)
 
 
-class FromEpisodes:
+class StartInEpisodes:
     """Begin dreams anywhere in recorded episodes, but not at their end."""
 
     def __init__(self, episodes: list[Batch], steps: int = 5):

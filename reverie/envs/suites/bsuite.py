@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Env, UserError
-from reverie.envs.adapters.dm_env import FromDm
+from reverie.envs.adapters.dm_env import DmEnv
 
 _NAMES = """
 bandit bandit_noise bandit_scale cartpole cartpole_noise cartpole_scale cartpole_swingup
@@ -62,7 +62,7 @@ def make_bsuite(name: str, config: BSuiteConfig | None = None) -> Env:
             "  Fix: connect to the internet once, or pick a task without MNIST, such "
             "as bsuite_catch/0."
         ) from error
-    return FromDm(env, lambda seed: _reseed(env, seed))
+    return DmEnv(env, lambda seed: _reseed(env, seed))
 
 
 def _reseed(env: Any, seed: int) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.adapters.dm_env import FromDm
-from reverie.envs.headless import prepare
+from reverie.envs.adapters.dm_env import DmEnv
+from reverie.envs.opengl import prepare
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -83,7 +83,7 @@ class DMC:
         domain, simulator = _load(name, config.image, seed)
         self._sim = simulator
         squeeze = domain == "manip"
-        self._env = FromDm(simulator, _reseed(simulator), config.repeat, squeeze)
+        self._env = DmEnv(simulator, _reseed(simulator), config.repeat, squeeze)
         self._camera = CAMERAS.get(domain, 0) if config.camera < 0 else config.camera
         self._bounded = domain not in UNBOUNDED
         self._obs_space = self._spaces()

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs import language
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs import text_embedding
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import Space, Spaces
 
@@ -115,7 +115,7 @@ class DMLab:
     def obs_space(self) -> Spaces:
         spaces = {"image": Space(np.dtype(np.uint8), (*self.config.size, 3))}
         if self._reads:
-            length = language.WORDS * language.WIDTH
+            length = text_embedding.WORDS * text_embedding.WIDTH
             spaces["instruction"] = Space(np.dtype(np.float32), (length,))
         return {**spaces, **flag_spaces()}
 
@@ -148,7 +148,7 @@ class DMLab:
         seen = self._lab.observations()
         self._seen = {"image": np.array(seen["RGB_INTERLEAVED"], np.uint8)}
         if self._reads:
-            self._seen["instruction"] = language.embed(str(seen["INSTR"]))
+            self._seen["instruction"] = text_embedding.embed(str(seen["INSTR"]))
 
 
 def is_level(name: str) -> bool:

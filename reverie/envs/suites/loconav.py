@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.adapters.dm_env import FromDm
-from reverie.envs.headless import prepare
+from reverie.envs.adapters.dm_env import DmEnv
+from reverie.envs.opengl import prepare
 from reverie.spaces import Space, Spaces
 
 BODIES = ("ant", "quadruped")
@@ -64,7 +64,7 @@ class LocoNav:
         logging.getLogger("absl").setLevel(logging.ERROR)  # of deprecated defaults
         self._sim = _make(body, size, rate, seed)
         rng = self._sim.random_state
-        self._env = FromDm(self._sim, rng.seed, config.repeat)
+        self._env = DmEnv(self._sim, rng.seed, config.repeat)
         self._visited: set[tuple[int, ...]] = set()
 
     @property

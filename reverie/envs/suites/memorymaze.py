@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.adapters.dm_env import FromDm
-from reverie.envs.headless import prepare
+from reverie.envs.adapters.dm_env import DmEnv
+from reverie.envs.opengl import prepare
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import Space, Spaces
 
@@ -36,7 +36,7 @@ class MemoryMaze:
         logging.getLogger("absl").setLevel(logging.ERROR)  # a warning every reset
         self._make: Any = getattr(tasks, f"memory_maze_{name}")
         self._seed = seed
-        self._env: FromDm | None = None
+        self._env: DmEnv | None = None
 
     @property
     def obs_space(self) -> Spaces:
@@ -57,7 +57,7 @@ class MemoryMaze:
         if self._env is None or seed is not None:
             self.close()
             seed = self._seed if seed is None else seed % SEED_RANGE
-            self._env = FromDm(self._make(image_only_obs=True, seed=seed))
+            self._env = DmEnv(self._make(image_only_obs=True, seed=seed))
         return self._env.reset()
 
     def step(self, action: Action) -> Obs:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.headless import prepare
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.opengl import prepare
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import Space, Spaces
 

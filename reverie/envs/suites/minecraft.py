@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import Space, Spaces
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
-from reverie.envs import language
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs import text_embedding
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import nearest
 from reverie.spaces import Space, Spaces
@@ -75,7 +75,7 @@ class MiniGrid:
             spaces = {k: Space(i32, cells, 0, count) for k, count in SYMBOLS.items()}
             spaces["direction"] = Space(i32, (), 0, 4)
         if self._reads:
-            length = language.WORDS * language.WIDTH
+            length = text_embedding.WORDS * text_embedding.WIDTH
             spaces["mission"] = Space(np.dtype(np.float32), (length,))
         return {**spaces, **flag_spaces()}
 
@@ -108,7 +108,7 @@ class MiniGrid:
                 obs[key] = seen["image"][..., channel].astype(np.int32)
             obs["direction"] = np.int32(seen["direction"])
         if self._reads:
-            obs["mission"] = language.embed(seen["mission"])
+            obs["mission"] = text_embedding.embed(seen["mission"])
         return obs
 
     def _draw(self) -> np.ndarray:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.adapters.gymnasium import FromGymnasium
-from reverie.envs.headless import prepare
+from reverie.envs.adapters.gymnasium import GymnasiumEnv
+from reverie.envs.opengl import prepare
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -56,7 +56,7 @@ class MuJoCo:
             height, width = config.size
             options = {"render_mode": "rgb_array", "width": width, "height": height}
         self._gym = gymnasium.make(name, **options)
-        self._env = FromGymnasium(self._gym)
+        self._env = GymnasiumEnv(self._gym)
 
     @property
     def obs_space(self) -> Spaces:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space, Spaces
 

@@ -1,6 +1,6 @@
 """Atari on a vector environment written in C++, behind the interface of a pool.
 
-`--env.pool.native ale` takes the one that comes with `ale-py`, `envpool` the package of
+`--env.vector.native ale` takes the one of `ale-py`, `envpool` the package of
 that name. Both step all games at once in threads of their own, several times faster
 than one emulator after the other. They resize and gray images by their own rules, so
 that pixels differ a little from the published ones, and a resumed run begins new
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from reverie.api import Action, Metrics, Obs, StateDict, UserError
-from reverie.envs.rows import flag_spaces
+from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suites.atari import AtariConfig, find_game
-from reverie.envs.vector.batches import pool_metrics, pool_state, saved_rows
-from reverie.envs.vector.pool import PoolConfig
+from reverie.envs.vector.batch import restart_metrics, saved_rows, vec_env_state
+from reverie.envs.vector.vec_env import VecEnvConfig
 from reverie.spaces import Space, Spaces
 
 ACTIONS = {"all": True, "minimal": False}
@@ -51,43 +51,43 @@ class Backend(Protocol):
 
 
 def make_native(
-    task: str, config: Any, count: int, pool: PoolConfig, seed: int
-) -> NativePool:
+    task: str, config: Any, count: int, pool: VecEnvConfig, seed: int
+) -> NativeVecEnv:
     """The games of a task; `config` has the settings of environments."""
     suite, _, name = task.partition("_")
     if not suite.startswith("atari"):
         raise UserError(
             f"Task {task!r} has no native vector environment; Atari has.\n"
-            "  Fix: leave out --env.pool.native."
+            "  Fix: leave out --env.vector.native."
         )
     if config.repeat > 1 or config.length or any(config.resize) or config.clip_reward:
         raise UserError(
             "A native vector environment cannot be wrapped.\n"
             "  Fix: use the settings of --env.atari instead of --env.repeat, length, "
-            "resize and clip_reward, or leave out --env.pool.native."
+            "resize and clip_reward, or leave out --env.vector.native."
         )
     if config.atari.lives == "discount":
         raise UserError(
             "A native vector environment does not say when a life is lost.\n"
-            "  Fix: --env.atari.lives unused, or leave out --env.pool.native."
+            "  Fix: --env.atari.lives unused, or leave out --env.vector.native."
         )
     if config.atari.min_noops or config.atari.resize_first:
         raise UserError(
             "A native vector environment knows no min_noops and no resize_first.\n"
             "  Fix: --env.atari.min_noops 0 --env.atari.resize_first False, or leave "
-            "out --env.pool.native."
+            "out --env.vector.native."
         )
     kinds: dict[str, Any] = {"ale": Ale, "envpool": EnvPool}
     if pool.native == "envpool" and importlib.util.find_spec("envpool") is None:
         raise UserError(
             "The package 'envpool' is not installed.\n  Fix: pip install envpool, or "
-            "--env.pool.native ale."
+            "--env.vector.native ale."
         )
     backend = kinds[pool.native](name, config.atari, count)
-    return NativePool(backend, config.atari, count, seed)
+    return NativeVecEnv(backend, config.atari, count, seed)
 
 
-class NativePool:
+class NativeVecEnv:
     """Wears a vector environment as a pool."""
 
     def __init__(self, backend: Backend, config: AtariConfig, count: int, seed: int):
@@ -131,13 +131,13 @@ class NativePool:
         self._games.close()
 
     def metrics(self) -> Metrics:
-        return pool_metrics(Counter())
+        return restart_metrics(Counter())
 
     def state_dict(self) -> StateDict:
         assert self._obs is not None, "call reset first"
-        seat = {"attempt": self._attempt, "failures": 0, "env": None}
-        seats: list[StateDict] = [dict(seat) for _ in range(len(self))]
-        return pool_state(seats, self._obs, self.obs_space)
+        slot = {"attempt": self._attempt, "failures": 0, "env": None}
+        slots: list[StateDict] = [dict(slot) for _ in range(len(self))]
+        return vec_env_state(slots, self._obs, self.obs_space)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Begin new episodes, other ones than those before."""

@@ -25,8 +25,8 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
-from reverie.envs.headless import prepare
-from reverie.envs.rows import flag_spaces, flags
+from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.opengl import prepare
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import nearest
 from reverie.envs.suites.robosuite.lift import Scene, lift

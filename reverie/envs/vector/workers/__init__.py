@@ -15,7 +15,7 @@ parent, whatever kills it, and the memory has no name that could be left behind.
 
 from __future__ import annotations
 
-from reverie.envs.vector.workers.main import work
-from reverie.envs.vector.workers.pool import WorkerPool
+from reverie.envs.vector.workers.child import work
+from reverie.envs.vector.workers.vec_env import WorkerVecEnv
 
-__all__ = ["WorkerPool", "work"]
+__all__ = ["WorkerVecEnv", "work"]

@@ -68,7 +68,7 @@ def shared_file() -> int:
     """A file without a name, so that nothing is left behind however we end."""
     if sys.platform == "win32":
         raise UserError(
-            "Worker processes need Linux or macOS.\n  Fix: set --env.pool.workers 0."
+            "Worker processes need Linux or macOS.\n  Fix: set --env.vector.workers 0."
         )
     if hasattr(os, "memfd_create"):
         return os.memfd_create("reverie", os.MFD_CLOEXEC)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reverie.api import UserError
-from reverie.envs import headless
+from reverie.envs import opengl
 
 
 class Drivers:
@@ -27,9 +27,7 @@ class Drivers:
 def prepare(
     environ: dict[str, str], drivers: Drivers, platform: str = "linux", **options: Any
 ) -> str:
-    return headless.prepare(
-        environ=environ, probe=drivers, platform=platform, **options
-    )
+    return opengl.prepare(environ=environ, probe=drivers, platform=platform, **options)
 
 
 def test_the_graphics_card_comes_first_and_is_said_to_the_simulator() -> None:
@@ -106,37 +104,37 @@ def test_systems_with_an_opengl_of_their_own_are_left_alone(platform: str) -> No
 def test_a_probe_answers_whatever_its_driver_does(
     monkeypatch: pytest.MonkeyPatch, probe: str, answer: str
 ) -> None:
-    monkeypatch.setitem(headless.PROBES, "fake", probe)
-    headless.try_backend.cache_clear()
-    found = headless.try_backend("fake")
+    monkeypatch.setitem(opengl.PROBES, "fake", probe)
+    opengl.try_backend.cache_clear()
+    found = opengl.try_backend("fake")
     assert answer in found
     assert bool(answer) == bool(found)
 
 
 def test_a_driver_that_hangs_counts_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(headless.PROBES, "fake", "import time; time.sleep(60)")
-    monkeypatch.setattr(headless, "SECONDS", 0.2)
-    headless.try_backend.cache_clear()
-    assert "no context within 0.2 seconds" in headless.try_backend("fake")
+    monkeypatch.setitem(opengl.PROBES, "fake", "import time; time.sleep(60)")
+    monkeypatch.setattr(opengl, "SECONDS", 0.2)
+    opengl.try_backend.cache_clear()
+    assert "no context within 0.2 seconds" in opengl.try_backend("fake")
 
 
-@pytest.mark.parametrize("backend", headless.BACKENDS)
+@pytest.mark.parametrize("backend", opengl.BACKENDS)
 def test_the_real_probes_end_with_yes_or_a_reason(backend: str) -> None:
-    headless.try_backend.cache_clear()
-    answer = headless.try_backend(backend)
+    opengl.try_backend.cache_clear()
+    answer = opengl.try_backend(backend)
     assert "Traceback" not in answer
     assert "Error" not in answer  # of the probe itself
 
 
 def test_a_machine_without_the_libraries_is_told_so() -> None:
-    for backend in headless.BACKENDS:
+    for backend in opengl.BACKENDS:
         code = (
             "import ctypes, ctypes.util\n"
             "def missing(*_): raise OSError('none')\n"
             "ctypes.CDLL, ctypes.util.find_library = missing, lambda name: None\n"
         )
         done = subprocess.run(
-            [sys.executable, "-S", "-c", code + headless.PROBES[backend]],
+            [sys.executable, "-S", "-c", code + opengl.PROBES[backend]],
             capture_output=True,
             text=True,
         )

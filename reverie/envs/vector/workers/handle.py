@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.envs.vector.slot import HEALTHY_STEPS, EnvFailure
+from reverie.envs.vector.env_slot import HEALTHY_STEPS, EnvFailure
 from reverie.envs.vector.workers.messages import receive, send
 from reverie.envs.vector.workers.shared_memory import STEP
 from reverie.spaces import Spaces
@@ -26,7 +26,7 @@ from reverie.spaces import Spaces
 # here is importable there.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from reverie.envs.vector.workers.main import work; work(*map(int, sys.argv[2:]))"
+    "from reverie.envs.vector.workers.child import work; work(*map(int, sys.argv[2:]))"
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import Env, UserError
-from reverie.envs import headless
+from reverie.envs import opengl
 from reverie.envs.suites import dmc
 from reverie.run.config import resolve
 from reverie.spaces import agent_obs_space
@@ -29,9 +29,9 @@ def made(task: str, **config: Any) -> Iterator[Env]:
 
 
 @pytest.fixture
-def opengl() -> None:
+def needs_opengl() -> None:
     try:
-        headless.prepare()
+        opengl.prepare()
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
 
@@ -120,7 +120,7 @@ def test_an_agent_that_sees_nothing_is_refused() -> None:
         dmc.DMCConfig(image=False, proprio=False)
 
 
-@pytest.mark.usefixtures("opengl")
+@pytest.mark.usefixtures("needs_opengl")
 def test_frames_show_the_scene_and_change_with_it() -> None:
     with made("dmc_pendulum_swingup", proprio=False) as env:
         assert list(agent_obs_space(env.obs_space)) == ["image"]
@@ -132,7 +132,7 @@ def test_frames_show_the_scene_and_change_with_it() -> None:
     assert (first != last).any()
 
 
-@pytest.mark.usefixtures("opengl")
+@pytest.mark.usefixtures("needs_opengl")
 def test_people_may_watch_what_the_agent_does_not_see() -> None:
     with made("dmc_cup_catch", image=False, log_image=True, size=(32, 48)) as env:
         assert "image" not in agent_obs_space(env.obs_space)
@@ -143,7 +143,7 @@ def test_without_opengl_images_are_refused_and_states_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(headless, "try_backend", lambda name: "broken")
+    monkeypatch.setattr(opengl, "try_backend", lambda name: "broken")
     with pytest.raises(UserError, match=r"--env\.dmc\.image False"):
         envs.make("dmc_walker_walk")
     with made("dmc_walker_walk", **STATE) as env:

@@ -1,13 +1,13 @@
 """Many environments stepping together, in this process or in worker processes.
 
-`make_pool` gives either behind one interface (`reverie.api.VecEnv`). Rows come back as
+`make_vec_env` gives either behind one interface (`reverie.api.VecEnv`). Rows are
 new arrays, one call's never overwritten by the next; the pool reads its newest batch
 again when an environment fails, so write only into copies.
 
 An environment that raises is closed, warned about and built anew: its row repeats the
 last observation with `is_last` set (and not `is_terminal`), the row after it is the
-first of a new episode. `PoolConfig.failures` of these in a row, with neither a finished
-episode nor a thousand steps between them, stop the run with `EnvFailure`.
+first of a new episode. `VecEnvConfig.failures` of these in a row, without a finished
+episode or a thousand steps between them, stop the run with `EnvFailure`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 
 from reverie.api import Action, Env, Metrics, Obs, StateDict, UserError, VecEnv
 from reverie.envs.seeding import derive_seed
-from reverie.envs.vector.batches import (
+from reverie.envs.vector.batch import (
     common_spaces,
-    pool_metrics,
-    pool_state,
+    restart_metrics,
     row_of,
     saved_rows,
     saved_waiting,
     truncated_row,
+    vec_env_state,
     waits,
     write_row,
 )
-from reverie.envs.vector.slot import MakeEnv, Seat, warn_of_error
+from reverie.envs.vector.env_slot import EnvSlot, MakeEnv, warn_of_error
 
 
 @dataclass(frozen=True)
-class PoolConfig:
+class VecEnvConfig:
     workers: int = 0
     """Worker processes: 0 steps all environments in this process, -1 picks one per
     environment but no more than there are cores. A run that steps environments while it
@@ -62,7 +62,7 @@ class PoolConfig:
 
 
 @dataclass(frozen=True)
-class Shifted:
+class IndexOffset:
     """Counts environments from another number on, so that two pools of one run get
     different seeds."""
 
@@ -73,17 +73,17 @@ class Shifted:
         return self.make_env(self.first + index)
 
 
-def make_pool(
+def make_vec_env(
     make_env: MakeEnv,
     count: int,
-    config: PoolConfig | None = None,
+    config: VecEnvConfig | None = None,
     seed: int | None = None,
 ) -> VecEnv:
     """Build `count` environments, `make_env(index)` each, and step them together.
 
     Without `seed` the environments keep the seeds `make_env` gave them.
     """
-    config = config or PoolConfig()
+    config = config or VecEnvConfig()
     if count < 1:
         raise UserError(
             f"A pool needs at least one environment, got {count}.\n"
@@ -92,48 +92,50 @@ def make_pool(
     if config.native:
         return _make_native(make_env, count, config, seed)
     if config.workers == 0:
-        return LocalPool(make_env, count, config, seed)
-    from reverie.envs.vector.workers import WorkerPool
+        return SyncVecEnv(make_env, count, config, seed)
+    from reverie.envs.vector.workers import WorkerVecEnv
 
-    return WorkerPool(make_env, count, config, seed)
+    return WorkerVecEnv(make_env, count, config, seed)
 
 
 def _make_native(
-    make_env: MakeEnv, count: int, config: PoolConfig, seed: int | None
+    make_env: MakeEnv, count: int, config: VecEnvConfig, seed: int | None
 ) -> VecEnv:
     """Hand the name and the settings of a task to a vector environment."""
     from reverie.envs.suites.atari.native import make_native
 
     made: Any = make_env
     first = 0
-    while isinstance(made, Shifted):
+    while isinstance(made, IndexOffset):
         made, first = made.make_env, first + made.first
     task = getattr(made, "task", None)
     if not isinstance(task, str):
         raise UserError(
             "A native vector environment needs a task by its name.\n"
-            "  Fix: --task atari_pong, or leave out --env.pool.native."
+            "  Fix: --task atari_pong, or leave out --env.vector.native."
         )
     seed = made.seed if seed is None else seed
     return make_native(task, made.config, count, config, derive_seed(seed, first))
 
 
-class LocalPool:
+class SyncVecEnv:
     """All environments in this process, one after the other."""
 
     def __init__(
         self,
         make_env: MakeEnv,
         count: int,
-        config: PoolConfig,
+        config: VecEnvConfig,
         seed: int | None = None,
     ):
         self._events: Counter[str] = Counter()
-        self._seats = [Seat(make_env, i, config.failures, seed) for i in range(count)]
-        for seat in self._seats:
-            seat.open()
+        self._slots = [
+            EnvSlot(make_env, i, config.failures, seed) for i in range(count)
+        ]
+        for slot in self._slots:
+            slot.open()
         self.obs_space, self.act_space = common_spaces(
-            [(seat.obs_space, seat.act_space) for seat in self._seats]
+            [(slot.obs_space, slot.act_space) for slot in self._slots]
         )
         self._obs: Obs | None = None
         self._action: Action | None = None
@@ -142,13 +144,13 @@ class LocalPool:
         self.waiting = np.zeros(count, bool)  # whose rows only repeat their end
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._slots)
 
     def reset(self) -> Obs:
         obs = self._empty()
-        for index, seat in enumerate(self._seats):
-            write_row(obs, index, seat.reset())
-            self._note(seat)
+        for index, slot in enumerate(self._slots):
+            write_row(obs, index, slot.reset())
+            self._note(slot)
         self._obs = obs
         self.waiting = np.zeros(len(self), bool)
         return dict(obs)
@@ -170,37 +172,37 @@ class LocalPool:
         before, obs = self._obs, self._empty()
         self._broken = True  # until every row is there
         self.waiting = waits(before["is_last"], self._lockstep)
-        for index, seat in enumerate(self._seats):
+        for index, slot in enumerate(self._slots):
             if self.waiting[index]:
                 row = row_of(before, index)
             elif before["is_last"][index]:
-                row = seat.reset()
+                row = slot.reset()
             else:
-                row = seat.step(
+                row = slot.step(
                     {key: value[index] for key, value in action.items()}
                 ) or truncated_row(before, index)
             write_row(obs, index, row)
-            self._note(seat)
+            self._note(slot)
         self._broken = False
         self._obs = obs
         return dict(obs)
 
     def close(self) -> None:
-        for seat in self._seats:
-            seat.close()
+        for slot in self._slots:
+            slot.close()
 
     def metrics(self) -> Metrics:
-        return pool_metrics(self._events)
+        return restart_metrics(self._events)
 
     def state_dict(self) -> StateDict:
         """Where every environment stands; after `EnvFailure` only that it must begin
         anew."""
         assert self._obs is not None, "call reset first"
         assert self._action is None, "call recv before saving"
-        seats = [seat.state_dict() for seat in self._seats]
+        slots = [slot.state_dict() for slot in self._slots]
         if self._broken:
-            seats = [{**seat, "failures": 0, "env": None} for seat in seats]
-        return pool_state(seats, self._obs, self.obs_space, self.waiting)
+            slots = [{**slot, "failures": 0, "env": None} for slot in slots]
+        return vec_env_state(slots, self._obs, self.obs_space, self.waiting)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Continue where the state was saved; returns the rows to go on from.
@@ -209,11 +211,11 @@ class LocalPool:
         """
         saved = saved_rows(state, self.obs_space, len(self))
         obs = self._empty()
-        for index, seat in enumerate(self._seats):
-            exact = seat.load_state_dict(state["envs"][index])
-            row = row_of(saved, index) if exact else seat.reset()
+        for index, slot in enumerate(self._slots):
+            exact = slot.load_state_dict(state["envs"][index])
+            row = row_of(saved, index) if exact else slot.reset()
             write_row(obs, index, row)
-            self._note(seat)
+            self._note(slot)
         self._obs, self._action = obs, None
         self.waiting = saved_waiting(state, obs)
         return dict(obs)
@@ -224,7 +226,7 @@ class LocalPool:
             for key, space in self.obs_space.items()
         }
 
-    def _note(self, seat: Seat) -> None:
-        for error in seat.take_errors():
+    def _note(self, slot: EnvSlot) -> None:
+        for error in slot.take_errors():
             self._events["errors"] += 1
-            warn_of_error(seat.index, error)
+            warn_of_error(slot.index, error)

@@ -7,7 +7,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import language
+from reverie.envs import text_embedding
 from reverie.envs.suites.minigrid import TASKS, MiniGrid, MiniGridConfig, _full_id
 from reverie.spaces import agent_obs_space
 
@@ -50,7 +50,7 @@ def test_symbols_are_objects_colours_states_and_a_direction() -> None:
 def test_the_mission_is_told_only_where_it_differs() -> None:
     fetch = MiniGrid("Fetch-5x5-N2")
     row = fetch.reset(seed=0)
-    assert np.array_equal(row["mission"], language.embed(fetch._core.mission))
+    assert np.array_equal(row["mission"], text_embedding.embed(fetch._core.mission))
     missions = set()
     for _ in range(8):
         fetch.reset()

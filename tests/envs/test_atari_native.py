@@ -79,10 +79,10 @@ def pool_of(
     backend: Any, count: int = 3, seed: int = 0, task: str = "atari_pong", **more: Any
 ) -> Any:
     config = envs.EnvConfig(
-        atari=replace(SHORT, **more), pool=envs.PoolConfig(native=backend)
+        atari=replace(SHORT, **more), vector=envs.VecEnvConfig(native=backend)
     )
-    factory = envs.Shifted(envs.TaskFactory(task, config, seed), 0)
-    return envs.make_pool(factory, count, config.pool)
+    factory = envs.IndexOffset(envs.TaskFactory(task, config, seed), 0)
+    return envs.make_vec_env(factory, count, config.vector)
 
 
 def play(pool: Any, steps: int) -> list[Obs]:
@@ -217,16 +217,18 @@ def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_native_pool_cannot_do_is_said(
     task: str, config: envs.EnvConfig, says: str
 ) -> None:
-    pool = envs.PoolConfig(native="ale")
+    pool = envs.VecEnvConfig(native="ale")
     with pytest.raises(UserError, match=says):
-        envs.make_pool(envs.TaskFactory(task, config, 0), 2, pool)
+        envs.make_vec_env(envs.TaskFactory(task, config, 0), 2, pool)
 
 
 def test_a_native_pool_needs_a_name_and_its_package() -> None:
     with pytest.raises(UserError, match="by its name"):
-        envs.make_pool(lambda i: envs.make("catch"), 2, envs.PoolConfig(native="ale"))
+        envs.make_vec_env(
+            lambda i: envs.make("catch"), 2, envs.VecEnvConfig(native="ale")
+        )
     if importlib.util.find_spec("envpool") is None:
-        config = envs.EnvConfig(pool=envs.PoolConfig(native="envpool"))
+        config = envs.EnvConfig(vector=envs.VecEnvConfig(native="envpool"))
         factory = envs.TaskFactory("atari_pong", config, 0)
         with pytest.raises(UserError, match="pip install envpool"):
-            envs.make_pool(factory, 2, config.pool)
+            envs.make_vec_env(factory, 2, config.vector)

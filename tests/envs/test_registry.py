@@ -15,7 +15,7 @@ import pytest
 from reverie import envs
 from reverie.api import Env, UserError
 from reverie.envs.suites.atari import AtariConfig
-from reverie.envs.suites.catch import CatchConfig
+from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.suites.memory import MemoryConfig
 
 PLANNED = [name for name, suite in envs.SUITES.items() if suite.build is None]
@@ -110,7 +110,7 @@ def test_every_suite_has_a_row_and_a_line_in_the_table() -> None:
         catch memory reach"""
     assert set(wanted.split()) == envs.SUITES.keys()
     for name in envs.SUITES:
-        assert f"\n{name} " in "\n" + envs.table()
+        assert f"\n{name} " in "\n" + envs.describe_suites()
     assert "pinpad_six" in envs.task_names()
 
 
@@ -166,7 +166,7 @@ def test_environment_objects_and_functions_are_tasks_too() -> None:
     one = envs.make(gymnasium.make("CartPole-v1"))
     two = envs.make(lambda: gymnasium.make("CartPole-v1"))
     assert one.obs_space == two.obs_space
-    assert envs.make(envs.catch.Catch()).reset()["is_first"]
+    assert envs.make(Catch()).reset()["is_first"]
     with pytest.raises(UserError, match="neither a Reverie environment"):
         envs.make(object())
 
@@ -185,7 +185,7 @@ def test_importing_the_table_imports_no_simulator_and_no_torch() -> None:
     "wrong",
     [
         lambda: envs.EnvConfig(repeat=0),
-        lambda: envs.PoolConfig(workers=-2),
+        lambda: envs.VecEnvConfig(workers=-2),
         lambda: CatchConfig(rows=1),
         lambda: MemoryConfig(cues=1),
         lambda: AtariConfig(pooling=5),

@@ -47,15 +47,15 @@ def waits(is_last: np.ndarray, lockstep: bool) -> np.ndarray:
     return np.array(is_last, bool) if holds else np.zeros(len(is_last), bool)
 
 
-def pool_state(
-    seats: list[StateDict],
+def vec_env_state(
+    slots: list[StateDict],
     obs: Obs,
     spaces: Spaces,
     waiting: np.ndarray | None = None,
 ) -> StateDict:
     # The observations as a list, as their names may contain any character.
     rows = [obs[key].copy() for key in sorted(spaces)]
-    state: StateDict = {"envs": seats, "obs": rows}
+    state: StateDict = {"envs": slots, "obs": rows}
     if waiting is not None and waiting.any():
         state["waiting"] = waiting.copy()
     return state
@@ -76,7 +76,7 @@ def saved_rows(state: StateDict, spaces: Spaces, count: int) -> Obs:
     return dict(zip(sorted(spaces), map(np.asarray, state["obs"]), strict=True))
 
 
-def pool_metrics(events: Counter[str]) -> Metrics:
+def restart_metrics(events: Counter[str]) -> Metrics:
     """Restarts so far, in all and by cause."""
     causes = ("errors", "crashes", "timeouts")
     metrics = {f"env/{cause}": events[cause] for cause in causes}

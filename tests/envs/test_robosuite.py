@@ -15,7 +15,7 @@ from reverie import envs
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.datasets.readers import open_reader
-from reverie.envs import headless
+from reverie.envs import opengl
 from reverie.envs.suites import robosuite
 from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.run.config import resolve
@@ -138,7 +138,7 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
     }
     monkeypatch.setitem(sys.modules, "robosuite", package)
     monkeypatch.setitem(sys.modules, "robosuite.controllers", controllers)
-    monkeypatch.setattr(headless, "try_backend", lambda name: "")
+    monkeypatch.setattr(opengl, "try_backend", lambda name: "")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 

@@ -14,19 +14,25 @@ from collections import Counter
 import numpy as np
 
 from reverie.api import Action, Metrics, Obs, StateDict, UserError
-from reverie.envs.vector.batches import (
+from reverie.envs.vector.batch import (
     common_spaces,
-    pool_metrics,
-    pool_state,
+    restart_metrics,
     row_of,
     saved_rows,
     saved_waiting,
     truncated_row,
+    vec_env_state,
     waits,
     write_row,
 )
-from reverie.envs.vector.pool import PoolConfig
-from reverie.envs.vector.slot import EnvFailure, MakeEnv, failure_message, warn_of_error
+from reverie.envs.vector.env_slot import (
+    EnvFailure,
+    MakeEnv,
+    failure_message,
+    warn_of_error,
+)
+from reverie.envs.vector.vec_env import VecEnvConfig
+from reverie.envs.vector.workers.handle import Lost, Worker
 from reverie.envs.vector.workers.shared_memory import (
     CLOSE_EPISODE,
     IDLE,
@@ -35,20 +41,19 @@ from reverie.envs.vector.workers.shared_memory import (
     Layout,
     shared_file,
 )
-from reverie.envs.vector.workers.worker import Lost, Worker
 from reverie.spaces import Spaces
 
 log = logging.getLogger("reverie.envs")
 
 
-class WorkerPool:
+class WorkerVecEnv:
     """Environments in processes of their own, several to a process if need be."""
 
     def __init__(
         self,
         make_env: MakeEnv,
         count: int,
-        config: PoolConfig,
+        config: VecEnvConfig,
         seed: int | None = None,
     ):
         self._config = config
@@ -80,8 +85,8 @@ class WorkerPool:
             except Lost as lost:
                 raise EnvFailure(
                     f"A worker for environments {worker.indices} did not start: "
-                    f"{lost.why}.\n  Fix: --env.pool.workers 0 shows what goes wrong; "
-                    "--env.pool.start_timeout gives it more time."
+                    f"{lost.why}.\n  Fix: --env.vector.workers 0 shows the error; "
+                    "--env.vector.start_timeout gives it more time."
                 ) from lost
         self.obs_space, self.act_space = common_spaces(spaces)
         layout = Layout(self.obs_space, self.act_space, self._count)
@@ -135,7 +140,7 @@ class WorkerPool:
         self._finalizer()
 
     def metrics(self) -> Metrics:
-        return pool_metrics(self._events)
+        return restart_metrics(self._events)
 
     @property
     def pids(self) -> list[int]:
@@ -147,19 +152,19 @@ class WorkerPool:
         anew."""
         assert self._started, "call reset first"
         assert not self._sent, "call recv before saving"
-        seats: list[StateDict] = []
+        slots: list[StateDict] = []
         for worker in self._workers:
             try:
                 if self._broken or not worker.is_ready:
                     raise Lost("errors", "it is being restarted")
                 worker.tell(b"g", deadline=self._soon())
-                seats += pickle.loads(worker.hear(self._soon())[1])
+                slots += pickle.loads(worker.hear(self._soon())[1])
             except Lost as lost:
                 if worker.is_ready and not self._broken:
                     self._lose(worker, lost)
-                seats += [self._nothing(index) for index in worker.indices]
+                slots += [self._nothing(index) for index in worker.indices]
         obs = self._shared.obs[self._side]
-        return pool_state(seats, obs, self.obs_space, self.waiting)
+        return vec_env_state(slots, obs, self.obs_space, self.waiting)
 
     def load_state_dict(self, state: StateDict) -> Obs:
         """Continue where the state was saved; returns the rows to go on from.
@@ -310,5 +315,5 @@ def _pickled(make_env: MakeEnv) -> bytes:
     except Exception as error:
         raise UserError(
             f"The environment cannot be sent to a worker process: {error}\n"
-            "  Fix: pass a function that builds it, or set --env.pool.workers 0."
+            "  Fix: pass a function that builds it, or set --env.vector.workers 0."
         ) from error

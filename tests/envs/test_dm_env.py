@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reverie.envs import make
-from reverie.envs.adapters.dm_env import FromDm
+from reverie.envs.adapters.dm_env import DmEnv
 from reverie.spaces import agent_obs_space
 
 
@@ -70,7 +70,7 @@ class Counter:
 
 
 def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
-    env = make(FromDm(Counter(), squeeze=True))
+    env = make(DmEnv(Counter(), squeeze=True))
     spaces = agent_obs_space(env.obs_space)
     assert {key: space.shape for key, space in spaces.items()} == {
         "count": (3,),
@@ -84,14 +84,14 @@ def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
 
 
 def test_a_single_image_is_called_image() -> None:
-    env = make(FromDm(Counter(single=True)))
+    env = make(DmEnv(Counter(single=True)))
     assert list(agent_obs_space(env.obs_space)) == ["image"]
     assert env.reset()["image"].shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize(("discount", "terminal"), [(1.0, False), (0.0, True)])
 def test_only_a_discount_of_zero_is_terminal(discount: float, terminal: bool) -> None:
-    env = make(FromDm(Counter(discount, length=1), squeeze=True))
+    env = make(DmEnv(Counter(discount, length=1), squeeze=True))
     first = env.reset()
     assert first["is_first"]
     assert first["reward"] == 0
@@ -102,7 +102,7 @@ def test_only_a_discount_of_zero_is_terminal(discount: float, terminal: bool) ->
 
 def test_a_repeated_action_sums_rewards_and_stops_at_the_end() -> None:
     counter = Counter(length=5)
-    env = make(FromDm(counter, repeat=3, squeeze=True))
+    env = make(DmEnv(counter, repeat=3, squeeze=True))
     env.reset()
     zero = {"action": np.zeros(2, np.float32)}
     assert env.step(zero)["reward"] == 3
@@ -114,7 +114,7 @@ def test_a_repeated_action_sums_rewards_and_stops_at_the_end() -> None:
 
 def test_actions_reach_the_simulator_in_its_own_units() -> None:
     counter = Counter()
-    env = make(FromDm(counter))
+    env = make(DmEnv(counter))
     env.reset()
     env.step({"action": np.array([1.0, -1.0], np.float32)})
     assert counter.actions[0].tolist() == [2.0, -2.0]
@@ -122,7 +122,7 @@ def test_actions_reach_the_simulator_in_its_own_units() -> None:
 
 def test_a_seed_is_put_in_before_the_reset_and_close_reaches_the_simulator() -> None:
     counter = Counter()
-    env = make(FromDm(counter, reseed=counter.seeds.append))
+    env = make(DmEnv(counter, reseed=counter.seeds.append))
     env.reset(5)
     env.reset()
     assert counter.seeds == [5]

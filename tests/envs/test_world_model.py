@@ -9,10 +9,10 @@ import torch
 from reverie import agents
 from reverie.api import UserError
 from reverie.capabilities import HasWorldModelEnv
-from reverie.envs.adapters.world_model import FromEnv, FromEpisodes, ImaginedEnv
+from reverie.envs.adapters.world_model import ImaginedEnv, StartInEnv, StartInEpisodes
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.envs.vector.pool import LocalPool, PoolConfig
+from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
 
@@ -45,7 +45,7 @@ def of(agent):
 
 def make_dream(agent, steps=1, length=7, seed=0):
     return ImaginedEnv(
-        agent.world_model_env(seed), FromEnv(of(agent), steps), length, seed
+        agent.world_model_env(seed), StartInEnv(of(agent), steps), length, seed
     )
 
 
@@ -56,7 +56,7 @@ def test_a_dream_keeps_the_rules_of_environments(agent):
 
 
 def test_it_begins_with_the_last_real_row(agent):
-    real = FromEnv(of(agent), 2)
+    real = StartInEnv(of(agent), 2)
     rows = real(np.random.default_rng(5))
     assert len(rows["image"]) == 3
     assert rows["is_first"].tolist() == [True, False, False]
@@ -83,7 +83,7 @@ def test_what_is_done_decides_what_is_dreamt(agent):
 
 
 def test_the_last_action_of_a_context_does_not_count_but_those_before_do(agent):
-    rows = FromEnv(of(agent), 2)(np.random.default_rng(0))
+    rows = StartInEnv(of(agent), 2)(np.random.default_rng(0))
 
     def outcome(at, action):
         changed = {**rows, "action": rows["action"].copy()}
@@ -109,7 +109,7 @@ def test_it_is_cut_at_its_length_without_an_end(agent):
 
 
 def test_an_agent_plays_in_its_own_dream(agent):
-    pool = LocalPool(lambda index: make_dream(agent, seed=index), 2, PoolConfig())
+    pool = SyncVecEnv(lambda index: make_dream(agent, seed=index), 2, VecEnvConfig())
     played = play_episodes(agent, pool, 4)
     assert len(played) == 4
     assert all(1 <= episode.length <= 7 for episode in played)
@@ -124,28 +124,28 @@ def test_a_dream_outlasts_what_the_world_looks_at(agent):
 
 
 def test_recorded_episodes_are_a_start_too(agent):
-    episode = FromEnv(of(agent), 2)(np.random.default_rng(0))
-    ImaginedEnv(agent.world_model_env(), FromEpisodes([episode], steps=2)).reset()
+    episode = StartInEnv(of(agent), 2)(np.random.default_rng(0))
+    ImaginedEnv(agent.world_model_env(), StartInEpisodes([episode], steps=2)).reset()
 
 
 def test_dreams_begin_anywhere_in_an_episode_but_at_its_end():
     rng, place = np.random.default_rng(0), np.arange(5)
     episode = {"is_first": place == 0, "is_last": place == 4, "place": place}
     alone = {key: value[-1:] for key, value in episode.items()}
-    start = FromEpisodes([alone, episode], steps=2)
+    start = StartInEpisodes([alone, episode], steps=2)
     found = {tuple(start(rng)["place"].tolist()) for _ in range(100)}
     assert found == {(0,), (0, 1), (0, 1, 2), (1, 2, 3)}
 
 
 def test_mistakes_are_said(agent):
     with pytest.raises(UserError, match="no recorded episode"):
-        FromEpisodes([])
+        StartInEpisodes([])
     with pytest.raises(UserError, match="-1 steps"):
-        ImaginedEnv(agent.world_model_env(), FromEnv(of(agent)), length=-1)
+        ImaginedEnv(agent.world_model_env(), StartInEnv(of(agent)), length=-1)
     with pytest.raises(UserError, match=r"None of .* lasted for 51 steps"):
-        ImaginedEnv(agent.world_model_env(), FromEnv(of(agent), steps=50)).reset()
+        ImaginedEnv(agent.world_model_env(), StartInEnv(of(agent), steps=50)).reset()
     with pytest.raises(UserError, match=r"shape \(8, 8, 3\).*\n  Fix"):
-        ImaginedEnv(agent.world_model_env(), FromEnv(catch(8))).reset()
+        ImaginedEnv(agent.world_model_env(), StartInEnv(catch(8))).reset()
     blind = ImaginedEnv(
         agent.world_model_env(), lambda rng: {"action": np.zeros(1, np.int32)}
     )

@@ -407,7 +407,7 @@ def test_a_lost_connection_closes_the_episode_and_starts_another_game(
 ) -> None:
     _, _ = make()
     factory = envs.TaskFactory("minecraft_wood", envs.EnvConfig(), 0)
-    pool = envs.make_pool(factory, 1)
+    pool = envs.make_vec_env(factory, 1)
     pool.reset()
     lost = Game.newest
     lost.lost = True

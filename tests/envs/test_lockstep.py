@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.envs.vector.pool import PoolConfig, make_pool
+from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
 from reverie.run.config import resolve
 from reverie.run.online_run import OnlineRun
 from reverie.spaces import FLAGS, Space
@@ -61,7 +61,7 @@ ACTION = {"action": np.zeros(3, np.int32)}
 
 @pytest.fixture(params=[0, 2], ids=["here", "workers"])
 def pool(request):
-    pool = make_pool(make_env, 3, PoolConfig(workers=request.param, lockstep=True))
+    pool = make_vec_env(make_env, 3, VecEnvConfig(workers=request.param, lockstep=True))
     yield pool
     pool.close()
 
@@ -86,7 +86,7 @@ def test_a_saved_pool_still_waits(pool):
     for _ in range(3):
         pool.step(ACTION)
     state = pool.state_dict()
-    again = make_pool(make_env, 3, PoolConfig(lockstep=True))
+    again = make_vec_env(make_env, 3, VecEnvConfig(lockstep=True))
     obs = again.load_state_dict(state)
     assert again.waiting.tolist() == [True, False, False]
     assert obs["image"][:, 0, 0, 0].tolist() == [2, 3, 3]
@@ -94,7 +94,7 @@ def test_a_saved_pool_still_waits(pool):
 
 
 def test_without_it_nobody_waits():
-    pool = make_pool(make_env, 3, PoolConfig())
+    pool = make_vec_env(make_env, 3, VecEnvConfig())
     pool.reset()
     for _ in range(12):
         pool.step(ACTION)
@@ -108,7 +108,7 @@ def test_rows_of_those_who_wait_are_neither_stored_nor_counted(tmp_path):
         "logdir": str(tmp_path / "run"),
         "run.envs": 3,
         "run.steps": 1000,
-        "env.pool.lockstep": True,
+        "env.vector.lockstep": True,
         "logger.outputs": ["jsonl"],
         "iris.schedule.first_steps": 1000,
     }

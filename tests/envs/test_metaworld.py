@@ -11,7 +11,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import headless
+from reverie.envs import opengl
 from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
 from reverie.spaces import agent_obs_space
@@ -78,7 +78,7 @@ def simulators(monkeypatch: pytest.MonkeyPatch) -> list[Sawyer]:
     package.__spec__ = SimpleNamespace(name="metaworld")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "metaworld", package)
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", tables)
-    monkeypatch.setattr(headless, "try_backend", lambda name: "")
+    monkeypatch.setattr(opengl, "try_backend", lambda name: "")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 

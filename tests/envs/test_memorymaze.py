@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.envs import headless
+from reverie.envs import opengl
 from reverie.run.config import resolve
 
 LENGTHS = {"9x9": 10, "11x11": 20, "13x13": 30, "15x15": 40}
@@ -74,7 +74,7 @@ def mazes(monkeypatch: pytest.MonkeyPatch) -> list[Maze]:
     package.__spec__ = SimpleNamespace(name="memory_maze")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "memory_maze", package)
     monkeypatch.setitem(sys.modules, "memory_maze.tasks", tasks)
-    monkeypatch.setattr(headless, "try_backend", lambda name: "")
+    monkeypatch.setattr(opengl, "try_backend", lambda name: "")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 

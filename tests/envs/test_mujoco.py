@@ -7,7 +7,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import headless
+from reverie.envs import opengl
 from reverie.envs.suites import mujoco
 from reverie.spaces import agent_obs_space
 
@@ -61,7 +61,7 @@ def test_a_fall_is_terminal() -> None:
 
 def test_the_camera_is_shown_when_asked_for() -> None:
     try:
-        headless.prepare()
+        opengl.prepare()
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
     config = mujoco.MuJoCoConfig(image=True, proprio=False, size=(32, 48))

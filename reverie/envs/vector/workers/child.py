@@ -14,8 +14,8 @@ import threading
 from collections.abc import Sequence
 
 from reverie.api import StateDict, UserError
-from reverie.envs.vector.batches import common_spaces, truncated_row, write_row
-from reverie.envs.vector.slot import EnvFailure, Seat
+from reverie.envs.vector.batch import common_spaces, truncated_row, write_row
+from reverie.envs.vector.env_slot import EnvFailure, EnvSlot
 from reverie.envs.vector.workers.messages import receive, send
 from reverie.envs.vector.workers.shared_memory import RESET, STEP, Layout, Shared
 
@@ -25,27 +25,27 @@ def work(connection: int, lifeline: int, memory: int, with_thread: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(lifeline, bool(with_thread))
     sock = socket.socket(fileno=connection)
-    seats: list[Seat] = []
+    slots: list[EnvSlot] = []
     try:
-        _serve(sock, memory, seats)
+        _serve(sock, memory, slots)
     except UserError as error:
         fatal = (isinstance(error, EnvFailure), str(error))
         send(sock, b"u", pickle.dumps(fatal), 0.0)
     except ConnectionError:
         pass  # the parent is gone
-    for seat in seats:
-        seat.close()
+    for slot in slots:
+        slot.close()
 
 
-def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
+def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
     hello = pickle.loads(receive(sock)[1])
     make_env = pickle.loads(hello["make_env"])
     for index, attempt in zip(hello["indices"], hello["attempts"], strict=True):
-        seat = Seat(make_env, index, hello["failures"], hello["seed"], attempt)
-        seats.append(seat)
-        seat.open()
+        slot = EnvSlot(make_env, index, hello["failures"], hello["seed"], attempt)
+        slots.append(slot)
+        slot.open()
     gc.freeze()  # what is here now stays: no need to look through it again
-    spaces = [(seat.obs_space, seat.act_space) for seat in seats]
+    spaces = [(slot.obs_space, slot.act_space) for slot in slots]
     send(sock, b"r", pickle.dumps(spaces), 0.0)
     shared: Shared | None = None
     while True:
@@ -57,38 +57,38 @@ def _serve(sock: socket.socket, memory: int, seats: list[Seat]) -> None:
             shared = layout.views(mmap.mmap(memory, layout.nbytes))
         elif kind == b"s":
             assert shared is not None
-            errors = _advance(seats, shared)
+            errors = _advance(slots, shared)
             if errors:
                 send(sock, b"e", pickle.dumps(errors), 0.0)
             else:
                 send(sock, b"k", b"", 0.0)
         elif kind == b"g":
-            states: list[StateDict] = [seat.state_dict() for seat in seats]
+            states: list[StateDict] = [slot.state_dict() for slot in slots]
             send(sock, b"k", pickle.dumps(states), 0.0)
         elif kind == b"l":
             saved: list[StateDict] = pickle.loads(payload)
-            exact = [s.load_state_dict(d) for s, d in zip(seats, saved, strict=True)]
+            exact = [s.load_state_dict(d) for s, d in zip(slots, saved, strict=True)]
             send(sock, b"k", pickle.dumps(exact), 0.0)
 
 
-def _advance(seats: Sequence[Seat], shared: Shared) -> list[tuple[int, str]]:
+def _advance(slots: Sequence[EnvSlot], shared: Shared) -> list[tuple[int, str]]:
     """Do what the parent wants of each environment and write its row."""
     side = int(shared.side[0])
     rows, before = shared.obs[side], shared.obs[1 - side]
     errors: list[tuple[int, str]] = []
-    for seat in seats:
-        index = seat.index
+    for slot in slots:
+        index = slot.index
         command = shared.command[index]
         if command == STEP:
             action = {key: value[index].copy() for key, value in shared.action.items()}
-            row = seat.step(action) or truncated_row(before, index)
+            row = slot.step(action) or truncated_row(before, index)
             write_row(rows, index, row)
         elif command == RESET:
-            write_row(rows, index, seat.reset())
-        if failed := seat.take_errors():
+            write_row(rows, index, slot.reset())
+        if failed := slot.take_errors():
             errors += [(index, error) for error in failed]
-        if shared.attempt[index] != seat.attempt:
-            shared.attempt[index] = seat.attempt
+        if shared.attempt[index] != slot.attempt:
+            shared.attempt[index] = slot.attempt
     return errors
 
 

@@ -23,7 +23,7 @@ draws = pytest.mark.skipif(not DRAW, reason="draws images")
 
 
 def needs(package: str) -> Any:
-    """Unlike importorskip it imports nothing: that must wait for `headless.prepare`."""
+    """Unlike importorskip it imports nothing: that must wait for `opengl.prepare`."""
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"needs {package}")
 

@@ -20,11 +20,11 @@ import pytest
 
 from reverie import envs
 from reverie.api import Obs, UserError
-from reverie.envs import EnvFailure, PoolConfig, TaskFactory, make_pool
+from reverie.envs import EnvFailure, TaskFactory, VecEnvConfig, make_vec_env
 from reverie.envs.suites.catch import Catch, CatchConfig
 
-LOCAL = PoolConfig(workers=0, failures=3)
-WORKERS = PoolConfig(workers=2, timeout=20, failures=3)
+LOCAL = VecEnvConfig(workers=0, failures=3)
+WORKERS = VecEnvConfig(workers=2, timeout=20, failures=3)
 CONFIGS = [pytest.param(LOCAL, id="local"), pytest.param(WORKERS, id="workers")]
 
 
@@ -116,7 +116,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("task", ["dummy_disc", "dummy_cont", "catch"])
 def test_workers_give_the_rows_of_one_process(task: str) -> None:
     factory = TaskFactory(task, envs.EnvConfig(), seed=1)
-    local, workers = (make_pool(factory, 3, config) for config in (LOCAL, WORKERS))
+    local, workers = (make_vec_env(factory, 3, config) for config in (LOCAL, WORKERS))
     try:
         assert same([local.reset()], [workers.reset()])
         assert same(random_rows(local, 120), random_rows(workers, 120))
@@ -126,9 +126,9 @@ def test_workers_give_the_rows_of_one_process(task: str) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_row_after_the_last_is_the_first_of_a_new_episode(
-    config: PoolConfig,
+    config: VecEnvConfig,
 ) -> None:
-    pool = make_pool(partial(fragile, "fine"), 2, config)
+    pool = make_vec_env(partial(fragile, "fine"), 2, config)
     try:
         rows = [pool.reset()] + [pool.step(actions(pool)) for _ in range(20)]
     finally:
@@ -140,8 +140,8 @@ def test_the_row_after_the_last_is_the_first_of_a_new_episode(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_rows_stay_what_they_were(config: PoolConfig) -> None:
-    pool = make_pool(partial(fragile, "fine"), 2, config)
+def test_rows_stay_what_they_were(config: VecEnvConfig) -> None:
+    pool = make_vec_env(partial(fragile, "fine"), 2, config)
     try:
         first = pool.reset()
         kept = {key: value.copy() for key, value in first.items()}
@@ -153,8 +153,10 @@ def test_rows_stay_what_they_were(config: PoolConfig) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_send_and_recv_are_a_step_in_two_halves(config: PoolConfig) -> None:
-    whole, halves = (make_pool(partial(fragile, "fine"), 2, config) for _ in range(2))
+def test_send_and_recv_are_a_step_in_two_halves(config: VecEnvConfig) -> None:
+    whole, halves = (
+        make_vec_env(partial(fragile, "fine"), 2, config) for _ in range(2)
+    )
     try:
         assert same([whole.reset()], [halves.reset()])
         for _ in range(5):
@@ -167,9 +169,9 @@ def test_send_and_recv_are_a_step_in_two_halves(config: PoolConfig) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_raised_error_closes_the_episode_and_is_counted(
-    config: PoolConfig, caplog: pytest.LogCaptureFixture
+    config: VecEnvConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool = make_pool(partial(fragile, "raise"), 2, config)
+    pool = make_vec_env(partial(fragile, "raise"), 2, config)
     try:
         before = pool.reset()
         with caplog.at_level(logging.WARNING):
@@ -190,16 +192,16 @@ def test_a_raised_error_closes_the_episode_and_is_counted(
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("how", ["raise", "reset"])
 def test_too_many_failures_in_a_row_stop_with_the_last_error(
-    how: str, config: PoolConfig
+    how: str, config: VecEnvConfig
 ) -> None:
-    pool = make_pool(partial(fragile, how), 2, config)
+    pool = make_vec_env(partial(fragile, how), 2, config)
     wanted = "no way to begin" if how == "reset" else "divided by zero"
     try:
         with pytest.raises(EnvFailure, match=f"failed 3 times in a row.*{wanted}"):
             play_left(pool)
         if how == "raise":  # a last checkpoint can be written, and resumed from
             state = pool.state_dict()
-            other = make_pool(partial(fragile, "fine"), 2, config)
+            other = make_vec_env(partial(fragile, "fine"), 2, config)
             assert other.load_state_dict(state)["is_first"].all()
             other.close()
     finally:
@@ -207,8 +209,8 @@ def test_too_many_failures_in_a_row_stop_with_the_last_error(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_good_episodes_make_up_for_failures(config: PoolConfig) -> None:
-    pool = make_pool(partial(fragile, "raise"), 1, config)
+def test_good_episodes_make_up_for_failures(config: VecEnvConfig) -> None:
+    pool = make_vec_env(partial(fragile, "raise"), 1, config)
     try:
         pool.reset()
         for _ in range(5):  # more than three failures, but never in a row
@@ -221,8 +223,8 @@ def test_good_episodes_make_up_for_failures(config: PoolConfig) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_errors_the_user_can_mend_are_told_at_once(config: PoolConfig) -> None:
-    pool = make_pool(partial(fragile, "user"), 2, config)
+def test_errors_the_user_can_mend_are_told_at_once(config: VecEnvConfig) -> None:
+    pool = make_vec_env(partial(fragile, "user"), 2, config)
     try:
         pool.reset()
         with pytest.raises(UserError, match="Turn the robot on"):
@@ -230,15 +232,15 @@ def test_errors_the_user_can_mend_are_told_at_once(config: PoolConfig) -> None:
     finally:
         pool.close()
     with pytest.raises(EnvFailure, match="no licence for the simulator"):
-        make_pool(unbuildable, 2, config)
+        make_vec_env(unbuildable, 2, config)
     with pytest.raises(UserError, match="Did you mean catch"):
-        make_pool(TaskFactory("catsh", envs.EnvConfig(), 0), 2, config)
+        make_vec_env(TaskFactory("catsh", envs.EnvConfig(), 0), 2, config)
 
 
 def test_a_killed_worker_is_restarted_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = make_pool(partial(fragile, "fine"), 4, WORKERS)
+    pool = make_vec_env(partial(fragile, "fine"), 4, WORKERS)
     try:
         pool.reset()
         before = pool.step(actions(pool))
@@ -265,7 +267,7 @@ def test_a_killed_worker_is_restarted_and_the_others_go_on(
 
 
 def test_a_worker_killed_while_it_resets_still_gives_a_first_row() -> None:
-    pool = make_pool(partial(fragile, "fine"), 2, WORKERS)
+    pool = make_vec_env(partial(fragile, "fine"), 2, WORKERS)
     try:
         row = pool.reset()
         while not row["is_last"].any():
@@ -279,7 +281,7 @@ def test_a_worker_killed_while_it_resets_still_gives_a_first_row() -> None:
 
 
 def test_a_frozen_worker_is_restarted_after_the_timeout() -> None:
-    pool = make_pool(partial(fragile, "fine"), 2, PoolConfig(workers=2, timeout=1))
+    pool = make_vec_env(partial(fragile, "fine"), 2, VecEnvConfig(workers=2, timeout=1))
     try:
         pool.reset()
         victim = pool.pids[0]  # type: ignore[attr-defined]
@@ -295,7 +297,7 @@ def test_a_frozen_worker_is_restarted_after_the_timeout() -> None:
 
 @pytest.mark.parametrize("how", ["hang", "exit"])
 def test_a_step_that_hangs_or_exits_is_survived(how: str) -> None:
-    pool = make_pool(partial(fragile, how), 2, PoolConfig(workers=2, timeout=1))
+    pool = make_vec_env(partial(fragile, how), 2, VecEnvConfig(workers=2, timeout=1))
     try:
         pool.reset()
         row = pool.step(actions(pool, 0))
@@ -308,7 +310,7 @@ def test_a_step_that_hangs_or_exits_is_survived(how: str) -> None:
 
 
 def test_a_worker_that_always_dies_stops_the_run() -> None:
-    pool = make_pool(partial(fragile, "exit"), 2, WORKERS)
+    pool = make_vec_env(partial(fragile, "exit"), 2, WORKERS)
     try:
         with pytest.raises(EnvFailure, match=r"3 times in a row.*exited with code 7"):
             play_left(pool)
@@ -318,7 +320,7 @@ def test_a_worker_that_always_dies_stops_the_run() -> None:
 
 
 def test_a_restarted_environment_plays_other_episodes() -> None:
-    pool = make_pool(TaskFactory("dummy_disc", envs.EnvConfig(), 0), 1, WORKERS)
+    pool = make_vec_env(TaskFactory("dummy_disc", envs.EnvConfig(), 0), 1, WORKERS)
     try:
         first = pool.reset()["image"]
         os.kill(pool.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
@@ -333,10 +335,10 @@ def test_a_restarted_environment_plays_other_episodes() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("steps", [3, 7, 8])
-def test_a_saved_pool_continues_exactly(config: PoolConfig, steps: int) -> None:
+def test_a_saved_pool_continues_exactly(config: VecEnvConfig, steps: int) -> None:
     factory = TaskFactory("catch", envs.EnvConfig(), seed=5)
-    pool = make_pool(factory, 3, config)
-    other = make_pool(factory, 3, config)
+    pool = make_vec_env(factory, 3, config)
+    other = make_vec_env(factory, 3, config)
     try:
         pool.reset()
         last = random_rows(pool, steps)[-1]
@@ -350,8 +352,8 @@ def test_a_saved_pool_continues_exactly(config: PoolConfig, steps: int) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_environments_without_state_begin_a_new_episode(config: PoolConfig) -> None:
-    pool = make_pool(forgetful, 2, config)
+def test_environments_without_state_begin_a_new_episode(config: VecEnvConfig) -> None:
+    pool = make_vec_env(forgetful, 2, config)
     try:
         pool.reset()
         random_rows(pool, 3)
@@ -366,8 +368,8 @@ def test_environments_without_state_begin_a_new_episode(config: PoolConfig) -> N
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_state_of_another_size_is_refused(config: PoolConfig) -> None:
-    small, large = (make_pool(forgetful, n, config) for n in (1, 2))
+def test_a_state_of_another_size_is_refused(config: VecEnvConfig) -> None:
+    small, large = (make_vec_env(forgetful, n, config) for n in (1, 2))
     try:
         small.reset()
         with pytest.raises(UserError, match=r"(?s)holds 1 .*--run.envs 1"):
@@ -381,7 +383,7 @@ def test_lambdas_and_local_classes_travel_to_workers() -> None:
     class Local(Catch):
         pass
 
-    pool = make_pool(lambda index: Local(seed=index), 2, WORKERS)
+    pool = make_vec_env(lambda index: Local(seed=index), 2, WORKERS)
     try:
         assert pool.reset()["is_first"].all()
     finally:
@@ -390,8 +392,8 @@ def test_lambdas_and_local_classes_travel_to_workers() -> None:
 
 def test_what_cannot_travel_is_refused_with_the_way_out() -> None:
     lock = threading.Lock()
-    with pytest.raises(UserError, match=r"pool.workers 0"):
-        make_pool(lambda index: (lock, Catch())[1], 2, WORKERS)
+    with pytest.raises(UserError, match=r"vector.workers 0"):
+        make_vec_env(lambda index: (lock, Catch())[1], 2, WORKERS)
 
 
 def test_environments_must_agree_on_their_spaces() -> None:
@@ -399,9 +401,9 @@ def test_environments_must_agree_on_their_spaces() -> None:
         return Catch(CatchConfig(size=(16, 16 + index)))
 
     with pytest.raises(UserError, match="other spaces"):
-        make_pool(make, 2, LOCAL)
+        make_vec_env(make, 2, LOCAL)
     with pytest.raises(UserError, match="other spaces"):
-        make_pool(make, 2, WORKERS)
+        make_vec_env(make, 2, WORKERS)
 
 
 def test_nothing_is_left_after_close_or_when_forgotten() -> None:
@@ -409,7 +411,7 @@ def test_nothing_is_left_after_close_or_when_forgotten() -> None:
     shared = set(os.listdir("/dev/shm"))
     pids = []
     for forget in (False, True):
-        pool = make_pool(partial(fragile, "fine"), 3, WORKERS)
+        pool = make_vec_env(partial(fragile, "fine"), 3, WORKERS)
         pool.reset()
         pids += pool.pids  # type: ignore[attr-defined]
         if not forget:
@@ -425,8 +427,8 @@ def test_nothing_is_left_after_close_or_when_forgotten() -> None:
 PARENT = """
 import sys, time
 from reverie import envs
-config = envs.PoolConfig(workers=2)
-pool = envs.make_pool(envs.TaskFactory("catch", envs.EnvConfig(), 0), 2, config)
+config = envs.VecEnvConfig(workers=2)
+pool = envs.make_vec_env(envs.TaskFactory("catch", envs.EnvConfig(), 0), 2, config)
 pool.reset()
 print(*pool.pids, flush=True)
 time.sleep(60)
@@ -450,9 +452,9 @@ def test_workers_die_with_a_killed_parent_even_when_stopped() -> None:
 def test_workers_do_not_load_torch() -> None:
     probe = (
         "import sys\n"
-        "from reverie.envs import EnvConfig, PoolConfig, TaskFactory, make_pool\n"
-        "pool = make_pool(TaskFactory('catch', EnvConfig(), 0), 1, "
-        "PoolConfig(workers=1))\n"
+        "from reverie.envs import EnvConfig, VecEnvConfig, TaskFactory, make_vec_env\n"
+        "pool = make_vec_env(TaskFactory('catch', EnvConfig(), 0), 1, "
+        "VecEnvConfig(workers=1))\n"
         "maps = open(f'/proc/{pool.pids[0]}/maps').read()\n"
         "print('libtorch' in maps)\n"
         "pool.close()\n"

@@ -30,7 +30,7 @@ class EnvFailure(UserError):
     """An environment failed so often that going on makes no sense."""
 
 
-class Seat:
+class EnvSlot:
     """The place of one environment in a pool: builds, restarts and resumes it."""
 
     def __init__(
@@ -160,7 +160,7 @@ def failure_message(index: int, failures: int, why: str) -> str:
     return (
         f"Environment {index} failed {failures} times in a row; the last time: {why}\n"
         "  Fix: `reverie check-env TASK` tells what is wrong with an environment; "
-        "--env.pool.failures allows more failures."
+        "--env.vector.failures allows more failures."
     )
 
 
