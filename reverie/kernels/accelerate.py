@@ -34,12 +34,12 @@ def accelerate(module: nn.Module) -> None:
 
 def accelerate_host(module: nn.Module) -> None:
     """The same on a CPU, for the few parts that have a faster form there."""
-    from reverie.kernels.conv.coarse import CoarseConv
+    from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
     from reverie.nets.conv import Conv
 
     for part in module.modules():
         if type(part) is Conv:
-            part.__class__ = CoarseConv
+            part.__class__ = FusedUpsampleConv
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def twins() -> dict[type[nn.Module], type[nn.Module]]:
     from reverie.kernels.heads.categorical import FastPolicyHead
     from reverie.kernels.heads.twohot import FastHead
     from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
-    from reverie.kernels.norm.norm_act import FastMLP
+    from reverie.kernels.norm.rms_norm import FastMLP
     from reverie.kernels.scan.gru_loop import FastGRU, FastHold
     from reverie.kernels.transformer import FastTransformer
     from reverie.nets.blocks import MLP

@@ -1,6 +1,6 @@
-"""What every hand-written kernel asks before it starts: may it, and how wide.
+"""Helpers that launch Triton kernels: availability, grid sizes, autograd calls.
 
-The kernels are Triton's. They run on CUDA, and on a CPU only under Triton's interpreter
+Triton kernels run on CUDA, and on a CPU only in Triton's interpreter
 (`TRITON_INTERPRET=1`), which is slow and meant for tests.
 """
 
@@ -20,40 +20,46 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels take such tensors; if not, the plain part does the work."""
-    here = device.type == "cuda" or bool(triton.knobs.runtime.interpret)
-    return here and dtype in DTYPES
+    """True if Triton kernels can be used on such tensors."""
+    supported = device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+    return supported and dtype in DTYPES
 
 
 def padded_linear(layer: Linear, x: Tensor) -> Tensor:
-    """A dense layer, with zeros after its outputs up to a multiple of eight.
+    """Apply a linear layer whose outputs are zero-padded to a multiple of eight.
 
-    A product with an odd number of columns, and its gradients, are several times slower
-    than one whose rows begin at aligned addresses.
+    A matrix product with an odd number of columns, and its gradients, are several times
+    slower than one whose rows begin at aligned addresses.
     """
     weight, bias = layer.cast(x.dtype)
-    more = -len(bias) % 8
-    if more:
-        weight, bias = F.pad(weight, (0, 0, 0, more)), F.pad(bias, (0, more))
+    padding = -len(bias) % 8
+    if padding:
+        weight, bias = F.pad(weight, (0, 0, 0, padding)), F.pad(bias, (0, padding))
     return F.linear(x, weight, bias)
 
 
-def differentiable(function: Any, *inputs: Any) -> Tensor:
-    """Call an autograd function, which PyTorch leaves without a type."""
+def apply_autograd(function: Any, *inputs: Any) -> Tensor:
+    """Call `function.apply`, which PyTorch leaves untyped."""
     result: Tensor = function.apply(*inputs)
     return result
 
 
-def programs(device: torch.device, tiles: int, per_processor: int = 4) -> int:
-    """How many programs share `tiles` of work, where each keeps a partial sum.
+def block_size(width: int) -> int:
+    """Return the power of two, at least 16, that holds `width` columns."""
+    return max(16, int(triton.next_power_of_2(width)))
 
-    The count depends on the device alone, so that sums are the same in every run.
+
+def num_programs(device: torch.device, tiles: int, per_sm: int = 4) -> int:
+    """Return how many programs share `tiles` of work and keep a partial sum each.
+
+    The number depends only on the device, so results are reproducible.
     """
-    return max(1, min(tiles, per_processor * _processors(device)))
+    return max(1, min(tiles, per_sm * _num_sms(device)))
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
+def _num_sms(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,8 +1,8 @@
-"""Compile CUDA source at first use and launch it, with what PyTorch brings along.
+"""Compile CUDA source at run time with NVRTC and launch the compiled kernels.
 
-NVRTC, the run-time compiler, comes with every CUDA build of PyTorch; the driver comes
-with the GPU. Both are called through ctypes, so no compiler need be installed. Compiled
-code is kept in the user's cache folder, under a name made of everything it depends on.
+NVRTC is part of every CUDA build of PyTorch, and the CUDA driver is installed with the
+GPU. Both are called through ctypes, so no CUDA compiler has to be installed. Compiled
+code is stored in the user's cache folder, under a hash of everything it depends on.
 """
 
 from __future__ import annotations
@@ -20,49 +20,54 @@ from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class Unavailable(Exception):
-    """Something is missing or refused; the caller has another way."""
+    """A library is missing, or compiling or launching failed; callers fall back."""
 
 
-class Kernel:
-    """One compiled function, launched with all blocks at once or not at all."""
+class CooperativeKernel:
+    """A compiled function launched cooperatively: all blocks run at the same time."""
 
     def __init__(self, handle: ctypes.c_void_p, blocks: int, threads: int, shared: int):
         self.handle, self.blocks, self.threads = handle, blocks, threads
         self.shared = shared
-        _drive("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
+        _call_driver("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
 
     def __call__(self, arguments: ctypes.Structure) -> None:
         """Launch on PyTorch's current stream."""
-        _enter_context()
+        _ensure_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         shape = (self.blocks, 1, 1, self.threads, 1, 1, self.shared)
-        _drive("cuLaunchCooperativeKernel", self.handle, *shape, stream, pointers)
+        _call_driver("cuLaunchCooperativeKernel", self.handle, *shape, stream, pointers)
 
 
-class EarlyKernel(Kernel):
-    """A function whose blocks may start before the kernel before has ended.
+class OverlappingKernel(CooperativeKernel):
+    """A compiled function that can use programmatic dependent launch.
 
-    They start as soon as that one agrees; to wait for its end is up to them.
+    With `overlap`, its blocks may start before the previous kernel of the stream ends,
+    as soon as that kernel allows it; the kernel itself must wait for the end.
     """
 
     def __call__(
-        self, arguments: ctypes.Structure, blocks: int = 0, early: bool = True
+        self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = True
     ) -> None:
-        _enter_context()
+        _ensure_context()
         stream = torch.cuda.current_stream().cuda_stream
-        attributes = (_Attribute * 1)(_Attribute(EARLY, 0, (1,)))
+        attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (1,))
         shape = (blocks or self.blocks, 1, 1, self.threads, 1, 1, self.shared)
-        config = _Config(*shape, stream, attributes, int(early))
+        config = _LaunchConfig(
+            *shape, stream, (_LaunchAttribute * 1)(attribute), int(overlap)
+        )
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _drive("cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None)
+        _call_driver(
+            "cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None
+        )
 
 
-class _Attribute(ctypes.Structure):
+class _LaunchAttribute(ctypes.Structure):
     _fields_ = [
         ("id", ctypes.c_int),
         ("padding", ctypes.c_int),
@@ -70,57 +75,74 @@ class _Attribute(ctypes.Structure):
     ]
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     _fields_ = [
         *((f"grid{axis}", ctypes.c_uint) for axis in "xyz"),
         *((f"block{axis}", ctypes.c_uint) for axis in "xyz"),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
     ]
 
 
-def structure(
+def make_arguments(
     pointers: Mapping[str, Tensor], numbers: Mapping[str, int | float]
 ) -> ctypes.Structure:
-    """A kernel's one argument: its members in the order of the source."""
-    kinds = {int: ctypes.c_int, float: ctypes.c_float}
+    """Return a kernel's argument struct, with members in the order of the source."""
+    ctypes_by_type = {int: ctypes.c_int, float: ctypes.c_float}
     fields = [
         *((key, ctypes.c_void_p) for key in pointers),
-        *((key, kinds[type(value)]) for key, value in numbers.items()),
+        *((key, ctypes_by_type[type(value)]) for key, value in numbers.items()),
     ]
     values = (*(value.data_ptr() for value in pointers.values()), *numbers.values())
-    made = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-    return made(*values)  # type: ignore[no-any-return]
+    struct = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+    return struct(*values)  # type: ignore[no-any-return]
+
+
+def pointer_struct(*names: str, **numbers: type) -> type[ctypes.Structure]:
+    """Return a struct type of pointers, followed by numbers of the given types."""
+    fields = [*((name, ctypes.c_void_p) for name in names), *numbers.items()]
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+def address(tensor: Tensor | None) -> int:
+    """Return the memory address of a tensor; 0 (a null pointer) for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def with_definitions(constants: Mapping[str, int], *sources: str) -> str:
+    """Return CUDA sources joined into one, after `#define` lines of the constants."""
+    defines = (f"#define {key} {value}" for key, value in constants.items())
+    return "\n".join([*defines, *sources])
 
 
 def load(
     source: str, names: Sequence[str], device: torch.device
 ) -> list[ctypes.c_void_p]:
-    """The named functions of `source`, compiled for `device`."""
-    if source in _coming:
-        _coming.pop(source).result()
-    code = _compiled(source, _architecture(device))
-    _enter_context()
+    """Compile `source` for `device` and return handles of the named functions."""
+    if source in _pending:
+        _pending.pop(source).result()
+    code = _compile_cached(source, _architecture(device))
+    _ensure_context()
     module = ctypes.c_void_p()
-    _drive("cuModuleLoadData", ctypes.byref(module), code)
+    _call_driver("cuModuleLoadData", ctypes.byref(module), code)
     handles = []
     for name in names:
         handle = ctypes.c_void_p()
-        _drive("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        _call_driver("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         handles.append(handle)
     return handles
 
 
-_coming: dict[str, Future[bytes]] = {}
+_pending: dict[str, Future[bytes]] = {}
 
 
-def prepare(sources: Iterable[str], device: torch.device) -> None:
-    """Begin to compile for later, side by side: one by one would take longer."""
+def compile_in_background(sources: Iterable[str], device: torch.device) -> None:
+    """Start compiling sources in parallel threads; `load` waits for its source."""
     pool = ThreadPoolExecutor(8, "compile")
     for source in sources:
-        _coming[source] = pool.submit(_compiled, source, _architecture(device))
+        _pending[source] = pool.submit(_compile_cached, source, _architecture(device))
     pool.shutdown(wait=False)
 
 
@@ -130,12 +152,12 @@ def cache_folder() -> Path:
 
 
 def compile_source(source: str, architecture: str) -> bytes:
-    """Machine code for one architecture, such as `sm_90`."""
+    """Return machine code for one architecture, such as `sm_90`."""
     lib = _nvrtc()
     program = ctypes.c_void_p()
     _check(
         lib.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), b"scan.cu", 0, None, None
+            ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None
         )
     )
     options = [f"--gpu-architecture={architecture}", *OPTIONS]
@@ -154,13 +176,13 @@ def compile_source(source: str, architecture: str) -> bytes:
     return code.raw
 
 
-def _compiled(source: str, architecture: str) -> bytes:
+def _compile_cached(source: str, architecture: str) -> bytes:
     lib = _nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-    parts = (source, architecture, f"{major.value}.{minor.value}", *OPTIONS)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    path = cache_folder() / f"scan-{architecture}-{digest}.cubin"
+    key = (source, architecture, f"{major.value}.{minor.value}", *OPTIONS)
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
+    path = cache_folder() / f"{architecture}-{digest}.cubin"
     if path.exists():
         return path.read_bytes()
     code = compile_source(source, architecture)
@@ -168,9 +190,9 @@ def _compiled(source: str, architecture: str) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code)
-        os.replace(file.name, path)  # never a half-written file under the final name
+        os.replace(file.name, path)  # atomic: other processes never read a partial file
     except OSError:
-        pass  # a folder that cannot be written costs a second at every start
+        pass  # without a writable cache, every start compiles again
     return code
 
 
@@ -180,15 +202,15 @@ def _architecture(device: torch.device) -> str:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """The library that PyTorch was built with, wherever it was put."""
+    """Return the NVRTC library of PyTorch's CUDA version."""
     major = (torch.version.cuda or "0").split(".")[0]
     name = f"libnvrtc.so.{major}"
     site = Path(torch.__file__).parent.parent
-    found = [
+    installed = [
         *site.glob(f"nvidia/*/lib/{name}*"),
         *site.glob(f"torch/lib/libnvrtc*.so.{major}*"),
     ]
-    for candidate in (name, *map(str, sorted(found)), "libnvrtc.so"):
+    for candidate in (name, *map(str, sorted(installed)), "libnvrtc.so"):
         try:
             return ctypes.CDLL(candidate)
         except OSError:
@@ -198,11 +220,11 @@ def _nvrtc() -> ctypes.CDLL:
 
 def _check(code: int) -> None:
     if code:
-        raise Unavailable(f"NVRTC answered with error {code}")
+        raise Unavailable(f"NVRTC returned error {code}")
 
 
-def _drive(name: str, *arguments: object) -> None:
-    """Call the driver, and turn its errors into ours."""
+def _call_driver(name: str, *arguments: object) -> None:
+    """Call a function of the CUDA driver; raise `Unavailable` if it fails."""
     driver = _driver()
     code = getattr(driver, name)(*arguments)
     if code:
@@ -218,11 +240,11 @@ def _driver() -> ctypes.CDLL:
         raise Unavailable(str(error)) from error
 
 
-def _enter_context() -> None:
-    """Give this thread PyTorch's context; autograd's threads may not have it yet."""
+def _ensure_context() -> None:
+    """Bind PyTorch's CUDA context to this thread; autograd threads may lack it."""
     current = ctypes.c_void_p()
-    _drive("cuCtxGetCurrent", ctypes.byref(current))
+    _call_driver("cuCtxGetCurrent", ctypes.byref(current))
     if not current.value:
         index = torch.cuda.current_device()
-        _drive("cuDevicePrimaryCtxRetain", ctypes.byref(current), index)
-        _drive("cuCtxSetCurrent", current)
+        _call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(current), index)
+        _call_driver("cuCtxSetCurrent", current)

@@ -1,7 +1,7 @@
-"""The second half of a sum over rows: adding what every program has summed up.
+"""Sums over rows, and over the partial sums that the programs of a kernel wrote.
 
-Programs that each keep their own partial sum need no atomics, so results are the same
-to the bit in every run. The library's reduction is slow for many short rows.
+With one partial sum per program no atomics are needed, so results are bitwise
+reproducible. PyTorch's reduction is slow for many short rows.
 """
 
 from __future__ import annotations
@@ -14,53 +14,54 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import programs
+from reverie.kernels.launch import num_programs
 
 ROWS, COLUMNS = 512, 16
+"""Tile of a program of `sum_partials`."""
 TILE = 4096
-"""Entries a program adds at a time."""
+"""Elements per step of a program of `sum_rows`."""
 
 
 def sum_rows(x: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
-    """The sum over rows, in float32, for a number of columns that is a power of two."""
+    """Return the float32 sum over rows; the number of columns is a power of two."""
     rows, width = x.shape
-    tall = max(1, TILE // width)
-    tiles = triton.cdiv(rows, tall)
-    count = programs(x.device, tiles, per_processor=8)
-    partial = x.new_empty(count, width, dtype=torch.float32)
-    _sum_rows[(count,)](
-        x.contiguous(), partial, rows, triton.cdiv(tiles, count), width, tall
+    block_rows = max(1, TILE // width)
+    tiles = triton.cdiv(rows, block_rows)
+    programs = num_programs(x.device, tiles, per_sm=8)
+    partial = x.new_empty(programs, width, dtype=torch.float32)
+    _sum_rows[(programs,)](
+        x.contiguous(), partial, rows, triton.cdiv(tiles, programs), width, block_rows
     )
-    return add_up(partial)
+    return sum_partials(partial)
 
 
-def add_up(partial: Float[Tensor, "*any"]) -> Float[Tensor, "*rest"]:
-    """The sum over the first axis."""
+def sum_partials(partial: Float[Tensor, "*any"]) -> Float[Tensor, "*rest"]:
+    """Return the sum over the first axis."""
     count, width = len(partial), partial[0].numel()
     total = torch.empty(partial.shape[1:], device=partial.device)
     grid, steps = (triton.cdiv(width, COLUMNS),), triton.cdiv(count, ROWS)
-    _add_up[grid](partial, total, count, width, steps, ROWS, COLUMNS, num_warps=8)
+    _sum_partials[grid](partial, total, count, width, steps, ROWS, COLUMNS, num_warps=8)
     return total
 
 
 @triton.jit
 @no_type_check
 def _sum_rows(
-    x, partial, rows, STEPS: tl.constexpr, WIDTH: tl.constexpr, TALL: tl.constexpr
+    x, partial, rows, STEPS: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr
 ):
     col = tl.arange(0, WIDTH)
-    sums = tl.zeros((TALL, WIDTH), tl.float32)
+    sums = tl.zeros((R, WIDTH), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        row = tile.to(tl.int64) * TALL + tl.arange(0, TALL)[:, None]
-        place = row * WIDTH + col[None, :]
-        sums += tl.load(x + place, row < rows, 0.0).to(tl.float32)
+        row = tile.to(tl.int64) * R + tl.arange(0, R)[:, None]
+        offset = row * WIDTH + col[None, :]
+        sums += tl.load(x + offset, row < rows, 0.0).to(tl.float32)
     tl.store(partial + tl.program_id(0) * WIDTH + col, tl.sum(sums, 0))
 
 
 @triton.jit
 @no_type_check
-def _add_up(
+def _sum_partials(
     partial,
     total,
     count,
@@ -73,7 +74,7 @@ def _add_up(
     sums = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         row = step * R + tl.arange(0, R)[:, None]
-        inside = (row < count) & (col < width)
-        sums += tl.load(partial + row.to(tl.int64) * width + col, inside, 0.0)
+        mask = (row < count) & (col < width)
+        sums += tl.load(partial + row.to(tl.int64) * width + col, mask, 0.0)
     col = tl.program_id(0) * C + tl.arange(0, C)
     tl.store(total + col, tl.sum(sums, 0), col < width)

@@ -7,8 +7,8 @@ import torch
 from test_dreamer import ACT, CPU, TINY
 
 from reverie.agents.dreamer.agent import Dreamer
-from reverie.kernels.conv import coarse
-from reverie.kernels.conv.coarse import CoarseConv
+from reverie.kernels.conv import upsample_cpu
+from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
 from reverie.nets.conv import Conv
 from reverie.spaces import Space
 
@@ -20,13 +20,13 @@ IMAGE = {
 
 
 def test_losses_are_those_of_the_plain_agent(monkeypatch):
-    monkeypatch.setattr(coarse, "LEAST", 0)
+    monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     plain, quick = (
         Dreamer(IMAGE, ACT, TINY, device=CPU, precision="float32", compile=mode)
         for mode in ("none", "step")
     )
     kinds = {type(part) for part in quick.world.modules() if isinstance(part, Conv)}
-    assert kinds == {CoarseConv}
+    assert kinds == {FusedUpsampleConv}
     rows, length = TINY.batch_size, TINY.batch_length + TINY.replay_context
     rng = np.random.default_rng(0)
     spaces = {**IMAGE, **ACT, **plain.extras}

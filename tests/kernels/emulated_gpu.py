@@ -29,7 +29,7 @@ class Emulated:
         self.blocks, self.shared = blocks, shared
 
     def __call__(
-        self, arguments: ctypes.Structure, blocks: int = 0, early: bool = True
+        self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = True
     ) -> None:
         self.launch(ctypes.byref(arguments), blocks or self.blocks, self.shared)
 

@@ -12,9 +12,9 @@ from reverie.nets.strided import ImageDecoder, ImageEncoder, initialize_as_torch
 pytest.importorskip("triton")
 
 from reverie.kernels.accelerate import accelerate
-from reverie.kernels.conv import patches
+from reverie.kernels.conv import im2col
 from reverie.kernels.norm import batch_norm
-from reverie.kernels.norm.batch_norm import norm_elu
+from reverie.kernels.norm.batch_norm import batch_norm_elu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -47,7 +47,7 @@ def test_values_gradients_and_running_averages_are_those_of_the_plain_layers(sha
     x = 2 * torch.randn(shape, generator=generator) + 30  # far from 0
     bias = torch.randn(shape[1], generator=generator)
     ours = results(
-        norm_elu, x.to(DEVICE), make_norm(shape[1]).to(DEVICE), bias.to(DEVICE)
+        batch_norm_elu, x.to(DEVICE), make_norm(shape[1]).to(DEVICE), bias.to(DEVICE)
     )
     exact = make_norm(shape[1]).double()
     theirs = results(plain, x.double(), exact, bias.double())
@@ -73,7 +73,7 @@ def make_nets(kind: type[nn.Module], width: int, bias: bool) -> list[nn.Module]:
 def test_a_fast_network_is_the_plain_one(kind, shape, bias, monkeypatch):
     if DEVICE == "cpu":  # the interpreter takes its time for each program
         monkeypatch.setattr(batch_norm, "TILE", 1 << 14)
-        monkeypatch.setattr(patches, "ENTRIES", 1 << 14)
+        monkeypatch.setattr(im2col, "ENTRIES", 1 << 14)
     x, found = torch.randn(shape, device=DEVICE), []
     nets = make_nets(kind, 16, bias)
     for net in nets:
@@ -99,7 +99,7 @@ def test_a_large_map_is_normalized_as_exactly_as_its_precision_allows(dtype):
     x = torch.randn(512, 128, 16, 16, device="cuda").to(dtype)
     x = x.contiguous(memory_format=torch.channels_last)
     bias = torch.randn(128, device="cuda")
-    ours = results(norm_elu, x, make_norm(128).cuda(), bias)
+    ours = results(batch_norm_elu, x, make_norm(128).cuda(), bias)
     theirs = results(plain, x.double(), make_norm(128).cuda().double(), bias.double())
     allowed = 1e-4 if dtype == torch.float32 else 1e-2
     for mine, his in zip(ours, theirs, strict=True):

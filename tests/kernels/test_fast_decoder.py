@@ -18,8 +18,8 @@ pytest.importorskip("triton")
 
 from reverie.kernels.conv.decoder import Canvas, FastDecoder, Picture
 from reverie.kernels.conv.last_layer import last_layer_loss
-from reverie.kernels.conv.phases import upsampled_kernel
-from reverie.kernels.norm.norm_act import unfold_norm_act
+from reverie.kernels.conv.space_to_depth import upsampled_kernel
+from reverie.kernels.norm.rms_norm import rms_norm_silu_depth_to_space
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = DecoderConfig(depth=2, mults=(2, 4), layers=1, units=8)
@@ -99,7 +99,7 @@ def test_repeating_pixels_before_a_convolution_is_a_coarse_one():
 def test_unfolding_is_a_matter_of_layout():
     x = torch.randn(2, 3, 5, 24, device=DEVICE, requires_grad=True)
     scale, bias = torch.randn(2, 6, device=DEVICE)
-    mine = unfold_norm_act(x, scale, 1e-3, bias)
+    mine = rms_norm_silu_depth_to_space(x, scale, 1e-3, bias)
     theirs = F.silu(F.rms_norm(unfold(x) + bias, (6,), scale, 1e-3))
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     grad = torch.randn_like(mine)

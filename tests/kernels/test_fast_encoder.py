@@ -19,8 +19,8 @@ pytest.importorskip("triton")
 from reverie.kernels.conv import encoder
 from reverie.kernels.conv.encoder import FastEncoder, see
 from reverie.kernels.conv.first_layer import first_layer
-from reverie.kernels.conv.phases import phase_kernel
-from reverie.kernels.conv.pool import pool_norm_act
+from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
+from reverie.kernels.conv.space_to_depth import phase_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = EncoderConfig(depth=2, mults=(2, 3), layers=2, units=8)
@@ -119,7 +119,7 @@ def test_pooling_is_the_same_in_every_layout(from_phases, to_phases):
     def fast(x, scale, bias):
         x = fold(x) if from_phases else x
         flags = {"from_phases": from_phases, "to_phases": to_phases}
-        return pool_norm_act(x, scale, 1e-3, bias, **flags)
+        return max_pool_rms_norm_silu(x, scale, 1e-3, bias, **flags)
 
     x, leaves = torch.randn(3, 8, 12, 5).round(decimals=1).to(DEVICE), []
     parameters = [x, *torch.randn(2, 5, device=DEVICE)]
@@ -147,7 +147,7 @@ def test_the_first_layer_is_the_same_in_one_kernel(colors, units, to_phases):
         kernel = phase_kernel(weight.float(), 4 * units, x.shape[-1])
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, padding=1).permute(0, 2, 3, 1)
         flags = {"from_phases": True, "to_phases": to_phases}
-        return pool_norm_act(y, scale, 1e-3, bias, **flags)
+        return max_pool_rms_norm_silu(y, scale, 1e-3, bias, **flags)
 
     def fused(weight, scale, bias):
         kernel = phase_kernel(weight, 4 * units, 16)
@@ -169,7 +169,7 @@ def test_a_number_that_is_none_does_not_vanish_in_the_pool():
     x = torch.zeros(1, 2, 2, 4, device=DEVICE)
     x[0, 1, 0, 2] = torch.nan
     ones = torch.ones(4, device=DEVICE)
-    y = pool_norm_act(x, ones, 1e-3, ones, from_phases=False, to_phases=False)
+    y = max_pool_rms_norm_silu(x, ones, 1e-3, ones, from_phases=False, to_phases=False)
     assert y.isnan().all()
 
 

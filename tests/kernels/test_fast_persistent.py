@@ -163,8 +163,8 @@ def test_compiled_code_is_kept_by_what_it_depends_on(monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "_nvrtc", Library)
     monkeypatch.setattr(nvrtc, "compile_source", compile_source)
     for _ in range(2):
-        assert nvrtc._compiled("a", "sm_90") == b"code of a"
-    assert nvrtc._compiled("b", "sm_90") == b"code of b"
+        assert nvrtc._compile_cached("a", "sm_90") == b"code of a"
+    assert nvrtc._compile_cached("b", "sm_90") == b"code of b"
     assert compiled == [("a", "sm_90"), ("b", "sm_90")]
     assert len(list(nvrtc.cache_folder().iterdir())) == 2
 
@@ -180,7 +180,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
             return 0
 
     monkeypatch.setattr(nvrtc, "_nvrtc", Library)
-    assert nvrtc._compiled("a", "sm_90") == b"code"
+    assert nvrtc._compile_cached("a", "sm_90") == b"code"
 
 
 def test_errors_of_the_driver_carry_its_words(monkeypatch):
@@ -194,7 +194,7 @@ def test_errors_of_the_driver_carry_its_words(monkeypatch):
 
     monkeypatch.setattr(nvrtc, "_driver", Driver)
     with pytest.raises(nvrtc.Unavailable, match="cuSomething: not today"):
-        nvrtc._drive("cuSomething", 1)
+        nvrtc._call_driver("cuSomething", 1)
 
 
 def test_a_missing_compiler_is_unavailable(monkeypatch):
@@ -276,38 +276,39 @@ def test_what_was_begun_is_waited_for(monkeypatch):
         return b"code"
 
     monkeypatch.setattr(nvrtc, "_driver", Driver)
-    monkeypatch.setattr(nvrtc, "_compiled", compile_)
+    monkeypatch.setattr(nvrtc, "_compile_cached", compile_)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     device = torch.device("cuda", 0)
-    nvrtc.prepare(["one", "two", "bad"], device)
+    nvrtc.compile_in_background(["one", "two", "bad"], device)
     nvrtc.load("one", [], device)
     nvrtc.load("two", [], device)
     assert sorted(compiled) == [("one", "sm_90"), ("two", "sm_90")]
     with pytest.raises(nvrtc.Unavailable, match="error: bad"):
         nvrtc.load("bad", [], device)
-    assert not nvrtc._coming
+    assert not nvrtc._pending
 
 
 def test_kernels_are_launched_on_the_current_stream(monkeypatch):
     driver = Driver()
     stream = type("Stream", (), {"cuda_stream": 7})()
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    monkeypatch.setattr(nvrtc, "_compiled", lambda source, architecture: b"code")
+    monkeypatch.setattr(nvrtc, "_compile_cached", lambda source, architecture: b"code")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     (handle,) = nvrtc.load("source", ["scan"], torch.device("cuda", 0))
-    arguments = nvrtc.structure({"x": torch.zeros(3)}, {"n": 3, "eps": 0.5})
+    arguments = nvrtc.make_arguments({"x": torch.zeros(3)}, {"n": 3, "eps": 0.5})
 
-    nvrtc.Kernel(handle, 128, 256, 1000)(arguments)
+    nvrtc.CooperativeKernel(handle, 128, 256, 1000)(arguments)
     name, (_, *shape, where, _) = driver.calls[-1]
     assert name == "cuLaunchCooperativeKernel"
     assert (shape, where.value) == ([128, 1, 1, 256, 1, 1, 1000], 7)
 
-    nvrtc.EarlyKernel(handle, 0, 256, 1000)(arguments, 9, early=False)
+    nvrtc.OverlappingKernel(handle, 0, 256, 1000)(arguments, 9, overlap=False)
     name, (config, *_) = driver.calls[-1]
     assert name == "cuLaunchKernelEx"
     config = config._obj
-    assert (config.gridx, config.blockx, config.stream, config.count) == (9, 256, 7, 0)
+    assert (config.gridx, config.blockx, config.stream) == (9, 256, 7)
+    assert config.num_attributes == 0
     assert ("cuCtxSetCurrent" in dict(driver.calls)) is True

@@ -19,7 +19,7 @@ from reverie.nets.residual import (
 pytest.importorskip("triton")
 
 from reverie.kernels.accelerate import accelerate
-from reverie.kernels.conv import narrow
+from reverie.kernels.conv import few_channels
 from reverie.kernels.norm import group_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,14 +29,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def _small_tiles(monkeypatch):
     """So that small maps take several programs, and some are cut in the middle."""
 
-    def programs(device, tiles, per_processor):
+    def num_programs(device, tiles, per_sm):
         return min(tiles, 4)
 
     monkeypatch.setattr(group_norm, "TILE", 512)
-    monkeypatch.setattr(narrow, "TALL", 16)
-    monkeypatch.setattr(narrow, "SHORT", 16)
-    for module in (group_norm, narrow):
-        monkeypatch.setattr(module, "programs", programs)
+    monkeypatch.setattr(few_channels, "TALL", 16)
+    monkeypatch.setattr(few_channels, "SHORT", 16)
+    for module in (group_norm, few_channels):
+        monkeypatch.setattr(module, "num_programs", num_programs)
 
 
 WAYS = {"shared": (1, 0), "at once": (8192, 256), "one after the other": (64, 256)}

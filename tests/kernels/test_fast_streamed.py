@@ -34,7 +34,7 @@ def replace_kernels(monkeypatch, make_kernel) -> None:
     """Put something else in the place of compiled code on a GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(nvrtc, "load", lambda source, names, device: list(names))
-    monkeypatch.setattr(nvrtc, "EarlyKernel", make_kernel)
+    monkeypatch.setattr(nvrtc, "OverlappingKernel", make_kernel)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="emulates one on a CPU")
@@ -70,7 +70,7 @@ def test_arguments_lie_in_the_order_of_the_source(monkeypatch):
 
     def record(name, blocks, threads, shared):
         found[name] = Recorder()
-        return lambda arguments, blocks=0, early=True: found[name](arguments)
+        return lambda arguments, blocks=0, overlap=True: found[name](arguments)
 
     replace_kernels(monkeypatch, record)
     weights, inputs, settings = make(2, 2, SMALL, torch.bfloat16)
@@ -87,7 +87,7 @@ def test_arguments_lie_in_the_order_of_the_source(monkeypatch):
 
 def test_a_refused_launch_falls_back_and_says_so(monkeypatch):
     def refuse(name, blocks, threads, shared):
-        def launch(arguments: ctypes.Structure, blocks: int = 0, early: bool = True):
+        def launch(arguments: ctypes.Structure, blocks: int = 0, overlap: bool = True):
             raise nvrtc.Unavailable("out of patience")
 
         return launch

@@ -23,7 +23,7 @@ from reverie.worlds.vta.world import VTA
 pytest.importorskip("triton")
 
 from reverie.kernels.accelerate import accelerate
-from reverie.kernels.conv import patches
+from reverie.kernels.conv import im2col
 from reverie.kernels.norm import batch_norm
 from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
 from reverie.kernels.optim.amsgrad import FusedAMSGrad
@@ -37,7 +37,7 @@ def few_programs(monkeypatch):
     """The interpreter takes its time for each program, not for what it does."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(batch_norm, "TILE", 1 << 16)
-        monkeypatch.setattr(patches, "ENTRIES", 1 << 16)
+        monkeypatch.setattr(im2col, "ENTRIES", 1 << 16)
 
 
 def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -92,9 +92,9 @@ def test_three_steps_of_the_optimizer():
 @pytest.mark.parametrize("acts", [False, True])
 def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypatch):
     calls = []
-    apply = unit_scan.differentiable
+    apply = unit_scan.apply_autograd
     monkeypatch.setattr(
-        unit_scan, "differentiable", lambda *args: calls.append(0) or apply(*args)
+        unit_scan, "apply_autograd", lambda *args: calls.append(0) or apply(*args)
     )
     rng = np.random.default_rng(0)
     image = torch.tensor(rng.integers(0, 256, (3, 8, 16, 16, 3), np.uint8))

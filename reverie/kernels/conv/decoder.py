@@ -20,15 +20,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.last_layer import is_small, last_layer_loss
-from reverie.kernels.conv.phases import SIDE, upsampled_kernel
-from reverie.kernels.launch import differentiable, programs
-from reverie.kernels.norm.norm_act import (
+from reverie.kernels.conv.space_to_depth import SIDE, upsampled_kernel
+from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.norm.rms_norm import (
     is_fusable,
-    layer_norm_act,
-    norm_act,
-    unfold_norm_act,
+    linear_norm_act,
+    rms_norm_silu,
+    rms_norm_silu_depth_to_space,
 )
-from reverie.kernels.sums import add_up
+from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Decoder
 from reverie.nets.distributions import Output
@@ -48,7 +48,7 @@ class FastDecoder(Decoder):
             norm: Norm = getattr(self, f"conv{i}norm")
             weight, bias = getattr(self, f"conv{i}").cast(dtype)
             x = _convolve(x, upsampled_kernel(weight, 4 * len(bias)))
-            x = unfold_norm_act(x, norm.scale, norm.eps, bias)
+            x = rms_norm_silu_depth_to_space(x, norm.scale, norm.eps, bias)
         weight, bias = self.imgout.cast(dtype)
         units = triton.cdiv(4 * len(bias), ALIGNED) * ALIGNED
         canvas = Canvas(x, upsampled_kernel(weight, units), bias)
@@ -64,13 +64,13 @@ class FastDecoder(Decoder):
         if not self.config.bspace:
             feat = torch.cat([stoch, deter], -1)
             norm = self.spacenorm
-            return norm_act(self.space(feat), norm.scale, norm.eps)
-        x = layer_norm_act(self.sp1, self.sp1norm, self.act, stoch)
+            return rms_norm_silu(self.space(feat), norm.scale, norm.eps)
+        x = linear_norm_act(self.sp1, self.sp1norm, self.act, stoch)
         weight0, bias0 = self.sp0.cast(deter.dtype)
         weight1, bias1 = self.sp2.cast(deter.dtype)
         rows = deter.reshape(len(deter), len(weight0), -1).transpose(0, 1)
         norm = self.spnorm
-        return differentiable(
+        return apply_autograd(
             *(_Space, torch.bmm(rows, weight0), F.linear(x, weight1), bias0, bias1),
             *(norm.scale, norm.eps, self.smallest),
         )
@@ -143,7 +143,7 @@ class Picture:
             loss = last_layer_loss(x, kernel, bias, target)
         else:
             phases = self.canvas.phases
-            loss = differentiable(_Compare, phases, bias, target, self.offset)
+            loss = apply_autograd(_Compare, phases, bias, target, self.offset)
         return loss.reshape(self.batch)
 
 
@@ -184,7 +184,7 @@ class _Space(torch.autograd.Function):
         dx0, dx1 = torch.empty_like(x0), torch.empty_like(x1)
         tall, wide = _square(channels)
         tiles = triton.cdiv(rows * pixels, tall)
-        count = programs(x0.device, tiles)
+        count = num_programs(x0.device, tiles)
         partial = torch.empty(count, channels, device=x0.device)
         _space_backward[(count,)](
             *(x0, x1, bias0, bias1, scale, grad.contiguous(), dx0, dx1, partial),
@@ -194,7 +194,7 @@ class _Space(torch.autograd.Function):
         blocked = dbias.view(pixels, len(x0), -1).transpose(0, 1).reshape(-1)
         return (
             *(dx0, dx1, blocked.to(bias0.dtype), dbias.to(bias1.dtype)),
-            *(add_up(partial).to(scale.dtype), None, None),
+            *(sum_partials(partial).to(scale.dtype), None, None),
         )
 
 
@@ -227,7 +227,7 @@ class _Compare(torch.autograd.Function):
             sizes = _sizes(phases, bias, target, ctx.offset)
             inputs = (phases, bias, target, grad.contiguous(), dphases, partial)
             _compare_backward[(n,)](*inputs, *sizes)
-        dbias = add_up(partial)[: 4 * len(bias)].view(4, -1).sum(0)
+        dbias = sum_partials(partial)[: 4 * len(bias)].view(4, -1).sum(0)
         return dphases, dbias.to(bias.dtype), None, None
 
 

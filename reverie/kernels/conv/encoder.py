@@ -16,10 +16,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.kernels.conv.first_layer import first_layer, is_small
-from reverie.kernels.conv.phases import SIDE, phase_kernel
-from reverie.kernels.conv.pool import pool_norm_act
-from reverie.kernels.launch import differentiable
-from reverie.kernels.norm.norm_act import is_fusable, layer_norm_act
+from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
+from reverie.kernels.conv.space_to_depth import SIDE, phase_kernel
+from reverie.kernels.launch import apply_autograd
+from reverie.kernels.norm.rms_norm import is_fusable, linear_norm_act
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Conv, Encoder
 
@@ -44,7 +44,7 @@ class FastEncoder(Encoder):
         x: Tensor = self.concat(obs, dtype)
         for i in range(self.config.layers):
             layer, norm = getattr(self, f"mlp{i}"), getattr(self, f"mlp{i}norm")
-            x = layer_norm_act(layer, norm, self.act, x)
+            x = linear_norm_act(layer, norm, self.act, x)
         return x
 
     def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -82,8 +82,8 @@ class FastEncoder(Encoder):
         if coarse:
             x = F.conv2d(x, kernel, padding=1)
         else:
-            x = differentiable(_Convolve, x, kernel)
-        return pool_norm_act(
+            x = apply_autograd(_Convolve, x, kernel)
+        return max_pool_rms_norm_silu(
             *(x.permute(0, 2, 3, 1), norm.scale, norm.eps, bias),
             from_phases=coarse,
             to_phases=fold,

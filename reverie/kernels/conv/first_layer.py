@@ -17,8 +17,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import differentiable, programs
-from reverie.kernels.sums import add_up
+from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.sums import sum_partials
 
 FOLDED = 16
 """Input channels: room for four phases of up to four colors."""
@@ -46,7 +46,7 @@ def first_layer(
     to_phases: bool,
 ) -> Float[Tensor, "n h2 w2 c2"]:
     """Convolve the phases of an image; then pool, normalize and activate."""
-    return differentiable(_FirstLayer, kernel, scale, bias, x, eps, to_phases)
+    return apply_autograd(_FirstLayer, kernel, scale, bias, x, eps, to_phases)
 
 
 class _FirstLayer(torch.autograd.Function):
@@ -69,7 +69,7 @@ class _FirstLayer(torch.autograd.Function):
         winner = torch.empty_like(y, dtype=torch.uint8) if keep else None
         if n:
             tiles = triton.cdiv(rows, ROWS)
-            count = programs(x.device, tiles, per_processor=64)
+            count = num_programs(x.device, tiles, per_sm=64)
             _first_layer_forward[(count,)](
                 *(x, matrix, bias, scale, y, pooled, winner),
                 *(rows, h, w, channels, eps, to_phases, triton.cdiv(tiles, count)),
@@ -86,7 +86,7 @@ class _FirstLayer(torch.autograd.Function):
         x, pooled, winner, scale, bias = ctx.saved_tensors
         n, h, w, channels = pooled.shape
         wide, tiles = _wide(channels), triton.cdiv(n * h * w, ROWS)
-        count = programs(x.device, tiles, per_processor=2)
+        count = num_programs(x.device, tiles, per_sm=2)
         dmatrix = torch.empty(count, 4 * channels, 9 * FOLDED, device=x.device)
         partial = torch.empty(count, 2, channels, device=x.device)
         _first_layer_backward[(count,)](
@@ -96,8 +96,10 @@ class _FirstLayer(torch.autograd.Function):
             num_warps=8,
             num_stages=1,
         )
-        dkernel = add_up(dmatrix).view(4 * channels, 3, 3, FOLDED).permute(0, 3, 1, 2)
-        dscale, dbias = add_up(partial)
+        dkernel = (
+            sum_partials(dmatrix).view(4 * channels, 3, 3, FOLDED).permute(0, 3, 1, 2)
+        )
+        dscale, dbias = sum_partials(partial)
         return (
             *(dkernel.to(x.dtype), dscale.to(scale.dtype), dbias.to(bias.dtype)),
             *(None, None, None),

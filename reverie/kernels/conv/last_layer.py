@@ -17,8 +17,8 @@ import triton.language as tl
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.kernels.launch import differentiable, programs
-from reverie.kernels.sums import add_up
+from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.sums import sum_partials
 
 PHASED = 16
 """Output channels: room for four phases of up to four colors."""
@@ -41,7 +41,7 @@ def last_layer_loss(
     target: UInt8[Tensor, "n H W C"],
 ) -> Float[Tensor, " n"]:
     """The squared error of every image, whose pixels are sigmoids of the layer."""
-    return differentiable(_LastLayer, x, kernel, bias, target)
+    return apply_autograd(_LastLayer, x, kernel, bias, target)
 
 
 class _LastLayer(torch.autograd.Function):
@@ -82,7 +82,7 @@ class _LastLayer(torch.autograd.Function):
         x, matrix, bias, slope = ctx.saved_tensors
         n, h, w, channels = x.shape
         wide, tiles = _wide(channels), n * triton.cdiv(h * w, ROWS)
-        count = programs(x.device, tiles, per_processor=2 if wide <= 64 else 1)
+        count = num_programs(x.device, tiles, per_sm=2 if wide <= 64 else 1)
         dx = torch.empty_like(x)
         dmatrix = torch.empty(count, 9, PHASED, channels, device=x.device)
         partial = torch.empty(count, PHASED, device=x.device)
@@ -93,8 +93,8 @@ class _LastLayer(torch.autograd.Function):
             num_warps=4 if wide <= 32 else 8,
             num_stages=1,
         )
-        dkernel = add_up(dmatrix).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
-        dbias = add_up(partial)[: 4 * len(bias)].view(4, -1).sum(0)
+        dkernel = sum_partials(dmatrix).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
+        dbias = sum_partials(partial)[: 4 * len(bias)].view(4, -1).sum(0)
         return dx, dkernel.to(x.dtype), dbias.to(bias.dtype), None
 
 

@@ -24,9 +24,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.conv.narrow import from_few, is_narrow, norm_to_few
-from reverie.kernels.conv.tiles import block as tiles
-from reverie.kernels.launch import can_launch, differentiable
+from reverie.kernels.conv.few_channels import from_few, is_narrow, norm_to_few
+from reverie.kernels.conv.fused_residual import launch as fused_residual
+from reverie.kernels.launch import apply_autograd, can_launch
 from reverie.kernels.norm.group_norm import (
     convolve,
     convolve_back,
@@ -62,7 +62,7 @@ class FastResidual(Residual):
         convs = (*self.conv0.cast(x.dtype), self.conv1.cast(x.dtype)[0])
         skip = None if self.skip is None else self.skip.cast(x.dtype)[0]
         last = self._last(first, x.dtype) if self.ready is None else self.ready
-        return differentiable(_Block, x, first, *norms, *convs, last, skip)
+        return apply_autograd(_Block, x, first, *norms, *convs, last, skip)
 
     @torch.no_grad()
     def sum_biases(self, first: Float[Tensor, " c"] | None) -> None:
@@ -165,7 +165,7 @@ def _through(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
         out: Tensor = last(norm(x))
         return out
     weight, bias = last.cast(x.dtype)
-    return differentiable(_NormConv, x, norm.scale, norm.shift, weight) + bias
+    return apply_autograd(_NormConv, x, norm.scale, norm.shift, weight) + bias
 
 
 def _prepare(net: FrameEncoder | FrameDecoder) -> None:
@@ -223,8 +223,8 @@ class _Block(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         norms = (scale0, shift0, scale1, shift1)
-        given = tiles.Given(first, *norms, weight0, bias0, weight1, last)
-        found = tiles.forward(x, given) if skip is None else None
+        given = fused_residual.Given(first, *norms, weight0, bias0, weight1, last)
+        found = fused_residual.forward(x, given) if skip is None else None
         y, stats0, middle, stats1 = found or _forward(x, given, skip)
         ctx.save_for_backward(
             *(x, scale0, shift0, stats0, weight0),
@@ -255,7 +255,9 @@ class _Block(torch.autograd.Function):
         )
 
 
-def _forward(x: Tensor, given: tiles.Given, skip: Tensor | None) -> tiles.Found:
+def _forward(
+    x: Tensor, given: fused_residual.Given, skip: Tensor | None
+) -> fused_residual.Found:
     """A block of any kind, with a kernel for every step."""
     active, stats0 = normalize(x, given.first, given.scale0, given.shift0)
     middle = convolve(active, given.weight0).contiguous()
@@ -266,7 +268,7 @@ def _forward(x: Tensor, given: tiles.Given, skip: Tensor | None) -> tiles.Found:
     _join[(triton.cdiv(y.numel(), TILE),)](
         *(beside, y, given.last, y, y.numel(), len(given.last), TILE), num_warps=8
     )
-    return tiles.Found(y, stats0, middle, stats1)
+    return fused_residual.Found(y, stats0, middle, stats1)
 
 
 @triton.jit

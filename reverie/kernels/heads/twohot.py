@@ -11,7 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import can_launch, differentiable, padded_linear
+from reverie.kernels.launch import apply_autograd, can_launch, padded_linear
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Output, TwoHot
 from reverie.nets.heads import Head
@@ -53,7 +53,7 @@ class FastTwoHot(TwoHot):
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         rows = self.raw.reshape(-1, self.raw.shape[-1])
         flat = target.detach().float().expand(self.raw.shape[:-1]).reshape(-1)
-        return differentiable(_Loss, rows, self.bins, flat).reshape(target.shape)
+        return apply_autograd(_Loss, rows, self.bins, flat).reshape(target.shape)
 
 
 class _Loss(torch.autograd.Function):

@@ -17,9 +17,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.kernels.conv import patches
-from reverie.kernels.launch import can_launch, differentiable, programs
-from reverie.kernels.sums import add_up
+from reverie.kernels.conv import im2col
+from reverie.kernels.launch import apply_autograd, can_launch, num_programs
+from reverie.kernels.sums import sum_partials
 from reverie.nets.strided import ImageDecoder, ImageEncoder
 
 TILE = 4096
@@ -40,10 +40,10 @@ class FastImageEncoder(ImageEncoder):
         for i in range(self.layers):
             conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
             if _is_narrow(conv) and not x.requires_grad:
-                x = patches.halve(x.to(_precision(x)), conv.weight)
+                x = im2col.halve(x.to(_precision(x)), conv.weight)
             else:
                 x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding)
-            x = norm_elu(x, norm, conv.bias)
+            x = batch_norm_elu(x, norm, conv.bias)
         return x.flatten(1)
 
 
@@ -57,10 +57,10 @@ class FastImageDecoder(ImageDecoder):
         for i in range(self.layers - 1):
             conv, norm = getattr(self, f"conv{i}"), getattr(self, f"norm{i}")
             x = F.conv_transpose2d(x, conv.weight, None, conv.stride, conv.padding)
-            x = norm_elu(x, norm, conv.bias)
+            x = batch_norm_elu(x, norm, conv.bias)
         last = getattr(self, f"conv{self.layers - 1}")
         if _is_narrow(last):
-            image = patches.double(x.to(_precision(x)), last.weight)
+            image = im2col.double(x.to(_precision(x)), last.weight)
             return torch.add(image, last.bias.to(image.dtype)[:, None, None])
         picture: Tensor = last(x)
         return picture
@@ -70,7 +70,7 @@ def _is_narrow(conv: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     """Whether a picture is on one side of the layer, and `patches.py` takes it."""
     form = conv.kernel_size[0], conv.stride[0], conv.padding[0]
     colors = conv.weight.shape[1]  # of either kind
-    return form == (4, 2, 1) and colors <= patches.COLORS
+    return form == (4, 2, 1) and colors <= im2col.COLORS
 
 
 def _precision(x: Tensor) -> torch.dtype:
@@ -88,7 +88,7 @@ def _fits(net: nn.Module) -> bool:
     return narrow and can_launch(weight.device, weight.dtype)
 
 
-def norm_elu(
+def batch_norm_elu(
     x: Float[Tensor, "n c h w"], norm: nn.BatchNorm2d, bias: Tensor | None
 ) -> Float[Tensor, "n c h w"]:
     """Normalize what is in the batch as `norm` does in training, then activate.
@@ -97,7 +97,7 @@ def norm_elu(
     """
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
-    return differentiable(_NormElu, x, norm.weight, norm.bias, bias, norm)
+    return apply_autograd(_NormElu, x, norm.weight, norm.bias, bias, norm)
 
 
 class _NormElu(torch.autograd.Function):
@@ -117,7 +117,7 @@ class _NormElu(torch.autograd.Function):
         _sum[(sizes.count,)](x, sums, *sizes.numbers, num_warps=WARPS)
         running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
         _apply[(sizes.count,)](
-            *(x, add_up(sums), scale, shift, bias, stats, *running, active),
+            *(x, sum_partials(sums), scale, shift, bias, stats, *running, active),
             *sizes.numbers,
             num_warps=WARPS,
         )
@@ -133,7 +133,7 @@ class _NormElu(torch.autograd.Function):
         sums = x.new_empty(sizes.count, 2, sizes.channels, dtype=torch.float32)
         given = (x, slope, stats, scale, shift)
         _sum_back[(sizes.count,)](*given, sums, *sizes.numbers, num_warps=WARPS)
-        total = add_up(sums)
+        total = sum_partials(sums)
         _apply_back[(sizes.count,)](*given, total, dx, *sizes.numbers, num_warps=WARPS)
         dbias = torch.zeros_like(scale) if ctx.has_bias else None
         return dx.permute(0, 3, 1, 2), total[1], total[0], dbias, None
@@ -147,7 +147,7 @@ class _Sizes:
         self.pixels = x.numel() // self.channels
         self.tall = max(1, TILE // self.channels)
         tiles = triton.cdiv(self.pixels, self.tall)
-        self.share = triton.cdiv(tiles, programs(x.device, tiles, PER_PROCESSOR))
+        self.share = triton.cdiv(tiles, num_programs(x.device, tiles, PER_PROCESSOR))
         self.count = triton.cdiv(tiles, self.share)
 
     @property

@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.launch import can_launch, programs
-from reverie.kernels.norm.clusters import norm as clusters
-from reverie.kernels.sums import add_up
+from reverie.kernels.launch import can_launch, num_programs
+from reverie.kernels.norm.cluster_group_norm import launch as cluster_group_norm
+from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, GROUPS
 
 TILE = 2048
@@ -81,7 +81,7 @@ def whole_groups(x: Tensor) -> Groups | None:
             return None
         tall = WHOLE // narrow
     wide = narrow
-    enough = programs(x.device, rows * channels, 2)
+    enough = num_programs(x.device, rows * channels, 2)
     while 2 * wide * tall <= WHOLE and rows * channels // (2 * wide) >= enough:
         wide *= 2
     wide = min(wide, channels)
@@ -122,14 +122,12 @@ def convolve_back(grad: Tensor, x: Tensor, weight: Tensor, of_input: bool) -> Te
 class Sizes:
     """How a batch of maps is shared among programs."""
 
-    def __init__(
-        self, x: Tensor, tall: int | None = None, per_processor: int = PER_PROCESSOR
-    ):
+    def __init__(self, x: Tensor, tall: int | None = None, per_sm: int = PER_PROCESSOR):
         self.rows, height, width, self.channels = x.shape
         self.pixels = height * width
         self.tall = tall or max(1, TILE // self.channels)
         tiles = triton.cdiv(self.pixels, self.tall)
-        wanted = programs(x.device, self.rows * tiles, per_processor)
+        wanted = num_programs(x.device, self.rows * tiles, per_sm)
         # a power of two, so that few kinds of kernels have to be built
         parts = triton.next_power_of_2(triton.cdiv(wanted, self.rows))
         self.split = min(tiles, parts, MOST_PARTS)
@@ -153,12 +151,12 @@ def normalize(
     x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The activation of a map, and what the norm measured: mean and 1 / deviation."""
-    plan = clusters.plan_for(x, bias, clusters.FORWARD)
+    plan = cluster_group_norm.plan_for(x, bias, cluster_group_norm.FORWARD)
     if plan is not None:
         try:
-            return clusters.normalize(x, bias, scale, shift, plan)
+            return cluster_group_norm.normalize(x, bias, scale, shift, plan)
         except nvrtc.Unavailable as error:
-            clusters.refuse(error)
+            cluster_group_norm.refuse(error)
     active, groups = torch.empty_like(x), whole_groups(x)
     if groups is not None:
         stats = x.new_empty(groups.rows, 2, groups.channels, dtype=torch.float32)
@@ -199,16 +197,16 @@ def slopes(
 ) -> Slopes:
     """Go back through `conv(norm(x + bias))`; `more` is added to the gradient of x."""
     slope = convolve_back(grad, x, weight, of_input=True).contiguous()
-    plan = clusters.plan_for(x, bias, clusters.BACKWARD)
+    plan = cluster_group_norm.plan_for(x, bias, cluster_group_norm.BACKWARD)
     if plan is not None:
         kept = (x, bias, scale, shift, stats)
         try:
-            active, sums = clusters.go_back(*kept, slope, more, plan)
+            active, sums = cluster_group_norm.go_back(*kept, slope, more, plan)
         except nvrtc.Unavailable as error:
-            clusters.refuse(error)
+            cluster_group_norm.refuse(error)
         else:
             dweight = convolve_back(grad, active, weight, of_input=False)
-            dshift, dscale, dbias, dmore = add_up(sums)
+            dshift, dscale, dbias, dmore = sum_partials(sums)
             return Slopes(slope, dscale, dshift, dweight, dbias, dmore)
     groups, active = whole_groups(x), torch.empty_like(x)
     if groups is not None and groups.share == 1:
@@ -220,7 +218,7 @@ def slopes(
             num_warps=groups.warps,
         )
         dweight = convolve_back(grad, active, weight, of_input=False)
-        dshift, dscale, dbias, dmore = add_up(sums)
+        dshift, dscale, dbias, dmore = sum_partials(sums)
         return Slopes(dx, dscale, dshift, dweight, dbias, dmore)
     sizes = Sizes(x)
     sums = x.new_empty(*sizes.grid, 4, sizes.channels, dtype=torch.float32)
@@ -234,7 +232,7 @@ def slopes(
         *(x, bias, scale, shift, stats, slope, sums, more, dx, *sizes.numbers),
         num_warps=WARPS,
     )
-    dshift, dscale, dbias, dmore = add_up(sums.flatten(0, 1))
+    dshift, dscale, dbias, dmore = sum_partials(sums.flatten(0, 1))
     return Slopes(dx, dscale, dshift, dweight, dbias, dmore)
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import can_launch, differentiable
+from reverie.kernels.launch import apply_autograd, can_launch
 from reverie.nets.gru import GRU, Hold, Route
 
 ROWS = 16
@@ -44,7 +44,7 @@ class FastGRU(GRU):
             return super().scan(gates, start, route, backwards)
         weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
         turned = sum(1 << unit for unit in backwards)
-        return differentiable(_Scan, gates, start, weight, bias, *route, turned)
+        return apply_autograd(_Scan, gates, start, weight, bias, *route, turned)
 
 
 class FastHold(Hold):
@@ -58,7 +58,7 @@ class FastHold(Hold):
     ) -> Float[Tensor, "B T Z"]:
         if not can_launch(fresh.device, fresh.dtype):
             return super().forward(fresh, read, copy)
-        return differentiable(_Hold, fresh, read, copy)
+        return apply_autograd(_Hold, fresh, read, copy)
 
 
 class _Hold(torch.autograd.Function):

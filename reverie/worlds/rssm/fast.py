@@ -15,11 +15,11 @@ from torch import Tensor
 
 from reverie.kernels.heads.choice import agree, sample_choice
 from reverie.kernels.launch import can_launch
-from reverie.kernels.norm.norm_act import (
-    block_norm_act,
+from reverie.kernels.norm.rms_norm import (
     is_fusable,
-    layer_norm_act,
-    norm_act,
+    linear_norm_act,
+    rms_norm_silu,
+    rms_norm_silu_blocks,
 )
 from reverie.kernels.scan.gru_gates import gru_gates
 from reverie.kernels.scan.scan import Dense, Normed, ScanWeights, Unbiased, scan
@@ -144,7 +144,7 @@ class FastDynamics(Dynamics):
         x = torch.bmm(shared.expand(blocks, -1, -1), others)
         x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), own)
         norm = self.dynhid0norm
-        x = block_norm_act(x, norm.scale, norm.eps, bias)
+        x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
         weight, bias = self.dyngru.cast(dtype)
         gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
         gru_gates(gates, bias, deter, out=after.deter)
@@ -160,7 +160,7 @@ class FastDynamics(Dynamics):
         weight, bias = self.dynin2.cast(like.dtype)
         (chosen,) = action.values()
         norm = self.dynin2norm
-        return norm_act(weight.T[chosen], norm.scale, norm.eps, bias)
+        return rms_norm_silu(weight.T[chosen], norm.scale, norm.eps, bias)
 
     def _apart(self, room: Float[Tensor, "*b F"]) -> State:
         """Features as the two halves they consist of."""
@@ -171,7 +171,7 @@ class FastDynamics(Dynamics):
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         layer, norm = getattr(self, name), getattr(self, f"{name}norm")
-        return layer_norm_act(layer, norm, self.act, x)
+        return linear_norm_act(layer, norm, self.act, x)
 
     def _is_usual(self, x: Tensor) -> bool:
         """Whether the dynamics have the layers that the scan was written for."""

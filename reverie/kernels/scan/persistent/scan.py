@@ -52,8 +52,8 @@ _refused: list[str] = []
 
 
 class Kernels(NamedTuple):
-    forward: nvrtc.Kernel
-    backward: nvrtc.Kernel
+    forward: nvrtc.CooperativeKernel
+    backward: nvrtc.CooperativeKernel
 
 
 def fits(weights: ScanWeights, inputs: Inputs) -> bool:
@@ -87,8 +87,8 @@ def kernels(device: torch.device) -> Kernels | None:
             source(), ("scan_forward", "scan_backward"), device
         )
         return Kernels(
-            nvrtc.Kernel(forward, BLOCKS, THREADS, SHARED_FORWARD),
-            nvrtc.Kernel(backward, BLOCKS, THREADS, SHARED_BACKWARD),
+            nvrtc.CooperativeKernel(forward, BLOCKS, THREADS, SHARED_FORWARD),
+            nvrtc.CooperativeKernel(backward, BLOCKS, THREADS, SHARED_BACKWARD),
         )
     except nvrtc.Unavailable as error:
         _refuse(error)
@@ -346,4 +346,4 @@ def _arguments(
 ) -> ctypes.Structure:
     """The kernels' one argument, for one group of rows."""
     own = {key: value[group] for key, value in grouped.items()}
-    return nvrtc.structure({**fixed, **own}, numbers)
+    return nvrtc.make_arguments({**fixed, **own}, numbers)

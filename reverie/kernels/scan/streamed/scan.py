@@ -71,8 +71,8 @@ class Sizes(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    forth: dict[str, nvrtc.EarlyKernel]
-    back: dict[str, nvrtc.EarlyKernel]
+    forth: dict[str, nvrtc.OverlappingKernel]
+    back: dict[str, nvrtc.OverlappingKernel]
 
 
 def pays(weights: ScanWeights, inputs: Inputs) -> bool:
@@ -126,7 +126,7 @@ def kernels(size: Sizes, device: torch.device) -> Kernels | None:
         return Kernels(
             *(
                 {
-                    name: nvrtc.EarlyKernel(
+                    name: nvrtc.OverlappingKernel(
                         found[f"{side}_{name}"],
                         blocks,
                         THREADS,
@@ -205,14 +205,14 @@ def run_forward(weights: ScanWeights, inputs: Inputs, settings: Settings) -> Tap
         "eps": settings.eps,
         "unimix": settings.unimix,
     }
-    arguments = nvrtc.structure(pointers, numbers)
+    arguments = nvrtc.make_arguments(pointers, numbers)
     found = kernels(size, device)
     assert found is not None
     try:
         for t in range(length):
             arguments.t = t
             for name in NAMES[:-1]:  # the weights are there once the first has started
-                found.forth[name](arguments, early=t > 0 or name != NAMES[0])
+                found.forth[name](arguments, overlap=t > 0 or name != NAMES[0])
             if t + 1 < length:
                 found.forth["choices"](arguments, batch * size.units // size.part)
     except nvrtc.Unavailable as error:
@@ -278,14 +278,14 @@ def run_backward(
         "shares3": torch.empty_like(shares[0]),
     }
     numbers = {"t": 0, "length": length, "batch": batch, "unimix": settings.unimix}
-    arguments = nvrtc.structure(pointers, numbers)
+    arguments = nvrtc.make_arguments(pointers, numbers)
     found = kernels(size, reset.device)
     assert found is not None
     try:
         for t in reversed(range(length)):
             arguments.t = t
             for name in BACK:
-                found.back[name](arguments, early=t + 1 < length or name != BACK[0])
+                found.back[name](arguments, overlap=t + 1 < length or name != BACK[0])
     except nvrtc.Unavailable as error:
         _refuse(error)
         return scan_loop.run_backward(weights, tape, reset, grads, settings)

@@ -10,7 +10,7 @@ from reverie.nets.blocks import MLP, BlockLinear, Linear, Norm, activation, init
 
 pytest.importorskip("triton")
 
-from reverie.kernels.norm.norm_act import FastMLP, layer_norm_act, norm_act
+from reverie.kernels.norm.rms_norm import FastMLP, linear_norm_act, rms_norm_silu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -35,7 +35,7 @@ def test_norm_act_and_its_gradients_equal_the_formula(shape, has_bias):
     x, weight = torch.randn(2, *shape, device=DEVICE)
     scale, bias = torch.randn(2, shape[-1], device=DEVICE)
     bias = bias if has_bias else None
-    ours = gradients(norm_act, x, scale, bias, weight)
+    ours = gradients(rms_norm_silu, x, scale, bias, weight)
     double = [t if t is None else t.double() for t in (x, scale, bias, weight)]
     for mine, theirs in zip(ours, gradients(plain, *double), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=2e-5)
@@ -43,12 +43,12 @@ def test_norm_act_and_its_gradients_equal_the_formula(shape, has_bias):
 
 def test_norm_act_takes_no_rows():
     x = torch.zeros(0, 8, device=DEVICE)
-    assert norm_act(x, torch.ones(8, device=DEVICE), 1e-4).shape == (0, 8)
+    assert rms_norm_silu(x, torch.ones(8, device=DEVICE), 1e-4).shape == (0, 8)
 
 
 def test_the_output_has_the_dtype_of_the_input():
     x = torch.randn(4, 16, device=DEVICE).bfloat16()
-    y = norm_act(x, torch.ones(16, device=DEVICE), 1e-4)
+    y = rms_norm_silu(x, torch.ones(16, device=DEVICE), 1e-4)
     assert y.dtype == torch.bfloat16
 
 
@@ -91,7 +91,7 @@ def test_dense_and_block_layers_come_before_the_norm(kind):
     results, weight = [], torch.randn(5, 12, device=DEVICE)
     for fast in (True, False):
         leaves = [x.clone().requires_grad_(), *layer.parameters(), norm.scale]
-        y = layer_norm_act(layer, norm, act, leaves[0]) if fast else None
+        y = linear_norm_act(layer, norm, act, leaves[0]) if fast else None
         y = act(norm(layer(leaves[0]))) if y is None else y
         results.append([y.detach(), *torch.autograd.grad((y * weight).sum(), leaves)])
     for mine, theirs in zip(*results, strict=True):
@@ -105,8 +105,8 @@ def test_norm_act_at_real_sizes(width, dtype):
     rows = 16384 if width <= 1024 else 2048
     x, weight = torch.randn(2, rows, width, device="cuda").to(dtype)
     scale, bias = torch.randn(2, width, device="cuda")
-    ours = gradients(norm_act, x, scale, bias, weight)
-    again = gradients(norm_act, x, scale, bias, weight)
+    ours = gradients(rms_norm_silu, x, scale, bias, weight)
+    again = gradients(rms_norm_silu, x, scale, bias, weight)
     double = [t.double() for t in (x, scale, bias, weight)]
     rtol = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     for mine, same, theirs in zip(ours, again, gradients(plain, *double), strict=True):

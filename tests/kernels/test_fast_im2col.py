@@ -1,4 +1,4 @@
-"""First and last layers as products of patches, against the library's convolutions."""
+"""First and last layers as products of im2col, against the library's convolutions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from reverie.kernels.conv import patches
+from reverie.kernels.conv import im2col
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -25,7 +25,7 @@ def test_halving_is_the_convolution(colors):
     theirs = F.conv2d(x.double(), exact, None, 2, 1)
     (grad,) = torch.autograd.grad(theirs.square().sum(), exact)
     mine = weight.to(DEVICE).requires_grad_()
-    ours = patches.halve(x.to(DEVICE), mine)
+    ours = im2col.halve(x.to(DEVICE), mine)
     (slope,) = torch.autograd.grad(ours.square().sum(), mine)
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(slope.cpu().double(), grad, rtol=1e-4, atol=1e-2)
@@ -38,7 +38,7 @@ def test_doubling_is_the_transposed_convolution(colors):
     theirs = F.conv_transpose2d(*exact, None, 2, 1)
     grads = torch.autograd.grad(theirs.square().sum(), exact)
     mine = [leaf.to(DEVICE).requires_grad_() for leaf in leaves]
-    ours = patches.double(*mine)
+    ours = im2col.double(*mine)
     slopes = torch.autograd.grad(ours.square().sum(), mine)
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-4, atol=1e-4)
     for slope, grad in zip(slopes, grads, strict=True):
@@ -46,10 +46,10 @@ def test_doubling_is_the_transposed_convolution(colors):
 
 
 def test_a_sum_over_many_rows_is_shared(monkeypatch):
-    monkeypatch.setattr(patches, "PARTS", 4)
+    monkeypatch.setattr(im2col, "PARTS", 4)
     x, weight = normal(2, 3, 8, 8).to(DEVICE), normal(5, 3, 4, 4).to(DEVICE)
     found = []
-    for layer in (patches.halve, lambda x, w: F.conv2d(x, w, None, 2, 1)):
+    for layer in (im2col.halve, lambda x, w: F.conv2d(x, w, None, 2, 1)):
         leaf = weight.clone().requires_grad_()
         found.append(torch.autograd.grad(layer(x, leaf).square().sum(), leaf)[0])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-2)
@@ -63,7 +63,7 @@ def test_a_product_of_any_size_is_exact(rows, depth, width):
     x, y = normal(rows, depth).to(DEVICE), normal(depth, width).to(DEVICE)
     exact = (x.double() @ y.double()).float()
     for right in (y, y.T.contiguous().T):
-        found = patches._multiply(x, right)
+        found = im2col._multiply(x, right)
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-4)
 
 
@@ -75,7 +75,7 @@ def test_no_row_of_very_many_is_left_out(depth, width):
     y = normal(depth, width).cuda().bfloat16()
     before = torch.full((len(x), width), torch.nan, device="cuda").bfloat16()
     del before  # its memory is what the product gets
-    found = patches._multiply(x, y)
+    found = im2col._multiply(x, y)
     for some, ours in zip(x.split(8192), found.split(8192), strict=True):
         exact = some.float() @ y.float()
         torch.testing.assert_close(ours.float(), exact, rtol=1e-2, atol=0.1)
@@ -89,9 +89,9 @@ def test_layers_of_a_window_stay_close_in_half_precision():
     inner = inner.contiguous(memory_format=torch.channels_last).requires_grad_()
     outer = (normal(128, 3, 4, 4) / 45).cuda().requires_grad_()
     pairs = [
-        (patches.halve(x, weight), F.conv2d(x.float(), weight, None, 2, 1), [weight]),
+        (im2col.halve(x, weight), F.conv2d(x.float(), weight, None, 2, 1), [weight]),
         (
-            patches.double(inner, outer),
+            im2col.double(inner, outer),
             F.conv_transpose2d(inner.float(), outer, None, 2, 1),
             [inner, outer],
         ),

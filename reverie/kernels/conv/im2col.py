@@ -22,7 +22,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import differentiable
+from reverie.kernels.launch import apply_autograd
 
 SIDE, STRIDE, PAD = 4, 2, 1
 """Of the layers this is for."""
@@ -44,7 +44,7 @@ def halve(
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2).to(x.dtype)  # (K, o)
     with torch.no_grad():
         rows = _gather(x.permute(0, 2, 3, 1).contiguous())
-    y = differentiable(_Tall, rows, matrix)
+    y = apply_autograd(_Tall, rows, matrix)
     return y.reshape(n, h // STRIDE, w // STRIDE, -1).permute(0, 3, 1, 2)
 
 
@@ -55,8 +55,8 @@ def double(
     n, units, h, w = x.shape
     matrix = weight.permute(0, 2, 3, 1).flatten(1).to(x.dtype)  # (e, K)
     rows = x.permute(0, 2, 3, 1).reshape(-1, units)
-    patches = differentiable(_Tall, rows, matrix)
-    picture = differentiable(_Overlap, patches.reshape(n, h, w, -1))
+    patches = apply_autograd(_Tall, rows, matrix)
+    picture = apply_autograd(_Overlap, patches.reshape(n, h, w, -1))
     return picture.permute(0, 3, 1, 2)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reverie.kernels import accelerate as fast
-from reverie.kernels.conv import coarse
-from reverie.kernels.conv.coarse import CoarseConv
+from reverie.kernels.conv import upsample_cpu
+from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Conv, Decoder, DecoderConfig
 from reverie.spaces import Space
@@ -19,7 +19,7 @@ from reverie.spaces import Space
 def test_output_and_gradients_equal_those_of_the_plain_way(
     monkeypatch, size, kernel, stride
 ):
-    monkeypatch.setattr(coarse, "LEAST", 0)
+    monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     conv = Conv(3, 4, kernel, stride).double()
     initialize(conv, torch.Generator().manual_seed(0))
     conv.bias.data.normal_()
@@ -28,7 +28,7 @@ def test_output_and_gradients_equal_those_of_the_plain_way(
     plain = conv.after_doubling(x)
     toward = torch.randn_like(plain)
     want = torch.autograd.grad(plain, inputs, toward)
-    conv.__class__ = CoarseConv
+    conv.__class__ = FusedUpsampleConv
     found = conv.after_doubling(x)
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(torch.autograd.grad(found, inputs, toward), want, strict=True):
@@ -37,7 +37,7 @@ def test_output_and_gradients_equal_those_of_the_plain_way(
 
 @pytest.mark.parametrize("more", [{}, {"outer": True}, {"strided": True}])
 def test_a_decoder_draws_the_same_images(monkeypatch, more):
-    monkeypatch.setattr(coarse, "LEAST", 0)
+    monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     spaces = {"image": Space(np.uint8, (16, 16, 3))}
     config = DecoderConfig(depth=4, mults=(1, 2), bspace=0, units=8, **more)
     decoder = Decoder(spaces, 6, 8, config)
@@ -45,7 +45,7 @@ def test_a_decoder_draws_the_same_images(monkeypatch, more):
     deter, stoch = torch.randn(2, 3, 6), torch.randn(2, 3, 8)
     plain = decoder(deter, stoch)["image"].pred()
     fast.accelerate_host(decoder)
-    assert isinstance(decoder.imgout, CoarseConv)
+    assert isinstance(decoder.imgout, FusedUpsampleConv)
     torch.testing.assert_close(decoder(deter, stoch)["image"].pred(), plain)
 
 
@@ -54,7 +54,7 @@ def test_small_maps_take_the_plain_way(monkeypatch):
     initialize(conv, torch.Generator().manual_seed(0))
     x = torch.randn(2, 4, 4, 3)
     plain = conv.after_doubling(x)
-    conv.__class__ = CoarseConv
+    conv.__class__ = FusedUpsampleConv
     assert torch.equal(conv.after_doubling(x), plain)
-    monkeypatch.setattr(coarse, "LEAST", 32)
+    monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 32)
     assert not torch.equal(conv.after_doubling(x), plain)

@@ -16,11 +16,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import differentiable, programs
-from reverie.kernels.sums import add_up
+from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.sums import sum_partials
 
 
-def pool_norm_act(
+def max_pool_rms_norm_silu(
     x: Float[Tensor, "b h w c"],
     scale: Float[Tensor, " C"],
     eps: float,
@@ -31,7 +31,7 @@ def pool_norm_act(
 ) -> Float[Tensor, "b h2 w2 c2"]:
     """The largest of every 2 by 2 pixels, plus bias, normalized and activated."""
     flags = from_phases, to_phases
-    return differentiable(_PoolNormAct, x, scale, bias, eps, *flags)
+    return apply_autograd(_PoolNormAct, x, scale, bias, eps, *flags)
 
 
 class _PoolNormAct(torch.autograd.Function):
@@ -75,7 +75,7 @@ class _PoolNormAct(torch.autograd.Function):
         dx = pooled.new_empty(shape)
         rows, (tall, wide, warps) = b * h * w, _tile(channels)
         tiles = triton.cdiv(rows, tall)
-        count = programs(dx.device, tiles, per_processor=8)
+        count = num_programs(dx.device, tiles, per_sm=8)
         partial = torch.empty(count, 2, channels, device=dx.device)
         _pool_backward[(count,)](
             *(pooled, winner, bias, scale, grad.contiguous(), dx, partial),
@@ -83,7 +83,7 @@ class _PoolNormAct(torch.autograd.Function):
             *(from_phases, to_phases, tall, wide),
             num_warps=warps,
         )
-        dscale, dbias = add_up(partial)
+        dscale, dbias = sum_partials(partial)
         return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None
 
 

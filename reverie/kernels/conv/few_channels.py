@@ -23,7 +23,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import can_launch, differentiable, programs
+from reverie.kernels.launch import apply_autograd, can_launch, num_programs
 from reverie.kernels.norm.group_norm import (
     Sizes,
     convolve_back,
@@ -31,7 +31,7 @@ from reverie.kernels.norm.group_norm import (
     measure,
     sum_up,
 )
-from reverie.kernels.sums import add_up
+from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, Conv, NormSilu
 
 MOST_TAPS = 64
@@ -53,7 +53,7 @@ MOST_ENTRIES = 2**30
 def from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
     """`conv(x)`, for few channels in `x`."""
     weight, bias = conv.cast(x.dtype)
-    return differentiable(_FromFew, x, weight, bias)
+    return apply_autograd(_FromFew, x, weight, bias)
 
 
 def norm_to_few(
@@ -61,7 +61,7 @@ def norm_to_few(
 ) -> Float[Tensor, "b h w c2"]:
     """`conv(norm(x))`, for few channels in the result."""
     weight, bias = conv.cast(x.dtype)
-    return differentiable(_NormToFew, x, norm.scale, norm.shift, weight, bias)
+    return apply_autograd(_NormToFew, x, norm.scale, norm.shift, weight, bias)
 
 
 def is_narrow(conv: Conv, few: int, many: int, x: Tensor) -> bool:
@@ -90,7 +90,7 @@ class _FromFew(torch.autograd.Function):
         out, framed = x.new_empty(rows, height, width, many), _framed(x)
         to_many, to_few, down, right = weight.stride()
         tiles = triton.cdiv(total, TALL)
-        steps = triton.cdiv(tiles, programs(x.device, tiles, per_processor=16))
+        steps = triton.cdiv(tiles, num_programs(x.device, tiles, per_sm=16))
         steps = min(triton.next_power_of_2(steps), MOST_STEPS)  # few kinds to build
         _from_few[(triton.cdiv(tiles, steps),)](
             *(framed, weight, bias, out, total, height, width),
@@ -107,14 +107,14 @@ class _FromFew(torch.autograd.Function):
         rows, height, width, many = grad.shape
         few, total = framed.shape[-1], rows * height * width
         taps, tiles = _taps(few), triton.cdiv(total, TALL)
-        count = programs(grad.device, tiles, per_processor=8)
+        count = num_programs(grad.device, tiles, per_sm=8)
         partial = grad.new_empty(count, taps + 1, many, dtype=torch.float32)
         _from_few_back[(count,)](
             *(framed, grad, partial, total, height, width, few, taps, many),
             *(triton.cdiv(tiles, count), TALL),
             num_warps=WARPS,
         )
-        sums = add_up(partial)
+        sums = sum_partials(partial)
         dweight = rearrange(
             sums[: 9 * few], "(y x i) o -> o i y x", y=3, x=3, i=few
         ).to(weight.dtype)
@@ -168,8 +168,8 @@ class _NormToFew(torch.autograd.Function):
             *(height, width, few, taps),
             num_warps=WARPS,
         )
-        dshift, dscale = add_up(sums.flatten(0, 1))
-        dmatrix = add_up(dmatrix.flatten(0, 1))
+        dshift, dscale = sum_partials(sums.flatten(0, 1))
+        dmatrix = sum_partials(dmatrix.flatten(0, 1))
         dweight = rearrange(
             dmatrix[:, : 9 * few], "i (y x o) -> o i y x", y=3, x=3, o=few
         )

@@ -16,15 +16,15 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import can_launch, differentiable, programs
-from reverie.kernels.sums import add_up
+from reverie.kernels.launch import apply_autograd, can_launch, num_programs
+from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
 
 WIDEST = 8192
 """The most channels that one program holds."""
 
 
-def norm_act(
+def rms_norm_silu(
     x: Float[Tensor, "*b F"],
     scale: Float[Tensor, " F"],
     eps: float,
@@ -32,35 +32,35 @@ def norm_act(
 ) -> Float[Tensor, "*b F"]:
     """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
     rows = x.reshape(-1, x.shape[-1])
-    return differentiable(_NormAct, rows, scale, bias, eps, 0, 1).reshape(x.shape)
+    return apply_autograd(_NormAct, rows, scale, bias, eps, 0, 1).reshape(x.shape)
 
 
-def unfold_norm_act(
+def rms_norm_silu_depth_to_space(
     x: Float[Tensor, "b h w c"],
     scale: Float[Tensor, " C"],
     eps: float,
     bias: Float[Tensor, " C"],
 ) -> Float[Tensor, "b h2 w2 C"]:
-    """`norm_act` of the four phases of every pixel, laid out as a map twice as fine."""
+    """Apply `rms_norm_silu` to four phases per pixel; return the map twice as fine."""
     b, h, w, _ = x.shape
     rows = x.reshape(-1, len(scale))
-    y = differentiable(_NormAct, rows, scale, bias, eps, w, 1)
+    y = apply_autograd(_NormAct, rows, scale, bias, eps, w, 1)
     return y.view(b, 2 * h, 2 * w, -1)
 
 
-def block_norm_act(
+def rms_norm_silu_blocks(
     x: Float[Tensor, "G N W"],
     scale: Float[Tensor, " F"],
     eps: float,
     bias: Float[Tensor, " F"],
 ) -> Float[Tensor, "N F"]:
-    """`norm_act` of rows whose blocks lie apart, as they do in a block product."""
+    """`rms_norm_silu` of rows whose blocks lie apart, as they do in a block product."""
     rows = x.view(-1, len(scale))
-    return differentiable(_NormAct, rows, scale, bias, eps, 0, len(x))
+    return apply_autograd(_NormAct, rows, scale, bias, eps, 0, len(x))
 
 
 def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
-    """Whether norm and activation are those of `norm_act`, and fit."""
+    """Whether norm and activation are those of `rms_norm_silu`, and fit."""
     return (
         norm.kind == "rms"
         and act is F.silu
@@ -69,7 +69,7 @@ def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     )
 
 
-def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
+def linear_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
     """`act(norm(layer(x)))` for a dense or block layer, with all but the product fused.
 
     Takes the plain way for any other norm, activation or device.
@@ -79,11 +79,11 @@ def layer_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
         return y
     weight, bias = layer.cast(x.dtype)
     if isinstance(layer, Linear):
-        return norm_act(F.linear(x, weight), norm.scale, norm.eps, bias)
+        return rms_norm_silu(F.linear(x, weight), norm.scale, norm.eps, bias)
     assert isinstance(layer, BlockLinear)
     blocks, width, _ = weight.shape
     rows = x.reshape(-1, blocks, width).transpose(0, 1)  # (blocks, rows, width)
-    y = block_norm_act(torch.bmm(rows, weight), norm.scale, norm.eps, bias)
+    y = rms_norm_silu_blocks(torch.bmm(rows, weight), norm.scale, norm.eps, bias)
     return y.reshape(*x.shape[:-1], -1)
 
 
@@ -91,7 +91,7 @@ class FastMLP(MLP):
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):
             layer, norm = getattr(self, f"linear{i}"), getattr(self, f"norm{i}")
-            x = layer_norm_act(layer, norm, self.act, x)
+            x = linear_norm_act(layer, norm, self.act, x)
         return x
 
 
@@ -133,7 +133,7 @@ class _NormAct(torch.autograd.Function):
         rows, width = x.shape
         dx, (tall, wide, warps) = torch.empty_like(x), _tile(rows, width)
         tiles = triton.cdiv(rows, tall)
-        count = programs(x.device, tiles)
+        count = num_programs(x.device, tiles)
         steps = triton.cdiv(tiles, count)
         partial = torch.empty(count, 2, width, device=x.device)
         _norm_act_backward[(count,)](
@@ -141,7 +141,7 @@ class _NormAct(torch.autograd.Function):
             *(width // ctx.blocks, ctx.coarse > 0, ctx.blocks > 1, steps, tall, wide),
             num_warps=warps,
         )
-        dscale, dbias = add_up(partial)
+        dscale, dbias = sum_partials(partial)
         return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None, None
 
 

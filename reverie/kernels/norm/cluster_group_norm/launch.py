@@ -144,7 +144,7 @@ def normalize(
     kernel = load(x.device, height * width, channels, FORWARD, plan)
     tensors = (x, bias, scale, shift, stats, active)
     arguments = _Forward(*map(_address, tensors), EPS)
-    kernel(arguments, rows * plan.split, early=False)
+    kernel(arguments, rows * plan.split, overlap=False)
     return active, stats
 
 
@@ -169,19 +169,19 @@ def go_back(
     sums = x.new_empty(rows, 4, channels, dtype=torch.float32)
     kernel = load(x.device, height * width, channels, BACKWARD, plan)
     tensors = (x, bias, scale, shift, stats, slope, more, active, slope, sums)
-    kernel(_Backward(*map(_address, tensors)), rows * plan.split, early=False)
+    kernel(_Backward(*map(_address, tensors)), rows * plan.split, overlap=False)
     return active, sums
 
 
 @functools.cache
 def load(
     device: torch.device, pixels: int, channels: int, way: Way, plan: Plan
-) -> nvrtc.EarlyKernel:
+) -> nvrtc.OverlappingKernel:
     """The kernel for maps of one size."""
     text = source(pixels, channels, way, plan)
     handle = nvrtc.load(text, [f"norm_{way.name}"], device)[0]
     shared = plan.shared(pixels, channels, way)
-    return nvrtc.EarlyKernel(handle, 1, plan.threads, shared)
+    return nvrtc.OverlappingKernel(handle, 1, plan.threads, shared)
 
 
 def source(pixels: int, channels: int, way: Way, plan: Plan) -> str:
@@ -190,7 +190,7 @@ def source(pixels: int, channels: int, way: Way, plan: Plan) -> str:
     sizes |= {"SPLIT": plan.split, "THREADS": plan.threads}
     sizes["BLOCKS"] = plan.blocks(pixels, channels, way)
     folder = resources.files(__package__)
-    names = ("machine", "vectors", "norm", way.name)
+    names = ("device", "vectors", "common", way.name)
     return "\n".join(
         [
             *(f"#define {key} {value}" for key, value in sizes.items()),
@@ -220,7 +220,7 @@ def _has_clusters(device: torch.device) -> bool:
         return False
     try:
         load(device, 1024, 128, FORWARD, PLANS["forward"][1024, 128])
-        nvrtc.prepare(all_sources(), device)
+        nvrtc.compile_in_background(all_sources(), device)
     except nvrtc.Unavailable as error:
         refuse(error)
         return False

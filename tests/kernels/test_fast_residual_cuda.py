@@ -1,7 +1,7 @@
 """Residual blocks in tiles against plain ones.
 
 On a machine without a GPU the very same source runs with a fiber of the CPU for each of
-its threads (`tile_machine.h`), where there is a C++ compiler.
+its threads (`emulated_block.h`), where there is a C++ compiler.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ pytest.importorskip("triton")
 
 from reverie.kernels import nvrtc
 from reverie.kernels.accelerate import accelerate
-from reverie.kernels.conv.tiles import block as tiles
-from reverie.kernels.conv.tiles.block import Given, Plan, Size
-from reverie.kernels.norm import clusters, group_norm
+from reverie.kernels.conv.fused_residual import launch as fused_residual
+from reverie.kernels.conv.fused_residual.launch import Given, Plan, Size
+from reverie.kernels.norm import cluster_group_norm, group_norm
 from reverie.nets.blocks import initialize
 from reverie.nets.residual import EPS, GROUPS, Residual
 
@@ -49,7 +49,7 @@ class HostKernel:
     def __init__(self, function, room, shared):
         self.function, self.sizes = function, (room, shared)
 
-    def __call__(self, arguments, blocks, early):
+    def __call__(self, arguments, blocks, overlap):
         given = (ctypes.byref(arguments), blocks, *self.sizes, self.backwards)
         assert self.function(*given) == 0, "outside of memory, or in the same bank"
 
@@ -57,14 +57,14 @@ class HostKernel:
 @functools.cache
 def on_host(folder, size, plan):
     """The kernels, built for this machine's processor."""
-    source = tiles.source(size, plan)
-    for package in (clusters, tiles.__package__):
-        text = resources.files(package).joinpath("machine.cu").read_text()
+    source = fused_residual.source(size, plan)
+    for package in (cluster_group_norm, fused_residual.__package__):
+        text = resources.files(package).joinpath("device.cu").read_text()
         assert text in source
         source = source.replace(text, "")
-    host = Path(__file__).with_name("tile_machine.h").read_text()
+    host = Path(__file__).with_name("emulated_block.h").read_text()
     at = source.index("//")  # after the sizes
-    runs = "".join(f"RUN({name})\n" for name in tiles.KERNELS)
+    runs = "".join(f"RUN({name})\n" for name in fused_residual.KERNELS)
     path = folder / f"tiles-{'-'.join(map(str, (*size, *plan)))}.cpp"
     path.write_text("".join([source[:at], host, source[at:], TAIL, runs]))
     library = path.with_suffix(".so")
@@ -73,7 +73,7 @@ def on_host(folder, size, plan):
     built = ctypes.CDLL(str(library))
     return [
         HostKernel(getattr(built, f"run_{name}"), plan.room(size), plan.shared(size))
-        for name in tiles.KERNELS
+        for name in fused_residual.KERNELS
     ]
 
 
@@ -93,10 +93,10 @@ def emulated(folder, monkeypatch):
     def load(device, size, plan):
         return on_host(folder, size, plan)
 
-    monkeypatch.setattr(tiles, "load", load)
-    monkeypatch.setattr(tiles, "PLANS", SMALL)
-    monkeypatch.setattr(tiles, "_refused", [])
-    monkeypatch.setattr(tiles, "_has_tiles", lambda device: True)
+    monkeypatch.setattr(fused_residual, "load", load)
+    monkeypatch.setattr(fused_residual, "PLANS", SMALL)
+    monkeypatch.setattr(fused_residual, "_refused", [])
+    monkeypatch.setattr(fused_residual, "_has_tiles", lambda device: True)
 
 
 def make(channels, device="cpu"):
@@ -133,7 +133,7 @@ def measured(x):
 @torch.no_grad()
 def compare(net, x, first):
     """Every step against a plain one, in float32, of what the kernels had there."""
-    found = tiles.forward(x, parts(net, first))
+    found = fused_residual.forward(x, parts(net, first))
     assert found is not None
     lead = torch.zeros_like(x[0, 0, 0]) if first is None else first
     bias = net.conv0.bias.bfloat16().float()
@@ -172,23 +172,23 @@ def test_the_source_does_what_a_block_does(size, bias):
 @pytest.mark.usefixtures("emulated")
 def test_the_order_of_threads_is_of_no_influence(monkeypatch):
     x, given = torch.randn(1, 8, 16, 32).bfloat16(), parts(make(32), None)
-    forth = tiles.forward(x, given)
+    forth = fused_residual.forward(x, given)
     monkeypatch.setattr(HostKernel, "backwards", True)
-    torch.testing.assert_close(tiles.forward(x, given), forth, rtol=0, atol=0)
+    torch.testing.assert_close(fused_residual.forward(x, given), forth, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("emulated")
 def test_almost_constant_maps_keep_their_variance():
     x = torch.full((1, 24, 16, 32), 300.0).bfloat16()
     x[0, 5, 3] += 2
-    found = tiles.forward(x, parts(make(32), None))
+    found = fused_residual.forward(x, parts(make(32), None))
     torch.testing.assert_close(found.stats0.double(), measured(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("emulated")
 def test_the_norms_are_those_of_the_other_way():
     x, given = torch.randn(2, 8, 16, 32).bfloat16(), parts(make(32), None)
-    found = tiles.forward(x, given)
+    found = fused_residual.forward(x, given)
     _, stats = group_norm.normalize(x, None, given.scale0, given.shift0)
     torch.testing.assert_close(found.stats0, stats, rtol=1e-5, atol=1e-5)
     norm = (given.bias0, given.scale1, given.shift1)
@@ -197,11 +197,11 @@ def test_the_norms_are_those_of_the_other_way():
 
 
 def both_ways(monkeypatch, net, x, first, plans):
-    """Outputs and gradients of a fast block, the other way and in tiles."""
+    """Outputs and gradients of a fast block, the other way and in fused_residual."""
     accelerate(net)
     slope = torch.randn_like(x)
     for each in ({}, plans):
-        monkeypatch.setattr(tiles, "PLANS", each)
+        monkeypatch.setattr(fused_residual, "PLANS", each)
         inputs = [v.clone().requires_grad_() for v in (x, first)]
         y = net(*inputs)
         leaves = [*inputs, *net.parameters()]
@@ -223,15 +223,15 @@ def test_blocks_and_their_gradients_take_the_plan(monkeypatch):
 
 
 def test_arguments_are_laid_out_as_in_the_source():
-    source = tiles.source(Size(24, 16, 32), Plan(8))
+    source = fused_residual.source(Size(24, 16, 32), Plan(8))
     body = re.search(r"struct Arguments {(.*?)};", source, re.S)[1]
     members = re.findall(r"(\w+)\s*[,;]", re.sub(r"//.*", "", body))
-    assert [key for key, _ in tiles._Step._fields_] == members
+    assert [key for key, _ in fused_residual._Step._fields_] == members
 
 
 def test_every_plan_fits_its_maps():
-    assert tiles.PLANS.keys() == {Size(64, 64, 32), Size(32, 32, 32)}
-    for size, plan in tiles.PLANS.items():
+    assert fused_residual.PLANS.keys() == {Size(64, 64, 32), Size(32, 32, 32)}
+    for size, plan in fused_residual.PLANS.items():
         assert plan.fits(size), size
 
 
@@ -253,31 +253,33 @@ def test_what_does_not_divide_or_has_no_room_fits_no_plan(size, plan):
 
 def test_other_machines_sizes_and_dtypes_take_another_way(monkeypatch):
     x, given = torch.zeros(1, 64, 64, 32).bfloat16(), parts(make(32), None)
-    assert tiles.forward(x, given) is None  # no GPU
-    monkeypatch.setattr(tiles, "_has_tiles", lambda device: True)
-    monkeypatch.setattr(tiles, "_refused", [])
-    assert tiles.plan_for(x, given) is not None
-    assert tiles.plan_for(x, given._replace(first=torch.zeros(32))) is None
-    assert tiles.plan_for(x.float(), given) is None
-    assert tiles.plan_for(x[:0], given) is None
-    assert tiles.plan_for(x[:, :9], given) is None
+    assert fused_residual.forward(x, given) is None  # no GPU
+    monkeypatch.setattr(fused_residual, "_has_tiles", lambda device: True)
+    monkeypatch.setattr(fused_residual, "_refused", [])
+    assert fused_residual.plan_for(x, given) is not None
+    assert fused_residual.plan_for(x, given._replace(first=torch.zeros(32))) is None
+    assert fused_residual.plan_for(x.float(), given) is None
+    assert fused_residual.plan_for(x[:0], given) is None
+    assert fused_residual.plan_for(x[:, :9], given) is None
     odd = torch.zeros(33).bfloat16()[1:]
-    assert tiles.plan_for(x, given._replace(last=odd)) is None
-    monkeypatch.setattr(tiles, "PLANS", {})
-    assert tiles.plan_for(x, given) is None
+    assert fused_residual.plan_for(x, given._replace(last=odd)) is None
+    monkeypatch.setattr(fused_residual, "PLANS", {})
+    assert fused_residual.plan_for(x, given) is None
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """What a GPU says of itself."""
-    about = SimpleNamespace(major=9, shared_memory_per_multiprocessor=tiles.MEMORY)
+    about = SimpleNamespace(
+        major=9, shared_memory_per_multiprocessor=fused_residual.MEMORY
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr(tiles, "_refused", [])
-    tiles._has_tiles.cache_clear()
-    tiles.load.cache_clear()
+    monkeypatch.setattr(fused_residual, "_refused", [])
+    fused_residual._has_tiles.cache_clear()
+    fused_residual.load.cache_clear()
     yield about
-    tiles._has_tiles.cache_clear()
-    tiles.load.cache_clear()
+    fused_residual._has_tiles.cache_clear()
+    fused_residual.load.cache_clear()
 
 
 def refuse(*_):
@@ -285,10 +287,10 @@ def refuse(*_):
 
 
 def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
-    monkeypatch.setattr(nvrtc, "prepare", refuse)
+    monkeypatch.setattr(nvrtc, "compile_in_background", refuse)
     with pytest.warns(UserWarning, match="libnvrtc was not found"):
-        assert not tiles._has_tiles(torch.device("cuda"))
-    assert not tiles._has_tiles(torch.device("cuda"))
+        assert not fused_residual._has_tiles(torch.device("cuda"))
+    assert not fused_residual._has_tiles(torch.device("cuda"))
 
 
 def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
@@ -299,15 +301,17 @@ def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
         assert all(f"KERNEL {name}(" in text for name in names)
         return [ctypes.c_void_p()] * len(names)
 
-    monkeypatch.setattr(nvrtc, "prepare", lambda texts, device: prepared.extend(texts))
+    monkeypatch.setattr(
+        nvrtc, "compile_in_background", lambda texts, device: prepared.extend(texts)
+    )
     monkeypatch.setattr(nvrtc, "load", load)
-    monkeypatch.setattr(nvrtc, "_drive", lambda *_: None)
-    assert tiles._has_tiles(torch.device("cuda"))
-    for size, plan in tiles.PLANS.items():
-        measure, convolve = tiles.load(torch.device("cuda"), size, plan)
+    monkeypatch.setattr(nvrtc, "_call_driver", lambda *_: None)
+    assert fused_residual._has_tiles(torch.device("cuda"))
+    for size, plan in fused_residual.PLANS.items():
+        measure, convolve = fused_residual.load(torch.device("cuda"), size, plan)
         assert (measure.shared, convolve.shared) == (0, plan.shared(size))
         assert measure.threads == convolve.threads == plan.threads(size)
-    assert len(set(prepared)) == len(tiles.PLANS)
+    assert len(set(prepared)) == len(fused_residual.PLANS)
 
 
 @pytest.mark.parametrize(
@@ -315,20 +319,20 @@ def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
 )
 def test_smaller_gpus_take_another_way(gpu, less):
     vars(gpu).update(less)
-    assert not tiles._has_tiles(torch.device("cuda"))
+    assert not fused_residual._has_tiles(torch.device("cuda"))
 
 
 @pytest.mark.usefixtures("emulated")
 def test_a_kernel_that_does_not_start_leaves_the_work_to_others(monkeypatch):
-    monkeypatch.setattr(tiles, "load", refuse)
+    monkeypatch.setattr(fused_residual, "load", refuse)
     x, given = torch.randn(1, 8, 16, 32).bfloat16(), parts(make(32), None)
     with pytest.warns(UserWarning, match="not found"):
-        assert tiles.forward(x, given) is None
-    assert tiles.plan_for(x, given) is None
+        assert fused_residual.forward(x, given) is None
+    assert fused_residual.plan_for(x, given) is None
 
 
 ON_GPU = [
-    *tiles.PLANS.items(),
+    *fused_residual.PLANS.items(),
     (Size(64, 64, 32), Plan(8)),
     (Size(64, 64, 64), Plan(8)),
 ]
@@ -338,7 +342,7 @@ ON_GPU = [
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("size", "plan"), ON_GPU)
 def test_every_plan_on_a_gpu(size, plan, bias, monkeypatch):
-    monkeypatch.setattr(tiles, "PLANS", {size: plan})
+    monkeypatch.setattr(fused_residual, "PLANS", {size: plan})
     level = 3 * torch.randn(size.channels, device="cuda")
     x = (2 * torch.randn(5, *size, device="cuda") + level).bfloat16()
     compare(make(size.channels, "cuda"), x, level.bfloat16() if bias else None)

@@ -24,7 +24,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import differentiable
+from reverie.kernels.launch import apply_autograd
 
 SIDE = 5
 """The kernel that this works for."""
@@ -35,14 +35,14 @@ def phase_kernel(
     weight: Float[Tensor, "o i 5 5"], units: int, inputs: int
 ) -> Float[Tensor, "{units} {inputs} 3 3"]:
     """From phases to phases; `units` and `inputs` may be padded with zeros."""
-    return differentiable(_Coarse, weight, units, inputs, True)
+    return apply_autograd(_Coarse, weight, units, inputs, True)
 
 
 def upsampled_kernel(
     weight: Float[Tensor, "o i 5 5"], units: int
 ) -> Float[Tensor, "{units} i 3 3"]:
     """From a coarse map to phases; `units` may be padded with zeros."""
-    return differentiable(_Coarse, weight, units, weight.shape[1], False)
+    return apply_autograd(_Coarse, weight, units, weight.shape[1], False)
 
 
 class _Coarse(torch.autograd.Function):

@@ -21,7 +21,7 @@ from reverie.nets.conv import Conv
 SIDE = 5
 """The kernel that this works for."""
 
-LEAST = 4096
+MIN_PIXELS = 4096
 """Coarse pixels of a batch from which on it pays to add up the taps first."""
 
 
@@ -37,12 +37,12 @@ def _meets() -> Float[Tensor, "2 3 5"]:
 MEETS = _meets()
 
 
-class CoarseConv(Conv):
+class FusedUpsampleConv(Conv):
     """The same convolution; see the top of this file."""
 
     def after_doubling(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 o"]:
         fits = self.kernel == SIDE and self.stride == 1
-        if not fits or x[..., 0].numel() < LEAST:
+        if not fits or x[..., 0].numel() < MIN_PIXELS:
             return super().after_doubling(x)
         weight, bias = self.cast(x.dtype)
         meets = MEETS.to(weight)

@@ -19,8 +19,12 @@ import torch
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.norm import clusters
-from reverie.kernels.norm.clusters.norm import MEMORY, SYSTEM, is_planned_for
+from reverie.kernels.norm import cluster_group_norm
+from reverie.kernels.norm.cluster_group_norm.launch import (
+    MEMORY,
+    SYSTEM,
+    is_planned_for,
+)
 from reverie.nets.residual import EPS, GROUPS
 
 LINES, COLUMNS, UNITS = 4, 16, 32
@@ -156,20 +160,20 @@ def _forward(x: Tensor, given: Given, plan: Plan) -> Found:
     sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
     middle, y = torch.empty_like(x), torch.empty_like(x)
     weight0, weight1 = _in_rows(given.weight0), _in_rows(given.weight1)
-    measure(_step(x=x, found=sums[0]), blocks, early=False)
+    measure(_step(x=x, found=sums[0]), blocks, overlap=False)
     to_middle = _step(
         **{"x": x, "bias": given.first, "scale": given.scale0, "shift": given.shift0},
         **{"weight": weight0, "sums": sums[0], "stats": stats[0]},
         **{"found": sums[1], "out": middle},
     )
-    convolve(to_middle, blocks, early=False)
+    convolve(to_middle, blocks, overlap=False)
     to_end = _step(
         **{"x": middle, "bias": given.bias0},
         **{"scale": given.scale1, "shift": given.shift1},
         **{"weight": weight1, "sums": sums[1], "stats": stats[1]},
         **{"beside": x, "last": given.last, "out": y},
     )
-    convolve(to_end, blocks, early=False)
+    convolve(to_end, blocks, overlap=False)
     return Found(y, stats[0], middle, stats[1])
 
 
@@ -185,12 +189,12 @@ def _in_rows(weight: Tensor) -> Tensor:
 
 
 @functools.cache
-def load(device: torch.device, size: Size, plan: Plan) -> list[nvrtc.EarlyKernel]:
+def load(device: torch.device, size: Size, plan: Plan) -> list[nvrtc.OverlappingKernel]:
     """The `KERNELS` for maps of one size."""
     shared = (0, plan.shared(size))
     handles = nvrtc.load(source(size, plan), KERNELS, device)
     return [
-        nvrtc.EarlyKernel(handle, 1, plan.threads(size), each)
+        nvrtc.OverlappingKernel(handle, 1, plan.threads(size), each)
         for handle, each in zip(handles, shared, strict=True)
     ]
 
@@ -200,10 +204,10 @@ def source(size: Size, plan: Plan) -> str:
     sizes = {"HEIGHT": size.height, "WIDTH": size.width, "CHANNELS": size.channels}
     sizes |= {"GROUPS": GROUPS, "TALL": plan.tall, "THREADS": plan.threads(size)}
     sizes |= {"BLOCKS": plan.blocks(size), "SPLIT": 1}
-    here, there = resources.files(__package__), resources.files(clusters)
+    here, there = resources.files(__package__), resources.files(cluster_group_norm)
     files = (
-        *(there / f"{name}.cu" for name in ("machine", "vectors")),
-        *(here / f"{name}.cu" for name in ("machine", "tile", "steps")),
+        *(there / f"{name}.cu" for name in ("device", "vectors")),
+        *(here / f"{name}.cu" for name in ("device", "convolution", "kernels")),
     )
     return "\n".join(
         [
@@ -219,7 +223,7 @@ def _has_tiles(device: torch.device) -> bool:
     if not is_planned_for(device):
         return False
     try:
-        nvrtc.prepare((source(*each) for each in PLANS.items()), device)
+        nvrtc.compile_in_background((source(*each) for each in PLANS.items()), device)
         for size, plan in PLANS.items():
             load(device, size, plan)
     except nvrtc.Unavailable as error:
