@@ -40,7 +40,7 @@ from pathlib import Path
 from reverie.replay.archive import named_files
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
-from reverie.storage.segments import problem
+from reverie.storage.array_file import find_damage
 
 LEFTOVERS = 16
 """Files without a name in any checkpoint that one kill may leave: the segments and
@@ -219,7 +219,7 @@ class Torture:
         index = checkpoint.read_part(newest, "replay")["files"]
         folder = self.logdir / "replay"
         records = [*named_files(index, "rows"), *named_files(index, "extras")]
-        found = {r.name: problem(folder, r) for r in records if r.name}
+        found = {r.name: find_damage(folder, r) for r in records if r.name}
         return [f"{name}: {why}" for name, why in found.items() if why]
 
     def _tail(self) -> str:

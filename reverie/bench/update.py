@@ -36,12 +36,12 @@ from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import Ring
 from reverie.replay.feed import ReplayFeed
 from reverie.run import device as devices
-from reverie.run.checkpoint import replace_file
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import about, place
 from reverie.run.sequences import watches
 from reverie.spaces import Spaces
+from reverie.storage.atomic import write_file
 
 WARM_UP = 4
 """Calls before the first measured one: kernels are built and graphs recorded then."""
@@ -466,6 +466,6 @@ def write(
         path = place(config.logdir) / "bench.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {**found, "config": dataclasses.asdict(config)}
-    replace_file(path, json.dumps(found, indent=1, default=str).encode())
+    write_file(path, json.dumps(found, indent=1, default=str).encode())
     print(f"\n{path}", file=sys.stderr)
     return found

@@ -22,11 +22,11 @@ from reverie.api import UserError
 from reverie.datasets.episode_cache import Bad
 from reverie.datasets.episode_format import BadEpisode, problems
 from reverie.datasets.readers import Reader, npz
-from reverie.datasets.readers.metadata import About, write_json
+from reverie.datasets.readers.metadata import About
 from reverie.datasets.transforms import Prepared, Recipe
 from reverie.spaces import Spaces
+from reverie.storage.atomic import TEMPORARY, write_json
 from reverie.storage.episodes import write_episode
-from reverie.storage.segments import TEMPORARY
 
 PARTIAL = ".partial"
 PLAN = "plan.json"

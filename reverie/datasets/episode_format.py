@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reverie.spaces import FLAGS, Space, Spaces
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
 
 Episode = Arrays
 LOG = "log/"

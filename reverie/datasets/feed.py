@@ -29,8 +29,8 @@ from reverie.datasets.episode_cache import Bad, Shelf
 from reverie.datasets.episode_format import with_flags
 from reverie.datasets.readers import Reader
 from reverie.rows import Window
-from reverie.storage.episode_windows import chances, place
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
+from reverie.storage.episode_windows import episode_probabilities, window_start
 
 AHEAD = 2
 """Batches of a kind that are made ready beforehand."""
@@ -99,14 +99,14 @@ class Drawer:
     ) -> list[list[Piece]]:
         window, found = self.window, []
         numbers = self._candidates(turn)
-        chance = np.cumsum(chances(counts[numbers], window.alpha))
+        chance = np.cumsum(episode_probabilities(counts[numbers], window.alpha))
         for _ in range(window.batch):
             at = int(np.searchsorted(chance, rng.random() * chance[-1], "right"))
             episode = int(numbers[min(at, len(numbers) - 1)])
             rows = self.shelf.rows[episode : episode + 1]
             step = rng.integers(0, rows - 1)
             offset = rng.integers(0, window.length - 1, 1)
-            start = place(step, offset, rows - 1, window.length - 1, window.pad)
+            start = window_start(step, offset, rows - 1, window.length - 1, window.pad)
             found.append([Piece(episode, int(start[0]) + np.arange(window.length))])
         return found
 

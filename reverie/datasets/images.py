@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reverie.api import Obs, StateDict, UserError
 from reverie.spaces import Space, Spaces
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
 
 
 @dataclass(frozen=True)

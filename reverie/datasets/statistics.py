@@ -8,7 +8,6 @@ an episode's last row, which nobody took, does not count.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, problems
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS
-from reverie.storage.segments import TEMPORARY, Arrays, room_for
+from reverie.storage.array_file import Arrays
+from reverie.storage.atomic import atomic_write
 
 SUFFIX = ".stats.npz"
 """Follows the name of what was measured; beside it, as it is no episode."""
@@ -87,12 +87,9 @@ def save(path: Path, stats: Stats) -> Path:
         for name in _FIELDS:
             arrays[f"{key}:{name}"] = getattr(stat, name)
         arrays[f"{key}:count"] = np.array([stat.count])
-    half = path.with_name(f".{path.name}{TEMPORARY}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with room_for(half):
-        with open(half, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(half, path)
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return path
 
 

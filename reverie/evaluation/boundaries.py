@@ -6,7 +6,6 @@ but their seed say something too: boundaries that are about the data are found b
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from reverie.run import checkpoint
 from reverie.run.config import Config
 from reverie.run.folder import home_of
 from reverie.run.sequences import load_watcher
+from reverie.storage.atomic import ignore_unwritable, write_json
 
 FRESH = 1_000_000
 """Added to the seed: the run has seen none of these sequences, in no role."""
@@ -58,9 +58,8 @@ def measure_boundaries(
         key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in result.items()
     }
-    data = json.dumps(plain, indent=1).encode()
-    with checkpoint.where_allowed():
-        checkpoint.replace_file(home_of(path) / "boundaries.json", data)
+    with ignore_unwritable():
+        write_json(home_of(path) / "boundaries.json", plain)
     return result
 
 

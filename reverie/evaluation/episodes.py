@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -35,6 +34,7 @@ from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.offline_data import images_of
 from reverie.run.online_run import for_agents, rest_at_end
 from reverie.spaces import Spaces
+from reverie.storage.atomic import ignore_unwritable, write_json
 
 SUCCESS = "log/success"
 FAILURES = 10
@@ -90,9 +90,8 @@ def evaluate(
     written = [str(path) for witness in witnesses for path in witness.paths]
     if written:
         result["files"] = written
-    data = json.dumps(result, indent=1).encode()
-    with checkpoint.where_allowed():
-        checkpoint.replace_file(home / "eval.json", data)
+    with ignore_unwritable():
+        write_json(home / "eval.json", result)
     return result
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.datasets.readers.metadata import NAME, About
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
+from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import write_episode
-from reverie.storage.segments import SUFFIX
 
 
 class Failures:

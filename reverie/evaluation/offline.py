@@ -26,7 +26,7 @@ from reverie.evaluation.open_loop import dream_on
 from reverie.evaluation.rollout_ensembles import FanConfig, Fans, fan_metrics, open_fans
 from reverie.render.episodes import cameras
 from reverie.render.openloop import openloop_video
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
 
 SHOWN = 6
 """Episodes side by side in the video."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reverie.capabilities import WorldModelEnv
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
 
 
 def foreseen(dreams: WorldModelEnv) -> list[str]:

@@ -7,7 +7,6 @@ a plot per key, a picture of fans per vector and a film per image.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent
 from reverie.run.folder import home_of, read_config
 from reverie.run.offline_data import Recordings
+from reverie.storage.atomic import ignore_unwritable, write_json
 
 NAMES = {"model": "the world", "copy": "the last row", "mean": "the mean row"}
 FPS = 8
@@ -68,9 +68,8 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
             {"name": name, "rows": rows, **losses} for name, losses, rows in table
         ],
     }
-    with checkpoint.where_allowed():
-        data = json.dumps(result, indent=1).encode()
-        checkpoint.replace_file(home / "judgement.json", data)
+    with ignore_unwritable():
+        write_json(home / "judgement.json", result)
         _draw(home / "judgement", config, errors, shown)
     return result
 

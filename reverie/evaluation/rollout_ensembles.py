@@ -24,7 +24,7 @@ from reverie.capabilities import WorldModelEnv
 from reverie.evaluation.open_loop import dream_on, foreseen
 from reverie.render.ensemble import Fan, draw_fans
 from reverie.spaces import Spaces
-from reverie.storage.segments import Arrays
+from reverie.storage.array_file import Arrays
 
 AT_ONCE = 256
 """Threads that are dreamt side by side."""

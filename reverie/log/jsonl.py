@@ -19,6 +19,7 @@ from typing import Any
 from reverie.api import StateDict
 from reverie.log.appender import Appender
 from reverie.log.record import Record
+from reverie.storage.atomic import write_file
 
 METRICS = "metrics.jsonl"
 SCORES = "scores.jsonl"
@@ -109,12 +110,7 @@ def keep_lines(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     good = [line for line in _whole_lines(path) if _step_of(line) <= last_step]
-    replacement = path.with_name(path.name + ".part")
-    with open(replacement, "wb") as file:
-        file.writelines(good)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(replacement, path)
+    write_file(path, b"".join(good))
 
 
 def drop_torn_line(path: Path) -> None:

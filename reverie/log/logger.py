@@ -223,7 +223,8 @@ class Logger:
         except Exception as error:
             if sink.name not in self._failing:
                 self._failing.add(sink.name)
-                reason = error.strerror if isinstance(error, OSError) else error
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                reason = (reason or "").partition("\n")[0]
                 warn(f"The {sink.name} log fails, the run goes on: {reason}")
         else:
             if sink.name in self._failing and verb == "write":

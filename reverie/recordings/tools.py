@@ -23,7 +23,7 @@ from reverie.datasets.episode_cache import Bad
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.inspect import survey
 from reverie.datasets.readers.hdf5 import KeyMap
-from reverie.datasets.readers.metadata import About, read_about, write_json
+from reverie.datasets.readers.metadata import About, read_about
 from reverie.datasets.readers.npz import NpzReader
 from reverie.datasets.readers.safetensors import StoreReader
 from reverie.datasets.reading import Reading, open_mapped
@@ -31,6 +31,7 @@ from reverie.datasets.split import FRACTION, masked, split_by_mask, split_by_see
 from reverie.envs import EnvConfig
 from reverie.render.episodes import cameras, contact_sheet
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.storage.atomic import atomic_write, write_json
 
 SHEET = 32
 """Frames on a contact sheet."""
@@ -334,9 +335,8 @@ def _link(reader: NpzReader | StoreReader, names: list[str], folder: Path) -> No
         try:
             os.link(source, target)
         except OSError:  # another disk, or one without links
-            half = target.with_name(f".{target.name}.tmp")
-            shutil.copyfile(source, half)
-            os.replace(half, target)
+            with atomic_write(target) as temporary:
+                shutil.copyfile(source, temporary)
     masks = {m: [n for n in names if n in set(v)] for m, v in reader.masks.items()}
     About(reader.obs_space, reader.act_space, masks).write(folder)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from reverie.api import UserError
+from reverie.storage.atomic import write_file
 
 LEGIBLE = 192
 """Pixels the longer side should have at least for a person to see much."""
@@ -28,9 +29,9 @@ def write_video(
     if not len(frames):
         raise ValueError(f"{path}: a film needs at least one frame")
     if path.suffix == ".gif":
-        return _write_whole(path, encode_gif(frames, fps))
+        return _write(path, encode_gif(frames, fps))
     if path.suffix == ".mp4":
-        return _write_whole(path, encode_mp4(frames, fps))
+        return _write(path, encode_mp4(frames, fps))
     raise UserError(
         f"Videos are written as .gif or .mp4, not as {path.name!r}.\n"
         f"  Fix: name the file {path.with_suffix('.gif').name}"
@@ -39,7 +40,7 @@ def write_video(
 
 def write_image(path: Path | str, image: UInt8[np.ndarray, "h w c"]) -> Path:
     """Write a PNG, whole or not at all."""
-    return _write_whole(Path(path), encode_png(image))
+    return _write(Path(path), encode_png(image))
 
 
 def encode_png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
@@ -137,13 +138,7 @@ def _rgb(image: np.ndarray) -> np.ndarray:
     return np.repeat(image[..., :1], 3, -1)
 
 
-def _write_whole(path: Path, data: bytes) -> Path:
+def _write(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    write_file(path, data, sync=False)
     return path

@@ -21,15 +21,10 @@ from reverie.api import StateDict
 from reverie.replay.columns import SCRATCH, Columns, Segment
 from reverie.replay.timeline import Timeline
 from reverie.spaces import Spaces
-from reverie.storage import segments as files
-from reverie.storage.segments import (
-    ORDER,
-    POSITION,
-    STREAM,
-    Arrays,
-    FileRecord,
-    Source,
-)
+from reverie.storage import array_file as files
+from reverie.storage.array_file import ArrayFile, Arrays, FileRecord
+from reverie.storage.atomic import TEMPORARY, explain_full_disk, fsync
+from reverie.storage.segments import ORDER, POSITION, STREAM, segment_stem
 
 WRITERS = 2
 """Files that are written at the same time."""
@@ -45,7 +40,7 @@ class Pending:
     first: int
     order: np.ndarray
     columns: Arrays
-    source: Future[Source]
+    source: Future[ArrayFile]
     late: list[np.ndarray] = field(default_factory=list)  # whose extras changed since
 
     @property
@@ -92,8 +87,8 @@ class Archive:
             out, order = self._collect(timeline, columns, first, self.segment)
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(WRITERS, "seal")
-            stem = f"{first:012d}-{self.segment}"
-            source = self._threads.submit(files.write, self.directory, stem, out)
+            stem = segment_stem(first, self.segment)
+            source = self._threads.submit(files.write_arrays, self.directory, stem, out)
             self._pending.append(Pending(first, order, out, source))
 
     def await_sealed(
@@ -146,13 +141,17 @@ class Archive:
             if not same or self.extras:
                 out, _ = self._collect(timeline, columns, first, count)
                 self.partial = Segment(
-                    first, count, self._put(f"{first:012d}-{count}", out)
+                    first, count, self._put(segment_stem(first, count), out)
                 )
         else:
             self.partial = None
         index = self.index()
         named = {*index["rows_name"], *index["extras_name"]}
-        files.sync(self.directory, [name for name in self._unsynced if name in named])
+        with explain_full_disk(self.directory):
+            for name in self._unsynced:
+                if name in named:
+                    fsync(self.directory / name)
+            fsync(self.directory)
         self._unsynced = []
 
     def save_extras(
@@ -167,7 +166,7 @@ class Archive:
                 key: space.zeros(segment.count) for key, space in self.extras.items()
             }
             columns.gather(ids, out)
-            stem = f"{segment.first:012d}-{segment.count}-extras"
+            stem = segment_stem(segment.first, segment.count) + "-extras"
             segment.extras = self._put(stem, out)
 
     def holding(self, ids: np.ndarray) -> set[Segment]:
@@ -209,7 +208,7 @@ class Archive:
         with ThreadPoolExecutor(4) as threads:
             problems = list(
                 threads.map(
-                    lambda r: files.problem(self.directory, r) if r.name else None,
+                    lambda r: files.find_damage(self.directory, r) if r.name else None,
                     [*rows, *extras],
                 )
             )
@@ -221,14 +220,14 @@ class Archive:
                 effect = f"The replay goes on without {steps}."
                 files.quarantine(self.directory, rows[i].name, why, effect)
                 continue
-            source = files.find(self.directory, rows[i])
+            source = files.read_layout(self.directory, rows[i])
             segment = Segment(first, count, source)
             columns = source.open(self.directory)[1]
             if why := problems[len(rows) + i]:
                 effect = f"Older extras are used for {steps}."
                 files.quarantine(self.directory, extras[i].name, why, effect)
             elif extras[i].name:
-                segment.extras = files.find(self.directory, extras[i])
+                segment.extras = files.read_layout(self.directory, extras[i])
                 columns |= segment.extras.open(self.directory)[1]
             self.segments.append(segment)
             yield segment, columns
@@ -248,7 +247,7 @@ class Archive:
                 names.add(record.name)
         names |= {s.scratch.record.name for s in self.segments if s.scratch}
         for path in self.directory.iterdir():
-            ours = path.suffix in (files.SUFFIX, files.TEMPORARY, SCRATCH)
+            ours = path.suffix in (files.SUFFIX, TEMPORARY, SCRATCH)
             if ours and path.name not in names and path.is_file():
                 path.unlink(missing_ok=True)
 
@@ -277,7 +276,7 @@ class Archive:
         }
         return {**out, **more}, order
 
-    def _take_over(self, pending: Pending, source: Source, columns: Columns) -> None:
+    def _take_over(self, pending: Pending, source: ArrayFile, columns: Columns) -> None:
         """Steps are read from their file from now on."""
         segment = Segment(pending.first, len(pending.order), source)
         late = np.unique(np.concatenate([np.zeros(0, np.int64), *pending.late]))
@@ -293,8 +292,8 @@ class Archive:
             self.refreshed.add(segment)
         self._buffers.append({key: pending.columns[key] for key in self.spaces})
 
-    def _put(self, stem: str, columns: Arrays) -> Source:
-        source = files.write(self.directory, stem, columns)
+    def _put(self, stem: str, columns: Arrays) -> ArrayFile:
+        source = files.write_arrays(self.directory, stem, columns)
         self._unsynced.append(source.record.name)
         return source
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from reverie.spaces import Spaces
-from reverie.storage import segments as files
-from reverie.storage.segments import Arrays, Source
+from reverie.storage.array_file import ArrayFile, Arrays, write_arrays
+from reverie.storage.segments import segment_stem
 
 WIDE = 1024
 """Bytes from which a row counts as wide, and is kept on disk."""
@@ -102,9 +102,9 @@ class Segment:
 
     first: int
     count: int
-    rows: Source
-    extras: Source | None = None
-    scratch: Source | None = None
+    rows: ArrayFile
+    extras: ArrayFile | None = None
+    scratch: ArrayFile | None = None
 
     @property
     def stop(self) -> int:
@@ -342,8 +342,8 @@ class DiskColumns:
     def _make_scratch(self, segment: Segment) -> None:
         """Copy the extras of a segment to a file that may be changed."""
         columns = {key: self._column(segment, key) for key in self.extras}
-        stem = f"{segment.first:012d}-{segment.count}"
-        segment.scratch = files.write(self.directory, stem, columns, SCRATCH)
+        stem = segment_stem(segment.first, segment.count)
+        segment.scratch = write_arrays(self.directory, stem, columns, SCRATCH)
         self._touched += sum(column.nbytes for column in columns.values())
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from reverie.api import StateDict, UserError
 from reverie.replay.timeline import Timeline
 from reverie.rows import Window
-from reverie.storage.episode_windows import chances, place
+from reverie.storage.episode_windows import episode_probabilities, window_start
 
 
 class Episodes:
@@ -168,14 +168,14 @@ class Cutter:
             )
         window, counts = self.window, self.counts
         able = np.flatnonzero(self.episodes.transitions)
-        chance = np.cumsum(chances(counts[able], window.alpha))
+        chance = np.cumsum(episode_probabilities(counts[able], window.alpha))
         point = rng.random(window.batch) * chance[-1]
         found = np.searchsorted(chance, point, "right")
         chosen = able[np.minimum(found, len(able) - 1)]
         rows = self.episodes.rows[chosen]
         step = rng.integers(0, rows - 1)
         offset = rng.integers(0, window.length - 1, window.batch)
-        start = place(step, offset, rows - 1, window.length - 1, window.pad)
+        start = window_start(step, offset, rows - 1, window.length - 1, window.pad)
         at = start[:, None] + np.arange(window.length)
         inside = (at >= 0) & (at < rows[:, None])
         at = np.clip(at, 0, rows[:, None] - 1)

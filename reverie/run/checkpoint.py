@@ -10,8 +10,6 @@ that could tear: it is found by looking. A folder that fails its checksums is mo
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -19,7 +17,6 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +26,10 @@ import safetensors.torch
 import torch
 
 from reverie.api import StateDict, UserError
+from reverie.storage.atomic import explain_full_disk, fsync
 
 FORMAT = 1
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NAME = re.compile(r"(\d{12,})-(\d{6,})")
-
-
-class DiskFull(UserError):
-    """There was no room for a write; what had been saved before is untouched."""
 
 
 class Damaged(Exception):
@@ -57,13 +50,13 @@ class Checkpoints:
         number = 1 + max((self._numbers(path)[1] for path in known), default=0)
         final = self.folder / f"{step:012d}-{number:06d}"
         partial = self.folder / f".partial-{final.name}"
-        with telling_when_full(self.folder):
+        with explain_full_disk(final):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             try:
                 write_folder(partial, parts, {"step": step})
                 os.rename(partial, final)
-                sync_folder(self.folder)
+                fsync(self.folder)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -157,14 +150,14 @@ def write_folder(
         tree = _pack(state, arrays, "")
         if arrays:
             path = folder / f"{part}.safetensors"
-            write_file(path, safetensors.torch.save(arrays))
+            _write_synced(path, safetensors.torch.save(arrays))
             files[path.name] = _seal(path)
         path = folder / f"{part}.json"
-        write_file(path, json.dumps(tree).encode())
+        _write_synced(path, json.dumps(tree).encode())
         files[path.name] = _seal(path)
     manifest = {"format": FORMAT, **facts, "parts": sorted(parts), "files": files}
-    write_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
-    sync_folder(folder)
+    _write_synced(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+    fsync(folder)
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -259,64 +252,10 @@ def nonfinite(state: Any, name: str = "") -> str | None:
     return next((bad for n, v in children if (bad := nonfinite(v, n))), None)
 
 
-# Files that survive a power cut.
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a mix."""
-    partial = path.with_name(f".partial-{path.name}")
-    with telling_when_full(path):
-        try:
-            write_file(partial, data)
-            os.replace(partial, path)
-            sync_folder(path.parent)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def where_allowed() -> Iterator[None]:
-    """Write nothing into a folder that is not ours, or that is full: one may look at
-    others' runs."""
-    try:
-        yield
-    except DiskFull:  # what was found is still worth showing
-        warnings.warn("The disk is full, so this is not written down.", stacklevel=3)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-
-
-@contextlib.contextmanager
-def telling_when_full(path: Path) -> Iterator[None]:
-    """Turn "no space left" into one sentence; other errors pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise DiskFull(
-            f"The disk is full: {path} could not be written ({error.strerror}). The "
-            "last checkpoint is intact.\n"
-            "  Fix: free some space and run the same command again; it resumes."
-        ) from None
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a file inside a folder that is renamed when it is complete."""
+    path.write_bytes(data)
+    fsync(path)
 
 
 def _seal(path: Path) -> dict[str, Any]:

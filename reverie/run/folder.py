@@ -28,9 +28,9 @@ import torch
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.run.checkpoint import replace_file, telling_when_full
 from reverie.run.config import Config
 from reverie.spaces import Space, Spaces
+from reverie.storage.atomic import explain_full_disk, write_file, write_json
 
 HARMLESS = (
     "logdir",
@@ -77,7 +77,7 @@ class RunFolder:
         # Before its first save a run has nothing that other settings could spoil.
         if self.config_path.exists() and (self.path / "ckpt").exists():
             refuse_changes(read_config(self.path), config, self.path)
-        replace_file(self.config_path, configs.dump(config).encode())
+        write_file(self.config_path, configs.dump(config).encode())
         self._write_about()
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RunFolder:
         except (OSError, ValueError):
             starts = []
         starts = [*starts, about()][-100:]
-        replace_file(path, json.dumps(starts, indent=1).encode())
+        write_json(path, starts)
 
 
 def hold(path: Path, what: str = "run folder") -> IO[str]:
@@ -110,7 +110,7 @@ def hold(path: Path, what: str = "run folder") -> IO[str]:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with telling_when_full(path):
+        with explain_full_disk(path):
             lock = (path / ".lock").open("w")
     except OSError as error:
         raise UserError(
@@ -152,7 +152,7 @@ def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
         kind: {key: space.to_json() for key, space in found.items()}
         for kind, found in spaces.items()
     }
-    replace_file(logdir / "spaces.json", json.dumps(data, indent=1).encode())
+    write_json(logdir / "spaces.json", data)
 
 
 def read_spaces(logdir: Path) -> RunSpaces:

@@ -1,1 +1,1 @@
-"""Atomic, checksummed files, read without running code: segments and episodes."""
+"""File formats and atomic file writes shared by replay, datasets and checkpoints."""

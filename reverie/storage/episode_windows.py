@@ -1,4 +1,4 @@
-"""Choose episodes and place windows in them, for the replay and recorded datasets."""
+"""Sampling of episodes and of windows inside them, for the replay and for datasets."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import numpy as np
 from jaxtyping import Float, Int
 
 
-def chances(
+def episode_probabilities(
     counts: Int[np.ndarray, " episodes"], alpha: float
 ) -> Float[np.ndarray, " episodes"]:
-    """How likely each episode is chosen next, by how often it was before."""
+    """Sampling probabilities proportional to `(1 + count) ** -alpha`."""
     if not len(counts):
         return np.zeros(0)
-    # next to the rarest, since weights of their own may be too small for a number
+    # Relative to the smallest count, so that the weights do not underflow.
     weight = ((1.0 + counts) / (1.0 + counts.min())) ** -alpha
     return np.asarray(weight / weight.sum())
 
 
-def place(
+def window_start(
     step: Int[np.ndarray, " B"],
     offset: Int[np.ndarray, " B"],
     transitions: Int[np.ndarray, " B"],
     length: int,
     pad: str,
 ) -> Int[np.ndarray, " B"]:
-    """Where a sequence of `length` transitions begins so that it covers a step.
+    """First row of a window of `length` transitions that contains the given step.
 
-    With padding on the left only it ends within the episode, so it may miss the step.
+    The start may be negative; rows outside of the episode are padding. With padding
+    on the left only, the window ends within the episode and may not contain the step.
     """
     if pad == "both":
         return step - offset

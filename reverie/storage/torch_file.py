@@ -1,8 +1,9 @@
-"""Read tensors out of files that PyTorch saved, and run nothing that is in them.
+"""Load tensors from files written by `torch.save` without executing code.
 
-Such a file is a zip archive: a pickle that says what there is, and the raw numbers of
-each tensor beside it. The pickle is read with a short list of names it may ask for;
-any other is refused. Numbers are read last, and only those that are wanted.
+Such a file is a zip archive with a pickle of the object structure and the raw data of
+each tensor storage. The unpickler accepts only a short list of names and rejects all
+others. Unlike `torch.load(weights_only=True)`, it can load a subset of the keys, and
+reads the data of those tensors only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from reverie.api import UserError
 
-KINDS = {
+STORAGE_DTYPES = {
     "FloatStorage": torch.float32,
     "DoubleStorage": torch.float64,
     "HalfStorage": torch.float16,
@@ -34,7 +35,7 @@ KINDS = {
 }
 
 
-class _Kind(NamedTuple):
+class _StorageType(NamedTuple):
     dtype: torch.dtype
 
 
@@ -44,8 +45,8 @@ class _Storage(NamedTuple):
     dtype: torch.dtype
 
 
-class _Stored(NamedTuple):
-    """A tensor whose numbers have not been read yet."""
+class _LazyTensor(NamedTuple):
+    """A tensor whose data has not been read yet."""
 
     storage: _Storage
     offset: int
@@ -54,24 +55,24 @@ class _Stored(NamedTuple):
 
 
 def read_torch_file(path: str | Path, keys: Collection[str] | None = None) -> Any:
-    """What a file holds: containers, numbers, texts and tensors.
+    """Return the saved object: containers, numbers, strings and tensors.
 
-    Of a mapping, all entries or those that `keys` names.
+    If the object is a mapping, `keys` selects the entries to load.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if n.endswith("/data.pkl")]
             if len(names) != 1:
                 raise UserError(
-                    f"{path} is not a file that PyTorch saved.\n"
-                    "  Fix: pass the checkpoint itself, such as last.pt."
+                    f"{path} is not a file written by torch.save.\n"
+                    "  Fix: pass the checkpoint file, such as last.pt."
                 )
             root = names[0].removesuffix("data.pkl")
             return _Reader(archive, root, str(path)).read(keys)
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{path} cannot be read: {error}.\n"
-            "  Fix: pass a file saved by PyTorch 1.6 or later, whole."
+            "  Fix: pass a complete file written by PyTorch 1.6 or later."
         ) from None
 
 
@@ -86,12 +87,12 @@ class _Reader(pickle.Unpickler):
             data = self.load()
             if keys is not None and isinstance(data, Mapping):
                 data = {key: data[key] for key in keys if key in data}
-            return self._filled(data)
+            return self._load_tensors(data)
         except UserError:
             raise
         except Exception as error:
             raise UserError(
-                f"{self.path} is not a whole checkpoint ({error}).\n"
+                f"{self.path} is not a complete checkpoint ({error}).\n"
                 "  Fix: copy it again."
             ) from error
 
@@ -99,39 +100,39 @@ class _Reader(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda storage, offset, size, stride, *_: _Stored(
+            return lambda storage, offset, size, stride, *_: _LazyTensor(
                 storage, offset, size, stride
             )
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return lambda data, *_: data
-        if module == "torch" and name in KINDS:
-            return _Kind(KINDS[name])
+        if module == "torch" and name in STORAGE_DTYPES:
+            return _StorageType(STORAGE_DTYPES[name])
         raise UserError(
-            f"{self.path} asks for {module}.{name}, which no checkpoint needs.\n"
-            "  Fix: do not use this file unless you know who made it."
+            f"{self.path} would import {module}.{name}, which is not allowed.\n"
+            "  Fix: use a checkpoint that holds only tensors and plain containers."
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        what, kind, key, _, count = pid
-        if what != "storage" or not isinstance(kind, _Kind):
+        tag, kind, key, _, count = pid
+        if tag != "storage" or not isinstance(kind, _StorageType):
             raise UserError(
-                f"{self.path} refers to something other than numbers.\n"
-                "  Fix: do not use this file unless you know who made it."
+                f"{self.path} refers to data that is not a tensor storage.\n"
+                "  Fix: use a checkpoint that holds only tensors and plain containers."
             )
         return _Storage(key, count, kind.dtype)
 
-    def _filled(self, nest: Any) -> Any:
-        """The same nest with the numbers of its tensors."""
-        if isinstance(nest, _Stored):
-            flat = self._numbers(nest.storage)
+    def _load_tensors(self, nest: Any) -> Any:
+        """Replace the lazy tensors in nested containers by loaded ones."""
+        if isinstance(nest, _LazyTensor):
+            flat = self._load_storage(nest.storage)
             return flat.as_strided(nest.size, nest.stride, nest.offset).clone()
         if isinstance(nest, dict):
-            return type(nest)((key, self._filled(x)) for key, x in nest.items())
+            return type(nest)((key, self._load_tensors(x)) for key, x in nest.items())
         if isinstance(nest, list | tuple):
-            return type(nest)(self._filled(x) for x in nest)
+            return type(nest)(self._load_tensors(x) for x in nest)
         return nest
 
-    def _numbers(self, storage: _Storage) -> Tensor:
+    def _load_storage(self, storage: _Storage) -> Tensor:
         key, length, dtype = storage
         if key not in self.storages:
             data = bytearray(self.archive.read(f"{self.root}data/{key}"))

@@ -34,9 +34,9 @@ from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.render.video import write_image
-from reverie.run.checkpoint import replace_file
 from reverie.run.folder import hold, place
 from reverie.run.signals import Stopper
+from reverie.storage.atomic import write_file
 from reverie.sweep.objective import (
     Goal,
     Points,
@@ -141,7 +141,7 @@ class Sweep:
         trials = self.study.trials()
         if old.exists() and trials:
             refuse_changes(old, self.plan, trials)
-        replace_file(old, self.plan.dump().encode())
+        write_file(old, self.plan.dump().encode())
         (self.path / "trials").mkdir(exist_ok=True)
         self.stopper.__enter__()
         outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
@@ -246,10 +246,8 @@ class Sweep:
         trials = self.study.trials()
         ranges = self.plan.ranges
         text = table(trials, ranges, self.goal) + "\n"
-        replace_file(self.path / "table.txt", text.encode())
-        replace_file(
-            self.path / "table.csv", as_csv(trials, ranges, self.goal).encode()
-        )
+        write_file(self.path / "table.txt", text.encode())
+        write_file(self.path / "table.csv", as_csv(trials, ranges, self.goal).encode())
         return trials
 
     # One run.

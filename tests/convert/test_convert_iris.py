@@ -187,7 +187,7 @@ class Evil:
 
 def test_code_in_a_file_is_refused(tmp_path):
     torch.save({"tokenizer.x": torch.ones(1), "bad": Evil()}, tmp_path / "last.pt")
-    with pytest.raises(UserError, match=r"system, which no checkpoint needs"):
+    with pytest.raises(UserError, match=r"system, which is not allowed"):
         read_checkpoint(tmp_path / "last.pt")
 
 

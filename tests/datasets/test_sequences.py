@@ -518,7 +518,7 @@ def test_sequences_that_were_there_outlive_a_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez_compressed", full)
-    with pytest.raises(UserError, match="No room to write"):
+    with pytest.raises(UserError, match="disk is full"):
         balls.write_balls(tmp_path, train=3, test=2, length=4)
     assert (tmp_path / "train.npz").read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))

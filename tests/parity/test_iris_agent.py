@@ -35,7 +35,7 @@ from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.episodes import Cutter, Episodes
 from reverie.rows import Window
 from reverie.spaces import Space
-from reverie.storage.episode_windows import chances, place
+from reverie.storage.episode_windows import episode_probabilities, window_start
 from reverie.worlds.iris.segment import Segment
 from reverie.worlds.iris.world import IrisWorld
 
@@ -178,7 +178,7 @@ def test_priorities():
     for key in r:
         if key.startswith("probabilities_alpha_"):
             alpha = float(key.rsplit("_", 1)[1])
-            found = chances(r["counts"], alpha)
+            found = episode_probabilities(r["counts"], alpha)
             np.testing.assert_allclose(found, r[key], atol=1e-6, err_msg=key)
 
 
@@ -198,7 +198,7 @@ def test_segments_drawn_with_the_same_numbers(kind):
     ids = rng.choice(len(lengths), count, p=probabilities / probabilities.sum())
     step = rng.randint(0, lengths[ids])
     offset = rng.randint(0, length, count)
-    start = place(step, offset, lengths[ids], length, PADS[kind])
+    start = window_start(step, offset, lengths[ids], length, PADS[kind])
     np.testing.assert_array_equal(np.stack([ids, start, start + length], 1), wanted)
 
 

@@ -25,6 +25,8 @@ from reverie.render.video import (
     write_image,
     write_video,
 )
+from reverie.storage import atomic
+from reverie.storage.atomic import DiskFull
 
 
 def film(steps=5, channels=3):
@@ -58,8 +60,8 @@ def test_a_failed_write_leaves_the_old_picture_and_no_rest(tmp_path, monkeypatch
     def replace(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(video_module.os, "replace", replace)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(atomic.os, "replace", replace)
+    with pytest.raises(DiskFull, match="No space"):
         write_image(path, np.ones((4, 4, 3), np.uint8))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.png"]

@@ -10,7 +10,7 @@ from reverie.replay.buffer import Replay, ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
 from reverie.spaces import Space
-from reverie.storage.episode_windows import chances, place
+from reverie.storage.episode_windows import episode_probabilities, window_start
 
 SPACES = {
     "action": Space(np.dtype(np.int32), (), 0, 10**6),
@@ -179,13 +179,15 @@ def test_what_was_served_grows_rare_once_it_counts():
 
 
 def test_chances_fall_with_use():
-    np.testing.assert_allclose(chances(np.array([0, 1, 3]), 1.0), [4 / 7, 2 / 7, 1 / 7])
-    np.testing.assert_allclose(chances(np.array([0, 9]), 0.0), [0.5, 0.5])
+    np.testing.assert_allclose(
+        episode_probabilities(np.array([0, 1, 3]), 1.0), [4 / 7, 2 / 7, 1 / 7]
+    )
+    np.testing.assert_allclose(episode_probabilities(np.array([0, 9]), 0.0), [0.5, 0.5])
 
 
 def test_chances_are_numbers_however_steeply_they_fall():
     counts = np.array([5, 5, 900])
-    np.testing.assert_allclose(chances(counts, 1000.0), [0.5, 0.5, 0])
+    np.testing.assert_allclose(episode_probabilities(counts, 1000.0), [0.5, 0.5, 0])
     window = Window(8, 4, select="episodes", alpha=1000.0)
     replay = make_replay(streams=1, train=window)
     replay.count_uses("train", True)
@@ -200,8 +202,8 @@ def test_chances_are_numbers_however_steeply_they_fall():
 
 def test_a_sequence_is_placed_around_a_step():
     step, offset, length = np.array([0, 3]), np.array([2, 0]), np.array([4, 4])
-    assert place(step, offset, length, 3, "both").tolist() == [-2, 3]
-    assert place(step, offset, length, 3, "left").tolist() == [0, 1]
+    assert window_start(step, offset, length, 3, "both").tolist() == [-2, 3]
+    assert window_start(step, offset, length, 3, "left").tolist() == [0, 1]
 
 
 def test_counts_outlive_a_restart_and_forget_what_is_evicted(tmp_path):

@@ -261,7 +261,7 @@ import numpy as np
 from pathlib import Path
 from test_replay import make_replay, make_rows
 from test_replay_save import WINDOWS, config, fill, train, same
-from reverie.storage.segments import DiskFull
+from reverie.storage.atomic import DiskFull
 path = Path({str(tmp_path)!r})
 rng = np.random.default_rng(0)
 replay = make_replay(200, 3, config({storage!r}), path, exact_extras=True, **WINDOWS)
@@ -279,7 +279,7 @@ for attempt in range(3):
         caught += 1
         message = str(error)
 assert caught == 3, caught
-assert "No room to write" in message and "Fix:" in message, message
+assert "The disk is full" in message and "Fix:" in message, message
 assert not list(path.glob(".*")), "half files are left"
 again = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
 again.load(state)

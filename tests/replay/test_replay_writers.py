@@ -10,7 +10,8 @@ from test_replay import EXTRAS, make_replay, make_rows
 
 from reverie.replay.buffer import ReplayConfig
 from reverie.rows import Window
-from reverie.storage import segments
+from reverie.storage import array_file
+from reverie.storage.atomic import DiskFull
 
 WINDOWS = {"train": Window(4, 5, context=1)}
 STREAMS, SEGMENT = 2, 8
@@ -20,13 +21,13 @@ STREAMS, SEGMENT = 2, 8
 def gate(monkeypatch):
     """Files are written once this is set."""
     opened = threading.Event()
-    write = segments.write
+    write = array_file.write_arrays
 
     def late(*arguments):
         assert opened.wait(30)
         return write(*arguments)
 
-    monkeypatch.setattr(segments, "write", late)
+    monkeypatch.setattr(array_file, "write_arrays", late)
     yield opened
     opened.set()
 
@@ -93,14 +94,14 @@ def test_adding_waits_before_memory_runs_out(gate, tmp_path):
 
 
 def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
-    write, failing = segments.write, [True]
+    write, failing = array_file.write_arrays, [True]
 
     def sometimes(*arguments):
         if failing[0]:
-            raise segments.DiskFull("no room")
+            raise DiskFull("no room")
         return write(*arguments)
 
-    monkeypatch.setattr(segments, "write", sometimes)
+    monkeypatch.setattr(array_file, "write_arrays", sometimes)
     replay = make(tmp_path)
     rng = np.random.default_rng(0)
     rows = []
@@ -110,7 +111,7 @@ def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
         replay.add(row)
         rows.append(row)
 
-    with pytest.raises(segments.DiskFull):
+    with pytest.raises(DiskFull):
         [add() for _ in range(20)]
     failing[0] = False
     held = len(replay)

@@ -18,6 +18,7 @@ from reverie.cli.main import main as cli
 from reverie.datasets import sequences as sources
 from reverie.datasets.synthetic.balls import Balls, write_balls
 from reverie.datasets.synthetic.maze import write_maze
+from reverie.evaluation import boundaries
 from reverie.evaluation.boundaries import compare_boundaries, measure_boundaries
 from reverie.evaluation.draw import view_boundaries
 from reverie.render.video import can_write_mp4
@@ -397,7 +398,7 @@ def test_runs_in_folders_that_cannot_be_written_are_measured(run, monkeypatch, c
     def refuse(path, data):
         raise OSError(code, "no", str(path))
 
-    monkeypatch.setattr(checkpoint, "replace_file", refuse)
+    monkeypatch.setattr(boundaries, "write_json", refuse)
     assert measure_boundaries(run, 3)["sequences"] == 3
 
 

@@ -16,7 +16,6 @@ repeated (so that the last reward and end are not lost), or the last action is d
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,7 +36,7 @@ from reverie.datasets.episode_format import (
 )
 from reverie.datasets.readers import Reader, in_order
 from reverie.spaces import FLAGS, Spaces
-from reverie.storage.segments import TEMPORARY, room_for
+from reverie.storage.atomic import atomic_write
 
 
 @dataclass(frozen=True)
@@ -313,33 +312,30 @@ def write_robomimic(
     (action_key,) = act_space  # the layout has one
     h5py = _h5py()
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}{TEMPORARY}")
     count = total = 0
-    with room_for(half):
-        with h5py.File(half, "w") as file:
-            data = file.create_group("data")
-            for name, episode in episodes:
-                obs, action, reward, terminal = to_steps(episode, act_space)
-                group = data.create_group(name)
-                group.attrs["num_samples"] = steps = len(reward)
-                group["actions"] = action[action_key]
-                group["rewards"] = reward
-                group["dones"] = terminal.astype(np.int64)
-                for key, value in obs.items():
-                    if key.startswith(LOG):
-                        continue
-                    packed: dict[str, Any] = {}
-                    if value.dtype == np.uint8:
-                        chunk = (1, *value.shape[1:])
-                        packed = {"compression": "gzip", "chunks": chunk}
-                    for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
-                        group.create_dataset(f"{part}/{key}", data=rows, **packed)
-                count, total = count + 1, total + steps
-            data.attrs["total"] = total
-            data.attrs["env_args"] = json.dumps(dict(env_args or {}))
-            for name, members in (masks or {}).items():
-                file[f"mask/{name}"] = np.array(members, dtype="S")
-        os.replace(half, path)
+    with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
+        data = file.create_group("data")
+        for name, episode in episodes:
+            obs, action, reward, terminal = to_steps(episode, act_space)
+            group = data.create_group(name)
+            group.attrs["num_samples"] = steps = len(reward)
+            group["actions"] = action[action_key]
+            group["rewards"] = reward
+            group["dones"] = terminal.astype(np.int64)
+            for key, value in obs.items():
+                if key.startswith(LOG):
+                    continue
+                packed: dict[str, Any] = {}
+                if value.dtype == np.uint8:
+                    chunk = (1, *value.shape[1:])
+                    packed = {"compression": "gzip", "chunks": chunk}
+                for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
+                    group.create_dataset(f"{part}/{key}", data=rows, **packed)
+            count, total = count + 1, total + steps
+        data.attrs["total"] = total
+        data.attrs["env_args"] = json.dumps(dict(env_args or {}))
+        for name, members in (masks or {}).items():
+            file[f"mask/{name}"] = np.array(members, dtype="S")
     return count
 
 

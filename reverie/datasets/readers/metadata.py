@@ -7,14 +7,13 @@ which single files cannot tell.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
 from reverie.spaces import Space, Spaces
-from reverie.storage.segments import TEMPORARY, room_for
+from reverie.storage.atomic import write_json
 
 NAME = "dataset.json"
 
@@ -27,14 +26,14 @@ class About:
     more: dict[str, Any] = field(default_factory=dict)
     """Where it came from, what was left out, and the like: for people."""
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path) -> None:
         data = {
             "obs": [[key, space.to_json()] for key, space in self.obs_space.items()],
             "act": [[key, space.to_json()] for key, space in self.act_space.items()],
             "masks": self.masks,
             **self.more,
         }
-        return write_json(folder / NAME, data)
+        write_json(folder / NAME, data)
 
 
 def read_about(folder: Path) -> About | None:
@@ -55,12 +54,3 @@ def read_about(folder: Path) -> About | None:
             "  Fix: remove it, and spaces are inferred from the episodes."
         ) from None
     return About(spaces[0], spaces[1], masks, data)
-
-
-def write_json(path: Path, data: Any) -> Path:
-    """Write a file whole or not at all."""
-    half = path.with_name(f".{path.name}{TEMPORARY}")
-    with room_for(half):
-        half.write_text(json.dumps(data, indent=1) + "\n")
-        os.replace(half, path)
-    return path

@@ -15,7 +15,6 @@ round trip gives back what came in. Pickled objects are refused, never loaded.
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 import zipfile
 import zlib
@@ -30,7 +29,8 @@ from reverie.datasets.readers import Reader, in_order, some
 from reverie.datasets.readers import infer_spaces as infer
 from reverie.datasets.readers.metadata import read_about
 from reverie.spaces import FLAGS, Space, Spaces
-from reverie.storage.segments import TEMPORARY, Arrays, room_for
+from reverie.storage.array_file import Arrays
+from reverie.storage.atomic import atomic_write
 
 Episode = Arrays
 
@@ -209,13 +209,8 @@ def write_folder_file(
 
 def save(path: Path, arrays: Arrays) -> None:
     """Write a file, whole or not at all; one that was there stays until then."""
-    half = path.with_name(f".{path.name}{TEMPORARY}")
-    with room_for(half):
-        with open(half, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(half, path)
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def to_ours(theirs: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:

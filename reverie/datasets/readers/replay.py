@@ -17,8 +17,9 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
-from reverie.storage import segments as files
-from reverie.storage.segments import POSITION, STREAM, Source
+from reverie.storage import array_file as files
+from reverie.storage.array_file import ArrayFile
+from reverie.storage.segments import POSITION, STREAM
 
 
 class ReplayReader(Reader):
@@ -46,7 +47,7 @@ class ReplayReader(Reader):
         episode = {key: spaces[key].zeros(len(where)) for key in self._keys}
         for number in np.unique(where[:, 0]).tolist():
             source = self._sources[number]
-            if why := files.problem(self.folder, source.record):
+            if why := files.find_damage(self.folder, source.record):
                 raise BadEpisode(f"lies in {source.record.name}, which {why}")
             columns = source.open(self.folder)[1]
             mine = where[:, 0] == number
@@ -93,7 +94,7 @@ class ReplayReader(Reader):
         return found
 
 
-def _newest(folder: Path) -> list[Source]:
+def _newest(folder: Path) -> list[ArrayFile]:
     """The segment files; of those that begin at the same step the longest."""
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
@@ -103,9 +104,7 @@ def _newest(folder: Path) -> list[Source]:
             longest[first] = max(longest.get(first, (-1, path)), (count, path))
     found = []
     for _, path in longest.values():
-        crc = int(path.stem.rpartition("-")[2], 16)
-        record = files.FileRecord(path.name, path.stat().st_size, crc)
-        found.append(files.find(folder, record))
+        found.append(files.read_layout(folder, files.record_from_name(path)))
     return found
 
 

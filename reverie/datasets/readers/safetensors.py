@@ -9,8 +9,8 @@ from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, in_order, infer_spaces
 from reverie.datasets.readers.metadata import read_about
 from reverie.spaces import Spaces
+from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import read_episode
-from reverie.storage.segments import SUFFIX
 
 
 class StoreReader(Reader):

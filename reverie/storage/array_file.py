@@ -1,0 +1,203 @@
+"""Files of named NumPy arrays: written atomically, checksummed, memory-mapped.
+
+The format is safetensors (a JSON header followed by the raw arrays), so reading a file
+executes no code. Replay segments and recorded episodes are stored this way. The CRC32
+of a file is part of its name and of the index that lists it; a file that fails the
+check is moved to `quarantine/` with a warning instead of being loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import os
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.storage.atomic import TEMPORARY, explain_full_disk
+
+SUFFIX = ".safetensors"
+QUARANTINE = "quarantine"
+
+_SAFETENSORS_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_DTYPES = {short: np.dtype(name) for name, short in _SAFETENSORS_NAMES.items()}
+_BLOCK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Name, size in bytes and CRC32 of a file, as listed in an index."""
+
+    name: str
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """Type, shape and byte offset of one array in a file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    def view(self, buffer: memoryview) -> np.ndarray:
+        """Return the array as a view of the mapped file."""
+        count = int(np.prod(self.shape, dtype=np.int64))
+        flat = np.frombuffer(buffer, self.dtype, count, self.offset)
+        return flat.reshape(self.shape)
+
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """A file and the layout of its arrays."""
+
+    record: FileRecord
+    layouts: dict[str, ArrayLayout]
+    is_writable: bool = False
+
+    def open(self, directory: Path) -> tuple[mmap.mmap, Arrays]:
+        """Map the file; returns the map and the arrays as views of it."""
+        path, size = directory / self.record.name, self.record.size
+        descriptor = os.open(path, os.O_RDWR if self.is_writable else os.O_RDONLY)
+        try:
+            # Reading past the end of a mapped file would kill the process (SIGBUS).
+            actual = os.fstat(descriptor).st_size
+            if actual != size:
+                raise OSError(f"{path} has {actual} bytes instead of {size}")
+            access = mmap.ACCESS_WRITE if self.is_writable else mmap.ACCESS_READ
+            mapped = mmap.mmap(descriptor, size, access=access)
+        finally:
+            os.close(descriptor)
+        buffer = memoryview(mapped)
+        return mapped, {key: lay.view(buffer) for key, lay in self.layouts.items()}
+
+
+def write_arrays(
+    directory: Path, stem: str, arrays: Arrays, suffix: str = SUFFIX
+) -> ArrayFile:
+    """Write `<stem>-<checksum><suffix>` atomically.
+
+    The caller must `fsync` the file for it to survive a crash of the machine. Every
+    byte is written: in a sparse file, a later write through a map could fail because
+    the disk is full, which kills the process.
+    """
+    header, layouts = _make_header(arrays)
+    temporary = directory / f".{stem}{TEMPORARY}"
+    with explain_full_disk(directory / f"{stem}{suffix}"):
+        try:
+            with open(temporary, "wb", buffering=0) as file:
+                crc = zlib.crc32(header)
+                size = _write_all(file, memoryview(header))
+                for key in layouts:
+                    flat = np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8)
+                    for start in range(0, len(flat), _BLOCK_BYTES):
+                        block = flat[start : start + _BLOCK_BYTES].data
+                        crc = zlib.crc32(block, crc)
+                        size += _write_all(file, block)
+            name = f"{stem}-{crc:08x}{suffix}"
+            os.replace(temporary, directory / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return ArrayFile(FileRecord(name, size, crc), layouts, suffix != SUFFIX)
+
+
+def read_layout(directory: Path, record: FileRecord) -> ArrayFile:
+    """Read the header of a file whose checksum has been verified."""
+    with open(directory / record.name, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return ArrayFile(record, _layouts(json.loads(file.read(length)), length + 8))
+
+
+def record_from_name(path: Path) -> FileRecord:
+    """Return the record of a file, with the checksum that its name states."""
+    crc = int(path.stem.rpartition("-")[2], 16)
+    return FileRecord(path.name, path.stat().st_size, crc)
+
+
+def find_damage(directory: Path, record: FileRecord) -> str | None:
+    """Verify size and checksum; returns a description of the damage, or None."""
+    path = directory / record.name
+    try:
+        size = path.stat().st_size
+        if size != record.size:
+            return f"has {size} bytes instead of {record.size}"
+        crc = 0
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                crc = zlib.crc32(block, crc)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if crc == record.crc else "has a wrong checksum"
+
+
+def quarantine(directory: Path, name: str, damage: str, consequence: str) -> None:
+    """Move a damaged file to the quarantine folder and warn about it."""
+    path = directory / name
+    moved = ""
+    if path.exists():
+        folder = directory / QUARANTINE
+        folder.mkdir(exist_ok=True)
+        os.replace(path, folder / name)
+        moved = f"; moved to {folder}"
+    message = f"{path} {damage}{moved}. {consequence}"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _make_header(arrays: Arrays) -> tuple[bytes, dict[str, ArrayLayout]]:
+    table, offset = {}, 0
+    # Largest item size first, so that every array is aligned to its item size.
+    for key in sorted(arrays, key=lambda key: (-arrays[key].itemsize, key)):
+        array = arrays[key]
+        table[key] = {
+            "dtype": _SAFETENSORS_NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    return struct.pack("<Q", len(text)) + text, _layouts(table, len(text) + 8)
+
+
+def _layouts(table: dict[str, Any], data_start: int) -> dict[str, ArrayLayout]:
+    return {
+        key: ArrayLayout(
+            _DTYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+            data_start + entry["data_offsets"][0],
+        )
+        for key, entry in table.items()
+        if key != "__metadata__"
+    }
+
+
+def _write_all(file: io.FileIO, block: memoryview) -> int:
+    written = 0
+    while written < len(block):
+        written += file.write(block[written:]) or 0
+    return written
