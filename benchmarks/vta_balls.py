@@ -26,7 +26,7 @@ WAYS: dict[str, tuple[list[str], dict[str, object]]] = {
     "pays": ([], {"kl_to_detector": True, **FREE}),
     "hidden": (STILL, {"kl_to_detector": False}),
     "asked": (STILL, {"coins": 0}),
-    "moving": (STILL, {"still": False}),
+    "moving": (STILL, {"static_lower_belief": False}),
     "still_1": (STILL, {"abs_scale": 1}),
     "still_1.5": (STILL, {"abs_scale": 1.5}),
     "still_2": (STILL, {}),

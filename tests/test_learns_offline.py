@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from reverie.cli.main import main as cli
+from reverie.cli import main as cli
 
 pytestmark = pytest.mark.slow
 

@@ -79,7 +79,7 @@ def compare_boundaries(
     others.close()
     watchers: list[Any] = [agent, another]
     seen = [(x.source.obs_space, x.source.act_space) for x in (feed, others)]
-    windows = {(w.config.vta.context, w.config.vta.length) for w in watchers}
+    windows = {(w.config.world.context, w.config.world.length) for w in watchers}
     if seen[0] != seen[1] or len(windows) > 1:
         raise UserError(
             f"{logdir} and {other} look at sequences of different kinds or lengths.\n"

@@ -28,7 +28,7 @@ BAD = {
     "range of dec.bspace": ("train --dreamer.dec.bspace -1", r"at least 0"),
     "range of imag_loss.lam": ("train --dreamer.imag_loss.lam 3", r"from 0 to 1"),
     "range of opt.warmup": ("train --dreamer.opt.warmup -3", r"negative"),
-    "same end": ("train --vta.length 3", r"Did you mean 'vta\.world\.length'"),
+    "same end": ("train --vta.layers 3", r"Did you mean 'vta\.world\.layers'"),
     "bad value": ("train --run.steps many", r"run\.steps should be a whole number"),
     "bad choice": ("train --precision float8", r"one of auto, float32"),
     "unknown block": ("train --configs crafterr", r"Did you mean 'crafter'"),

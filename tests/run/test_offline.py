@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.cli.main import main as cli
+from reverie.cli import main as cli
 from reverie.cli.train import config_of
 from reverie.datasets.episode_format import problems
 from reverie.datasets.feed import RecordingFeed

@@ -14,7 +14,7 @@ import torch
 import reverie
 from reverie.agents.vta.agent import VTAAgent
 from reverie.api import UserError
-from reverie.cli.main import main as cli
+from reverie.cli import main as cli
 from reverie.datasets import sequences as sources
 from reverie.datasets.synthetic.balls import Balls, write_balls
 from reverie.datasets.synthetic.maze import write_maze
@@ -570,7 +570,7 @@ def test_what_those_files_leave_out_has_their_defaults(tmp_path):
 def test_blocks_lie_over_what_the_port_does_by_itself_but_not_over_its_file(tmp_path):
     path = write_json(tmp_path / "a.json", env_type="bouncing_balls", seg_num=7)
     vta = resolve(["vta_still"], files=[path]).vta.world
-    assert (vta.still, vta.anneal, vta.max_segment) == (True, 5, 20)
+    assert (vta.static_lower_belief, vta.anneal, vta.max_segment) == (True, 5, 20)
     assert vta.max_segments == 7
     config = resolve(["vta_maze"], files=[path])
     assert (config.task, config.vta.world.loss) == ("sequences_balls", "bernoulli")

@@ -192,7 +192,7 @@ def test_the_detector_learns_what_a_segment_costs_only_if_reading_pays():
 
 
 def test_within_a_segment_a_still_world_foresees_one_and_the_same():
-    moving, still = make_world().train(), make_world(still=True).train()
+    moving, still = make_world().train(), make_world(static_lower_belief=True).train()
     change = {}
     for name, world in {"moving": moving, "still": still}.items():
         story = world.explain(make_batch(), rng()).story
@@ -205,7 +205,7 @@ def test_within_a_segment_a_still_world_foresees_one_and_the_same():
 
 
 def test_a_still_world_learns_and_dreams():
-    world = make_world(still=True, kl_to_detector=True)
+    world = make_world(static_lower_belief=True, kl_to_detector=True)
     found = world.train().loss(world.initial(3), make_batch(), rng())
     sum(x.mean() for x in found.losses.values()).backward()
     assert all(p.grad is not None for p in world.parameters())
@@ -340,7 +340,7 @@ def test_the_smallest_world_has_losses_too():
         {"min_temperature": 2.0},
         {"max_segment": 0},
         {"obs_std": 0.0},
-        {"coins": -1},
+        {"random_boundary_steps": -1},
         {"layers": -1},
         {"length": 1},
         {"abs_scale": -1.0},
