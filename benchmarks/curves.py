@@ -27,7 +27,7 @@ from reverie.render.curve import draw_lines, read_scores
 from reverie.render.video import write_image
 
 WAYS = {"plain": "none", "fast": "auto"}
-TRAIN = [sys.executable, "-m", "reverie.cli.main", "train", "--configs", "catch"]
+TRAIN = [sys.executable, "-m", "reverie", "train", "--configs", "catch"]
 COMMON = {
     "precision": ["bfloat16"],
     "logger.outputs": ["jsonl"],

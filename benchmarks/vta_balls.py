@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-REVERIE = [sys.executable, "-m", "reverie.cli.main"]
+REVERIE = [sys.executable, "-m", "reverie"]
 FREE = {"max_segments": 20, "max_segment": 20}
 STILL = ["vta_still"]
 WAYS: dict[str, tuple[list[str], dict[str, object]]] = {

@@ -1,22 +1,24 @@
-"""Lay named blocks over typed defaults, then files, then flags; refuse misfits.
+"""Build typed configs from defaults, named preset blocks, files and flags.
 
-A config is a tree of frozen dataclasses. Every leaf has a dotted name
-(`dreamer.rssm.deter`), and every layer above the defaults is a plain mapping from names
-to values:
+A config is a tree of frozen dataclasses. Every setting has a dotted name
+(`dreamer.rssm.deter`) and a default. Layers override the defaults in this order; each
+is a mapping from names to values:
 
-- blocks, the named entries of the YAML files in `presets/`, from left to right;
-- files given with `--config`, in the same form;
-- flags, `--run.train-ratio 32`.
+1. preset blocks, the named entries of the YAML files in `presets/`, from left to right;
+2. YAML or JSON files given with `--config`;
+3. flags, such as `--run.train-ratio 32`.
 
-Names may be nested or dotted. A name with a character that no field has is a regular
-expression and sets every leaf it matches in full; one that matches nothing is an error,
-as is an unknown name or a value of another type. Each layer is checked against the
-field's type, because YAML reads `5e6` as a string and users write `1e6` for an int.
+Names may be nested or dotted. A name that contains a character not allowed in field
+names is a regular expression, and sets every setting whose full name it matches. An
+unknown name, a pattern without a match and a value of the wrong type are errors. All
+values are checked against the type of the field, because YAML reads `5e6` as a string
+and users write `1e6` for an int.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -27,7 +29,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -39,108 +41,122 @@ PRESETS = Path(__file__).parent / "presets"
 T = TypeVar("T")
 
 Layer = Mapping[str, Any]
+"""Values by setting name."""
 
 
 class ConfigError(UserError):
-    """A setting that does not exist or does not fit."""
+    """An unknown setting, or a value that does not fit its setting."""
 
 
 def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
-    """The schema's defaults with each `(origin, mapping)` laid over them in turn."""
-    leaves = _leaves(typing.cast(type, schema))
-    values = {key: leaf.default for key, leaf in leaves.items()}
+    """Apply `(origin, layer)` pairs to the defaults of a dataclass, the last one wins.
+
+    The origin is named in error messages, for example "the file my.yaml".
+    """
+    settings = _settings(typing.cast(type, schema))
+    values = {name: setting.default for name, setting in settings.items()}
     for origin, layer in layers:
-        for name, value in _flatten_layer(layer, leaves):
-            for key in _matches(name, leaves, origin):
-                values[key] = leaves[key].cast(value, key, origin)
-    return build(schema, values)
+        for pattern, value in _flatten_layer(layer, settings):
+            for name in _matching_names(pattern, settings, origin):
+                values[name] = settings[name].cast(value, name, origin)
+    return _build(schema, values)
 
 
-def build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Turn flat values back into the tree of dataclasses."""
-    kinds = typing.get_type_hints(schema)
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
-        key = prefix + field.name
-        kind = kinds[field.name]
-        if dataclasses.is_dataclass(kind):
-            arguments[field.name] = build(typing.cast(type, kind), values, key + ".")
-        elif typing.get_origin(kind) is dict:
-            inner = {k: v for k, v in values.items() if k.startswith(key + ".")}
-            arguments[field.name] = {k[len(key) + 1 :]: v for k, v in inner.items()}
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """All values of a config, by dotted setting name."""
+    tree = config if isinstance(config, dict) else dataclasses.asdict(config)
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            values.update(flatten(value, f"{prefix}{name}."))
         else:
-            arguments[field.name] = values[key]
-    try:
-        return schema(**arguments)
-    except ValueError as error:  # what a `__post_init__` thinks of its own fields
-        group = prefix.rstrip(".") or "the settings"
-        raise ConfigError(
-            f"{group}: {error}.\n  Fix: choose other values for {group}."
-        ) from None
-
-
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of a config by its dotted name."""
-    found: dict[str, Any] = {}
-    items = (
-        config.items()
-        if isinstance(config, dict)
-        else [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-    )
-    for name, value in items:
-        if dataclasses.is_dataclass(value) or isinstance(value, dict):
-            found.update(flat(value, f"{prefix}{name}."))
-        else:
-            found[prefix + name] = value
-    return found
-
-
-def names(schema: type) -> list[str]:
-    return list(_leaves(schema))
-
-
-def explained(schema: type) -> str:
-    """Every leaf as an option, with its default and what it is for."""
-    lines, docs, indent = [], _docs(schema), " " * 6
-    for name, leaf in _leaves(schema).items():
-        lines.append(f"  --{name} {_example(leaf.default)}")
-        lines += textwrap.wrap(
-            docs.get(name, ""), 76, initial_indent=indent, subsequent_indent=indent
-        )
-    return "\n".join(lines)
-
-
-def kind_of(schema: type, key: str) -> Any:
-    return _leaves(schema)[key].kind
+            values[prefix + name] = value
+    return values
 
 
 def dump(config: Any) -> str:
-    """The whole tree as YAML that `resolve` reads back."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+    """The config as YAML, which `resolve` can read back."""
+    tree = dataclasses.asdict(config)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """The leaves on which two configs disagree; a missing one counts as None."""
-    a, b = flat(old), flat(new)
-    keys = [*a, *(k for k in b if k not in a)]
-    return {k: (a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)}
+    """`(old, new)` values of the settings that differ; a missing one is None."""
+    a, b = flatten(old), flatten(new)
+    names = [*a, *(name for name in b if name not in a)]
+    return {n: (a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n)}
 
 
-# Layers: where settings come from.
+# Documentation of the settings.
+
+
+def setting_names(schema: type) -> list[str]:
+    return list(_settings(schema))
+
+
+def setting_type(schema: type, name: str) -> Any:
+    return _settings(schema)[name].type
+
+
+def explain(schema: type, prefix: str = "") -> str:
+    """Type, default and meaning of every setting whose name starts with a prefix.
+
+    The prefix is a group (`run`), a setting (`run.steps`) or empty for all settings.
+    """
+    prefix = prefix.replace("-", "_").strip(".")
+    docs, settings = _docs(schema), _settings(schema)
+    names = [n for n in settings if not prefix or f"{n}.".startswith(f"{prefix}.")]
+    if prefix and not names:
+        options = {*settings, *(name.rpartition(".")[0] for name in settings)}
+        raise ConfigError(
+            f"There is no setting or group {prefix!r}.{suggest(prefix, options)}\n"
+            "  Fix: `reverie config --explain` lists the groups."
+        )
+    return "\n".join(_explain_one(name, settings[name], docs) for name in names)
+
+
+def explain_groups(schema: type) -> str:
+    """Explain the settings that are in no group, and list the groups."""
+    docs, settings = _docs(schema), _settings(schema)
+    top = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
+    groups = dict.fromkeys(name.split(".")[0] for name in settings if "." in name)
+    rows = [f"  --{group + '.*':<12} {docs.get(group, '')}" for group in groups]
+    return "\n".join([*top, "", "Groups of settings", *rows])
+
+
+def suggest(name: str, options: Collection[str]) -> str:
+    """` Did you mean X?` with the most similar option, or an empty string.
+
+    Options with the same last part are preferred: `units` suggests `enc.units`.
+    """
+    group, _, last_part = name.rpartition(".")
+    by_last_part = {option.rpartition(".")[2]: option for option in options}
+    same_last_part = [o for o in options if o.rpartition(".")[2] == last_part]
+    same_group = [o for o in same_last_part if o.startswith(f"{group}.")]
+    similar = same_group or same_last_part
+    similar = difflib.get_close_matches(name, similar, n=1, cutoff=0)
+    similar = similar or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if not similar:
+        close = difflib.get_close_matches(last_part, by_last_part, n=1)
+        similar = [by_last_part[part] for part in close]
+    return f" Did you mean {similar[0]!r}?" if similar else ""
+
+
+# Layers.
 
 
 @functools.cache
 def blocks() -> dict[str, dict[str, Any]]:
-    """The named blocks of all preset files."""
-    found: dict[str, dict[str, Any]] = {}
+    """The blocks of all preset files, by name."""
+    by_name: dict[str, dict[str, Any]] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
-        for name, block in read(path).items():
-            assert name not in found, f"block {name} of {path.name} exists already"
-            found[name] = block or {}
-    return found
+        for name, block in read_config_file(path).items():
+            assert name not in by_name, f"duplicate block {name} in {path.name}"
+            by_name[name] = block or {}
+    return by_name
 
 
-def block(name: str) -> dict[str, Any]:
+def get_block(name: str) -> dict[str, Any]:
     if name not in blocks():
         raise ConfigError(
             f"There is no config block {name!r}.{suggest(name, blocks())}\n"
@@ -149,178 +165,188 @@ def block(name: str) -> dict[str, Any]:
     return blocks()[name]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file of settings."""
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read settings from a YAML or JSON file."""
     try:
-        text = path.expanduser().read_text("utf-8-sig")  # some begin with a mark
+        text = path.expanduser().read_text("utf-8-sig")  # skips a byte order mark
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"The config file {path} cannot be read: {error}.\n"
-            "  Fix: give --config the path of a YAML or JSON file."
+            f"Cannot read the config file {path}: {reason}.\n"
+            "  Fix: give the path of a YAML or JSON file."
         ) from None
     try:
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"The config file {path} is not valid: {' '.join(str(error).split())}\n"
-            "  Fix: mend the line it names."
+            "  Fix: correct the line named above."
         ) from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(
-            f"The config file {path} holds a {type(data).__name__}, not names with "
-            "values.\n  Fix: write one `name: value` a line."
+            f"The config file {path} contains a {type(data).__name__}, not a mapping."
+            "\n  Fix: write one `name: value` per line."
         )
     return {str(key): value for key, value in data.items()}
 
 
 def parse_flags(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`--a.b 1 --c=2 --d 3 4` as names with one string, a list of strings, or None.
+    """Split `--a.b 1 --c=2 --d 3 4` into pairs of name and value.
 
-    None marks a flag without a value; `--key+ value` keeps the plus in its name.
+    A value is a string, a list of strings, or None for a flag without a value.
     """
-    found: list[tuple[str, Any]] = []
+    flags: list[tuple[str, Any]] = []
     for word in arguments:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            found.append((name, value if equals else None))
-        elif not found:
+            flags.append((name, value if equals else None))
+        elif not flags:
             raise ConfigError(
-                f"{word!r} stands where a flag was expected.\n"
+                f"Unexpected argument {word!r}; a flag was expected here.\n"
                 "  Fix: write settings as `--name value`."
             )
         else:
-            name, before = found.pop()
+            name, before = flags.pop()
             if before is None:
-                found.append((name, word))
+                flags.append((name, word))
             else:
-                rest = before if isinstance(before, list) else [before]
-                found.append((name, [*rest, word]))
-    return found
+                values = before if isinstance(before, list) else [before]
+                flags.append((name, [*values, word]))
+    return flags
 
 
-def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], below: Any) -> Layer:
-    """Flags as a layer: appends resolved against `below`, bare booleans made true."""
-    leaves = _leaves(schema)
+def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Layer:
+    """Turn parsed flags into a layer.
+
+    `--name+ value` appends to the value in the config `base`, and a boolean flag
+    without a value becomes True.
+    """
+    settings = _settings(schema)
     layer: dict[str, Any] = {}
-    for name, value in flags:
-        append = name.endswith("+")
-        for key in _matches(name.rstrip("+"), leaves, f"the flag --{name}"):
+    for flag, value in flags:
+        origin = f"the flag --{flag}"
+        for name in _matching_names(flag.rstrip("+"), settings, origin):
             if value is None:
-                if leaves[key].kind is not bool:
+                if settings[name].type is not bool:
                     raise ConfigError(
-                        f"The flag --{name} needs a value.\n"
-                        f"  Fix: --{name} {_example(leaves[key].default)}"
+                        f"The flag --{flag} needs a value.\n"
+                        f"  Fix: --{flag} {_example(settings[name].default)}"
                     )
-                layer[key] = True
-            elif append:
-                more = leaves[key].cast(value, key, f"the flag --{name}")
-                if not isinstance(more, tuple):
+                layer[name] = True
+            elif flag.endswith("+"):
+                items = settings[name].cast(value, name, origin)
+                if not isinstance(items, tuple):
                     raise ConfigError(
-                        f"The flag --{name} appends, but {key} is no list.\n"
-                        f"  Fix: --{key} VALUE"
+                        f"The flag --{flag} appends to a list, but {name} is not a "
+                        f"list.\n  Fix: --{name} VALUE"
                     )
-                layer[key] = (*layer.get(key, flat(below)[key]), *more)
+                layer[name] = (*layer.get(name, flatten(base)[name]), *items)
             else:
-                layer[key] = value
+                layer[name] = value
     return layer
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean X?` with the nearest known name, or nothing."""
-    known = list(known)
-    tail = name.rsplit(".", 1)[-1]
-    same_tail = [key for key in known if key.rsplit(".", 1)[-1] == tail]
-    likeness = difflib.SequenceMatcher(b=name)
-
-    def alike(key: str) -> float:
-        likeness.set_seq1(key)
-        return likeness.ratio()
-
-    near = sorted(same_tail, key=alike, reverse=True)
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not near:
-        tails = {key.rsplit(".", 1)[-1]: key for key in known}
-        near = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1)]
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
-# The schema: every leaf with its type and default.
+# Schemas: names, types, defaults and docs of the settings of a dataclass.
 
 
 @dataclasses.dataclass(frozen=True)
-class _Leaf:
-    kind: Any
+class _Setting:
+    type: Any
     default: Any
 
-    def cast(self, value: Any, key: str, origin: str) -> Any:
+    def cast(self, value: Any, name: str, origin: str) -> Any:
         try:
-            return _cast(value, self.kind)
+            return _cast(value, self.type)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{key} should be {_describe(self.kind)}, but {origin} says "
-                f"{value!r}.\n  Fix: --{key} {_example(self.default)}"
+                f"{name} must be {_describe_type(self.type)}, but {origin} has "
+                f"{value!r}.\n  Fix: --{name} {_example(self.default)}"
             ) from None
 
 
 @functools.cache
-def _leaves(schema: Any, prefix: str = "") -> dict[str, _Leaf]:
-    found: dict[str, _Leaf] = {}
-    kinds = typing.get_type_hints(schema)
+def _settings(schema: Any) -> dict[str, _Setting]:
+    settings: dict[str, _Setting] = {}
+    types_ = typing.get_type_hints(schema)
     defaults = schema()
     for field in dataclasses.fields(schema):
-        key, kind = prefix + field.name, kinds[field.name]
-        default = getattr(defaults, field.name)
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            for name, leaf in _leaves(kind).items():
-                value = functools.reduce(
-                    lambda tree, part: (
-                        tree[part] if isinstance(tree, dict) else getattr(tree, part)
-                    ),
-                    name.split("."),
-                    default,
+        name, type_ = field.name, types_[field.name]
+        default = getattr(defaults, name)
+        if dataclasses.is_dataclass(type_):
+            values = flatten(default)  # may differ from the defaults of its class
+            for inner_name, setting in _settings(typing.cast(type, type_)).items():
+                settings[f"{name}.{inner_name}"] = dataclasses.replace(
+                    setting, default=values[inner_name]
                 )
-                found[f"{key}.{name}"] = dataclasses.replace(leaf, default=value)
-        elif typing.get_origin(kind) is dict:
-            inner = typing.get_args(kind)[1]
-            for name, value in default.items():
-                found[f"{key}.{name}"] = _Leaf(inner, value)
+        elif typing.get_origin(type_) is dict:
+            for key, value in default.items():
+                settings[f"{name}.{key}"] = _Setting(typing.get_args(type_)[1], value)
         else:
-            found[key] = _Leaf(kind, default)
-    return found
+            settings[name] = _Setting(type_, default)
+    return settings
 
 
-def _docs(schema: type, prefix: str = "") -> dict[str, str]:
-    """The string below each field, in one line."""
-    found: dict[str, str] = {}
-    for kind in reversed(schema.__mro__[:-1]):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+def _build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Create the tree of dataclasses from values by dotted name."""
+    types_ = typing.get_type_hints(schema)
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
+        name = prefix + field.name
+        type_ = types_[field.name]
+        if dataclasses.is_dataclass(type_):
+            arguments[field.name] = _build(typing.cast(type, type_), values, name + ".")
+        elif typing.get_origin(type_) is dict:
+            inner = {k: v for k, v in values.items() if k.startswith(name + ".")}
+            arguments[field.name] = {k[len(name) + 1 :]: v for k, v in inner.items()}
+        else:
+            arguments[field.name] = values[name]
+    try:
+        return schema(**arguments)
+    except ValueError as error:  # raised by `__post_init__`
+        group = prefix.rstrip(".") or "the settings"
+        raise ConfigError(
+            f"{group}: {error}.\n  Fix: choose other values for {group}."
+        ) from None
+
+
+@functools.cache
+def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
+    """The docstring below each field, as a single line, by dotted name."""
+    docs: dict[str, str] = {}
+    for class_ in reversed(schema.__mro__[:-1]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(class_))).body[0]
         assert isinstance(tree, ast.ClassDef)
-        for field, below in itertools.pairwise(tree.body):
-            match field, below:
+        for field, doc in itertools.pairwise(tree.body):
+            match field, doc:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[prefix + name] = " ".join(text.split())
-    for name, kind in typing.get_type_hints(schema).items():
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            found |= _docs(kind, f"{prefix}{name}.")
-    return found
+                    docs[prefix + name] = " ".join(text.split())
+    for name, type_ in typing.get_type_hints(schema).items():
+        if dataclasses.is_dataclass(type_):
+            docs |= _docs(typing.cast(type, type_), f"{prefix}{name}.")
+    return docs
+
+
+def _explain_one(name: str, setting: _Setting, docs: Mapping[str, str]) -> str:
+    default = _example(setting.default, empty="none")
+    first = f"  --{name} {_type_name(setting.type)}  (default: {default})"
+    doc = textwrap.wrap(docs.get(name, ""), 76)
+    return "\n      ".join([first, *doc])
 
 
 def _flatten_layer(
-    layer: Layer, leaves: Mapping[str, _Leaf], prefix: str = ""
+    layer: Layer, settings: Mapping[str, _Setting], prefix: str = ""
 ) -> Iterable[tuple[str, Any]]:
     for name, value in layer.items():
         name = str(name)
         if prefix:
             name = prefix + (r"\." if _is_pattern(prefix) else ".") + name
-        if isinstance(value, Mapping) and name not in leaves:
-            yield from _flatten_layer(value, leaves, name)
+        if isinstance(value, Mapping) and name not in settings:
+            yield from _flatten_layer(value, settings, name)
         else:
             yield name, value
 
@@ -329,130 +355,146 @@ def _is_pattern(name: str) -> bool:
     return re.search(r"[^A-Za-z0-9_.-]", name) is not None
 
 
-def _matches(name: str, leaves: Mapping[str, _Leaf], origin: str) -> list[str]:
+def _matching_names(
+    name: str, settings: Mapping[str, _Setting], origin: str
+) -> list[str]:
+    """The settings that a name or pattern refers to; an error if there are none."""
     if _is_pattern(name):
         try:
             pattern = re.compile(name)
         except re.error as error:
             raise ConfigError(
                 f"The pattern {name!r} in {origin} is not a regular expression: "
-                f"{error}.\n  Fix: write a dot as `\\.` and anything as `.*`."
+                f"{error}.\n  Fix: write a dot as `\\.` and any text as `.*`."
             ) from None
-        found = [key for key in leaves if pattern.fullmatch(key)]
-        if not found:
+        matches = [key for key in settings if pattern.fullmatch(key)]
+        if not matches:
             raise ConfigError(
                 f"The pattern {name!r} in {origin} matches no setting.\n"
-                "  Fix: `reverie config` lists them all."
+                "  Fix: `reverie config` lists all settings."
             )
-        return found
+        return matches
     for candidate in (name, name.replace("-", "_")):
-        if candidate in leaves:
+        if candidate in settings:
             return [candidate]
-    group = [key for key in leaves if key.startswith(name.replace("-", "_") + ".")]
-    if group:
+    prefix = name.replace("-", "_") + "."
+    members = [key for key in settings if key.startswith(prefix)]
+    if members:
         raise ConfigError(
-            f"{name!r} in {origin} is a group of settings, not one.\n"
-            f"  Fix: name one of them, for example --{group[0]}."
+            f"{name!r} in {origin} is a group of settings, not a single setting.\n"
+            f"  Fix: give one of its settings, for example --{members[0]}."
         )
     raise ConfigError(
-        f"There is no setting {name!r} ({origin}).{suggest(name, leaves)}\n"
-        "  Fix: `reverie config` lists them all."
+        f"There is no setting {name!r} ({origin}).{suggest(name, settings)}\n"
+        "  Fix: `reverie config` lists all settings."
     )
 
 
-def _cast(value: Any, kind: Any) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+def _cast(value: Any, type_: Any) -> Any:
+    """Convert a value to the type of a field; TypeError or ValueError if it misfits."""
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
+    if type_ is Any:
         return value
     if origin in (Union, types.UnionType):
-        if value is None or value in ("None", "null", "none"):
-            if type(None) in inner:
-                return None
-            raise TypeError
-        for option in inner:
-            if option is not type(None):
-                try:
-                    return _cast(value, option)
-                except (TypeError, ValueError):
-                    continue
-        raise TypeError
+        return _cast_union(value, arguments)
     if origin is Literal:
-        for option in inner:
+        for option in arguments:
             if value == option or str(value) == str(option):
                 return option
         raise ValueError
     if origin is tuple:
-        if isinstance(value, str):
-            value = [part for part in re.split(r"[,\s]+", value.strip("()[] ")) if part]
-        elif isinstance(value, (int, float, bool)):
-            value = [value]
-        else:
-            value = [
-                part
-                for item in value
-                for part in (item.split(",") if isinstance(item, str) else [item])
-                if part != ""
-            ]
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(_cast(item, inner[0]) for item in value)
-        if len(value) != len(inner):
-            raise ValueError
-        return tuple(_cast(i, k) for i, k in zip(value, inner, strict=True))
-    if kind is bool:
+        return _cast_tuple(value, arguments)
+    if type_ is bool:
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise TypeError
-    if kind is int:
-        if isinstance(value, bool):
-            raise TypeError
-        if isinstance(value, str):
-            value = value.replace("_", "")
-            value = int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
-        if isinstance(value, float):
-            if not value.is_integer():
-                raise ValueError
-            return int(value)
-        if not isinstance(value, int):
-            raise TypeError
-        return value
-    if kind is float:
+    if type_ is int:
+        return _cast_int(value)
+    if type_ is float:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise TypeError
         return float(value)
-    if kind is str:
+    if type_ is str:
         if isinstance(value, (list, tuple, dict)) or value is None:
             raise TypeError
         return str(value)
     raise TypeError
 
 
-def _describe(kind: Any) -> str:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return "one of " + ", ".join(str(option) for option in inner)
-    if origin is tuple:
-        return f"a list of {_describe(inner[0]).split(' ', 1)[-1]}s"
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(k) for k in inner)
-    words = {bool: "True or False", int: "a whole number", float: "a number"}
-    words |= {str: "a word", type(None): "None"}
-    return words.get(kind, str(kind))
+def _cast_union(value: Any, options: Sequence[Any]) -> Any:
+    if value in (None, "None", "null", "none"):
+        if type(None) in options:
+            return None
+        raise TypeError
+    for option in options:
+        with contextlib.suppress(TypeError, ValueError):
+            return _cast(value, option)
+    raise TypeError
 
 
-def _example(default: Any) -> str:
-    if isinstance(default, tuple):
-        return " ".join(str(item) for item in default) or "VALUE"
-    return str(default) if default not in ("", None) else "VALUE"
+def _cast_tuple(value: Any, types_: Sequence[Any]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        items = [part for part in re.split(r"[,\s]+", value.strip("()[] ")) if part]
+    elif isinstance(value, (int, float, bool)):
+        items = [value]
+    else:
+        items = [
+            part
+            for item in value
+            for part in (item.split(",") if isinstance(item, str) else [item])
+            if part != ""
+        ]
+    if len(types_) == 2 and types_[1] is Ellipsis:
+        return tuple(_cast(item, types_[0]) for item in items)
+    if len(items) != len(types_):
+        raise ValueError
+    return tuple(_cast(item, t) for item, t in zip(items, types_, strict=True))
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {field.name: _plain(getattr(value, field.name)) for field in fields}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+def _cast_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, str):
+        value = value.replace("_", "")
+        value = int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError
+        return int(value)
+    if not isinstance(value, int):
+        raise TypeError
     return value
+
+
+def _describe_type(type_: Any) -> str:
+    """The type in the words of an error message."""
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
+    if origin is Literal:
+        return "one of " + ", ".join(str(option) for option in arguments)
+    if origin is tuple:
+        return f"a list of {_describe_type(arguments[0]).split(' ', 1)[-1]}s"
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe_type(t) for t in arguments)
+    words = {bool: "True or False", int: "a whole number", float: "a number"}
+    words |= {str: "a string", type(None): "None"}
+    return words.get(type_, str(type_))
+
+
+def _type_name(type_: Any) -> str:
+    """The type as a usage line shows it: `int`, `{min,max}`, `int ...`."""
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
+    if origin is Literal:
+        return "{" + ",".join(str(option) or "''" for option in arguments) + "}"
+    if origin is tuple:
+        return " ".join("..." if t is Ellipsis else _type_name(t) for t in arguments)
+    if origin in (Union, types.UnionType):
+        return "|".join(_type_name(t) for t in arguments)
+    return "None" if type_ is type(None) else getattr(type_, "__name__", str(type_))
+
+
+def _example(default: Any, empty: str = "VALUE") -> str:
+    if isinstance(default, tuple):
+        return " ".join(str(item) for item in default) or empty
+    return str(default) if default not in ("", None) else empty

@@ -1,4 +1,4 @@
-"""The mechanism of settings, on a small tree of its own."""
+"""Configs are built from layers and flags; unknown names and bad values are errors."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class Tree:
     scales: dict[str, float] = field(default_factory=lambda: {"rew": 1.0, "con": 2.0})
 
 
-def lay(*layers: dict) -> Tree:
+def from_layers(*layers: dict) -> Tree:
     return configs.resolve(Tree, [(f"layer {i}", x) for i, x in enumerate(layers)])
 
 
-def flags(text: str) -> Tree:
+def from_flags(text: str) -> Tree:
     layer = configs.flag_layer(Tree, configs.parse_flags(text.split()), Tree())
     return configs.resolve(Tree, [("the flags", layer)])
 
 
-def test_later_layers_win_and_the_rest_keeps_its_default():
-    tree = lay({"seed": 1, "enc.units": 3}, {"enc": {"units": 4, "rate": 1}})
+def test_later_layers_override_earlier_ones_and_the_defaults():
+    tree = from_layers({"seed": 1, "enc.units": 3}, {"enc": {"units": 4, "rate": 1}})
     assert (tree.seed, tree.enc.units, tree.enc.rate) == (1, 4, 1.0)
     assert tree.dec == Net(units=8)
     assert isinstance(tree.enc.rate, float)
 
 
-def test_a_pattern_sets_every_leaf_it_matches_in_full():
-    tree = lay({r".*\.units": 5})
+def test_pattern_sets_every_setting_it_fully_matches():
+    tree = from_layers({r".*\.units": 5})
     assert (tree.enc.units, tree.dec.units) == (5, 5)
-    tree = lay({r"(enc|dec)": {"rate": 0.5}})
+    tree = from_layers({r"(enc|dec)": {"rate": 0.5}})
     assert (tree.enc.rate, tree.dec.rate) == (0.5, 0.5)
 
 
-def test_dict_fields_are_set_by_key_and_take_no_new_ones():
-    assert lay({"scales.rew": 3}).scales == {"rew": 3.0, "con": 2.0}
+def test_dict_fields_accept_only_their_default_keys():
+    assert from_layers({"scales.rew": 3}).scales == {"rew": 3.0, "con": 2.0}
     with pytest.raises(ConfigError, match=r"scales\.rew"):
-        lay({"scales.reww": 3})
+        from_layers({"scales.reww": 3})
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_dict_fields_are_set_by_key_and_take_no_new_ones():
         ("--name 007", "name", "007"),
     ],
 )
-def test_flags_are_read_as_their_fields_type(text, key, value):
-    found = configs.flat(flags(text))[key]
-    assert found == value
-    assert type(found) is type(value)
+def test_flags_are_cast_to_the_type_of_the_field(text, key, value):
+    result = configs.flatten(from_flags(text))[key]
+    assert result == value
+    assert type(result) is type(value)
 
 
-def test_dashes_stand_for_underscores():
+def test_dashes_in_flags_are_underscores():
     @dataclass(frozen=True)
     class Run:
         train_ratio: float = 1.0
@@ -96,12 +96,12 @@ def test_dashes_stand_for_underscores():
 
 
 @pytest.mark.parametrize(
-    ("layer", "says"),
+    ("layer", "message"),
     [
         ({"sead": 1}, "'seed'"),
         ({"units": 1}, r"'enc\.units'"),
         ({"enc.unit": 1}, r"'enc\.units'"),
-        ({"seed": "many"}, "whole number.*layer 0 says 'many'"),
+        ({"seed": "many"}, "whole number.*layer 0 has 'many'"),
         ({"seed": 1.5}, "whole number"),
         ({"seed": True}, "whole number"),
         ({"debug": 1}, "True or False"),
@@ -109,56 +109,58 @@ def test_dashes_stand_for_underscores():
         ({"enc.rate": "fast"}, "number"),
         ({"enc.size": [1, 2, 3]}, "list"),
         ({"enc.act": "tanh"}, "one of silu, relu"),
-        ({"name": ["a", "b"]}, "a word"),
+        ({"name": ["a", "b"]}, "a string"),
         ({"seed": None}, "whole number"),
         ({"enc": 3}, "group of settings"),
         ({r".*\.unit": 3}, "matches no setting"),
         ({r"*units": 3}, "not a regular expression"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_nearest_name_or_type(layer, says):
-    with pytest.raises(ConfigError, match=says) as caught:
-        lay(layer)
+def test_misfits_are_refused_with_a_suggestion_or_the_type(layer, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_layers(layer)
     assert "Fix:" in str(caught.value)
 
 
-def test_yaml_numbers_that_yaml_reads_as_text_still_fit(tmp_path):
+def test_numbers_that_yaml_reads_as_strings_are_cast(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("seed: 5e6\nenc: {rate: 1e-4}\n")
-    tree = lay(configs.read(path))
+    tree = from_layers(configs.read_config_file(path))
     assert (tree.seed, tree.enc.rate) == (5_000_000, 1e-4)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "\tx: 1"])
-def test_a_broken_file_is_named(tmp_path, text):
+def test_errors_name_the_broken_file(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"broken\.yaml"):
-        configs.read(path)
+        configs.read_config_file(path)
     with pytest.raises(ConfigError, match=r"missing\.json"):
-        configs.read(tmp_path / "missing.json")
+        configs.read_config_file(tmp_path / "missing.json")
 
 
-def test_what_is_dumped_resolves_to_the_same_tree():
+def test_dumped_config_resolves_to_the_same_config():
     import yaml
 
-    tree = lay({"enc.mults": [7], "scales.con": 0.5, "limit": 3, "enc.rate": 1e-20})
-    assert lay(yaml.safe_load(configs.dump(tree))) == tree
+    tree = from_layers(
+        {"enc.mults": [7], "scales.con": 0.5, "limit": 3, "enc.rate": 1e-20}
+    )
+    assert from_layers(yaml.safe_load(configs.dump(tree))) == tree
 
 
-def test_differences_name_the_leaves():
-    assert configs.differences(Tree(), lay({"enc.units": 1})) == {
+def test_differences_are_by_setting_name():
+    assert configs.differences(Tree(), from_layers({"enc.units": 1})) == {
         "enc.units": (1024, 1)
     }
 
 
-def test_flags_without_a_value_and_stray_words_are_refused():
+def test_flags_without_a_value_and_unexpected_words_are_refused():
     with pytest.raises(ConfigError, match="needs a value"):
-        flags("--seed")
-    with pytest.raises(ConfigError, match="'stray'"):
-        flags("stray --seed 1")
-    with pytest.raises(ConfigError, match="no list"):
-        flags("--seed+ 1")
+        from_flags("--seed")
+    with pytest.raises(ConfigError, match="'word'"):
+        from_flags("word --seed 1")
+    with pytest.raises(ConfigError, match="not a list"):
+        from_flags("--seed+ 1")
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,29 @@ class Outer:
     pool: Pool = field(default_factory=Pool)
 
 
-def test_what_a_dataclass_refuses_by_itself_becomes_one_sentence():
+def test_value_errors_of_dataclasses_become_config_errors():
     with pytest.raises(ConfigError, match="pool: the pool needs workers >= 0"):
         configs.resolve(Outer, [("flags", {"pool.workers": -1})])
+
+
+@dataclass(frozen=True)
+class Documented:
+    rate: float = 0.5
+    """Learning rate,
+    per update."""
+    mode: Literal["a", "b"] = "a"
+    pool: Pool = field(default_factory=Pool)
+    """Workers."""
+
+
+def test_explain_shows_type_default_and_docstring():
+    assert configs.explain(Documented, "rate") == (
+        "  --rate float  (default: 0.5)\n      Learning rate, per update."
+    )
+    assert configs.explain(Documented, "mode") == "  --mode {a,b}  (default: a)"
+    assert configs.explain(Documented, "pool").startswith("  --pool.workers int")
+    groups = configs.explain_groups(Documented)
+    assert "--pool.*       Workers." in groups
+    assert "pool.workers" not in groups
+    with pytest.raises(ConfigError, match=r"Did you mean 'pool\.workers'"):
+        configs.explain(Documented, "pool.worker")

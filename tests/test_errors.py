@@ -52,7 +52,7 @@ ELSEWHERE = ("map.", "bench.")
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_settings_that_a_fix_names_exist(path: Path):
-    names = configs.names(Config)
+    names = configs.setting_names(Config)
     known = {*names, *(name.rpartition(".")[0] for name in names)}
     for line, text in raised(path):
         wrong = set(re.findall(FLAG, text)) - known

@@ -15,14 +15,14 @@ import pytest
 
 from reverie import config as configs
 from reverie.api import UserError
+from reverie.cli.arguments import parse_arguments, to_config
 from reverie.cli.bench import bench_envs_request, bench_request
-from reverie.cli.data import DATA, data_request
-from reverie.cli.draw import VIEWS
+from reverie.cli.data import data_request, data_verbs
+from reverie.cli.draw import FIGURES, DrawOptions
+from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
-from reverie.cli.settings import read_settings, to_config
 from reverie.cli.sweep import sweep_request
-from reverie.cli.train import BELOW, config_of
-from reverie.recordings.tools import VERBS
+from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.run.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,17 +104,15 @@ def understand(words: list[str]) -> None:
     """Raise, or fail, unless the command line would be accepted."""
     name, rest = words[0], words[1:]
     assert name in COMMANDS, f"there is no command {name!r}"
-    if name in BELOW:
-        config_of(name, rest)
+    if name in BASE_BLOCKS:
+        command_config(name, rest)
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0
     elif name in ("eval", "check-env"):
-        settings = read_settings(rest, places=2 if name == "eval" else 1)
-        assert settings.places or not rest
-        settings.take("episodes", "100")
-        settings.take("videos", "0")
-        settings.take("failures", "10")
-        to_config(settings)
+        arguments = parse_arguments(rest, max_positional=2 if name == "eval" else 1)
+        assert arguments.positional or not rest
+        arguments.take_options(EvalOptions)
+        to_config(arguments)
     elif name == "sweep":
         if rest and "FILE" not in rest:
             sweep_request(rest if rest[0][:2] != "--" else [saved_plans()[0], *rest])
@@ -122,19 +120,20 @@ def understand(words: list[str]) -> None:
         bench_envs_request(rest[1:])
     elif name == "bench":
         bench_request(rest)[1]([], {})
-    elif name == "data" and rest[0] == "export":
-        assert len(rest) in (1, 3)
-    elif name == "data" and rest[0] in VERBS:
+    elif name == "data":
+        assert rest[0] in data_verbs()
         assert not rest[1:] or data_request(rest[0], rest[1:])
-    elif name in ("data", "view"):
-        assert rest[0] in (DATA if name == "data" else VIEWS)
-        own = {"data": "out train test length seed dt", "view": "idx num-samples out"}
-        flags = {word[2:] for word in rest if word.startswith("--")}
-        assert flags <= set(own[name].split())
+    elif name == "draw":
+        assert rest[0] in FIGURES
+        arguments = parse_arguments(rest[1:], max_positional=1)
+        arguments.take_options(DrawOptions)
+        to_config(arguments)
+    elif name == "config":
+        assert rest[0] == "--explain"
     else:
-        settings = read_settings(rest)
-        settings.take("logdir", None)
-        assert settings[1:] == ([], [], []), f"{name} takes no settings"
+        arguments = parse_arguments(rest)
+        to_config(arguments)
+        assert {flag for flag, _ in arguments.flags} <= {"logdir"}
 
 
 @pytest.mark.parametrize(("page", "line"), printed("reverie "))
@@ -164,10 +163,10 @@ def test_every_flag_named_in_passing_exists(page, line, here):
         return
     if len(words) == 1:
         name = words[0].removeprefix("--").replace("-", "_")
-        assert name in (*configs.names(Config), "configs", "config"), line
+        assert name in (*configs.setting_names(Config), "configs", "config"), line
         return
     for last in words[-1].split("/") if "resample" in line else words[-1:]:
-        to_config(read_settings([*words[:-1], last]))
+        to_config(parse_arguments([*words[:-1], last]))
 
 
 @pytest.mark.parametrize(("page", "line"), printed("make "))

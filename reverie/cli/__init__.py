@@ -1,1 +1,1 @@
-"""Each command reads its own arguments and calls one function of `run/`."""
+"""The command line: every command parses its arguments and calls one function."""

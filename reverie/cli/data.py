@@ -1,149 +1,154 @@
-"""`reverie data`: look at recordings, convert them, and write some."""
+"""`reverie data`: inspect, convert, split and write recorded episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.paths import naming_paths
-from reverie.cli.settings import Settings, own_options, read_settings, to_config
+from reverie.cli.arguments import Arguments, parse_arguments, path_errors, to_config
+
+if TYPE_CHECKING:
+    from reverie.recordings.tools import Verb
 
 
-def data(arguments: list[str]) -> int:
-    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if verb not in DATA:
+@dataclass(frozen=True)
+class ExportOptions:
+    pass
+
+
+@dataclass(frozen=True)
+class MazeOptions:
+    out: str = ""
+    """Folder for the sequences."""
+    train: int = 1000
+    """Training sequences."""
+    test: int = 100
+    """Test sequences."""
+    length: int = 300
+    """Steps per sequence."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "out" and not (value > 0 or (name == "seed" and value == 0)):
+                raise UserError(
+                    f"--{name} must be above 0, not {value}.\n"
+                    f"  Fix: --{name} {type(self).__dataclass_fields__[name].default}"
+                )
+
+
+@dataclass(frozen=True)
+class BallsOptions(MazeOptions):
+    train: int = 2000
+    """Training sequences."""
+    test: int = 500
+    """Test sequences."""
+    length: int = 30
+    """Steps per sequence."""
+    dt: float = 2.0
+    """Simulated time per step."""
+
+
+def data(words: list[str]) -> int:
+    name, verbs = words[0] if words else "", data_verbs()
+    if name not in verbs:
         raise UserError(
-            f"`reverie data` takes one of {', '.join(DATA)}, not {verb!r}."
-            f"{configs.suggest(verb, DATA)}\n  Fix: reverie data inspect PATH, "
-            "or reverie data export LOGDIR FOLDER"
+            f"`reverie data` has no command {name!r}.{configs.suggest(name, verbs)}\n"
+            f"  Fix: choose from {', '.join(verbs)}, for example "
+            "reverie data inspect PATH"
         )
-    with naming_paths():
-        return DATA[verb](rest)
+    with path_errors():
+        positional, options = data_request(name, words[1:])
+        return verbs[name].function(*positional, options)
 
 
-def data_options(words: list[str]) -> str:
-    """The options of a verb, for whoever asks for help with it."""
-    from reverie.recordings.tools import VERBS
+def data_verbs() -> dict[str, Verb]:
+    """The commands below `reverie data`, by name."""
+    from reverie.recordings.tools import VERBS, Verb
 
-    verb = next((word for word in words if word in DATA), "")
-    if verb in VERBS:
-        return f"\nreverie data {verb} {' '.join(VERBS[verb].places)}\n" + (
-            configs.explained(VERBS[verb].options)
-        )
-    if verb in WRITTEN:
-        known = [f"--{name} {usual}" for name, usual in WRITTEN[verb].items()]
-        return f"\nreverie data {verb} --out FOLDER\n  " + "\n  ".join(known)
-    return "" if verb else "\n`reverie data VERB --help` lists the options of one."
+    return {
+        **VERBS,
+        "export": Verb(_export, ExportOptions, ("LOGDIR", "FOLDER")),
+        "balls": Verb(_write_balls, BallsOptions, ()),
+        "maze": Verb(_write_maze, MazeOptions, ()),
+    }
 
 
-def _apply(verb: str, arguments: list[str]) -> int:
-    from reverie.recordings.tools import VERBS
+def data_help(words: list[str]) -> str:
+    """Usage and options of one command, or how to get them."""
+    verbs = data_verbs()
+    name = next((word for word in words if word in verbs), "")
+    if not name:
+        return "`reverie data COMMAND --help` lists the options of a command."
+    usage = " ".join(["reverie data", name, *verbs[name].places])
+    return f"{usage}\n{configs.explain(verbs[name].options)}"
 
-    places, options = data_request(verb, arguments)
-    return VERBS[verb].function(*places, options)
 
-
-def data_request(verb: str, arguments: list[str]) -> tuple[list[str], Any]:
-    """What a verb on recordings is to work on, and its options."""
-    from reverie.recordings.tools import VERBS
-
-    _, schema, wanted, shared = VERBS[verb]
-    settings = read_settings(arguments, places=len(wanted))
-    if len(settings.places) != len(wanted):
+def data_request(name: str, words: list[str]) -> tuple[list[str], Any]:
+    """The positional arguments and the options for a command below `reverie data`."""
+    verb = data_verbs()[name]
+    arguments = parse_arguments(words, max_positional=len(verb.places))
+    if len(arguments.positional) != len(verb.places):
         raise UserError(
-            f"`reverie data {verb}` takes {' and '.join(wanted)}.\n"
-            f"  Fix: reverie data {verb} {' '.join(wanted)}"
+            f"`reverie data {name}` needs {' and '.join(verb.places)}.\n"
+            f"  Fix: reverie data {name} {' '.join(verb.places)}"
         )
-    known = configs.names(schema)
-    for flag, _ in settings.flags:
-        if flag.replace("-", "_") not in known:
-            raise UserError(
-                f"`reverie data {verb}` has no option --{flag}."
-                f"{configs.suggest(flag, known)}\n"
-                f"  Fix: choose from {', '.join('--' + name for name in known)}."
-            )
-    below = _shared(verb, settings, shared)
-    start: Any = configs.resolve(schema, [("the blocks", below)])
-    layer = configs.flag_layer(schema, settings.flags, start)
-    layers = [("the blocks", below), ("the flags", layer)]
-    return settings.places, configs.resolve(schema, layers)
+    layers = [("the blocks", _settings_from_blocks(name, arguments, verb.shared))]
+    options: Any = arguments.take_options(verb.options, layers)
+    known = configs.setting_names(verb.options)
+    arguments.refuse_other_flags(f"reverie data {name}", known)
+    return arguments.positional, options
 
 
-def _shared(verb: str, settings: Settings, shared: Sequence[str]) -> dict[str, Any]:
-    """What blocks say about options that are settings of a run as well."""
-    named = settings.names or settings.files
-    if named and not shared:
-        raise UserError(
-            f"`reverie data {verb}` takes no blocks of settings.\n"
-            "  Fix: leave out --configs and --config."
-        )
-    task = [(name, value) for name, value in settings.flags if name == "task"]
-    if not named and not (task and shared):
+def _settings_from_blocks(
+    name: str, arguments: Arguments, shared: tuple[str, ...]
+) -> dict[str, Any]:
+    """Values of the `shared` settings of a run in preset blocks and for the task."""
+    if not shared:
+        arguments.refuse_blocks(f"`reverie data {name}` does not use preset blocks.")
         return {}
-    whole = to_config(settings._replace(flags=task))
-    return {name: value for name, value in asdict(whole).items() if name in shared}
+    task = [(flag, value) for flag, value in arguments.flags if flag == "task"]
+    if not (arguments.blocks or arguments.files or task):
+        return {}
+    config = asdict(to_config(arguments._replace(flags=task)))
+    return {name: value for name, value in config.items() if name in shared}
 
 
-def _export(arguments: list[str]) -> int:
+def _export(logdir: str, folder: str, _: ExportOptions) -> int:
     from reverie.recordings.export import export_episodes
 
-    if len(arguments) != 2:
-        raise UserError(
-            "`reverie data export` takes two folders.\n"
-            "  Fix: reverie data export LOGDIR FOLDER"
-        )
-    count = export_episodes(Path(arguments[0]), Path(arguments[1]).expanduser())
-    print(f"{count} episodes in {arguments[1]}; --run.episodes reads them back.")
+    count = export_episodes(Path(logdir), Path(folder).expanduser())
+    print(f"Wrote {count} episodes to {folder}. Read them with --run.episodes {folder}")
     return 0
 
 
-def _balls(arguments: list[str]) -> int:
+def _write_balls(options: BallsOptions) -> int:
     from reverie.datasets.synthetic.balls import write_balls
 
-    return _write_sequences(write_balls, "balls", arguments)
+    return _write_sequences("balls", write_balls, options)
 
 
-def _maze(arguments: list[str]) -> int:
+def _write_maze(options: MazeOptions) -> int:
     from reverie.datasets.synthetic.maze import write_maze
 
-    return _write_sequences(write_maze, "maze", arguments)
+    return _write_sequences("maze", write_maze, options)
 
 
-WRITTEN: dict[str, dict[str, Any]] = {
-    "balls": {"train": 2000, "test": 500, "length": 30, "seed": 0, "dt": 2.0},
-    "maze": {"train": 1000, "test": 100, "length": 300, "seed": 0},
-}
-"""Options of verbs that make sequences up, with what they usually are."""
-
-
-def _write_sequences(write: Callable[..., int], name: str, arguments: list[str]) -> int:
-    given, known = configs.parse_flags(arguments), WRITTEN[name]
-    options = own_options(given, {"out": "", **known}, f"reverie data {name}")
-    folder = options.pop("out")
+def _write_sequences(name: str, write: Callable[..., int], options: MazeOptions) -> int:
+    arguments = asdict(options)
+    folder = arguments.pop("out")
     if not folder:
-        raise UserError(f"Where to?\n  Fix: reverie data {name} --out FOLDER")
-    for option, usual in known.items():
-        if option != "seed" and not options[option]:
-            raise UserError(f"--{option} must be above 0.\n  Fix: --{option} {usual}")
-    count = write(Path(folder).expanduser(), **options)
+        raise UserError(
+            f"`reverie data {name}` needs an output folder.\n"
+            f"  Fix: reverie data {name} --out FOLDER"
+        )
+    count = write(Path(folder).expanduser(), **arguments)
     print(
-        f"{count} sequences in {folder}; read them with --task sequences_{name} "
-        f"--source.folder {folder}."
+        f"Wrote {count} sequences to {folder}. "
+        f"Read them with --task sequences_{name} --source.folder {folder}"
     )
     return 0
-
-
-DATA: dict[str, Callable[[list[str]], int]] = {
-    "export": _export,
-    "balls": _balls,
-    "maze": _maze,
-    **{
-        verb: partial(_apply, verb)
-        for verb in ("inspect", "convert", "split", "stats", "view", "demos")
-    },
-}

@@ -1,43 +1,56 @@
-"""`reverie view`: draw what a run has learnt."""
+"""`reverie draw`: figures of what an agent learned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.paths import naming_paths
-from reverie.cli.settings import own_options
+from reverie.cli.arguments import parse_arguments, path_errors
 
 
-def view(arguments: list[str]) -> int:
-    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if verb not in VIEWS:
+@dataclass(frozen=True)
+class DrawOptions:
+    idx: int = 0
+    """Index of the evaluation sequence to draw."""
+    num_samples: int = 10
+    """Number of evaluation sequences to load."""
+    out: str = ""
+    """Folder for the figures; empty for `boundaries` in the run folder."""
+
+
+def draw(words: list[str]) -> int:
+    name = words[0] if words else ""
+    if name not in FIGURES:
         raise UserError(
-            f"`reverie view` takes one of {', '.join(VIEWS)}, not {verb!r}."
-            f"{configs.suggest(verb, VIEWS)}\n  Fix: reverie view boundaries LOGDIR"
+            f"`reverie draw` has no figure {name!r}.{configs.suggest(name, FIGURES)}\n"
+            f"  Fix: choose from {', '.join(FIGURES)}, for example "
+            "reverie draw boundaries LOGDIR"
         )
-    with naming_paths():
-        return VIEWS[verb](rest)
+    with path_errors():
+        return FIGURES[name](words[1:])
 
 
-def _boundaries(arguments: list[str]) -> int:
-    from reverie.evaluation.draw import view_boundaries
-    from reverie.run.config import Config
+def _draw_boundaries(words: list[str]) -> int:
+    from reverie.evaluation.draw import draw_boundaries
 
-    if not arguments or arguments[0].startswith("--"):
-        raise UserError("Which run?\n  Fix: reverie view boundaries LOGDIR")
-    known = {"idx": 0, "num_samples": 10, "out": ""}
-    given, every = configs.parse_flags(arguments[1:]), configs.names(Config)
-    flags = [pair for pair in given if pair[0].replace("-", "_") in every]
-    own = [pair for pair in given if pair not in flags]
-    options = own_options(own, known, "reverie view boundaries")
-    folder = Path(options["out"]).expanduser() if options["out"] else None
-    logdir, samples = Path(arguments[0]), options["num_samples"]
-    for path in view_boundaries(logdir, options["idx"], samples, folder, flags):
+    arguments = parse_arguments(words, max_positional=1)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie draw boundaries` needs the folder of a run.\n"
+            "  Fix: reverie draw boundaries LOGDIR"
+        )
+    arguments.refuse_blocks("Figures are drawn with the settings saved with the run.")
+    options = arguments.take_options(DrawOptions)
+    logdir = Path(arguments.positional[0])
+    folder = Path(options.out).expanduser() if options.out else None
+    for path in draw_boundaries(
+        logdir, options.idx, options.num_samples, folder, arguments.flags
+    ):
         print(path)
     return 0
 
 
-VIEWS: dict[str, Callable[[list[str]], int]] = {"boundaries": _boundaries}
+FIGURES: dict[str, Callable[[list[str]], int]] = {"boundaries": _draw_boundaries}

@@ -1,42 +1,59 @@
-"""`reverie envs` and `reverie check-env`: what there is to act in."""
+"""`reverie envs` and `reverie check-env`: list environments and check one."""
 
 from __future__ import annotations
 
 from reverie.api import UserError
-from reverie.cli.settings import acted_in, read_settings, to_config
+from reverie.cli.arguments import parse_arguments, to_config
 
 
-def list_envs(arguments: list[str]) -> int:
+def list_envs(words: list[str]) -> int:
     from reverie import envs
 
-    if len(arguments) > 1:
-        raise UserError("One suite at a time.\n  Fix: reverie envs SUITE")
-    print(envs.describe_suites(*arguments))
+    if len(words) > 1:
+        raise UserError(
+            f"`reverie envs` takes one suite, not {len(words)}.\n"
+            "  Fix: reverie envs SUITE"
+        )
+    print(envs.describe_suites(*words))
     return 0
 
 
-def check_env(arguments: list[str]) -> int:
+def check_env(words: list[str]) -> int:
     from reverie import envs
-    from reverie.envs import checker as check
+    from reverie.envs import checker
     from reverie.envs.vector.env_slot import summary
 
-    settings = read_settings(arguments, places=1)
-    if not settings.places:
-        raise UserError("Which task?\n  Fix: reverie check-env TASK")
-    settings.flags.append(("task", settings.places[0]))
-    config = acted_in(to_config(settings))
+    arguments = parse_arguments(words, max_positional=1)
+    if not arguments.positional:
+        raise UserError(
+            "`reverie check-env` needs a task.\n  Fix: reverie check-env TASK"
+        )
+    arguments.flags.append(("task", arguments.positional[0]))
+    config = to_config(arguments)
+    _require_env(config.task)
     try:
         env = envs.make(config.task, config.env, config.seed)
     except UserError:
         raise
-    except Exception as error:  # whatever the code of its author raises
+    except Exception as error:  # the environment may raise any exception
         raise UserError(
-            f"{config.task} could not be built: {summary(error)}\n"
-            "  Fix: mend that, and check it again."
+            f"Creating the environment of {config.task} failed: {summary(error)}\n"
+            "  Fix: correct this error in the environment and check it again."
         ) from error
     try:
-        findings = check.check_env(env)
+        findings = checker.check_env(env)
     finally:
         env.close()
-    print(check.describe(config.task, env, findings))
+    print(checker.describe(config.task, env, findings))
     return 2 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _require_env(task: str) -> None:
+    from reverie.datasets.sequences import is_source
+
+    if is_source(task):
+        raise UserError(
+            f"Task {task} is a dataset of sequences and has no environment.\n"
+            f"  Fix: reverie train --agent vta --task {task}, or choose a task that "
+            "`reverie envs` lists."
+        )

@@ -1,14 +1,32 @@
-"""`reverie eval`: what a run has learnt, in numbers."""
+"""`reverie eval`: evaluate a trained agent."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from reverie.api import UserError
-from reverie.cli.settings import Settings, read_settings
+from reverie.cli.arguments import parse_arguments
 
 
-def evaluate(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class EvalOptions:
+    episodes: int = 100
+    """Episodes to play, or sequences to segment."""
+    videos: int = 0
+    """Episodes to record as videos, and as many failed ones."""
+    failures: int = 10
+    """Failed episodes to save as recordings."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.videos < 0 or self.failures < 0:
+            raise UserError(
+                "An evaluation needs at least 1 episode, and counts of at least 0.\n"
+                "  Fix: --episodes 100 --videos 0 --failures 10"
+            )
+
+
+def evaluate(words: list[str]) -> int:
     from reverie.datasets.sequences import is_source
     from reverie.evaluation import boundaries as measure
     from reverie.evaluation import episodes as loop
@@ -16,54 +34,43 @@ def evaluate(arguments: list[str]) -> int:
     from reverie.run.checkpoint import locate
     from reverie.run.folder import home_of, read_config
 
-    settings = read_settings(arguments, places=2)
-    if not settings.places:
-        raise UserError("Which run?\n  Fix: reverie eval LOGDIR")
-    episodes = _count(settings, "episodes", 100)
-    if episodes < 1:
-        raise UserError("--episodes takes at least one.\n  Fix: --episodes 100")
-    videos = _count(settings, "videos", 0)
-    failures = _count(settings, "failures", loop.FAILURES)
-    if settings.names or settings.files:
+    arguments = parse_arguments(words, max_positional=2)
+    if not arguments.positional:
         raise UserError(
-            "An evaluation uses the settings saved with the run.\n"
-            "  Fix: leave out --configs and --config; single settings may change."
+            "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
         )
-    logdir = Path(settings.places[0])
+    options = arguments.take_options(EvalOptions)
+    arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
+    flags, episodes = arguments.flags, options.episodes
+    logdir = Path(arguments.positional[0])
     config = read_config(home_of(locate(logdir)))
-    acts = "task" in dict(settings.flags) or not (
+    in_env = "task" in dict(flags) or not (
         config.offline.data or is_source(config.task)
     )
-    if not acts and (videos or failures != loop.FAILURES):
+    if not in_env and (options.videos or options.failures != EvalOptions.failures):
         raise UserError(
-            f"{logdir} is measured without acting, so there is nothing to film or keep."
-            "\n  Fix: leave out --videos and --failures, or give --task TASK."
+            f"{logdir} is evaluated on recordings, not in an environment, so there are "
+            "no episodes to record.\n"
+            "  Fix: remove --videos and --failures, or add --task TASK."
         )
-    if len(settings.places) > 1:
+    if len(arguments.positional) > 1:
         if not is_source(config.task):
             raise UserError(
-                f"{logdir} is evaluated by itself: only boundaries of runs that watch "
-                f"are compared.\n  Fix: reverie eval {logdir}"
+                f"{logdir} cannot be compared with another run: only segment "
+                "boundaries of runs on sequences are compared.\n"
+                f"  Fix: reverie eval {logdir}"
             )
-        other = Path(settings.places[1])
-        found = measure.compare_boundaries(logdir, other, episodes, settings.flags)
-        print(measure.agreement_in_words(found))
-    elif config.offline.data and "task" not in dict(settings.flags):
-        print(judge.in_words(judge.judge_run(logdir, settings.flags)))
+        other = Path(arguments.positional[1])
+        result = measure.compare_boundaries(logdir, other, episodes, flags)
+        print(measure.agreement_in_words(result))
+    elif config.offline.data and "task" not in dict(flags):
+        print(judge.in_words(judge.judge_run(logdir, flags)))
     elif is_source(config.task):
-        found = measure.measure_boundaries(logdir, episodes, settings.flags)
-        print(measure.in_words(found))
+        result = measure.measure_boundaries(logdir, episodes, flags)
+        print(measure.in_words(result))
     else:
-        found = loop.evaluate(
-            logdir, episodes, settings.flags, videos=videos, failures=failures
+        result = loop.evaluate(
+            logdir, episodes, flags, videos=options.videos, failures=options.failures
         )
-        print(loop.in_words(found))
+        print(loop.in_words(result))
     return 0
-
-
-def _count(settings: Settings, name: str, default: int) -> int:
-    """A flag of the command's own that counts something."""
-    value = str(settings.take(name, default))
-    if not value.isdecimal():
-        raise UserError(f"--{name} takes a whole number.\n  Fix: --{name} 5")
-    return int(value)

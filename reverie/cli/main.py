@@ -1,42 +1,53 @@
-"""The `reverie` command: the table of commands, and which one is meant."""
+"""The `reverie` command: parses the name of a command and runs it."""
 
 from __future__ import annotations
 
 import errno
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.bench import bench
-from reverie.cli.data import data, data_options
-from reverie.cli.draw import view
+from reverie.cli.bench import bench, bench_help
+from reverie.cli.config import show_config
+from reverie.cli.data import data, data_help
+from reverie.cli.draw import DrawOptions, draw
 from reverie.cli.envs import check_env, list_envs
-from reverie.cli.evaluate import evaluate
-from reverie.cli.settings import show_settings
-from reverie.cli.sweep import sweep
+from reverie.cli.evaluate import EvalOptions, evaluate
+from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import bc, demo, offline, train, train_eval
 
-USAGE = """\
-Reverie: agents that learn inside a world model.
+HELP = """\
+Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
 
-  reverie train [--configs BLOCK ...] [--task TASK] [--logdir DIR] [--SETTING VALUE]
+Usage
+  reverie train [--configs BLOCK ...] [--task TASK] [--logdir DIR] [--SETTING VALUE ...]
   reverie COMMAND --help
 
 Commands
 {commands}
 
-Exit codes: 0 done, 1 a bug of ours, 2 something to mend (it says what),
-130 stopped by Ctrl-C and 143 by SIGTERM, both after saving.
+Exit codes
+  0 success, 1 internal error, 2 invalid input (the message says how to fix it),
+  130 stopped by Ctrl-C, 143 stopped by SIGTERM (both after saving a checkpoint)
 """
 
 SETTINGS_HELP = """\
-  --configs BLOCK ...    named settings, laid from left to right: {blocks}
-  --config FILE          settings from a YAML or JSON file
-  --SETTING VALUE        any setting by its name, e.g. --run.steps 1e6
-                         (`reverie config` prints them all)
+Options
+  --configs BLOCK ...  apply preset blocks, from left to right
+  --config FILE ...    apply YAML or JSON files of settings
+  --SETTING VALUE      set a single setting; flags override blocks and files
+
+Preset blocks
+{blocks}
+"""
+
+EXPLAIN_HELP = """
+`reverie config --explain PREFIX` prints type, default and meaning of the settings of a
+group (`run`, `dreamer.rssm`); `reverie config` prints the values of all settings.
 """
 
 
@@ -44,56 +55,55 @@ class Command(NamedTuple):
     function: Callable[[list[str]], int]
     usage: str
     summary: str
-    settings: bool = True
-    more: Callable[[list[str]], str] | None = None
-    """What else there is to say to whoever asks for help, after such words."""
+    help: Callable[[list[str]], str]
+    """Returns the rest of the help text, given the other words of the command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # a program of its own, and not a call from Python
+    """Run a command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # not called from Python code
         warnings.showwarning = _show_warning
     try:
-        return _dispatch(arguments)
+        return _dispatch(words)
     except UserError as error:
-        print(f"reverie: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
     except KeyboardInterrupt:
         print("reverie: stopped without saving.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
         sys.stderr.close()
         return 0
     except MemoryError as error:
-        why = f": {error}" if str(error) else ""
-        print(
-            f"reverie: There is not enough memory{why}.\n  Fix: ask for less at once, "
-            "for example smaller batches, chunks or replays, or fewer --episodes.",
-            file=sys.stderr,
+        details = f": {error}" if str(error) else ""
+        return _fail(
+            f"There is not enough memory{details}.\n  Fix: use smaller batches, "
+            "sequences or replay buffers, or fewer --episodes."
         )
-        return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        where = f" at {error.filename}" if error.filename else ""
-        print(
-            f"reverie: The disk is full{where}.\n"
-            "  Fix: free some space and run the same command again.",
-            file=sys.stderr,
+        path = f" ({error.filename})" if error.filename else ""
+        return _fail(
+            f"The disk is full{path}.\n"
+            "  Fix: free some disk space and run the same command again."
         )
-        return 2
+
+
+def _fail(message: str) -> int:
+    print(f"reverie: {message}", file=sys.stderr)
+    return 2
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-def _dispatch(arguments: list[str]) -> int:
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+def _dispatch(words: list[str]) -> int:
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("-h", "--help", "help"):
-        rows = [f"  {n:<11} {c.summary}" for n, c in COMMANDS.items()]
-        print(USAGE.format(commands="\n".join(rows)), end="")
+        rows = [f"  {name:<11} {c.summary}" for name, c in COMMANDS.items()]
+        print(HELP.format(commands="\n".join(rows)), end="")
         return 0
     if name in ("-V", "--version"):
         from importlib.metadata import version
@@ -107,91 +117,116 @@ def _dispatch(arguments: list[str]) -> int:
         )
     command = COMMANDS[name]
     if "-h" in rest or "--help" in rest:
-        print(f"reverie {name} {command.usage}\n\n  {command.summary}")
-        if command.settings:
-            print(SETTINGS_HELP.format(blocks=", ".join(sorted(configs.blocks()))))
-        if command.more:
-            print(command.more(rest))
+        usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
+        summary = command.summary[0].upper() + command.summary[1:]
+        print(f"{summary}.\n\nUsage\n  {usage}\n\n{command.help(rest)}".rstrip())
         return 0
     return command.function(rest)
 
 
+def _settings_help(words: list[str]) -> str:
+    """Blocks, top-level settings and groups of settings."""
+    from reverie.run.config import Config
+
+    rows = []
+    for path in sorted(configs.PRESETS.glob("*.yaml")):
+        names = ", ".join(configs.read_config_file(path))
+        rows.append(
+            f"  {path.stem:<10} " + f"\n{' ' * 13}".join(textwrap.wrap(names, 73))
+        )
+    settings = configs.explain_groups(Config)
+    text = SETTINGS_HELP.format(blocks="\n".join(rows))
+    return f"{text}\nSettings\n{settings}\n{EXPLAIN_HELP}"
+
+
+def _options_help(schema: type) -> Callable[[list[str]], str]:
+    return lambda words: f"Options\n{configs.explain(schema)}"
+
+
+def _no_help(words: list[str]) -> str:
+    return ""
+
+
+SETTINGS = "[--configs BLOCK ...] [--config FILE ...] [--SETTING VALUE ...]"
+
 COMMANDS: dict[str, Command] = {
-    "train": Command(
-        train, "[--configs BLOCK ...] [--SETTING VALUE ...]", "learn a task online"
-    ),
+    "train": Command(train, SETTINGS, "train an agent online", _settings_help),
     "train_eval": Command(
         train_eval,
-        "[--configs BLOCK ...] [--SETTING VALUE ...]",
-        "the same, with evaluations in between",
+        SETTINGS,
+        "train an agent online and evaluate it regularly",
+        _settings_help,
     ),
     "offline": Command(
         offline,
-        "--offline.data PATH [--configs BLOCK ...] [--SETTING VALUE ...]",
-        "learn a world from recordings",
+        f"--offline.data PATH {SETTINGS}",
+        "train a world model on recorded episodes",
+        _settings_help,
     ),
     "bc": Command(
         bc,
-        "--offline.data PATH [--bc.run LOGDIR] [--configs BLOCK ...] "
-        "[--SETTING VALUE ...]",
-        "clone the policy that made recordings",
+        f"--offline.data PATH [--bc.run LOGDIR] {SETTINGS}",
+        "train a policy on recorded episodes by behavior cloning",
+        _settings_help,
     ),
     "eval": Command(
         evaluate,
-        "LOGDIR [--episodes 100] [--videos 0] [--failures 10] [--task TASK]\n"
-        "    [--SETTING VALUE ...]\n"
-        "reverie eval LOGDIR OTHER [--episodes 100]   compares boundaries",
-        "measure a trained agent; one of recordings by them, or in a task",
-        settings=False,
+        "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
+        "LOGDIR LOGDIR [--episodes 100]",
+        "evaluate a trained agent in its task or on held-out recordings",
+        _options_help(EvalOptions),
     ),
     "sweep": Command(
         sweep,
         "FILE [COMMAND] [--jobs 1] [--trials 20] [--logdir DIR] [--SETTING VALUE ...]\n"
-        "    (see docs/sweep.md; --logdir DIR alone goes on)",
-        "search for settings: many runs of a command, and the best of them",
-        settings=False,
+        "--logdir DIR",
+        "search for hyperparameters with many runs of a training command",
+        sweep_help,
     ),
     "demo": Command(
         demo,
         "[--logdir DIR]",
-        "learn `catch` in minutes, and show the dream",
-        settings=False,
+        "train on `catch` for a few minutes and save videos of imagined rollouts",
+        _no_help,
     ),
     "bench": Command(
         bench,
-        "[--configs BLOCK ...] [--compare] [--bench.vary size|batch|length|image]\n"
-        "    [--bench.seconds 1] [--bench.repeats 3] [--bench.at_once 1]\n"
-        "    [--bench.output FILE], or:\n"
-        "  envs [--tasks TASK ...] [--counts 8 16] [--seconds 1] [--output FILE]",
-        "measure how fast a config is on this machine",
+        f"{SETTINGS}\n"
+        "--compare [--configs BLOCK ...] [--SETTING VALUE ...]\n"
+        "--bench.vary size|batch|length|image [--SETTING VALUE ...]\n"
+        "envs [--tasks TASK ...] [--counts 8 16] [--env.SETTING VALUE ...]",
+        "measure the speed of updates or of environments on this machine",
+        bench_help,
     ),
     "config": Command(
-        show_settings,
-        "[--configs BLOCK ...] [--SETTING VALUE ...]",
-        "print the resolved settings",
+        show_config,
+        f"{SETTINGS}\n--explain [PREFIX]",
+        "print the resolved settings, or explain settings",
+        _settings_help,
     ),
     "data": Command(
         data,
-        "inspect|stats|view PATH, convert|split SRC DST, demos FILE,\n"
-        "    export LOGDIR FOLDER, or: balls|maze --out FOLDER (see docs/offline.md)",
-        "look at recordings, convert, split and measure them; write some",
-        settings=False,
-        more=data_options,
+        "inspect|stats|view PATH\nconvert|split SRC DST\ndemos FILE\n"
+        "export LOGDIR FOLDER\nballs|maze --out FOLDER",
+        "inspect, convert, split and write recorded episodes",
+        data_help,
     ),
-    "view": Command(
-        view,
-        "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]\n"
-        "    [--SETTING VALUE ...]",
-        "draw what a run has learnt",
-        settings=False,
+    "draw": Command(
+        draw,
+        "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
+        "draw the segment boundaries that an agent found",
+        _options_help(DrawOptions),
     ),
     "envs": Command(
-        list_envs, "[SUITE]", "list suites, tasks and how to install them", False
+        list_envs,
+        "[SUITE]",
+        "list environment suites, their tasks and how to install them",
+        _no_help,
     ),
     "check-env": Command(
-        check_env, "TASK [--SETTING VALUE ...]", "tell what is wrong with an env"
+        check_env,
+        "TASK [--SETTING VALUE ...]",
+        "check an environment for errors",
+        _no_help,
     ),
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

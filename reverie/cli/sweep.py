@@ -1,4 +1,4 @@
-"""`reverie sweep`: many runs of a command that trains."""
+"""`reverie sweep`: hyperparameter search with a training command."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.train import config_of
+from reverie.cli.train import command_config
 
 
-def sweep(arguments: list[str]) -> int:
+def sweep(words: list[str]) -> int:
     from reverie.run.signals import Interrupted
-    from reverie.sweep import search as loop
+    from reverie.sweep import search
 
     try:
-        loop.sweep(sweep_request(arguments))
+        search.sweep(sweep_request(words))
     except Interrupted as stop:
-        print("Saved. The same command goes on.", file=sys.stderr)
+        print("Saved. Run the same command again to continue.", file=sys.stderr)
         return stop.exit_code
     return 0
 
 
-def sweep_request(arguments: list[str]) -> Any:
-    """The plan of a sweep: a file, or what a folder of one says."""
+def sweep_request(words: list[str]) -> Any:
+    """The sweep described by a file, or saved in the folder of an earlier sweep."""
     from reverie.run.folder import place
     from reverie.sweep.plan import make_plan
     from reverie.sweep.search import PLAN
 
-    count = next((i for i, w in enumerate(arguments) if w[:2] == "--"), len(arguments))
-    places, words = arguments[:count], arguments[count:]
-    logdir = dict(configs.parse_flags(words)).get("logdir")
-    if not places and isinstance(logdir, str) and (place(logdir) / PLAN).exists():
-        places = [str(place(logdir) / PLAN)]
-    if len(places) not in (1, 2):
+    count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
+    positional, flags = words[:count], words[count:]
+    logdir = dict(configs.parse_flags(flags)).get("logdir")
+    if not positional and isinstance(logdir, str) and (place(logdir) / PLAN).exists():
+        positional = [str(place(logdir) / PLAN)]
+    if len(positional) not in (1, 2):
         raise UserError(
-            "A sweep takes a file with ranges, and then the command to run.\n"
+            "`reverie sweep` needs a YAML file, optionally followed by a command.\n"
             "  Fix: reverie sweep FILE [COMMAND], or reverie sweep --logdir FOLDER"
         )
-    command = places[1] if len(places) == 2 else None
-    return make_plan(Path(places[0]), command, words, config_of)
+    command = positional[1] if len(positional) == 2 else None
+    return make_plan(Path(positional[0]), command, flags, command_config)
+
+
+def sweep_help(words: list[str]) -> str:
+    from reverie.sweep.plan import SweepConfig
+
+    return configs.explain(SweepConfig)

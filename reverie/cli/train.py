@@ -1,4 +1,4 @@
-"""Commands that train, and the settings of their runs."""
+"""The commands that train: `train`, `train_eval`, `offline`, `bc` and `demo`."""
 
 from __future__ import annotations
 
@@ -9,110 +9,104 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.cli.settings import Settings, read_settings, to_config
+from reverie.cli.arguments import Arguments, parse_arguments, to_config
 
-BELOW: dict[str, tuple[str, ...]] = {
+BASE_BLOCKS: dict[str, tuple[str, ...]] = {
     "train": (),
     "train_eval": (),
     "offline": ("offline",),
     "bc": ("offline", "bc"),
 }
-"""Commands that train, and the blocks that lie beneath all others in each."""
+"""Preset blocks that each training command applies before all others."""
 
 
-def train(arguments: list[str]) -> int:
+def train(words: list[str]) -> int:
     from reverie.run import train as loop
 
-    return _finish(loop.train, arguments)
+    return _run(loop.train, "train", words)
 
 
-def train_eval(arguments: list[str]) -> int:
+def train_eval(words: list[str]) -> int:
     from reverie.run import train_eval as loop
 
-    return _finish(loop.train_eval, arguments)
+    return _run(loop.train_eval, "train_eval", words)
 
 
-def offline(arguments: list[str]) -> int:
+def offline(words: list[str]) -> int:
     from reverie.run import offline as loop
 
-    return _finish(loop.offline, arguments, BELOW["offline"])
+    return _run(loop.offline, "offline", words)
 
 
-def bc(arguments: list[str]) -> int:
+def bc(words: list[str]) -> int:
     from reverie.run import offline as loop
 
-    return _finish(loop.offline, arguments, BELOW["bc"])
+    return _run(loop.offline, "bc", words)
 
 
-def demo(arguments: list[str]) -> int:
+def demo(words: list[str]) -> int:
     from reverie.run import demo as loop
 
-    settings = read_settings(arguments)
-    if settings.names or settings.files:
+    arguments = parse_arguments(words)
+    arguments.refuse_blocks("The demo uses its own preset block.")
+    return loop.demo(arguments.flags)
+
+
+def command_config(command: str, words: list[str]) -> Any:
+    """The config of a run of a training command with these arguments."""
+    if command not in BASE_BLOCKS:
         raise UserError(
-            "The demo has a block of settings of its own.\n"
-            "  Fix: leave out --configs and --config; single settings may change."
+            f"{command!r} is not a training command."
+            f"{configs.suggest(command, BASE_BLOCKS)}\n"
+            f"  Fix: choose from {', '.join(BASE_BLOCKS)}."
         )
-    return loop.demo(settings.flags)
+    return training_config(parse_arguments(words), BASE_BLOCKS[command])
 
 
-def config_of(command: str, words: list[str]) -> Any:
-    """The config of a command that trains."""
-    if command not in BELOW:
-        raise UserError(
-            f"A sweep cannot run {command!r}.{configs.suggest(command, BELOW)}\n"
-            f"  Fix: choose from {', '.join(BELOW)}."
-        )
-    return training_config(read_settings(words), BELOW[command])
+def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> Any:
+    """The config of a new run, or of the run to resume in an existing `--logdir`.
 
-
-def training_config(settings: Settings, below: Sequence[str] = ()) -> Any:
-    """The config of a run; `--logdir` alone resumes with the settings saved there.
-
-    So it does with settings beside it that are the same, or that only steer the loop.
-    The blocks `below` lie beneath all others.
+    A run is resumed with its saved settings. Other flags are allowed if they have the
+    saved values or only affect the loop (logging, intervals, number of steps).
     """
     from reverie.run import folder
     from reverie.run.config import with_flags
 
-    logdir = dict(settings.flags).get("logdir")
+    logdir = dict(arguments.flags).get("logdir")
     home = folder.place(logdir) if isinstance(logdir, str) else Path()
-    known = isinstance(logdir, str) and (home / "config.yaml").exists()
-    asks_more = settings.names or settings.files
-    if known and not asks_more:
+    exists = isinstance(logdir, str) and (home / "config.yaml").exists()
+    if exists and not (arguments.blocks or arguments.files):
         harmless = all(
             name.replace("-", "_").startswith(folder.HARMLESS)
-            for name, _ in settings.flags
+            for name, _ in arguments.flags
         )
         if harmless or (home / "ckpt").exists():
             saved = folder.read_config(home)
-            wanted = with_flags(saved, settings.flags)
+            config = with_flags(saved, arguments.flags)
             if not harmless:
-                folder.refuse_changes(saved, wanted, home)
+                folder.refuse_changes(saved, config, home)
             command = "offline" if saved.offline.data else "train"
             command = "bc" if saved.agent == "bc" else command
-            if command != (below[-1] if below else "train"):
+            if command != (base_blocks[-1] if base_blocks else "train"):
                 raise UserError(
-                    f"{logdir} was begun by another command.\n"
+                    f"The run in {logdir} was started by another command.\n"
                     f"  Fix: reverie {command} --logdir {logdir}"
                 )
-            return wanted
-    names = [*below, *settings.names]
-    blocks = settings._replace(names=names, flags=[])
-    if below and to_config(blocks).run.clock == "phases":
-        names.append("in_updates")  # recordings have no phases of acting
-    return to_config(settings._replace(names=names))
+            return config
+    blocks = [*base_blocks, *arguments.blocks]
+    without_flags = arguments._replace(blocks=blocks, flags=[])
+    if base_blocks and to_config(without_flags).run.clock == "phases":
+        blocks.append("in_updates")  # there is no data collection to count phases of
+    return to_config(arguments._replace(blocks=blocks))
 
 
-def _finish(
-    loop: Callable[[Any], Path], arguments: list[str], below: Sequence[str] = ()
-) -> int:
+def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:
     from reverie.run.signals import Interrupted
 
     try:
-        path = loop(training_config(read_settings(arguments), below))
+        path = loop(command_config(command, words))
     except Interrupted as stop:
-        print("Saved. The same command resumes.", file=sys.stderr)
+        print("Saved. Run the same command again to resume.", file=sys.stderr)
         return stop.exit_code
     print(f"Done: {path}", file=sys.stderr)
     return 0

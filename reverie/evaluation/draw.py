@@ -21,7 +21,7 @@ SCALE = 2
 FPS = 4
 
 
-def view_boundaries(
+def draw_boundaries(
     logdir: Path,
     index: int = 0,
     samples: int = 10,

@@ -30,33 +30,46 @@ from reverie.run.offline_data import OfflineConfig
 @dataclass(frozen=True)
 class Config:
     task: str = "catch"
-    """What to learn: `suite_name`, `gym_<id>`, `package.module:factory`, sequences to
-    watch, `sequences_<name>`, or `recordings`."""
+    """Task: `suite_name`, `gym_<id>`, `package.module:factory`, a sequence dataset
+    `sequences_<name>`, or `recordings`."""
     agent: Literal["bc", "dreamer", "iris", "random", "vta"] = "dreamer"
+    """Which agent to train."""
     seed: int = 0
+    """Random seed."""
     logdir: str = "~/logdir/{timestamp}"
-    """The run's folder. The same folder resumes."""
+    """Run folder. A run in an existing folder is resumed."""
     device: str = "auto"
-    """`cuda`, `cpu` or `mps`; by itself the best one here."""
+    """`cuda`, `cpu` or `mps`; `auto` for the fastest available."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """By itself `bfloat16` on a GPU, `float32` elsewhere."""
+    """`auto` is `bfloat16` on a GPU and `float32` elsewhere."""
     compile: Literal["auto", "none", "step", "graph"] = "auto"
-    """How updates and acting are sped up: not at all, with fast twins of single parts
-    (`step`), or with all of it in CUDA graphs (`graph`); by itself `graph` on a CUDA
-    GPU and `step` elsewhere."""
+    """Acceleration of updates and policy: `none`, fused kernels (`step`), or kernels
+    captured as CUDA graphs (`graph`); `auto` is `graph` on a CUDA GPU and `step`
+    elsewhere."""
     deterministic: bool = False
-    """Same seed, same run, bit for bit; also across a kill and a resume."""
+    """Make runs with the same seed bitwise identical, also after resuming."""
     run: RunConfig = field(default_factory=RunConfig)
+    """Training loop: steps, train ratio, intervals, evaluation."""
     env: EnvConfig = field(default_factory=EnvConfig)
+    """Environments: suites, wrappers, worker processes."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Replay buffer: capacity, storage, sampling."""
     source: SourceConfig = field(default_factory=SourceConfig)
+    """Sequence datasets."""
     offline: OfflineConfig = field(default_factory=OfflineConfig)
+    """Training on recorded episodes."""
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    """Logging: outputs and filters."""
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)
+    """DreamerV3 agent."""
     iris: IrisConfig = field(default_factory=IrisConfig)
+    """Δ-IRIS agent."""
     bc: BCConfig = field(default_factory=BCConfig)
+    """Behavior cloning agent."""
     random: RandomConfig = field(default_factory=RandomConfig)
+    """Random agent."""
     vta: VTAAgentConfig = field(default_factory=VTAAgentConfig)
+    """VTA agent (variational temporal abstraction)."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -142,7 +155,7 @@ def _file_layers(
 
     A file of another program brings what that program does by itself, and its task.
     """
-    origin, data = f"the file {path}", configs.read(path)
+    origin, data = f"the file {path}", configs.read_config_file(path)
     if not is_vta_file(data):
         return [], (origin, data)
     found = from_vta_file(data)
@@ -151,7 +164,7 @@ def _file_layers(
             f"{path} has settings that mean nothing here: {', '.join(found.unknown)}",
             stacklevel=2,
         )
-    block = configs.block(found.block)
+    block = configs.get_block(found.block)
     task = {key: block[key] for key in ("agent", "task")}
     below = [*_expand([found.block]), (origin, found.usual)]
     return below, (origin, {**task, **found.given})
@@ -178,7 +191,7 @@ def _expand(
                 f"The config block {name!r} stands on itself.\n"
                 "  Fix: take it out of the `configs` of the blocks it names."
             )
-        block = dict(configs.block(name))
+        block = dict(configs.get_block(name))
         layers += _expand(block.pop("configs", ()), (*seen, name))
         layers.append((f"the block {name!r}", block))
     return layers

@@ -135,7 +135,7 @@ def read_config(logdir: Path) -> Config:
             f"{logdir} is not a run folder: it has no config.yaml.\n"
             "  Fix: give the --logdir of a run."
         )
-    return configs.resolve(Config, [(str(path), configs.read(path))])
+    return configs.resolve(Config, [(str(path), configs.read_config_file(path))])
 
 
 class RunSpaces(NamedTuple):

@@ -68,7 +68,7 @@ def load(logdir: str | Path, device: str | None = None) -> Player:
     if not set(FLAGS) <= set(spaces.obs_space):
         raise UserError(
             f"The agent of {logdir} has only watched and cannot act.\n"
-            f"  Fix: `reverie eval {logdir}` or `reverie view boundaries {logdir}`"
+            f"  Fix: `reverie eval {logdir}` or `reverie draw boundaries {logdir}`"
         )
     flags = [] if device is None else [("device", device)]
     agent = load_agent(with_flags(read_config(home), flags), path, spaces)

@@ -136,7 +136,7 @@ def make_plan(
     found = {name: _range(path, name, ranges[name]) for name in ranges}
     _refuse_clashes(path, found, settings, config)
     for name in settings:
-        _known(path, name, [*own, *configs.names(Config)])
+        _known(path, name, [*own, *configs.setting_names(Config)])
     plan = Plan(config, found, settings)
     base = resolve(config.command, plan.words({}))
     for name, choices in found.items():
@@ -184,7 +184,7 @@ def _check_evaluation(path: Path, flags: str | None) -> None:
             "  Fix: eval: --task TASK --episodes 50"
         ) from None
     for name, _ in found:
-        _known(path, name, [*EVALUATION, *configs.names(Config)])
+        _known(path, name, [*EVALUATION, *configs.setting_names(Config)])
 
 
 def _mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
@@ -222,8 +222,8 @@ def _range(path: Path, name: str, data: Any) -> Range:
 
 def _kind(path: Path, name: str) -> Any:
     """The type of a setting; of a pattern, that of the first one it matches."""
-    known = configs.names(Config)
-    return configs.kind_of(Config, _known(path, name, known) or known[0])
+    known = configs.setting_names(Config)
+    return configs.setting_type(Config, _known(path, name, known) or known[0])
 
 
 def _known(path: Path, name: str, known: list[str]) -> str | None:
@@ -247,7 +247,7 @@ def _known(path: Path, name: str, known: list[str]) -> str | None:
 
 
 def _unknown_key(path: Path, key: str, known: list[str]) -> UserError:
-    if key.replace("-", "_") in configs.names(Config) or "." in key:
+    if key.replace("-", "_") in configs.setting_names(Config) or "." in key:
         return UserError(
             f"{key!r} in {path} is a setting of runs.\n"
             "  Fix: put it below `settings:`, or below `ranges:`."

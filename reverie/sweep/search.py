@@ -51,7 +51,7 @@ from reverie.sweep.ranges import Between
 from reverie.sweep.study import Attempt, Study
 from reverie.sweep.trials import Trial, as_csv, best_of, in_words, table
 
-PROGRAM = (sys.executable, "-m", "reverie.cli.main")
+PROGRAM = (sys.executable, "-m", "reverie")
 PLAN, JOURNAL = "sweep.yaml", "study.journal"
 
 FREE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")

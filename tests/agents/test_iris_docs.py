@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "iris.md"
 
 
 def test_every_setting_that_is_named_exists():
-    known = set(configs.names(Config))
+    known = set(configs.setting_names(Config))
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     checked = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""What a user can get wrong on the command line: one sentence, its fix, exit code 2."""
+"""The command line: help, errors with their fix and exit code, resolved configs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 import pytest
 import yaml
 
-from reverie.cli.main import main
+from reverie.cli.main import COMMANDS, main
 
-BAD = {
+INVALID = {
     "unknown command": ("tarin", r"'tarin'.*Did you mean 'train'"),
     "unknown flag": ("train --run.train_rato 3", r"Did you mean 'run\.train_ratio'"),
     "short flag": ("train --train_ratio 3", r"Did you mean 'run\.train_ratio'"),
-    "statistics of nothing": (
+    "statistics without recordings": (
         "train --configs debug standardize --task dummy_disc --logdir run",
         r"standardize_batch",
     ),
@@ -28,46 +28,50 @@ BAD = {
     "range of dec.bspace": ("train --dreamer.dec.bspace -1", r"at least 0"),
     "range of imag_loss.lam": ("train --dreamer.imag_loss.lam 3", r"from 0 to 1"),
     "range of opt.warmup": ("train --dreamer.opt.warmup -3", r"negative"),
-    "same end": ("train --vta.layers 3", r"Did you mean 'vta\.world\.layers'"),
-    "bad value": ("train --run.steps many", r"run\.steps should be a whole number"),
+    "same last part": ("train --vta.length 3", r"Did you mean 'vta\.world\.length'"),
+    "bad value": ("train --run.steps many", r"run\.steps must be a whole number"),
     "bad choice": ("train --precision float8", r"one of auto, float32"),
     "unknown block": ("train --configs crafterr", r"Did you mean 'crafter'"),
-    "no rate": ("train --dreamer.opt.lr nan", r"opt: lr, agc and wd must not be"),
-    "no momentum": ("train --vta.opt.beta1 nan", r"opt: beta1 and beta2 must be"),
+    "nan learning rate": (
+        "train --dreamer.opt.lr nan",
+        r"opt: lr, agc and wd must not be",
+    ),
+    "nan momentum": ("train --vta.opt.beta1 nan", r"opt: beta1 and beta2 must be"),
     "no task": ("train --task", r"--task needs a value"),
     "unknown task": ("train --task catsh", r"catch"),
     "unknown suite": ("train --task ataria_pong", r"atari"),
     "unknown game": ("train --task atari_pnog", r"pong"),
     "unknown device": ("train --device qpu", r"cuda, cpu or mps"),
     "tpu": ("train --device tpu", r"does not support TPUs"),
-    "stray word": ("train catch", r"'catch' stands where a flag"),
+    "unexpected word": ("train catch", r"Unexpected argument 'catch'"),
     "missing package": ("train --task dmlab_rooms_watermaze", r"install_dmlab"),
     "missing config file": ("train --config nowhere.yaml", r"nowhere\.yaml"),
     "bad output": ("train --logger.outputs tensorbored", r"tensorbored"),
     "eval without run": ("eval", r"reverie eval LOGDIR"),
     "eval of nothing": ("eval nowhere", r"no checkpoint in nowhere"),
-    "episodes in words": ("eval run --episodes ten", r"--episodes takes a whole"),
-    "episodes squared": ("eval run --episodes ²", r"--episodes takes a whole"),
-    "one task to bench": ("bench envs --task catch", r"Did you mean 'tasks'"),
-    "another demo": ("demo --configs crafter", r"leave out --configs"),
+    "episodes in words": ("eval run --episodes ten", r"episodes must be a whole"),
+    "no integer": ("eval run --episodes ²", r"episodes must be a whole"),
+    "no episodes": ("eval run --episodes 0", r"at least 1 episode"),
+    "singular tasks": ("bench envs --task catch", r"Did you mean 'tasks'"),
+    "demo with blocks": ("demo --configs crafter", r"remove --configs"),
     "no steps": ("train --run.steps 0", r"at least 1"),
     "deterministic by wall clock": ("train --deterministic", r"--run\.clock steps"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_mistake_gets_one_sentence_with_its_fix(case, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_input_exits_with_2_and_a_fix(case, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    words, says = BAD[case]
+    words, message = INVALID[case]
     assert main(words.split()) == 2
     error = capsys.readouterr().err
-    assert re.search(says, error), error
+    assert re.search(message, error), error
     assert "Fix:" in error
     assert "Traceback" not in error
 
 
-def test_a_logdir_that_cannot_be_written_is_named(tmp_path, capsys):
+def test_error_names_a_logdir_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["train", "--logdir", str(tmp_path / "file" / "run")]) == 2
     error = capsys.readouterr().err
@@ -90,17 +94,17 @@ def resolved(capsys, words: str) -> dict:
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_blocks_stack_from_left_to_right_and_flags_come_last(capsys):
-    found = resolved(capsys, "--configs crafter size50m --run.train-ratio 64")
-    assert found["task"] == "crafter_reward"
-    assert found["run"]["train_ratio"] == 64
-    assert found["run"]["steps"] == 1_100_000
-    assert found["dreamer"]["rssm"]["deter"] == 4096
+def test_blocks_apply_from_left_to_right_and_flags_last(capsys):
+    config = resolved(capsys, "--configs crafter size50m --run.train-ratio 64")
+    assert config["task"] == "crafter_reward"
+    assert config["run"]["train_ratio"] == 64
+    assert config["run"]["steps"] == 1_100_000
+    assert config["dreamer"]["rssm"]["deter"] == 4096
     swapped = resolved(capsys, "--configs size50m size1m")
     assert swapped["dreamer"]["rssm"]["deter"] == 512
 
 
-def test_both_ways_to_ask_for_the_100k_settings_mean_the_same(capsys):
+def test_block_and_task_atari100k_give_the_same_settings(capsys):
     by_block = resolved(capsys, "--configs atari100k --task atari_pong")
     by_task = resolved(capsys, "--task atari100k_pong")
     assert by_block["env"]["atari"] == by_task["env"]["atari"]
@@ -111,7 +115,7 @@ def test_both_ways_to_ask_for_the_100k_settings_mean_the_same(capsys):
     assert plain["env"]["atari"]["size"] == [96, 96]
 
 
-def test_every_task_block_of_the_original_exists(capsys):
+def test_task_blocks_have_the_steps_and_ratios_of_the_original(capsys):
     expected = {
         # block: (steps, train_ratio, envs)
         "minecraft": (1e10, 32, 16),
@@ -132,24 +136,24 @@ def test_every_task_block_of_the_original_exists(capsys):
         resolved(capsys, f"--configs {block}")
 
 
-def test_a_config_file_is_laid_between_blocks_and_flags(capsys, tmp_path):
+def test_config_file_overrides_blocks_and_flags_override_it(capsys, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"run": {"steps": 1000, "envs": 3}, ".*\\\\.units": 7}')
-    found = resolved(capsys, f"--configs size1m --config {path} --run.envs 5")
-    assert (found["run"]["steps"], found["run"]["envs"]) == (1000, 5)
-    assert found["dreamer"]["enc"]["units"] == 7
+    config = resolved(capsys, f"--configs size1m --config {path} --run.envs 5")
+    assert (config["run"]["steps"], config["run"]["envs"]) == (1000, 5)
+    assert config["dreamer"]["enc"]["units"] == 7
 
 
-def test_a_printed_config_reads_back_as_itself(capsys, tmp_path):
+def test_printed_config_reads_back_unchanged(capsys, tmp_path):
     path = tmp_path / "all.yaml"
     first = resolved(capsys, "--configs atari100k size12m")
     path.write_text(yaml.safe_dump(first))
     assert resolved(capsys, f"--config {path}") == first
 
 
-def test_the_console_script_exits_2_without_a_traceback(tmp_path):
+def test_python_m_reverie_exits_with_2_without_a_traceback(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "reverie.cli.main", "train", "--nope", "1"],
+        [sys.executable, "-m", "reverie", "train", "--nope", "1"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -159,13 +163,56 @@ def test_the_console_script_exits_2_without_a_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_help_with_a_verb_lists_its_options(capsys):
+def test_help_of_a_data_command_lists_its_options(capsys):
     assert main(["data", "convert", "--help"]) == 0
     out = capsys.readouterr().out
     assert "reverie data convert SRC DST" in out
-    assert "  --jobs 1\n      Threads that work side by side." in out
-    assert "  --map.final repeat\n      What to do about the missing last" in out
+    assert "  --jobs int  (default: 1)\n      " in out
+    assert "  --map.final {" in out
     assert main(["data", "--help", "maze"]) == 0
-    assert "--length 300" in capsys.readouterr().out
+    assert "--length int  (default: 300)" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
-    assert "VERB --help" in capsys.readouterr().out
+    assert "COMMAND --help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert f"  reverie {command}" in capsys.readouterr().out
+
+
+def test_train_help_lists_the_groups_of_settings(capsys):
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    for group in ("run", "env", "replay", "logger", "dreamer", "iris", "bc", "vta"):
+        assert re.search(rf"^  --{group}\.\* +\w", out, re.M), group
+    assert "reverie config --explain PREFIX" in out
+
+
+def test_explain_prints_type_default_and_meaning(capsys):
+    assert main(["config", "--explain", "run.train-ratio"]) == 0
+    out = capsys.readouterr().out
+    assert re.fullmatch(
+        r"  --run.train_ratio float  \(default: 32.0\)\n( {6}\w.*\n)+", out
+    )
+    assert main(["config", "--explain", "dreamer.rssm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    flags = [line for line in lines if line.startswith("  --")]
+    assert flags
+    assert all(line.startswith("  --dreamer.rssm.") for line in flags)
+    assert main(["config", "--explain"]) == 0
+    assert "--dreamer.*" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("dremer.rssm", "Did you mean 'dreamer.rssm'?"),
+        ("run.stepz", "Did you mean 'run.steps'?"),
+        ("run env", "takes one prefix"),
+        ("run --configs debug", "takes one prefix"),
+    ],
+)
+def test_explain_refuses_unknown_prefixes(words, message, capsys):
+    assert main(["config", "--explain", *words.split()]) == 2
+    assert message in capsys.readouterr().err

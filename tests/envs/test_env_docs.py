@@ -21,7 +21,7 @@ def test_the_example_passes_check_env_and_steps_in_workers(tmp_path: Path) -> No
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     (tmp_path / "my_env.py").write_text(code)
     checked = subprocess.run(
-        [sys.executable, "-m", "reverie.cli.main", "check-env", "my_env:make_env"],
+        [sys.executable, "-m", "reverie", "check-env", "my_env:make_env"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

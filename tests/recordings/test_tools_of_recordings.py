@@ -10,7 +10,7 @@ from PIL import Image
 from walks import ACTION, slip, walk, write_npz
 
 from reverie.api import UserError
-from reverie.cli.data import DATA
+from reverie.cli.data import data_verbs
 from reverie.cli.main import main
 from reverie.datasets import statistics as stats
 from reverie.datasets.readers import npz, open_reader
@@ -42,7 +42,7 @@ def complaint(words: str, capsys) -> str:
 
 
 def test_every_verb_on_recordings_is_a_command():
-    assert set(DATA) == {*VERBS, "export", "balls", "maze"}
+    assert set(data_verbs()) == {*VERBS, "export", "balls", "maze"}
 
 
 def test_inspect_tells_what_is_there_and_draws_a_contact_sheet(here, capsys):
@@ -134,16 +134,16 @@ def test_a_film_shows_all_cameras_side_by_side(here, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("inspect", "takes PATH"),
-        ("convert demos", "takes SRC and DST"),
+        ("inspect", "needs PATH"),
+        ("convert demos", "needs SRC and DST"),
         ("convert demos out --imges a", "Did you mean 'images'"),
         ("convert demos out --images front", "has no front"),
-        ("convert demos out --jobs many", "jobs should be a whole number"),
+        ("convert demos out --jobs many", "jobs must be a whole number"),
         ("convert demos out --like robomimic", "has no agentview_image"),
         ("convert demos out --map.action a", "is none"),
         ("convert demos out --jobs 0", "jobs begin at 1"),
         ("convert demos out --size 0 24", "a height and a width above zero"),
-        ("convert demos demos/demo_0-6.npz/out", "cannot be used: Not a directory"),
+        ("convert demos demos/demo_0-6.npz/out", "Not a directory"),
         ("split demos out --mask train", "mask takes two names"),
         ("split demos out --jobs 0", "jobs begin at 1"),
         ("split demos out --seed -1", "seed begins at 0"),
@@ -151,7 +151,7 @@ def test_a_film_shows_all_cameras_side_by_side(here, capsys):
         ("split demos out --fraction 2", "a share of 2.0 cannot be held out"),
         ("inspect demos --episodes -3", "episodes counts some"),
         ("view demos --fps 0", "fps begins at 1"),
-        ("stats demos --out demos/demo_0-6.npz/x", "cannot be used: File exists"),
+        ("stats demos --out demos/demo_0-6.npz/x", "demo_0-6.npz: File exists"),
         ("inspect absent", "nothing at absent"),
         ("inspct demos", "Did you mean 'inspect'"),
         ("demos reach.npz", "Fix: reverie data demos reach.hdf5"),
@@ -232,7 +232,9 @@ def test_the_environment_of_demonstrations_is_set_like_that_of_a_run(here, capsy
     assert reader.obs_space["image"].shape == (16, 16, 3)
     noted = json.loads(reader.attributes()["env_args"])["env_kwargs"]
     assert noted == {"reach.size": [16, 16]}
-    assert "takes no blocks" in complaint("inspect a.hdf5 --configs lift", capsys)
+    assert "does not use preset blocks" in complaint(
+        "inspect a.hdf5 --configs lift", capsys
+    )
 
 
 def test_an_expert_that_never_arrives_is_given_up():

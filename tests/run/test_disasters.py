@@ -28,8 +28,8 @@ import torch
 
 from reverie import envs as suites
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.cli.arguments import parse_arguments
 from reverie.cli.main import main
-from reverie.cli.settings import read_settings
 from reverie.cli.train import training_config
 from reverie.envs.vector.env_slot import EnvFailure
 from reverie.replay.archive import named_files
@@ -557,7 +557,7 @@ def test_environments_that_fail_for_good_stop_the_run_with_a_checkpoint(lab, poo
 def test_failing_evaluations_do_not_cost_the_training_before_them(lab, capsys):
     run = lab(**{"task": "catch", "env.vector.failures": 1, "run.save_every": 0})
     more = {"run.eval_every": 60, "run.eval_envs": 1}
-    config = training_config(read_settings(run.words(100, **more)[1:]))
+    config = training_config(parse_arguments(run.words(100, **more)[1:]))
 
     def make_env(index: int):
         if index >= EVAL_SEEDS:
@@ -587,7 +587,7 @@ def test_a_run_that_an_error_ends_saves_itself_if_its_parts_are_sound(
 ):
     run = lab(agent="dreamer")
     assert run.train(100)[0] == 0
-    config = training_config(read_settings(run.words(200)[1:]))
+    config = training_config(parse_arguments(run.words(200)[1:]))
     if place == "update":  # weights may be half new
         monkeypatch.setattr(Dreamer, "train", fail)
     else:

@@ -180,7 +180,7 @@ def test_a_real_kill_resumes(tmp_path):
     words = [
         sys.executable,
         "-m",
-        "reverie.cli.main",
+        "reverie",
         "train",
         "--configs",
         "iris_tiny",

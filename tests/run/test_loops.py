@@ -214,7 +214,7 @@ def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
         [
             sys.executable,
             "-m",
-            "reverie.cli.main",
+            "reverie",
             "train",
             "--configs",
             "debug",

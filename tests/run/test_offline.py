@@ -11,7 +11,7 @@ import torch
 
 from reverie.api import UserError
 from reverie.cli import main as cli
-from reverie.cli.train import config_of
+from reverie.cli.train import command_config
 from reverie.datasets.episode_format import problems
 from reverie.datasets.feed import RecordingFeed
 from reverie.datasets.images import ImageConfig, Images
@@ -381,7 +381,7 @@ def catch_recordings(folder):
 def test_blocks_that_count_epochs_count_updates_without_an_environment(tmp_path):
     words = ["--configs", "iris_crafter", "--offline.data", "somewhere"]
     for command in ("offline", "bc"):
-        run = config_of(command, [*words, "--run.save_every", "7"]).run
+        run = command_config(command, [*words, "--run.save_every", "7"]).run
         assert (run.clock, run.log_every, run.save_every) == ("steps", 1000, 7)
     catch_recordings(tmp_path / "data")
     flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}

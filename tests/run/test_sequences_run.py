@@ -20,7 +20,7 @@ from reverie.datasets.synthetic.balls import Balls, write_balls
 from reverie.datasets.synthetic.maze import write_maze
 from reverie.evaluation import boundaries
 from reverie.evaluation.boundaries import compare_boundaries, measure_boundaries
-from reverie.evaluation.draw import view_boundaries
+from reverie.evaluation.draw import draw_boundaries
 from reverie.render.video import can_write_mp4
 from reverie.run import checkpoint
 from reverie.run.config import resolve
@@ -278,12 +278,12 @@ def test_the_temperature_is_in_the_progress_line(tmp_path, capsys):
 
 
 def test_boundaries_are_drawn_on_their_own_frames(run, tmp_path):
-    paths = view_boundaries(run, 1, 3, tmp_path)
+    paths = draw_boundaries(run, 1, 3, tmp_path)
     film = "sequence_1.mp4" if can_write_mp4() else "sequence_1.gif"
     strips = {f"sequence_1{kind}.png" for kind in ("", "_dream", "_jumps")}
     assert {path.name for path in paths} == {film, *strips}
     assert all(path.stat().st_size for path in paths)
-    assert cli.main(["view", "boundaries", str(run), "--num-samples", "2"]) == 0
+    assert cli.main(["draw", "boundaries", str(run), "--num-samples", "2"]) == 0
     assert (run / "boundaries" / "sequence_0_jumps.png").exists()
 
 
@@ -297,7 +297,7 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
         return np.zeros((4, 4, 3), np.uint8)
 
     monkeypatch.setattr("reverie.evaluation.draw.sequence_strip", strip)
-    view_boundaries(run, 1, 3, tmp_path)
+    draw_boundaries(run, 1, 3, tmp_path)
     config, agent, feed = load_watcher(run, evaluation=3)
     data = {key: value[1:2] for key, value in feed("report").items()}
     feed.close()
@@ -320,18 +320,18 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "takes one of boundaries"),
+        ([], "choose from boundaries"),
         (["bounds"], "Did you mean 'boundaries'"),
-        (["boundaries"], "Which run"),
+        (["boundaries"], "needs the folder of a run"),
         (["boundaries", "RUN", "--idx", "3", "--num-samples", "3"], "no sequence 3"),
-        (["boundaries", "RUN", "--index", "3"], "no option --index"),
-        (["boundaries", "RUN", "--idx", "one"], "cannot be 'one'"),
-        (["boundaries", "RUN", "--out", "/proc/none"], "/proc/none cannot be used"),
+        (["boundaries", "RUN", "--index", "3"], "no setting 'index'"),
+        (["boundaries", "RUN", "--idx", "one"], "idx must be a whole number"),
+        (["boundaries", "RUN", "--out", "/proc/none"], "Cannot use /proc/none"),
     ],
 )
 def test_mistakes_in_looking_get_one_sentence(run, capsys, arguments, complaint):
     words = [str(run) if word == "RUN" else word for word in arguments]
-    assert cli.main(["view", *words]) == 2
+    assert cli.main(["draw", *words]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -363,7 +363,7 @@ def test_a_folder_shows_and_measures_as_many_sequences_as_it_holds(tmp_path, cap
     assert json.loads((path / "boundaries.json").read_text())["sequences"] == 2
     assert cli.main(["eval", str(path), str(path), "--episodes", "6"]) == 0
     assert "2 sequences set aside" in capsys.readouterr().out
-    assert cli.main(["view", "boundaries", str(path), "--idx", "2"]) == 2
+    assert cli.main(["draw", "boundaries", str(path), "--idx", "2"]) == 2
     assert "has 2 to show" in capsys.readouterr().err
 
 
@@ -372,7 +372,7 @@ def test_settings_may_change_for_a_look_but_not_by_mistake(run, tmp_path, capsys
     words = ["--source.folder", str(tmp_path / "balls")]
     assert cli.main(["eval", str(run), *words]) == 0
     assert "2 sequences set aside" in capsys.readouterr().out
-    assert cli.main(["view", "boundaries", str(run), "--idx", "3", *words]) == 2
+    assert cli.main(["draw", "boundaries", str(run), "--idx", "3", *words]) == 2
     assert "has 2 to show" in capsys.readouterr().err
     for places in ([str(run)], [str(run), str(run)]):
         assert cli.main(["eval", *places, "--sorce.folder", "x"]) == 2
@@ -442,7 +442,7 @@ def test_runs_that_act_have_no_sequences_to_show(tmp_path, capsys):
     with pytest.raises(UserError, match="by acting"):
         load_watcher(path)
     assert cli.main(["eval", str(path), str(path)]) == 2
-    assert "evaluated by itself" in capsys.readouterr().err
+    assert "cannot be compared" in capsys.readouterr().err
 
 
 # Making data

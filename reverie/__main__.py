@@ -1,0 +1,7 @@
+"""`python -m reverie` is the `reverie` command."""
+
+import sys
+
+from reverie.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,111 @@
+"""Parsing of command lines: positional arguments, options, and settings of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.config import Layer
+
+T = TypeVar("T")
+
+PATH_ERRORS = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""Error codes of the operating system for paths that cannot be read or written."""
+
+
+class Arguments(NamedTuple):
+    """A parsed command line."""
+
+    positional: list[str]
+    blocks: list[str]
+    """Preset blocks, from `--configs`."""
+    files: list[str]
+    """Config files, from `--config`."""
+    flags: list[tuple[str, Any]]
+    """All other flags, with their values."""
+
+    def take_options(
+        self, schema: type[T], layers: Sequence[tuple[str, Layer]] = ()
+    ) -> T:
+        """Remove the flags that belong to a dataclass of options, and build it.
+
+        The layers override the defaults, and are overridden by the flags.
+        """
+        fields = {field.name for field in dataclasses.fields(schema)}  # type: ignore
+        own = [f for f in self.flags if f[0].split(".")[0].replace("-", "_") in fields]
+        self.flags[:] = [flag for flag in self.flags if flag not in own]
+        base = configs.resolve(schema, layers)
+        flags = configs.flag_layer(schema, own, base)
+        return configs.resolve(schema, [*layers, ("the flags", flags)])
+
+    def refuse_other_flags(self, command: str, options: Sequence[str]) -> None:
+        """Raise an error if any flags are left after the options were taken."""
+        for flag, _ in self.flags:
+            raise UserError(
+                f"`{command}` has no option --{flag}."
+                f"{configs.suggest(flag.replace('-', '_'), options)}\n"
+                f"  Fix: choose from {', '.join('--' + name for name in options)}."
+            )
+
+    def refuse_blocks(self, reason: str) -> None:
+        """Raise an error if there are blocks or config files."""
+        if self.blocks or self.files:
+            raise UserError(
+                f"{reason}\n  Fix: remove --configs and --config; "
+                "single settings can be changed with flags."
+            )
+
+
+def parse_arguments(words: Sequence[str], max_positional: int = 0) -> Arguments:
+    """Parse a command line with positional arguments before the first flag."""
+    count = 0
+    while count < min(max_positional, len(words)) and words[count][:2] != "--":
+        count += 1
+    blocks: list[str] = []
+    files: list[str] = []
+    flags: list[tuple[str, Any]] = []
+    for name, value in configs.parse_flags(words[count:]):
+        if name in ("configs", "config"):
+            if value is None:
+                raise UserError(f"--{name} needs a value.\n  Fix: --{name} NAME")
+            values = value if isinstance(value, list) else [value]
+            names = [name for text in values for name in text.split(",") if name]
+            (blocks if name == "configs" else files).extend(names)
+        else:
+            flags.append((name, value))
+    return Arguments(list(words[:count]), blocks, files, flags)
+
+
+def to_config(arguments: Arguments) -> Any:
+    """The config of a run with these blocks, files and flags."""
+    from reverie.run.config import resolve
+
+    return resolve(arguments.blocks, arguments.files, arguments.flags)
+
+
+@contextlib.contextmanager
+def path_errors() -> Iterator[None]:
+    """Turn errors of the operating system about a path into user errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in PATH_ERRORS or not error.filename:
+            raise
+        raise UserError(
+            f"Cannot use {error.filename}: {error.strerror}.\n"
+            "  Fix: give a file or folder that you have permission to read or write."
+        ) from None

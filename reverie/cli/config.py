@@ -1,0 +1,28 @@
+"""`reverie config`: print the resolved settings of a run, or explain settings."""
+
+from __future__ import annotations
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.cli.arguments import parse_arguments, to_config
+
+
+def show_config(words: list[str]) -> int:
+    from reverie.run.config import Config
+
+    arguments = parse_arguments(words)
+    if "explain" not in dict(arguments.flags):
+        print(configs.dump(to_config(arguments)), end="")
+        return 0
+    prefix = dict(arguments.flags)["explain"]
+    if len(words) > 2 or isinstance(prefix, list):
+        raise UserError(
+            "--explain takes one prefix and no other arguments.\n"
+            "  Fix: reverie config --explain PREFIX"
+        )
+    if prefix:
+        print(configs.explain(Config, prefix))
+    else:
+        print(configs.explain_groups(Config))
+        print("\n`reverie config --explain PREFIX` lists the settings of a group.")
+    return 0
