@@ -1,1 +1,1 @@
-"""Models of an environment that can be followed, dreamt in and looked into."""
+"""World models: the RSSM of DreamerV3, VTA and Δ-IRIS, one subpackage each."""

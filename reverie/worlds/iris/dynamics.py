@@ -1,21 +1,24 @@
-"""The transformer of Δ-IRIS: what will change, what it will be worth, will it end.
+"""The transformer of Δ-IRIS: predicts Δ-tokens, rewards and episode ends.
 
-A time step is a block of tokens: the frame as one continuous token (I), the action, and
-the K tokens of the change that followed (Δ). The output at the action foresees reward,
-end and the first Δ; the output at each Δ the one after it.
+A time step is a block of tokens: the I-token (a continuous embedding of the frame), the
+action, and the K Δ-tokens of the transition that followed. The output at the action
+predicts reward, end and the first Δ-token; the output at each Δ-token predicts the next
+one.
 
     position          0    1    2    ...  K + 1
     token             I    a    Δ1   ...  ΔK
-    foresees          -    Δ1   Δ2   ...  -
+    predicts          -    Δ1   Δ2   ...  -
                       -    reward, end    -
 
-Frames outside an episode are tokens as any other: nothing is masked but the future,
-and positions count from the start of the segment.
+Padding frames outside the episode are tokens like any others: the attention mask is
+causal only, and positions count from the start of the segment.
+
+Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `N` codes, `P`
+positions that predict Δ-tokens, `Q` positions that predict reward and end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -27,16 +30,11 @@ from torch import Tensor, nn
 from reverie.api import Metrics, WorldLoss
 from reverie.nets.blocks import Norm
 from reverie.nets.distributions import Categorical, SymlogTwoHot, softmax, symlog_bins
-from reverie.nets.residual import FrameConfig, FrameEncoder
+from reverie.nets.residual import FrameEncoder
 from reverie.nets.rng import Rng
-from reverie.nets.transformer import (
-    Cache,
-    Dense,
-    Embedding,
-    Transformer,
-    TransformerConfig,
-)
-from reverie.worlds.iris.segment import Segment, mean_where, pixels
+from reverie.nets.transformer import Cache, Dense, Embedding, Transformer
+from reverie.worlds.iris.config import DynamicsConfig
+from reverie.worlds.iris.segment import EpisodeSegment, scale_by_mask, to_float
 
 BINS = 255
 """Bins of two-hot rewards."""
@@ -44,33 +42,17 @@ SIGNS = 3
 """Classes of sign rewards."""
 
 
-@dataclass(frozen=True)
-class DynamicsConfig:
-    """Sizes and loss scales of the dynamics; the defaults are those for Crafter."""
-
-    transformer: TransformerConfig = field(default_factory=TransformerConfig)
-    """Layers, heads, width, and how many time steps it looks at."""
-    frame: FrameConfig = field(default_factory=lambda: FrameConfig(32, 8))
-    """Makes the I-token: its small map, flattened, must have the width above."""
-    two_hot_rewards: bool = True
-    """Foresee rewards as numbers (two-hot in symlog); otherwise only their sign."""
-    latents_scale: float = 1.0
-    """Scale of the loss of Δ-tokens."""
-    rewards_scale: float = 1.0
-    """Scale of the loss of rewards."""
-    ends_scale: float = 1.0
-    """Scale of the loss of ends."""
-
-
-class Foresight(NamedTuple):
-    """Logits at the positions that foresee something, in order."""
+class PredictionLogits(NamedTuple):
+    """Logits at the positions that predict something, in sequence order."""
 
     latents: Float[Tensor, "B P N"]
     rewards: Float[Tensor, "B Q R"]
     ends: Float[Tensor, "B Q two"]
 
 
-class Head(nn.Module):
+class LogitHead(nn.Module):
+    """Two dense layers with ReLU in between; logits are float32."""
+
     def __init__(self, width: int, outputs: int):
         super().__init__()
         self.hidden, self.out = Dense(width, width), Dense(width, outputs)
@@ -80,9 +62,7 @@ class Head(nn.Module):
         return y.float()
 
 
-class Dynamics(nn.Module):
-    """See the top of this file."""
-
+class TransformerDynamics(nn.Module):
     bins: Tensor
 
     def __init__(
@@ -101,36 +81,36 @@ class Dynamics(nn.Module):
         self.action = Embedding(actions, embed)
         self.latent = Embedding(codes, embed)
         self.transformer = Transformer(self.block, config.transformer)
-        self.latents = Head(embed, codes)
-        self.rewards = Head(embed, BINS if config.two_hot_rewards else SIGNS)
-        self.ends = Head(embed, 2)
+        self.latents = LogitHead(embed, codes)
+        self.rewards = LogitHead(embed, BINS if config.two_hot_rewards else SIGNS)
+        self.ends = LogitHead(embed, 2)
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def embed_frames(
         self, image: UInt8[Tensor, "*b h w c"], dtype: torch.dtype
     ) -> Float[Tensor, "*b E"]:
-        """I-tokens."""
-        maps = self.frame(pixels(image.flatten(0, -4), dtype))
+        """Return the I-tokens of frames."""
+        maps = self.frame(to_float(image.flatten(0, -4), dtype))
         tokens: Tensor = self.frame_norm(maps.flatten(1))
         return tokens.view(*image.shape[:-3], -1)
 
-    def sequence(
+    def embed_sequence(
         self,
         image: UInt8[Tensor, "B L h w c"],
         action: Int[Tensor, "B L"],
         tokens: Int[Tensor, "B L K"],
         dtype: torch.dtype,
     ) -> Float[Tensor, "B S E"]:
-        """Whole blocks of embeddings, one after the other."""
-        return self.blocks(self.embed_frames(image, dtype), action, tokens)
+        """Embed frames, actions and Δ-tokens as a sequence of whole blocks."""
+        return self.interleave(self.embed_frames(image, dtype), action, tokens)
 
-    def blocks(
+    def interleave(
         self,
         frames: Float[Tensor, "B L E"],
         action: Int[Tensor, "B L"],
         tokens: Int[Tensor, "B L K"],
     ) -> Float[Tensor, "B S E"]:
-        """The same, for frames that are I-tokens already."""
+        """`embed_sequence` for given I-tokens."""
         dtype = frames.dtype
         parts = [
             frames[:, :, None],
@@ -142,70 +122,72 @@ class Dynamics(nn.Module):
     def forward(
         self, sequence: Float[Tensor, "B S E"], cache: Cache | None = None
     ) -> tuple[Float[Tensor, "B S E"], Cache | None]:
-        """Outputs for tokens that follow those in the cache."""
+        """Return the outputs for tokens that follow those in the KV cache."""
         outputs: tuple[Tensor, Cache | None] = self.transformer(sequence, cache)
         return outputs
 
-    def foresee(self, outputs: Float[Tensor, "B S E"], before: int = 0) -> Foresight:
-        """What outputs say about what comes, when `before` tokens preceded them."""
-        at_action = self._at(outputs, before, 1)
-        return Foresight(
-            self.latents(self._at(outputs, before, self.tokens)),
+    def predict(
+        self, outputs: Float[Tensor, "B S E"], before: int = 0
+    ) -> PredictionLogits:
+        """Apply the heads to outputs that are preceded by `before` tokens."""
+        at_action = self._outputs_at(outputs, before, 1)
+        return PredictionLogits(
+            self.latents(self._outputs_at(outputs, before, self.tokens)),
             self.rewards(at_action),
             self.ends(at_action),
         )
 
     def reward(self, logits: Float[Tensor, "*b R"], rng: Rng) -> Float[Tensor, "*b"]:
-        """The expected reward, or where only signs are known, a drawn one."""
+        """Return the expected reward; with sign rewards, sample one."""
         if self.config.two_hot_rewards:
             return SymlogTwoHot(logits, self.bins).pred()
         return rng.categorical(softmax(logits)).float() - 1
 
     def loss(
-        self, segment: Segment, tokens: Int[Tensor, "B T K"], dtype: torch.dtype
+        self,
+        segment: EpisodeSegment,
+        tokens: Int[Tensor, "B T K"],
+        dtype: torch.dtype,
     ) -> WorldLoss:
-        """Losses of each row, scaled; the mean of each is the original's term.
+        """Return the scaled losses of each row; `tokens` are those of T = L - 1.
 
-        `tokens` describe the transitions between the rows. As in the original, a row
-        whose *own* frame is real counts, even if what follows it is padding.
+        The mean of each loss is the corresponding term of the original. As in the
+        original, a row counts if its *own* frame is real, even if the next is padding.
         """
         config = self.config
-        filled = F.pad(tokens, (0, 0, 0, 1))  # nothing follows the last row
-        sequence = self.sequence(segment.image, segment.action, filled, dtype)
+        padded = F.pad(tokens, (0, 0, 0, 1))  # the last row has no transition
+        sequence = self.embed_sequence(segment.image, segment.action, padded, dtype)
         outputs, _ = self(sequence)
-        seen = self.foresee(outputs)
+        logits = self.predict(outputs)
 
-        latents = rearrange(seen.latents, "b (l k) n -> b l k n", k=self.tokens)[:, :-1]
-        guess = Categorical(latents)
-        real = segment.real[:, :-1]
-        right = (guess.pred() == tokens).float().mean(-1)
+        latents = rearrange(logits.latents, "b (l k) n -> b l k n", k=self.tokens)
+        dist = Categorical(latents[:, :-1])
+        rewards = self._reward_loss(logits.rewards, segment.reward)
+        ends = Categorical(logits.ends).loss(segment.end.long())
+        mask = segment.real
         losses = {
-            "latents": mean_where(
-                config.latents_scale * guess.loss(tokens).mean(-1), real
+            "latents": scale_by_mask(
+                config.latents_scale * dist.loss(tokens).mean(-1), mask[:, :-1]
             ),
-            "rewards": mean_where(
-                config.rewards_scale * self._reward_loss(seen.rewards, segment.reward),
-                segment.real,
-            ),
-            "ends": mean_where(
-                config.ends_scale * Categorical(seen.ends).loss(segment.end.long()),
-                segment.real,
-            ),
+            "rewards": scale_by_mask(config.rewards_scale * rewards, mask),
+            "ends": scale_by_mask(config.ends_scale * ends, mask),
         }
-        metrics: Metrics = {"latent_accuracy": mean_where(right, real).mean()}
+        correct = (dist.pred() == tokens).float().mean(-1)
+        accuracy = scale_by_mask(correct, mask[:, :-1]).mean()
+        metrics: Metrics = {"latent_accuracy": accuracy}
         return WorldLoss(losses, outputs, metrics)
 
-    def _at(
+    def _outputs_at(
         self, x: Float[Tensor, "B S E"], before: int, count: int
     ) -> Float[Tensor, "B P E"]:
-        """Outputs at the action and those behind it, `count` places of each block."""
-        places = range(1, 1 + count)
+        """Return the outputs at the first `count` positions from the action on."""
         if not before % self.block and not x.shape[1] % self.block:
             blocks = rearrange(x, "b (l k) e -> b l k e", k=self.block)
             return blocks[:, :, 1 : 1 + count].flatten(1, 2)
-        rows = head_rows(places, x.shape[1], before, self.block)
-        # slices, since an index tensor would have to be brought to the device
-        return torch.cat([x[:, :0], *(x[:, i : i + 1] for i in rows)], 1)
+        positions = range(1, 1 + count)
+        indices = indices_in_blocks(positions, x.shape[1], before, self.block)
+        # slices, because an index tensor would have to be copied to the device
+        return torch.cat([x[:, :0], *(x[:, i : i + 1] for i in indices)], 1)
 
     def _reward_loss(
         self, logits: Float[Tensor, "B L R"], reward: Float[Tensor, "B L"]
@@ -215,6 +197,8 @@ class Dynamics(nn.Module):
         return Categorical(logits).loss(torch.sign(reward).long() + 1)
 
 
-def head_rows(places: range, new: int, before: int, block: int) -> list[int]:
-    """Which of `new` tokens after `before` others stand at these places of a block."""
-    return [i for i in range(new) if (before + i) % block in places]
+def indices_in_blocks(
+    positions: range, length: int, before: int, block: int
+) -> list[int]:
+    """Indices of `length` tokens, preceded by `before`, at given block positions."""
+    return [i for i in range(length) if (before + i) % block in positions]

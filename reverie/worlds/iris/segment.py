@@ -1,9 +1,9 @@
-"""What Δ-IRIS trains on, and how its frames become numbers.
+"""Training segments of Δ-IRIS, and conversions of their frames.
 
-Time is that of the original here: the reward and the end of a row belong to the action
-of the *same* row (in Reverie's rows they would be found one row later), and the last
-observation of an episode is not there. A segment may stick out of its episode on either
-side; such rows are black, with action, reward and end 0, and are not `real`.
+The time convention here is that of the original: reward and end of a row belong to the
+action of the *same* row (in the replay they are stored one row later), and the last
+observation of an episode is missing. A segment may extend beyond its episode on either
+side; such padding rows are black, with action, reward and end 0, and not `real`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 
-class Segment(NamedTuple):
-    """A batch of stretches of episodes, `L` frames each."""
+class EpisodeSegment(NamedTuple):
+    """A batch of segments of `L` frames each."""
 
     image: UInt8[Tensor, "B L h w c"]
     action: Int[Tensor, "B L"]
     reward: Float[Tensor, "B L"]
     end: Bool[Tensor, "B L"]
-    real: Bool[Tensor, "B L"]
+    real: Bool[Tensor, "B L"]  # False for padding rows
 
 
-def pixels(image: UInt8[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
-    """Bytes as numbers in [0, 1]."""
+def to_float(image: UInt8[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
+    """Convert uint8 pixels to floats in [0, 1]."""
     return image.to(dtype) / 255
 
 
-def to_bytes(image: Float[Tensor, "*b"]) -> UInt8[Tensor, "*b"]:
-    """Numbers as the nearest bytes."""
+def to_uint8(image: Float[Tensor, "*b"]) -> UInt8[Tensor, "*b"]:
+    """Convert floats in [0, 1] to the nearest uint8 pixels."""
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def mean_where(
-    loss: Float[Tensor, "B T"], where: Bool[Tensor, "B T"]
+def scale_by_mask(
+    loss: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Scale a loss so that its plain mean is the mean over the marked entries."""
-    weight = where / where.sum().clamp(min=1) * where.numel()
-    return torch.where(where, loss, 0) * weight
+    """Mask and scale a loss so that its plain mean is the mean over the mask."""
+    weight = mask / mask.sum().clamp(min=1) * mask.numel()
+    return torch.where(mask, loss, 0) * weight

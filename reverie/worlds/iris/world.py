@@ -1,41 +1,34 @@
-"""The world of Δ-IRIS as its agent sees it.
+"""The Δ-IRIS world model: tokenizer and transformer, trained separately.
 
-It is learned in two parts, each with a loss and an optimizer of its own:
+    world.tokenizer_loss(segment, rng)                trains `world.tokenizer`
+    world.dynamics_loss(segment)                      trains `world.dynamics`
 
-    world.tokenizer_loss(segment, rng)     trains `world.tokenizer`
-    world.dynamics_loss(segment)            trains `world.dynamics`
+Imagination starts from real frames and has no gradients:
 
-and then dreamt in, without gradients:
+    state = world.state_from_frames(image, action)    # b + 1 frames and b actions
+    step = world.step(state, action, rng)             # step.state.image, .reward, .end
 
-    state = world.begin(image, action)      # b + 1 real frames and b actions
-    step = world.step(state, action, rng)  # step.state, .image, .reward, .end
+No method synchronizes with the device, so loops over them can be captured in CUDA
+graphs. The fill level of the KV cache and the tokens that are not yet fed to it are the
+same for all rows of a batch, and are Python numbers.
 
-Nothing in `begin`, `step` and the losses asks the device for anything, so loops over
-them can be captured in CUDA graphs. Where a dream stands (how full the cache of the
-transformer is, what is yet to be fed to it) is the same for all its rows and known as
-plain numbers.
+The class meets `api.World`. A policy gets the whole state; the states of a rollout are
+`IrisFrames`, without the KV cache.
 
-How it fits `api.World`: `imagine`, `decode`, `features`, `image_keys` and `width` are
-those verbs, on `View`s instead of whole states (a state holds a cache, which nobody
-wants once per time step), and a `View` has the outcome already. `initial` and `observe`
-have no counterpart, since a dream begins from frames. `capabilities.WorldModelEnv` fits
-both kinds of worlds (`agents/world_model_env.py`).
-
-Shapes: `K` tokens of a transition, `N` rows of a dream.
+Shapes: `N` imagined sequences, `K` tokens of a transition, `C` codes, `R` reward
+classes.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.api import Obs, Rollout, UserError, WorldLoss
+from reverie.api import Obs, Policy, Rollout, UserError, WorldLoss
 from reverie.nets.blocks import Kernel
 from reverie.nets.distributions import softmax
 from reverie.nets.residual import recompute
@@ -43,69 +36,63 @@ from reverie.nets.rng import Rng
 from reverie.nets.streams import Lane, beside, catch_up
 from reverie.nets.transformer import Cache, Embedding
 from reverie.spaces import Space
-from reverie.worlds.iris.dynamics import Dynamics, DynamicsConfig
-from reverie.worlds.iris.segment import Segment, pixels
-from reverie.worlds.iris.tokenizer import SEEN, Tokenizer, TokenizerConfig
+from reverie.worlds.iris.config import (
+    DynamicsConfig,
+    TokenizerConfig,
+    check_image_size,
+)
+from reverie.worlds.iris.dynamics import TransformerDynamics
+from reverie.worlds.iris.segment import EpisodeSegment, to_float
+from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
+from reverie.worlds.rollout import stack_actions, stack_time
 
-__all__ = [
-    "DynamicsConfig",
-    "IrisWorld",
-    "Segment",
-    "State",
-    "Step",
-    "TokenizerConfig",
-    "View",
-]
-
-
-FRAME, OUTCOME = Lane("frame", hurry=1), Lane("outcome")
-"""Lanes: in one a frame is looked at (see `look`), in one outcomes are foreseen."""
+I_TOKEN, OUTCOME = Lane("i_token", hurry=1), Lane("outcome")
+"""Streams on which I-tokens, and rewards and ends, are computed."""
 
 
-class State(NamedTuple):
-    """Where a dream stands.
+class IrisState(NamedTuple):
+    """State of an imagined sequence: the newest frame and the transformer's context.
 
-    `step` writes on in the tensors of the cache: to go on twice from one state, `fork`
-    it first.
+    `step` writes into the tensors of the KV cache. To continue twice from the same
+    state, `fork` it first.
     """
 
-    image: UInt8[Tensor, "N h w c"]  # the newest frame
-    frame: Float[Tensor, "N E"] | None  # its I-token, if it was looked at
-    last: Int[Tensor, " N"] | None  # the newest Δ-token, if it is yet to be fed
+    image: UInt8[Tensor, "N h w c"]  # newest frame
+    reward: Float[Tensor, " N"]  # received on arriving at it
+    end: Bool[Tensor, " N"]  # True if the episode ends with it
     cache: Cache
-    frame_is_fed: bool
-    seen: Float[Tensor, "N r s c2"] | None = None  # of the frame, to draw the next one
+    i_token_is_cached: bool  # whether the I-token of the frame is in the KV cache
+    i_token: Float[Tensor, "N E"] | None = None  # of the frame, if already computed
+    last_token: Int[Tensor, " N"] | None = None  # newest Δ-token, if not yet cached
+    frame_features: Float[Tensor, "N r s c2"] | None = None  # if already computed
 
-    def fork(self) -> State:
+    def fork(self) -> IrisState:
         return self._replace(cache=self.cache.fork())
 
 
-class Step(NamedTuple):
-    """What an action led to, and what the world expected on the way."""
+class IrisStep(NamedTuple):
+    """The next state, the sampled Δ-tokens, and all predicted logits."""
 
-    state: State
-    image: UInt8[Tensor, "N h w c"]
-    reward: Float[Tensor, " N"]
-    end: Bool[Tensor, " N"]
+    state: IrisState
     tokens: Int[Tensor, "N K"]
     latent_logits: Float[Tensor, "N K C"]
     reward_logits: Float[Tensor, "N R"]
     end_logits: Float[Tensor, "N two"]
 
 
-class View(NamedTuple):
-    """What a policy may know of a state: the frame, and what arriving there brought."""
+class IrisFrames(NamedTuple):
+    """Frames of imagined sequences, and the reward and end on arriving at each."""
 
     image: UInt8[Tensor, "*b h w c"]
     reward: Float[Tensor, "*b"]
     end: Bool[Tensor, "*b"]
 
 
-Policy = Callable[[View], Int[Tensor, " N"]]
-
-
 class IrisWorld(nn.Module):
-    """See the top of this file. `dtype` is what networks compute in."""
+    """Models one image key and one discrete action. Networks compute in `dtype`.
+
+    Actions are indices from 0, under the key `action`.
+    """
 
     def __init__(
         self,
@@ -120,51 +107,51 @@ class IrisWorld(nn.Module):
         super().__init__()
         if not image.is_image:
             raise UserError(
-                f"Δ-IRIS sees one image (uint8, h w c); {key!r} is {image.dtype.name} "
-                f"of shape {image.shape}.\n  Fix: choose an environment with images, "
-                "or another agent."
+                f"Δ-IRIS needs an image (uint8, h w c), but {key!r} is "
+                f"{image.dtype.name} with shape {image.shape}.\n"
+                "  Fix: choose an environment with images, or another agent."
             )
-        self.key, self.shape, self.actions, self.dtype = (
-            key,
-            image.shape,
-            actions,
-            dtype,
-        )
-        check_size(image.shape, tokenizer, dynamics)
+        self.key, self.shape, self.dtype = key, image.shape, dtype
+        self.actions = actions
+        check_image_size(image.shape, tokenizer, dynamics)
         self.tokenizer = Tokenizer(image.shape, actions, tokenizer)
         codes = tokenizer.quantizer.codes
-        self.dynamics = Dynamics(
+        self.dynamics = TransformerDynamics(
             image.shape, actions, tokenizer.tokens, codes, dynamics
         )
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Fill every layer from one generator, on the CPU, in the order made."""
+        """Initialize all layers on the CPU from one generator, in module order."""
         for layer in self.modules():
             if layer is not self and hasattr(layer, "initialize"):
                 layer.initialize(generator)  # type: ignore[operator]
 
-    def save_memory(self, yes: bool = True) -> None:
-        """Have training remember less of residual blocks, and make it again."""
-        recompute(self, yes)
+    def save_memory(self, enabled: bool = True) -> None:
+        """Recompute activations of residual blocks in the backward pass."""
+        recompute(self, enabled)
 
-    # learning
+    @property
+    def image_keys(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    # Training
 
     def tokenizer_loss(
-        self, segment: Segment, rng: Rng, learn: bool = True
+        self, segment: EpisodeSegment, rng: Rng, update_codebook: bool = True
     ) -> WorldLoss:
-        """Losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)` and scaled.
+        """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
 
-        The total is the sum of their means. `.states` are the tokens. With `learn`
-        the codebook follows the batch and says how it fares in `.metrics`; without, the
-        call has no side effects (evaluation).
+        The losses are scaled; the total is the sum of their means. `.states` are the
+        Δ-tokens. With `update_codebook`, the codebook is updated and `.metrics` has its
+        statistics; without, the call has no side effects.
         """
-        return self.tokenizer.loss(segment, rng, self.dtype, learn)
+        return self.tokenizer.loss(segment, rng, self.dtype, update_codebook)
 
-    def dynamics_loss(self, segment: Segment) -> WorldLoss:
-        """Losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`, scaled.
+    def dynamics_loss(self, segment: EpisodeSegment) -> WorldLoss:
+        """Return the losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`.
 
-        The total is the sum of their means. Tokens come from the tokenizer, without
-        gradient.
+        The losses are scaled; the total is the sum of their means. Tokens come from the
+        tokenizer, without gradient.
         """
         tokens = self.tokenize(segment.image, segment.action)
         return self.dynamics.loss(segment, tokens, self.dtype)
@@ -172,67 +159,68 @@ class IrisWorld(nn.Module):
     def tokenize(
         self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
     ) -> Int[Tensor, "B T K"]:
-        """Δ-tokens of the L - 1 transitions of stretches of frames."""
+        """Return the Δ-tokens of the T = L - 1 transitions of segments."""
         return self.tokenizer.tokenize(image, action, self.dtype)
 
     @torch.no_grad()
     def reconstruct(
         self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
     ) -> UInt8[Tensor, "B L h w c"]:
-        """Each frame drawn from the *true* one before it; the first is copied."""
+        """Reconstruct each frame from the *true* preceding one; copy the first."""
         tokens, steps = self.tokenize(image, action), image.shape[1] - 1
-        drawn = self.tokenizer.draw(
+        decoded = self.tokenizer.decode_tokens(
             image[:, :-1].flatten(0, 1),
             action[:, :steps].flatten(),
             tokens.flatten(0, 1),
             self.dtype,
         )
-        drawn = drawn.view(len(image), steps, *self.shape)
-        return torch.cat([image[:, :1], drawn], 1)
+        decoded = decoded.view(len(image), steps, *self.shape)
+        return torch.cat([image[:, :1], decoded], 1)
 
-    # dreaming
+    # Imagination
 
     @torch.no_grad()
-    def begin(
+    def state_from_frames(
         self, image: UInt8[Tensor, "N L h w c"], action: Int[Tensor, "N T"]
-    ) -> State:
-        """A dream that goes on from the last of some real frames.
+    ) -> IrisState:
+        """Return the state after real frames, given the T = L - 1 actions in between.
 
-        `action` are those between the frames, one fewer; with one frame there are none.
-        Frames before the first of an episode are black, with action 0.
+        Frames before the beginning of an episode are black, with action 0.
         """
         rows, steps = len(image), image.shape[1] - 1
         assert action.shape[1] == steps, (action.shape, image.shape)
         dynamics, dtype = self.dynamics, self.dtype
         cache = dynamics.transformer.cache(rows, dtype)
-        with beside(image, FRAME):
-            frames = dynamics.embed_frames(image, dtype)
+        with beside(image, I_TOKEN):
+            i_tokens = dynamics.embed_frames(image, dtype)
         tokens = self.tokenize(image, action) if steps else None
-        catch_up(image, FRAME)
-        sequence = frames[:, -1:]
+        catch_up(image, I_TOKEN)
+        sequence = i_tokens[:, -1:]
         if tokens is not None:
-            blocks = dynamics.blocks(frames[:, :-1], action, tokens)
+            blocks = dynamics.interleave(i_tokens[:, :-1], action, tokens)
             sequence = torch.cat([blocks, sequence], 1)
-        _, filled = dynamics(sequence, cache)
-        assert filled is not None
-        return State(image[:, -1], None, None, filled, frame_is_fed=True)
+        _, cache = self._extend(sequence, cache)
+        reward = torch.zeros(rows, device=image.device)
+        return IrisState(
+            image[:, -1], reward, reward.bool(), cache, i_token_is_cached=True
+        )
 
     @torch.no_grad()
-    def step(self, state: State, action: Int[Tensor, " N"], rng: Rng) -> Step:
-        """One step of a dream.
+    def step(self, state: IrisState, action: Int[Tensor, " N"], rng: Rng) -> IrisStep:
+        """Imagine one step.
 
-        Draws, in this order: the reward's sign (if that is what is known), the end, and
-        the Δ-tokens. When the transformer has no room for another time step, it
-        forgets everything but the newest frame.
+        Random numbers are drawn in this order: sign of the reward (with sign rewards),
+        end, Δ-tokens. When the KV cache cannot hold another time step, it is cleared,
+        and the context is the newest frame alone.
         """
         dynamics, dtype = self.dynamics, self.dtype
-        cache, last, is_fed = state.cache, state.last, state.frame_is_fed
+        cache, last, is_cached = state.cache, state.last_token, state.i_token_is_cached
         if cache.room <= dynamics.block:
-            cache, last, is_fed = cache.forget(), None, False
-        fed = [] if last is None else [dynamics.latent(last, dtype)]
-        fed += [] if is_fed else [self._frame(state)]
-        fed.append(dynamics.action(action, dtype))
-        outputs, cache = self._feed(torch.stack(fed, 1), cache)
+            cache, last, is_cached = cache.forget(), None, False
+        inputs = [] if last is None else [dynamics.latent(last, dtype)]
+        inputs += [] if is_cached else [self._i_token(state)]
+        inputs.append(dynamics.action(action, dtype))
+        outputs, cache = self._extend(torch.stack(inputs, 1), cache)
         at_action = outputs[:, -1]
         with beside(action, OUTCOME):
             reward_logits = dynamics.rewards(at_action)
@@ -245,146 +233,90 @@ class IrisWorld(nn.Module):
         for k in range(dynamics.tokens):
             if k:
                 embedded = dynamics.latent(tokens[-1], dtype)[:, None]
-                outputs, cache = self._feed(embedded, cache)
+                outputs, cache = self._extend(embedded, cache)
                 logits.append(dynamics.latents(outputs[:, -1]))
             tokens.append(rng.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
         catch_up(action, OUTCOME)
-        if state.seen is not None:
-            catch_up(state.image, SEEN)
-        image = self.tokenizer.draw(state.image, action, delta, dtype, state.seen)
-        after = State(image, None, tokens[-1], cache, frame_is_fed=False)
-        expected = (torch.stack(logits, 1), reward_logits, end_logits)
-        return Step(after, image, reward, end, delta, *expected)
+        if state.frame_features is not None:
+            catch_up(state.image, FRAME_FEATURES)
+        image = self.tokenizer.decode_tokens(
+            state.image, action, delta, dtype, state.frame_features
+        )
+        next_state = IrisState(
+            image, reward, end, cache, i_token_is_cached=False, last_token=tokens[-1]
+        )
+        return IrisStep(
+            next_state, delta, torch.stack(logits, 1), reward_logits, end_logits
+        )
 
     @torch.no_grad()
-    def look(self, state: State) -> State:
-        """Look at the newest frame now, beside whatever comes before the next step."""
-        image, frame, seen = state.image, state.frame, state.seen
-        if frame is None and not state.frame_is_fed:
-            with beside(image, FRAME):
-                frame = self.dynamics.embed_frames(image, self.dtype)
-        if seen is None:
-            with beside(image, SEEN):
-                seen = self.tokenizer.see(image, self.dtype)
-        return state._replace(frame=frame, seen=seen)
+    def precompute(self, state: IrisState) -> IrisState:
+        """Start encoding the newest frame for the next step, on streams of its own.
 
-    def imagine(self, state: State, policy: Policy, horizon: int, rng: Rng) -> Rollout:
-        """Go on for `horizon` steps; `policy` maps a `View` to actions `(N,)`.
-
-        WorldModelEnv do not stop at an end; whoever learns from them looks no further.
-        The states of the dream are `View`s `(N, H + 1)`; reward and end belong to
-        *arriving* there, so the first has none.
+        The policy runs in parallel with it.
         """
-        none = torch.zeros(len(state.image), device=state.image.device)
-        views = [View(state.image, none, none.bool())]
-        state = self.look(state) if horizon else state
-        actions = [policy(views[-1])]
-        for left in reversed(range(horizon)):
-            step = self.step(state, actions[-1], rng)
-            state = self.look(step.state) if left else step.state
-            views.append(View(step.image, step.reward, step.end))
-            actions.append(policy(views[-1]))
-        stacked = View(*(torch.stack(parts, 1) for parts in zip(*views, strict=True)))
-        return Rollout(stacked, {"action": torch.stack(actions, 1)})
+        image, i_token, features = state.image, state.i_token, state.frame_features
+        if i_token is None and not state.i_token_is_cached:
+            with beside(image, I_TOKEN):
+                i_token = self.dynamics.embed_frames(image, self.dtype)
+        if features is None:
+            with beside(image, FRAME_FEATURES):
+                features = self.tokenizer.frame_features(image, self.dtype)
+        return state._replace(i_token=i_token, frame_features=features)
 
-    # looking
+    def imagine(
+        self, state: IrisState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Imagine `horizon` steps. Sequences continue after an end.
 
-    @property
-    def width(self) -> int:
-        """Size of the features: all pixels."""
-        height, width, colours = self.shape
-        return int(height * width * colours)
+        The states of the rollout are `IrisFrames` `(N, H + 1)`. Reward and end belong
+        to *arriving* at a frame, so those of the first frame are zero.
+        """
+        frames, actions = [IrisFrames(*state[:3])], []
+        for _ in range(horizon):
+            state = self.precompute(state)
+            actions.append(policy(state))
+            state = self.step(state, actions[-1]["action"], rng).state
+            frames.append(IrisFrames(*state[:3]))
+        actions.append(policy(state))
+        return Rollout(stack_time(frames), stack_actions(actions))
 
-    @property
-    def image_keys(self) -> tuple[str, ...]:
-        return (self.key,)
+    def decode(self, states: IrisFrames) -> Obs:
+        return {self.key: to_float(states.image, torch.float32)}
 
-    def features(self, states: View) -> Float[Tensor, "*b F"]:
-        """Pixels in [0, 1]; all that the actor-critic of Δ-IRIS sees."""
-        return pixels(states.image, self.dtype).flatten(-3)
-
-    def decode(self, states: View) -> Obs:
-        return {self.key: pixels(states.image, torch.float32)}
+    # Copies
 
     def frozen_copy(self, dtype: torch.dtype) -> IrisWorld:
-        """A twin for dreaming, with weights already in `dtype` (see `refresh`).
+        """Return a copy for imagination, with weights converted to `dtype`.
 
-        Within a phase of the actor-critic the world stands still, so that its weights
-        need to be converted once, and not at every use.
+        While the actor-critic is trained, the world does not change, so its weights are
+        converted once (see `refresh`), not at every use.
         """
-        twin = copy.deepcopy(self).requires_grad_(False).eval()
-        twin.dtype = dtype
-        for layer in twin.modules():  # norms compute in float32 and keep it
+        frozen = copy.deepcopy(self).requires_grad_(False).eval()
+        frozen.dtype = dtype
+        for layer in frozen.modules():  # norms compute in float32
             if isinstance(layer, Kernel | Embedding):
                 layer.to(dtype)
-        return twin
+        return frozen
 
     @torch.no_grad()
-    def refresh(self, twin: IrisWorld) -> None:
-        """Bring a frozen copy up to date, in place."""
-        mine, its = ([*w.parameters(), *w.buffers()] for w in (self, twin))
-        torch._foreach_copy_(its, mine)
-        for layer in twin.modules():
-            if hasattr(layer, "prepare"):  # what can be made of weights beforehand
+    def refresh(self, frozen: IrisWorld) -> None:
+        """Copy the current weights into a frozen copy."""
+        sources, targets = ([*w.parameters(), *w.buffers()] for w in (self, frozen))
+        torch._foreach_copy_(targets, sources)
+        for layer in frozen.modules():
+            if hasattr(layer, "prepare"):  # recompute what is derived from weights
                 layer.prepare()  # type: ignore[operator]
 
-    def _frame(self, state: State) -> Tensor:
-        """The I-token of the newest frame."""
-        if state.frame is None:
+    def _i_token(self, state: IrisState) -> Tensor:
+        if state.i_token is None:
             return self.dynamics.embed_frames(state.image, self.dtype)
-        catch_up(state.image, FRAME)
-        return state.frame
+        catch_up(state.image, I_TOKEN)
+        return state.i_token
 
-    def _feed(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        outputs, cache_after = self.dynamics(x, cache)
-        assert cache_after is not None
-        return outputs, cache_after
-
-
-def check_size(
-    shape: tuple[int, ...], tokenizer: TokenizerConfig, dynamics: DynamicsConfig
-) -> None:
-    """Raise unless images of this shape suit both networks, saying which would."""
-    height, width, _ = shape
-    grid, halvings = math.isqrt(tokenizer.tokens), sum(tokenizer.encoder.halve)
-    divisor = grid * tokenizer.encoder.shrink
-    side = _fitting_side(divisor, dynamics)
-    resize = "--configs iris_small, which makes them 32x32, or "
-    if side and 4 * side >= min(height, width):  # smaller ones would show nothing
-        resize = (
-            f"--env.resize {side} {side} (of recordings --offline.read.size {side} "
-            f"{side}), or "
-        )
-    if height % divisor or width % divisor:
-        raise UserError(
-            f"Images of {height}x{width} cannot be halved {halvings} times and then "
-            f"cut into {grid}x{grid} tokens.\n  Fix: {resize}use images whose sides "
-            f"are multiples of {divisor}."
-        )
-    area = dynamics.frame.side(height) * dynamics.frame.side(width)
-    latent, embed = dynamics.frame.latent, dynamics.transformer.width
-    if area * latent == embed:
-        return
-    heads = dynamics.transformer.heads
-    others = range(1, embed // area + heads + 1)
-    latents = [n for n in others if area * n % heads == 0]
-    better = min(latents, key=lambda n: abs(area * n - embed))
-    other = (
-        f"--iris.world_model.frame.latent {better} "
-        f"--iris.world_model.transformer.width {area * better}"
-    )
-    if area * better > 8 * embed:
-        other = "halve them more often: `mults` and `halve` of each network, all alike"
-    raise UserError(
-        f"Images of {height}x{width} become I-tokens of size {area} * {latent}, but "
-        f"the transformer has width {embed}.\n  Fix: {resize}{other}"
-    )
-
-
-def _fitting_side(divisor: int, dynamics: DynamicsConfig) -> int | None:
-    """The side of square images that suit all settings as they are."""
-    area, rest = divmod(dynamics.transformer.width, dynamics.frame.latent)
-    side = math.isqrt(area) * dynamics.frame.shrink
-    exact = not rest and math.isqrt(area) ** 2 == area
-    return side if exact and side % divisor == 0 else None
+    def _extend(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Feed embedded tokens to the transformer; return outputs and new cache."""
+        outputs, extended = self.dynamics(x, cache)
+        assert extended is not None
+        return outputs, extended

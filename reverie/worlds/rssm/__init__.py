@@ -1,1 +1,1 @@
-"""The recurrent state-space model of DreamerV3."""
+"""The recurrent state-space model (RSSM) of DreamerV3."""

@@ -1,7 +1,7 @@
-"""The RSSM's dynamics on a GPU: the same layers with what surrounds them fused.
+"""GPU version of the RSSM dynamics, built from fused kernels.
 
-Recorded sequences go through the rearranged scan (`kernels/scan/scan.py`), dreams
-through the same steps as in `rssm.py` with one kernel after each product.
+Replay sequences use the fused scan (`kernels/scan/scan.py`). Imagination uses the steps
+of `dynamics.py`, with one fused kernel after each matrix product.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from reverie.api import Policy, Rollout
 from reverie.kernels.heads.choice import agree, sample_choice
 from reverie.kernels.launch import can_launch
 from reverie.kernels.norm.rms_norm import (
@@ -22,13 +23,15 @@ from reverie.kernels.norm.rms_norm import (
     rms_norm_silu_blocks,
 )
 from reverie.kernels.scan.gru_gates import gru_gates
-from reverie.kernels.scan.scan import Dense, Normed, ScanWeights, Unbiased, scan
+from reverie.kernels.scan.scan import Dense, Normed, ScanWeights, Unbiased
+from reverie.kernels.scan.scan import scan as fused_scan
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
-from reverie.worlds.rssm.world import Agreement, Dynamics, Policy, State
+from reverie.worlds.rollout import stack_actions
+from reverie.worlds.rssm.dynamics import KLTerms, RSSMDynamics, RSSMState
 
 
-class FastDynamics(Dynamics):
+class FastRSSMDynamics(RSSMDynamics):
     dynin0: Linear
     dynin1: Linear
     dynhid0: BlockLinear
@@ -41,28 +44,27 @@ class FastDynamics(Dynamics):
     dynin2norm: Norm
     obs0norm: Norm
 
-    def dream(
-        self, state: State, policy: Policy, horizon: int, rng: Rng
-    ) -> tuple[State, list[dict[str, Tensor]]]:
-        """The plain one, with every state written to its place among the features."""
+    def imagine(
+        self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Roll out the prior, writing each state into one tensor of features."""
         deter = state.deter
-        if torch.is_grad_enabled() or not self._is_usual(deter):
-            return super().dream(state, policy, horizon, rng)
+        if torch.is_grad_enabled() or not self._has_fused_layers(deter):
+            return super().imagine(state, policy, horizon, rng)
         config = self.config
         width = config.deter + config.stoch * config.classes
-        room = deter.new_empty(len(deter), horizon + 1, width)
-        states = self._apart(room)
-        places = [self._apart(room[:, t]) for t in range(horizon + 1)]
-        for mine, given in zip(places[0], state, strict=True):
-            mine.copy_(given)
-        actions = [policy(places[0])]
-        for before, after in pairwise(places):
-            self._dream_on(before, actions[-1], after, rng)
+        feat = deter.new_empty(len(deter), horizon + 1, width)
+        steps = [self._split(feat[:, t]) for t in range(horizon + 1)]
+        for target, source in zip(steps[0], state, strict=True):
+            target.copy_(source)
+        actions = [policy(steps[0])]
+        for before, after in pairwise(steps):
+            self._imagine_into(after, before, actions[-1], rng)
             actions.append(policy(after))
-        return states, actions
+        return Rollout(self._split(feat), stack_actions(actions))
 
-    def features(self, states: State) -> Float[Tensor, "*b F"]:
-        """Both halves at once, without copying them if they lie side by side."""
+    def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
+        """Concatenate both parts, without a copy if they are adjacent in memory."""
         deter, stoch = states.deter, states.stoch.flatten(-2)
         adjacent = (
             deter.untyped_storage().data_ptr() == stoch.untyped_storage().data_ptr()
@@ -75,33 +77,27 @@ class FastDynamics(Dynamics):
         width = deter.shape[-1] + stoch.shape[-1]
         return deter.as_strided((*deter.shape[:-1], width), deter.stride())
 
-    def compare(
+    def kl_terms(
         self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
-    ) -> Agreement:
+    ) -> KLTerms:
         if not can_launch(post.device, post.dtype):
-            return super().compare(post, prior)
+            return super().kl_terms(post, prior)
         dyn, rep, post_entropy, prior_entropy = agree(post, prior, self.config.unimix)
-        return Agreement(dyn, rep, post_entropy.mean(), prior_entropy.mean())
+        return KLTerms(dyn, rep, post_entropy.mean(), prior_entropy.mean())
 
-    def draw(
+    def sample(
         self, logits: Float[Tensor, "*b S K"], rng: Rng
     ) -> Float[Tensor, "*b S K"]:
         if torch.is_grad_enabled() or not can_launch(logits.device, logits.dtype):
-            return super().draw(logits, rng)
+            return super().sample(logits, rng)
         return sample_choice(logits, rng.clocks(logits), self.config.unimix)
 
-    def observe(
-        self,
-        state: State,
-        tokens: Float[Tensor, "B T E"],
-        prevact: dict[str, Tensor],
-        is_first: Bool[Tensor, "B T"],
-        rng: Rng,
-    ) -> tuple[State, Float[Tensor, "B T S K"]]:
-        if tokens.shape[1] == 1 or not self._is_usual(tokens):
-            return super().observe(state, tokens, prevact, is_first, rng)
+    def scan(
+        self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
+    ) -> tuple[RSSMState, Tensor]:
+        if tokens.shape[1] == 1 or not self._has_fused_layers(tokens):
+            return super().scan(state, tokens, actions, reset, rng)
         config, dtype = self.config, tokens.dtype
-        actions = self.embed(prevact, is_first, tokens)
         weight, bias = self.obs0.cast(dtype)
         own, others = weight[:, : config.deter], weight[:, config.deter :]
         weights = ScanWeights(
@@ -112,30 +108,31 @@ class FastDynamics(Dynamics):
             obs0=Unbiased(own, self.obs0norm.scale),
             obslogit=Dense(*self.obslogit.cast(dtype)),
         )
-        shape = (*is_first.shape, config.stoch, config.classes)
+        shape = (*reset.shape, config.stoch, config.classes)
         clocks = rng.clocks(torch.empty(shape, device=tokens.device))
-        deters, stochs, logits = scan(
+        deters, stochs, logits = fused_scan(
             weights,
             *state,
             actions,
             F.linear(tokens, others, bias),
-            is_first,
+            reset,
             clocks,
             config.unimix,
             self.dynin0norm.eps,
         )
-        return State(deters, stochs), logits
+        return RSSMState(deters, stochs), logits
 
-    def _dream_on(
-        self, before: State, action: dict[str, Tensor], after: State, rng: Rng
+    def _imagine_into(
+        self, after: RSSMState, before: RSSMState, action: dict[str, Tensor], rng: Rng
     ) -> None:
+        """Write the state that follows `before` into the tensors of `after`."""
         config, deter = self.config, before.deter
         blocks, dtype, rows = config.blocks, deter.dtype, len(deter)
         shared = torch.cat(
             [
                 self._layer("dynin0", deter),
                 self._layer("dynin1", before.stoch.flatten(-2)),
-                self._embed_drawn(action, deter),
+                self._embed_policy_action(action, deter),
             ],
             -1,
         )
@@ -151,31 +148,31 @@ class FastDynamics(Dynamics):
         logits = self.prior_logits(after.deter)
         sample_choice(logits, rng.clocks(logits), config.unimix, out=after.stoch)
 
-    def _embed_drawn(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
-        """Encode actions of the policy; a lone choice picks a column of the weights."""
+    def _embed_policy_action(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
+        """Embed imagined actions; a single discrete one selects a weight column."""
         spaces = list(self.actions.spaces.values())
-        simple = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
-        if not simple or spaces[0].low.any():
-            return self.embed(action, None, like)
+        is_scalar = len(spaces) == 1 and spaces[0].is_discrete and not spaces[0].shape
+        if not is_scalar or spaces[0].low.any():
+            return self.embed_action(action, None, like)
         weight, bias = self.dynin2.cast(like.dtype)
-        (chosen,) = action.values()
+        (index,) = action.values()
         norm = self.dynin2norm
-        return rms_norm_silu(weight.T[chosen], norm.scale, norm.eps, bias)
+        return rms_norm_silu(weight.T[index], norm.scale, norm.eps, bias)
 
-    def _apart(self, room: Float[Tensor, "*b F"]) -> State:
-        """Features as the two halves they consist of."""
+    def _split(self, feat: Float[Tensor, "*b F"]) -> RSSMState:
+        """Return `deter` and `stoch` as views of concatenated features."""
         config = self.config
-        deter, stoch = room[..., : config.deter], room[..., config.deter :]
+        deter, stoch = feat[..., : config.deter], feat[..., config.deter :]
         shape = (*stoch.shape[:-1], config.stoch, config.classes)
-        return State(deter, stoch.view(shape))
+        return RSSMState(deter, stoch.view(shape))
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         layer, norm = getattr(self, name), getattr(self, f"{name}norm")
         return linear_norm_act(layer, norm, self.act, x)
 
-    def _is_usual(self, x: Tensor) -> bool:
-        """Whether the dynamics have the layers that the scan was written for."""
+    def _has_fused_layers(self, x: Tensor) -> bool:
+        """True if the kernels support the configured layers, norm and dtype."""
         config = self.config
         layers = (config.dynlayers, config.obslayers) == (1, 1)
-        usual = layers and not config.absolute
-        return usual and is_fusable(self.dynin0norm, self.act, x.dtype)
+        supported = layers and not config.absolute
+        return supported and is_fusable(self.dynin0norm, self.act, x.dtype)

@@ -1,7 +1,7 @@
-"""The work of an RSSM in one update, in pieces that can be timed alone.
+"""The RSSM's share of a training step, split into sections that can be timed alone.
 
-Each piece gives what it computes and is differentiated by its inputs as well as by the
-weights, as in an update. The inputs are what the pieces before it computed.
+Each section takes the outputs of the preceding ones as leaf tensors, so that its
+backward pass computes the gradients of its inputs and its weights, as in training.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from reverie.api import Batch
 from reverie.nets.rng import Rng
 
 if TYPE_CHECKING:
-    from reverie.worlds.rssm.world import RSSM, State
+    from reverie.worlds.rssm.dynamics import RSSMState
+    from reverie.worlds.rssm.world import RSSM
 
 
-class Work(NamedTuple):
-    """A piece of an update: what it computes, and from what besides the weights."""
+class Section(NamedTuple):
+    """The forward pass of one section, and the inputs that need gradients."""
 
     forward: Callable[[], list[Tensor]]
     inputs: list[Tensor]
 
 
-def rssm_sections(world: RSSM, state: State, batch: Batch, rng: Rng) -> dict[str, Work]:
-    """Encoder, posterior scan, decoder, and the heads with the prior."""
+def rssm_sections(
+    world: RSSM, state: RSSMState, batch: Batch, rng: Rng
+) -> dict[str, Section]:
+    """Return encoder, posterior scan, decoder, and heads with the prior."""
     prevact, is_first = batch["prevact"], batch["is_first"]
     with torch.no_grad():
         tokens = world.enc(batch, world.dtype)
@@ -44,21 +47,21 @@ def rssm_sections(world: RSSM, state: State, batch: Batch, rng: Rng) -> dict[str
         return [*states, logits]
 
     def decode() -> list[Tensor]:
-        outs = world.dec(deter, stoch.flatten(-2))
-        return [out.loss(batch[key]).mean() for key, out in outs.items()]
+        decoded = world.dec(deter, stoch.flatten(-2))
+        return [dist.loss(batch[key]).mean() for key, dist in decoded.items()]
 
     def heads() -> list[Tensor]:
         feat = world.features(states)
         reward = world.rew(feat).loss(batch["reward"])
-        goes_on = world.con(feat).loss((~batch["is_terminal"]).float())
-        match = world.dyn.compare(logits, world.dyn.prior_logits(deter))
-        return [x.mean() for x in (reward, goes_on, match.dyn, match.rep)]
+        cont = world.con(feat).loss((~batch["is_terminal"]).float())
+        kl = world.dyn.kl_terms(logits, world.dyn.prior_logits(deter))
+        return [x.mean() for x in (reward, cont, kl.dyn, kl.rep)]
 
     return {
-        "encoder": Work(encode, []),
-        "scan": Work(scan, [tokens]),
-        "decoder": Work(decode, [deter, stoch]),
-        "heads and prior": Work(heads, [deter, stoch, logits]),
+        "encoder": Section(encode, []),
+        "scan": Section(scan, [tokens]),
+        "decoder": Section(decode, [deter, stoch]),
+        "heads and prior": Section(heads, [deter, stoch, logits]),
     }
 
 

@@ -1,9 +1,10 @@
-"""Where one segment ends and the next begins, as something gradients pass through.
+"""Boundary flags of VTA: sampling, density, limits and temperature.
 
-A flag is a choice between two classes, in this order everywhere: READ (a segment begins
-with this step, the upper level reads anew) and COPY (the segment goes on, the upper
-level is copied). It is drawn with Gumbel noise at a temperature, used as exactly 0 or
-1, and differentiated as if it were the soft sample (straight through).
+The boundary flag of a step has two classes, in this order everywhere: UPDATE (a segment
+begins with this step and the upper level is updated) and COPY (the segment continues
+and the upper level is copied). Flags are sampled with the Gumbel-softmax trick at a
+temperature, used as exact 0 or 1, and differentiated as the soft sample
+(straight-through gradient).
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-READ, COPY = 0, 1
+UPDATE, COPY = 0, 1
+"""Indices of the two classes of a boundary flag."""
 
-CERTAIN = math.log((1 - 1e-3) / 1e-3)
-"""The logit, plus for one class and minus for the other, of a flag the prior fixes."""
+FORCED_LOGIT = math.log((1 - 1e-3) / 1e-3)
+"""Logits of a flag that a segment limit determines: plus and minus this value."""
 
 
-class Flags(NamedTuple):
+class BoundaryFlags(NamedTuple):
     mask: Float[Tensor, "*b 2"]  # exactly 0 or 1, with the gradient of the soft sample
-    log_sample: Float[Tensor, "*b 2"]
+    log_sample: Float[Tensor, "*b 2"]  # logarithm of the soft sample
 
 
-def draw_flags(
+def sample_flags(
     logits: Float[Tensor, "*b 2"],
     temperature: Float[Tensor, ""] | float,
     uniform: Float[Tensor, "*b 2"] | None,
-) -> Flags:
-    """Sample flags with the given uniform noise; without it, take the likelier one."""
+) -> BoundaryFlags:
+    """Sample flags with Gumbel noise made from `uniform`; without it, take the mode."""
     if uniform is not None:
         logits = logits - torch.log(-torch.log(uniform))
     log_sample = torch.log_softmax(logits / temperature, -1)
     soft = torch.exp(log_sample)
-    read = (log_sample[..., :1] >= log_sample[..., 1:]).to(soft.dtype)
-    hard = torch.cat([read, 1 - read], -1)
-    # in this order, or else a rounding error makes the mask not quite 0 or 1
-    return Flags(hard + (soft - soft.detach()), log_sample)
+    update = (log_sample[..., :1] >= log_sample[..., 1:]).to(soft.dtype)
+    hard = torch.cat([update, 1 - update], -1)
+    # in this order of operations the mask is exactly 0 or 1, without rounding errors
+    return BoundaryFlags(hard + (soft - soft.detach()), log_sample)
 
 
 def log_density(
@@ -47,28 +49,28 @@ def log_density(
     log_sample: Float[Tensor, "*b 2"],
     temperature: Float[Tensor, ""] | float,
 ) -> Float[Tensor, "*b"]:
-    """Log density of a soft sample, up to a term of the temperature alone."""
+    """Log density of a soft sample, up to a term that depends on temperature only."""
     score = logits - temperature * log_sample
     return score.sum(-1) - 2 * torch.logsumexp(score, -1)
 
 
 def force_flags(
-    logits: Float[Tensor, "*b 2"], read: Bool[Tensor, "*b"], copy: Bool[Tensor, "*b"]
+    logits: Float[Tensor, "*b 2"], update: Bool[Tensor, "*b"], copy: Bool[Tensor, "*b"]
 ) -> Float[Tensor, "*b 2"]:
-    """Logits that are certain where a flag is fixed; where both are, READ it is."""
-    certain = both_ways(logits, CERTAIN)
-    logits = torch.where(copy[..., None], -certain, logits)
-    return torch.where(read[..., None], certain, logits)
+    """Force flags to UPDATE or COPY where requested; UPDATE wins where both are."""
+    forced = signed_logits(logits, FORCED_LOGIT)
+    logits = torch.where(copy[..., None], -forced, logits)
+    return torch.where(update[..., None], forced, logits)
 
 
-def both_ways(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
-    """Plus the value for READ and minus the value for COPY."""
+def signed_logits(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
+    """Return logits `value` for UPDATE and `-value` for COPY."""
     plus = torch.full_like(like[..., :1], value)
     return torch.cat([plus, -plus], -1)
 
 
-def reading(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-    """Masks that all say READ."""
+def update_mask(like: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+    """Return masks with every flag set to UPDATE."""
     ones = torch.ones_like(like[..., :1])
     return torch.cat([ones, torch.zeros_like(ones)], -1)
 
@@ -79,35 +81,41 @@ def limit_segments(
     max_length: int,
     max_count: int,
 ) -> Float[Tensor, "B T 2"]:
-    """The prior's logits for each *next* flag, fixed where a limit has been reached.
+    """Force the prior's logits of each *next* flag where a segment limit is reached.
 
-    A segment that is long enough must end, and that comes before the other limit: after
-    enough segments no further one may begin.
+    A segment of `max_length` steps must end. Otherwise, after `max_count` segments, no
+    further one may begin.
     """
-    length, count = segment_counts(mask[..., READ] > 0.5)
+    length, count = segment_counts(mask[..., UPDATE] > 0.5)
     return force_flags(logits, length >= max_length, count >= max_count)
 
 
 def segment_counts(
-    read: Bool[Tensor, "B T"],
+    boundary: Bool[Tensor, "B T"],
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Steps in the current segment, this one included, and segments begun so far."""
-    index = torch.arange(read.shape[1], device=read.device)
-    start = torch.where(read, index, 0).cummax(1).values
-    return index - start + 1, read.long().cumsum(1)
+    """Return the length of the current segment and the number of segments so far.
+
+    Both include the current step.
+    """
+    index = torch.arange(boundary.shape[1], device=boundary.device)
+    start = torch.where(boundary, index, 0).cummax(1).values
+    return index - start + 1, boundary.long().cumsum(1)
 
 
-def annealed(
-    update: Float[Tensor, ""], highest: float, lowest: float, anneal: float
+def annealed_temperature(
+    update: Float[Tensor, ""], initial: float, final: float, anneal: float
 ) -> Float[Tensor, ""]:
-    """The temperature of an update, counted from 1; constant where `anneal` is 0."""
+    """Temperature of an update (counted from 1); constant if `anneal` is 0.
+
+    After `anneal` thousand updates, 37 % of the difference remain.
+    """
     if not anneal:
-        return torch.full_like(update, highest)
+        return torch.full_like(update, initial)
     rate = math.log(0.999) / anneal
-    return (highest - lowest) * torch.exp(update * rate) + lowest
+    return (initial - final) * torch.exp(update * rate) + final
 
 
-def entropy(probability: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Of a flag, in nats."""
+def bernoulli_entropy(probability: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Entropy of a binary variable, in nats."""
     other = 1 - probability
     return -torch.xlogy(probability, probability) - torch.xlogy(other, other)

@@ -1,4 +1,4 @@
-"""Settings of the VTA world."""
+"""Configs of the two VTA worlds: for windows of sequences, and for Dreamer."""
 
 from __future__ import annotations
 
@@ -9,61 +9,66 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class VTAConfig:
-    """Defaults are those of the port to bouncing balls.
+    """Config of the VTA world for sequences.
 
-    The authors' own code for the maze has `bias=False`, `loss="gaussian"`,
-    `levels="spread"` and `bits=5`; the port's maze has `levels="floor"` instead.
+    The defaults are those of the port with actions
+    (github.com/Mainlst/stable-deep-world-model) for bouncing balls. The authors' code
+    (github.com/taesupkim/vta), for the 3D maze, corresponds to `bias=False`,
+    `loss="gaussian"`, `levels="spread"` and `bits=5`; the port's maze has
+    `levels="floor"` instead.
     """
 
     context: int = 5
-    """Frames before the modelled ones, and as many after them."""
+    """Context frames before the modeled frames of a window, and after them."""
     length: int = 20
-    """Modelled frames of a window."""
+    """Modeled frames of a window."""
     belief: int = 128
-    """Width of beliefs and features."""
+    """Size of the deterministic states (beliefs) and of the features."""
     state: int = 8
-    """Width of the stochastic states."""
+    """Size of the stochastic states."""
     layers: int = 3
-    """Hidden convolutions over time of the boundary detector."""
+    """Hidden temporal convolutions of the boundary detector."""
     bias: bool = True
-    """Give image convolutions in front of a norm a bias that cannot matter."""
+    """Add a bias to convolutions that are followed by batch norm. It has no effect on
+    outputs, only on the number of weights."""
     loss: Literal["bernoulli", "gaussian"] = "bernoulli"
-    """How pixels are compared: Bernoulli of a sigmoid, or Gaussian around a tanh."""
+    """Pixel likelihood: Bernoulli with sigmoid mean, or Gaussian with tanh mean."""
     obs_std: float = 1.0
-    """Deviation of the Gaussian."""
+    """Standard deviation of the Gaussian pixel likelihood."""
     levels: Literal["all", "floor", "spread"] = "all"
-    """Pixel values: all 256, cut to fewer in [0, 1], or cut and spread over [-1, 1)."""
+    """Pixel quantization: none, to `bits` bits in [0, 1], or to `bits` bits with
+    uniform noise in [-1, 1)."""
     bits: int = 5
-    """Where they are cut, to this many bits."""
+    """Bits per pixel channel for `levels` floor and spread."""
     max_segment: int = 8
-    """Steps after which the prior is certain that a segment ends."""
+    """Segment length at which the prior forces a boundary, in steps."""
     max_segments: int = 5
-    """Segments after which it is certain that none begins."""
+    """Number of segments in a window after which the prior forbids boundaries."""
     temperature: float = 1.0
-    """Of the flags, in the beginning."""
+    """Initial Gumbel-softmax temperature of the boundary flags."""
     min_temperature: float = 0.1
-    """Of the flags, in the end."""
+    """Final Gumbel-softmax temperature."""
     anneal: float = 100.0
-    """How slowly one becomes the other, 0 for never: after this many thousand updates
-    37 % of the way are left."""
+    """Decay time of the temperature in thousands of updates (37 % of the difference to
+    the final one remain); 0 for a constant temperature."""
     static_lower_belief: bool = False
-    """Hold the lower belief, so that within a segment nothing is foreseen to change. A
-    segment then is a stretch in which something stays as it is, told once, by the upper
-    state; what changes is told by the lower state, anew at each step."""
+    """Keep the lower belief constant within a segment, instead of updating it with an
+    RNN. The lower prior is then the same at each step of a segment, so lasting changes
+    are encoded most cheaply by a new segment."""
     random_boundary_steps: int = 0
-    """Updates in which coins decide where segments begin, before the detector does.
-    Until the upper state has learnt to tell something, no segment is worth its price,
-    and a detector that is asked too early learns to find none, or each frame."""
+    """Warm-up: number of updates with random boundaries (probability 0.5) before the
+    detector is used. Without it, the detector can collapse to no boundaries, or one at
+    each frame, before the upper state encodes anything useful."""
     kl_to_detector: bool = False
-    """Let the detector know what a new segment costs the upper level. The original
-    hides that from it, so its gradient is not that of the bound."""
+    """Backpropagate the upper level's KL into the boundary detector, so that the
+    gradient is that of the ELBO. The original detaches the flags there."""
     obs_scale: float = 1.0
-    """Weight of the KL of the lower level. Above 1 what surprises within a segment
-    costs more than a new segment does, so segments end at surprises."""
+    """Weight of the lower level's KL. Above 1, surprises within a segment cost more
+    relative to a new segment, so segments end at surprises."""
     abs_scale: float = 1.0
-    """Weight of the KL of the upper level."""
+    """Weight of the upper level's KL."""
     mask_scale: float = 1.0
-    """Weight of the KL of the flags."""
+    """Weight of the boundary flags' KL."""
 
     def __post_init__(self) -> None:
         sizes = (self.context, self.belief, self.state)
@@ -74,7 +79,7 @@ class VTAConfig:
         if not 1 <= self.bits <= 8:
             raise ValueError("bits must be between 1 and 8")
         if self.random_boundary_steps < 0:
-            raise ValueError("coins must be at least 0")
+            raise ValueError("random_boundary_steps must be at least 0")
         if not 0 < self.min_temperature <= self.temperature:
             raise ValueError("min_temperature must be between 0 and temperature")
         if min(self.max_segment, self.max_segments) < 1 or self.obs_std <= 0:
@@ -88,11 +93,68 @@ class VTAConfig:
                 )
         if self.loss == "bernoulli" and self.levels == "spread":
             raise ValueError(
-                "levels cannot be spread with a bernoulli loss, which takes pixels in "
-                "[0, 1]"
+                "levels must not be spread with the bernoulli loss, which takes pixels "
+                "in [0, 1]"
             )
 
     @property
     def window(self) -> int:
-        """Frames of a window."""
+        """Number of frames in a window, context included."""
         return self.length + 2 * self.context
+
+
+@dataclass(frozen=True)
+class RecurrentVTAConfig:
+    """Config of the VTA world for Dreamer.
+
+    The defaults are those of github.com/Mainlst/stable-deep-world-model.
+    """
+
+    abs_belief: int = 512
+    """Size of the upper deterministic state (belief)."""
+    abs_stoch: int = 32
+    """Size of the upper stochastic state."""
+    obs_belief: int = 512
+    """Size of the lower deterministic state (belief)."""
+    obs_stoch: int = 32
+    """Size of the lower stochastic state."""
+    hidden: int = 512
+    """Units of the hidden layers."""
+    layers: int = 1
+    """Hidden temporal convolutions of the boundary detector."""
+    min_std: float = 0.1
+    """Minimum standard deviation of the stochastic states."""
+    max_segment: int = 50
+    """Segment length at which a boundary is forced, in steps."""
+    max_segments: int = 200
+    """Number of segments in an episode after which boundaries are forbidden."""
+    temperature: float = 1.0
+    """Gumbel-softmax temperature of the boundary flags."""
+    forced_logit: float = 10.0
+    """Logit of a flag forced by one of the two limits; 0 disables both limits."""
+    free_nats: float = 1.0
+    """Free nats: the KL of both levels together is clipped below this value."""
+    imagination: Literal["full", "jumpy"] = "full"
+    """Imagine step by step, or one step per segment."""
+    imagined_boundaries: Literal["prior", "fixed", "none"] = "prior"
+    """Boundaries of full imagination: sampled from the prior, fixed (segments of
+    `max_segment - 1` steps), or none."""
+    reward_to_detector: bool = False
+    """Give the boundary detector the rewards in addition to the embeddings."""
+    boundary_rate: float = 0.0
+    """Target fraction of steps that begin a segment, for the regularizer
+    `loss_scales.boundary_rate`; 0 disables it."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.abs_belief, self.abs_stoch, self.obs_belief, self.obs_stoch)
+        limits = (self.hidden, self.max_segment, self.max_segments)
+        if min(*sizes, *limits) < 1 or self.layers < 0:
+            raise ValueError("sizes and limits must be at least 1, and layers 0")
+        if self.forced_logit < 0:
+            raise ValueError("forced_logit must be at least 0 (0 disables the limits)")
+        is_positive = self.temperature > 0 and self.min_std > 0
+        if not (is_positive and 0 <= self.boundary_rate < 1 and self.free_nats >= 0):
+            raise ValueError(
+                "temperature and min_std must be above 0, free_nats at least 0, and "
+                "boundary_rate from 0 to below 1"
+            )

@@ -1,4 +1,4 @@
-"""What the recurrent form of VTA is made of: layers, units and Gaussian heads."""
+"""Layers of the recurrent VTA dynamics: dense layer, GRU cell and Gaussian head."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from reverie.nets.blocks import Linear, Norm
 from reverie.nets.gaussian import Gaussian
 
 NORM = "layer1em3"
+"""Layer norm with an epsilon of 1e-3."""
 
 
-class Bare(Linear):
-    """A dense layer without a bias: its own is zero and stays so."""
+class UnbiasedLinear(Linear):
+    """A dense layer whose bias is zero and not trained."""
 
     def __init__(self, inputs: int, units: int):
         super().__init__(inputs, units)
         self.bias.requires_grad_(False)
 
 
-class Layer(nn.Module):
-    """Dense, normalized, and squashed."""
+class DenseNormSiLU(nn.Module):
+    """A dense layer, layer norm and SiLU."""
 
     def __init__(self, inputs: int, units: int):
         super().__init__()
-        self.linear = Bare(inputs, units)
+        self.linear = UnbiasedLinear(inputs, units)
         self.norm = Norm(NORM, units)
 
     def forward(self, x: Float[Tensor, "*b E"]) -> Float[Tensor, "*b F"]:
         return F.silu(self.norm(self.linear(x)))
 
 
-class Cell(nn.Module):
-    """A layer on the inputs, then a GRU whose gates are normalized together."""
+class NormGRUCell(nn.Module):
+    """An input layer, then a GRU cell with one layer norm over all gates."""
 
     def __init__(self, inputs: int, hidden: int, belief: int):
         super().__init__()
-        self.into = Layer(inputs, hidden)
-        self.linear = Bare(hidden + belief, 3 * belief)
+        self.into = DenseNormSiLU(inputs, hidden)
+        self.linear = UnbiasedLinear(hidden + belief, 3 * belief)
         self.norm = Norm(NORM, 3 * belief)
 
     def forward(
@@ -52,11 +53,11 @@ class Cell(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """A hidden layer, unless the input has its width already, then two outputs."""
+    """Mean and standard deviation, after a hidden layer if the input width differs."""
 
     def __init__(self, inputs: int, hidden: int, units: int, min_std: float):
         super().__init__()
-        self.feat = Layer(inputs, hidden) if inputs != hidden else nn.Identity()
+        self.feat = DenseNormSiLU(inputs, hidden) if inputs != hidden else nn.Identity()
         self.out = Linear(hidden, (2, units))
         self.min_std = min_std
 

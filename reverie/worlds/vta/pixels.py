@@ -1,4 +1,4 @@
-"""Images as VTA sees them, draws them, and shows them to people."""
+"""Pixel preprocessing and likelihood of the VTA world."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from reverie.nets.rng import Rng
 from reverie.worlds.vta.config import VTAConfig
 
 
-class Pixels:
-    """Which values pixels have, and how a drawn image is compared with a seen one."""
+class PixelModel:
+    """Converts images to network inputs and back, and computes their likelihood."""
 
     def __init__(self, config: VTAConfig):
         self.config = config
 
-    def prepare(self, image: Tensor, rng: Rng) -> Float[Tensor, "B T c h w"]:
-        """Images as the networks see them; floats pass as they are."""
+    def preprocess(self, image: Tensor, rng: Rng) -> Float[Tensor, "B T c h w"]:
+        """Convert uint8 images to network inputs; float images are returned as is."""
         if image.is_floating_point():
             return image
         x = image.movedim(-1, -3).float() / 255
@@ -30,21 +30,22 @@ class Pixels:
             return spread_levels(x, self.config.bits, rng.uniform(x))
         return x
 
-    def compare(self, raw: Tensor, target: Tensor) -> Tensor:
-        """The negative log-likelihood of each frame."""
-        if self.config.loss == "bernoulli":
-            each = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
-            return each.flatten(2).sum(-1)
-        std = self.config.obs_std
-        constant = math.log(std) + 0.5 * math.log(2 * math.pi)
-        apart = (target - self.squash(raw)) / std
-        return (0.5 * apart.square() + constant).flatten(2).sum(-1)
-
-    def squash(self, raw: Tensor) -> Tensor:
+    def mean(self, raw: Tensor) -> Tensor:
+        """Return the mean of the pixel likelihood for decoder outputs."""
         return raw.sigmoid() if self.config.loss == "bernoulli" else raw.tanh()
 
-    def shown(self, image: Tensor) -> Tensor:
-        """An image as people see it, in [0, 1]."""
+    def nll(self, raw: Tensor, target: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each frame, for decoder outputs."""
+        if self.config.loss == "bernoulli":
+            nll = F.binary_cross_entropy_with_logits(raw, target, reduction="none")
+            return nll.flatten(2).sum(-1)
+        std = self.config.obs_std
+        constant = math.log(std) + 0.5 * math.log(2 * math.pi)
+        error = (target - self.mean(raw)) / std
+        return (0.5 * error.square() + constant).flatten(2).sum(-1)
+
+    def postprocess(self, image: Tensor) -> Tensor:
+        """Convert images from the range of the network inputs to [0, 1]."""
         if self.config.levels == "spread":
             return unspread_levels(image, self.config.bits)
         return image.clamp(0, 1)

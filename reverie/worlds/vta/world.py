@@ -1,36 +1,34 @@
-"""Variational temporal abstraction: a world that finds its own chapters.
+"""Variational temporal abstraction (VTA) for windows of recorded sequences.
 
-Two levels share the work. The lower one follows frames within a segment, as an RSSM
-would. The upper one changes only where a segment begins: there the lower level is
-thrown away and starts anew from the upper one. Where segments begin is inferred from
-the whole window by convolutions over time, and foreseen, one step ahead, from the lower
-level, so that the world can dream without images: frame by frame, or jumping from one
-segment to the next.
+The model has two levels. The lower level models frames within a segment, like an RSSM.
+The upper level is updated only where a segment begins; there, the lower level is reset
+from it. The posterior of the boundary flags comes from a detector, temporal
+convolutions over the whole window; the prior predicts each flag one step ahead from the
+lower level. So the prior can generate frame by frame, or one frame per segment
+("jumpy").
 
-A window has `T = I + S + I` frames. The first I are context, the next S are modelled,
-and the last I are only seen by the encoders:
+A window has `T = I + S + I` frames. The first I are context, the next S are modeled,
+and the last I are only inputs of the encoders:
 
-    frame    0 .. I-1    I .. I+S-1          I+S .. T-1
-    flag     READ        READ, then found    READ
+    frame    0 .. I-1    I .. I+S-1               I+S .. T-1
+    flag     UPDATE      UPDATE, then detected    UPDATE
 
-An entry of `foreseen`, and of the loss that compares it with what was found, is about
-the *next* frame, one of everything else about its own.
+Prior flag logits (`next_flag_logits`) and the loss `mask` are about the *next* frame;
+everything else is about its own frame.
 
-Everything that does not depend on the step before is computed for all steps at once:
-no posterior sees the belief of its own level, so states are drawn before those are
-known, and the loops are left with the products of the recurrent units alone.
+No posterior depends on the belief of its own level. So states are sampled for all steps
+at once, and the loops over time contain only the recurrent cells.
 
-Beside this file lie its settings (`vta_config.py`), what it returns (`vta_story.py`),
-its images (`vta_pixels.py`) and the steps of its dreams (`vta_dream.py`).
-
-Letters of this file: `I` context, `S` modelled steps, `D` belief, `Z` state, `P` three
-times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
+The prefix `abs` (for abstraction) marks the upper level and `obs` the lower level, as
+in the authors' code. Shape letters of this file: `I` context, `S` modeled steps, `D`
+belief, `Z` state, `P` three times `D`. Kim, Ahn and Bengio, 2019, arXiv 1910.00775.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, Obs, Rollout, UserError, WorldLoss
+from reverie.api import Batch, Obs, Policy, Rollout, UserError, WorldLoss
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.gru import GRU, Hold, Route
 from reverie.nets.inputs import Concat
@@ -50,29 +48,34 @@ from reverie.nets.strided import (
     initialize_as_torch,
 )
 from reverie.spaces import Spaces
-from reverie.worlds.outcomes import stack_actions
+from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import (
     COPY,
-    READ,
-    annealed,
-    both_ways,
-    draw_flags,
-    entropy,
+    UPDATE,
+    annealed_temperature,
+    bernoulli_entropy,
     limit_segments,
     log_density,
-    reading,
+    sample_flags,
+    signed_logits,
+    update_mask,
 )
 from reverie.worlds.vta.config import VTAConfig
-from reverie.worlds.vta.inference import Chapter, Explained, Story, Watched
-from reverie.worlds.vta.pixels import Pixels
-from reverie.worlds.vta.rollout import descend, dream_on
+from reverie.worlds.vta.pixels import PixelModel
+from reverie.worlds.vta.prior import prior_step, sample_levels
+from reverie.worlds.vta.states import (
+    ELBOTerms,
+    VTAState,
+    WindowEvaluation,
+    WindowPosterior,
+)
 
-NOISE = 1e-4
-"""Gumbel noise is made of uniform numbers this far from 0 and 1."""
+UNIFORM_MARGIN = 1e-4
+"""Distance from 0 and 1 of the uniform samples that Gumbel noise is made from."""
 
 
-class Head(nn.Module):
-    """A Gaussian whose deviation is between 0 and 1."""
+class SigmoidGaussian(nn.Module):
+    """Linear head for a Gaussian with standard deviations between 0 and 1."""
 
     def __init__(self, inputs: int, units: int):
         super().__init__()
@@ -83,15 +86,12 @@ class Head(nn.Module):
         return Gaussian(mean, torch.sigmoid(raw))
 
 
-Policy = Callable[[Chapter], dict[str, Tensor]]
-
-
 class VTA(nn.Module):
-    """The world, for one image key and any actions (or none).
+    """Models one image key, with or without actions. Meets `api.World`.
 
-    In training mode flags are drawn, the prior knows the segment limits, batch norm
-    sees the batch, and every call of `loss` counts for the temperature. Otherwise flags
-    are the likelier ones.
+    In training mode, flags are sampled, the prior is subject to the segment limits,
+    batch norm uses batch statistics, and each call of `loss` anneals the temperature.
+    In evaluation mode, flags are the mode of their distribution.
     """
 
     age: Tensor
@@ -107,21 +107,21 @@ class VTA(nn.Module):
         super().__init__()
         images = [key for key, space in obs_space.items() if space.is_image]
         if len(images) != 1:
-            found = ", ".join(images) or "none"
             raise UserError(
-                f"VTA watches exactly one image, here are: {found}.\n"
-                "  Fix: leave one image in the observations, uint8 (h, w, colours)."
+                "VTA needs exactly one image among the observations, but found: "
+                f"{', '.join(images) or 'none'}.\n"
+                "  Fix: keep one image key, uint8 with shape (height, width, channels)."
             )
         (self.key,) = images
         height, side, channels = obs_space[self.key].shape
         if height != side:
             raise UserError(
-                f"VTA watches square images, not {height} x {side}.\n"
-                "  Fix: resize them; `reverie data convert SRC DST --size 32 32` does "
-                "so with recordings."
+                f"VTA needs square images, but {self.key!r} is {height} x {side}.\n"
+                "  Fix: resize the recordings, for example with `reverie data convert "
+                "SRC DST --size 32 32`."
             )
         self.config, self.dtype = config, dtype
-        self.pixels = Pixels(config)
+        self.pixels = PixelModel(config)
         belief, state = config.belief, config.state
         self.actions = Concat(act_space) if act_space else None
         inputs = self.actions.width if self.actions else 0
@@ -129,8 +129,8 @@ class VTA(nn.Module):
         self.enc = ImageEncoder(side, channels, belief, config.bias)
         self.dec = ImageDecoder(side, channels, belief, config.bias)
         self.detector = TimeConvs(belief, belief, config.layers, 2)
-        self.foresee = nn.Linear(belief, 2)
-        # abs forward, obs forward, abs backward
+        self.foresee = nn.Linear(belief, 2)  # prior of the next boundary flag
+        # three encoders: upper forward, lower forward, upper backward
         self.readers = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
         self.obs_cell = (
@@ -141,250 +141,226 @@ class VTA(nn.Module):
         self.hold = Hold()
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + state, belief)
-        self.prior_abs = Head(belief, state)
-        self.prior_obs = Head(belief, state)
-        self.post_abs = Head(2 * belief, state)
-        self.post_obs = Head(2 * belief, state)
-        self.register_buffer("age", torch.zeros(()))
+        self.prior_abs = SigmoidGaussian(belief, state)
+        self.prior_obs = SigmoidGaussian(belief, state)
+        self.post_abs = SigmoidGaussian(2 * belief, state)
+        self.post_obs = SigmoidGaussian(2 * belief, state)
+        self.register_buffer("age", torch.zeros(()))  # number of updates
         self.register_buffer("temperature", torch.tensor(config.temperature))
 
     def initialize(self, generator: torch.Generator) -> None:
         initialize_as_torch(self, generator)
 
     @property
-    def width(self) -> int:
-        return self.config.belief
-
-    @property
     def image_keys(self) -> Iterable[str]:
         return (self.key,)
 
-    # The verbs of a world
-
-    def initial(self, batch: int) -> Chapter:
-        """Before anything was seen; a segment is about to begin."""
+    def initial(self, batch: int) -> VTAState:
+        """Return the state before the first frame: the next step begins a segment."""
         config, like = self.config, self.foresee.weight
         belief = like.new_zeros(batch, config.belief)
         state = like.new_zeros(batch, config.state)
-        certain = both_ways(like.new_zeros(batch, 2), 1.0)
-        return Chapter(belief, state, belief, state, like.new_zeros(batch), certain)
+        logits = signed_logits(like.new_zeros(batch, 2), 1.0)
+        return VTAState(belief, state, belief, state, like.new_zeros(batch), logits)
 
-    def loss(self, state: Any, batch: Batch, rng: Rng) -> WorldLoss:
-        """Losses of the modelled frames; a window brings its own context along."""
+    def loss(self, batch: Batch, rng: Rng) -> WorldLoss:
+        """Return the losses of the modeled frames of windows `(B, T, ...)`."""
         if self.training:
-            self.grow()
-        explained = self.explain(batch, rng)
-        story, losses = explained.story, self._weigh(explained.losses)
-        read = story.mask[..., READ].detach()
+            self._anneal()
+        terms = self.elbo(batch, rng)
+        boundary = terms.posterior.mask[..., UPDATE].detach()
         metrics = {
             "temperature": self.temperature,
-            "segments": read.sum(1).mean(),
-            "read_chance/post": explained.post_read.mean(),
-            "read_chance/prior": explained.prior_read.mean(),
-            "read_entropy/post": entropy(explained.post_read).mean(),
-            "read_entropy/prior": entropy(explained.prior_read).mean(),
-            "elbo": -torch.stack(list(explained.losses.values())).sum(0).mean(),
+            "segments": boundary.sum(1).mean(),
+            "boundary_prob/post": terms.post_prob.mean(),
+            "boundary_prob/prior": terms.prior_prob.mean(),
+            "boundary_entropy/post": bernoulli_entropy(terms.post_prob).mean(),
+            "boundary_entropy/prior": bernoulli_entropy(terms.prior_prob).mean(),
+            "elbo": -torch.stack(list(terms.losses.values())).sum(0).mean(),
         }
-        metrics |= {f"cost/{key}": x.mean() for key, x in explained.losses.items()}
+        metrics |= {f"unscaled/{key}": x.mean() for key, x in terms.losses.items()}
         metrics = {key: value.detach().clone() for key, value in metrics.items()}
-        return WorldLoss(losses, story.chapters, metrics)
+        return WorldLoss(self._scaled(terms.losses), terms.posterior.states, metrics)
 
     @torch.no_grad()
-    def watch(self, batch: Batch, rng: Rng) -> Watched:
-        """Explain windows without learning; everything is about its own frame.
+    def evaluate(self, batch: Batch, rng: Rng) -> WindowEvaluation:
+        """Evaluate windows; every result belongs to its own frame.
 
-        So is the loss of the flags, though they are foreseen one step ahead: the first
-        frame, whose flag costs nothing, bears that of the one after the last.
+        The loss `mask` is shifted by one step accordingly. The first frame, whose flag
+        is given, holds that of the frame after the last one.
         """
-        explained = self.explain(batch, rng)
-        story = explained.story
-        sure = torch.ones_like(explained.post_read[:, :1])  # the first one always reads
-        chance = torch.cat([sure, explained.post_read[:, :-1]], 1)
-        foreseen = torch.cat([sure, explained.prior_read[:, :-1]], 1)
-        image = self.pixels.shown(explained.image).movedim(-3, -1)
-        read = story.mask[..., READ] > 0.5
-        losses = self._weigh(explained.losses)
+        terms = self.elbo(batch, rng)
+        given = torch.ones_like(terms.post_prob[:, :1])  # the first frame's flag
+        detector_prob = torch.cat([given, terms.post_prob[:, :-1]], 1)
+        prior_prob = torch.cat([given, terms.prior_prob[:, :-1]], 1)
+        image = self.pixels.postprocess(terms.image).movedim(-3, -1)
+        boundary = terms.posterior.mask[..., UPDATE] > 0.5
+        losses = self._scaled(terms.losses)
         losses["mask"] = losses["mask"].roll(1, 1)
-        return Watched(losses, image, read, chance, foreseen)
+        return WindowEvaluation(losses, image, boundary, detector_prob, prior_prob)
 
-    def observe(self, state: Any, batch: Batch, rng: Rng) -> Chapter:
-        """The modelled steps of a window."""
-        target = self.pixels.prepare(batch[self.key], rng)
-        return self.follow(target, batch, rng).chapters
+    def state_from_frames(self, images: Tensor, rng: Rng) -> VTAState:
+        """Encode context frames and sample the first state of the next segment."""
+        embed = self._encode(self.pixels.preprocess(images, rng))
+        abs_fwd, _, _ = self._run_encoders(embed, embed.new_zeros(*embed.shape[:2], 2))
+        state = self.initial(len(embed))
+        begins = torch.ones_like(state.boundary)
+        return sample_levels(self, state, abs_fwd[:, -1], begins, rng)
 
     def imagine(
-        self,
-        state: Chapter,
-        policy: Policy,
-        horizon: int,
-        rng: Rng,
-        *,
-        jumpy: bool = False,
+        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
-        """Go on from `state`: frame by frame, or `jumpy`, segment by segment.
+        """Roll out the prior frame by frame; flags are the mode, states are sampled."""
+        step = partial(prior_step, self, rng=rng, jumpy=False)
+        return rollout(state, policy, horizon, step)
 
-        Flags are the likelier ones, states are drawn. An action given by `policy` leads
-        to the next step of the dream, which in a jumpy one is the next segment.
-        """
-        states, actions = [state], [policy(state)]
-        for _ in range(horizon):
-            states.append(dream_on(self, states[-1], actions[-1], rng, jumpy))
-            actions.append(policy(states[-1]))
-        stacked = [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
-        return Rollout(Chapter(*stacked), stack_actions(actions))
+    def imagine_segments(
+        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Roll out the prior segment by segment, with one step per segment."""
+        step = partial(prior_step, self, rng=rng, jumpy=True)
+        return rollout(state, policy, horizon, step)
 
-    def decode(self, states: Chapter) -> Obs:
+    def decode(self, states: VTAState) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
-        image = self.pixels.squash(self._decode(feat))
-        return {self.key: self.pixels.shown(image).movedim(-3, -1)}
+        image = self.pixels.mean(self._decode(feat))
+        return {self.key: self.pixels.postprocess(image).movedim(-3, -1)}
 
-    def features(self, states: Chapter) -> Float[Tensor, "*b D"]:
-        upper = torch.cat([states.abs_belief, states.abs_state], -1)
-        feat: Tensor = self.abs_feat(upper)
-        return feat
-
-    # Its parts
-
-    def grow(self) -> None:
-        """Count one update, and cool the flags accordingly."""
+    def elbo(self, batch: Batch, rng: Rng) -> ELBOTerms:
+        """Infer the posterior of windows and compute the terms of the ELBO."""
         config = self.config
-        self.age += 1
-        low, high = config.min_temperature, config.temperature
-        self.temperature.copy_(annealed(self.age, high, low, config.anneal))
-
-    def begin(self, images: Tensor, rng: Rng) -> Chapter:
-        """Watch some frames, then dream the first step of the segment after them."""
-        embed = self._encode(self.pixels.prepare(images, rng))
-        abs_fwd, _, _ = self._read(embed, embed.new_zeros(*embed.shape[:2], 2))
-        state = self.initial(len(embed))
-        return descend(self, state, abs_fwd[:, -1], torch.ones_like(state.read), rng)
-
-    def explain(self, batch: Batch, rng: Rng) -> Explained:
-        """Follow a window, draw it again, and say what each step costs."""
-        target = self.pixels.prepare(batch[self.key], rng)
-        story = self.follow(target, batch, rng)
-        context, length = self.config.context, self.config.length
+        context, length = config.context, config.length
+        target = self.pixels.preprocess(batch[self.key], rng)
+        post = self.infer(target, batch, rng)
         target = target[:, context : context + length]
-        image = self._decode(story.obs_feat)
+        image = self._decode(post.obs_feat)
 
         ahead = slice(context + 1, context + length + 1)
-        foreseen, found = story.foreseen, story.found[:, ahead]
-        if self.training:
-            config = self.config
-            foreseen = limit_segments(
-                foreseen, story.mask, config.max_segment, config.max_segments
-            )
-        sample, heat = story.log_sample[:, ahead], self.temperature
-        read = story.mask[..., READ]
-        read = read if self.config.kl_to_detector else read.detach()
-        losses = {
-            "image": self.pixels.compare(image, target),
-            "abs": story.post_abs.kl(story.prior_abs) * read,
-            "obs": story.post_obs.kl(story.prior_obs),
-            "mask": log_density(found, sample, heat)
-            - log_density(foreseen, sample, heat),
-        }
-        prior_read = torch.softmax(foreseen / heat, -1)[..., READ]
-        post_read = torch.softmax(found / heat, -1)[..., READ]
-        return Explained(
-            story, self.pixels.squash(image), losses, prior_read, post_read
+        prior_logits, post_logits = (
+            post.next_flag_logits,
+            post.detector_logits[:, ahead],
         )
+        if self.training:
+            prior_logits = limit_segments(
+                prior_logits, post.mask, config.max_segment, config.max_segments
+            )
+        sample, temperature = post.log_sample[:, ahead], self.temperature
+        boundary = post.mask[..., UPDATE]
+        boundary = boundary if config.kl_to_detector else boundary.detach()
+        losses = {
+            "image": self.pixels.nll(image, target),
+            "abs": post.post_abs.kl(post.prior_abs) * boundary,
+            "obs": post.post_obs.kl(post.prior_obs),
+            "mask": log_density(post_logits, sample, temperature)
+            - log_density(prior_logits, sample, temperature),
+        }
+        prior_prob = torch.softmax(prior_logits / temperature, -1)[..., UPDATE]
+        post_prob = torch.softmax(post_logits / temperature, -1)[..., UPDATE]
+        return ELBOTerms(post, self.pixels.mean(image), losses, prior_prob, post_prob)
 
-    def follow(
+    def infer(
         self, target: Float[Tensor, "B T c h w"], batch: Batch, rng: Rng
-    ) -> Story:
-        """The posterior of a window, and what the prior would have said."""
+    ) -> WindowPosterior:
+        """Sample the posterior states of windows, and compute their priors."""
         config = self.config
         context, length = config.context, config.length
         if target.shape[1] != config.window:
             raise UserError(
-                f"A window of {target.shape[1]} frames came, but {context} + {length} "
-                f"+ {context} are wanted.\n  Fix: serve windows of {config.window}."
+                f"VTA expects windows of {context} + {length} + {context} frames, but "
+                f"got {target.shape[1]}.\n  Fix: use windows of {config.window} frames."
             )
         embed = self._encode(target)
-        found = self.detector(embed)
+        logits = self.detector(embed)
         noise = None
         if self.training:
             if config.random_boundary_steps:
-                found = found * (self.age > config.random_boundary_steps)
-            noise = rng.uniform(found) * (1 - 2 * NOISE) + NOISE
-        mask, log_sample = draw_flags(found, self.temperature, noise)
-        edge = reading(mask[:, :context])
-        free = mask[:, context + 1 : context + length]
-        mask = torch.cat([edge, edge[:, :1], free, edge], 1)  # (B, T, 2)
-        abs_fwd, obs_fwd, abs_bwd = self._read(embed, mask)
+                logits = logits * (self.age > config.random_boundary_steps)
+            noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
+        mask, log_sample = sample_flags(logits, self.temperature, noise)
+        given = update_mask(mask[:, :context])
+        detected = mask[:, context + 1 : context + length]
+        mask = torch.cat([given, given[:, :1], detected, given], 1)  # (B, T, 2)
+        abs_fwd, obs_fwd, abs_bwd = self._run_encoders(embed, mask)
 
-        now = slice(context, context + length)
-        mask = mask[:, now]
-        read, copy = mask[..., READ], mask[..., COPY]
+        modeled = slice(context, context + length)
+        mask = mask[:, modeled]
+        update, copy = mask[..., UPDATE], mask[..., COPY]
         before = abs_fwd[:, context - 1 : context + length - 1]
-        post_abs = self.post_abs(torch.cat([before, abs_bwd[:, now]], -1))
-        abs_state = self.hold(post_abs.sample(rng), read, copy)
-        acted = [abs_state[:, :-1]]
+        post_abs = self.post_abs(torch.cat([before, abs_bwd[:, modeled]], -1))
+        abs_state = self.hold(post_abs.sample(rng), update, copy)
+        inputs = [abs_state[:, :-1]]
         if self.actions is not None:
-            taken = self._acted(batch)[:, context : context + length - 1]
-            acted.append(taken)
-        gates = self.abs_cell.gates(torch.cat(acted, -1))  # (1, B, S - 1, P)
+            taken = self._embed_actions(batch)[:, context : context + length - 1]
+            inputs.append(taken)
+        gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
-        route = Route(None, read[None, :, 1:], copy[None, :, 1:])
-        moved = self.abs_cell.scan(gates, start[None], route)[0]
-        abs_belief = torch.cat([start[:, None], moved], 1)
+        route = Route(None, update[None, :, 1:], copy[None, :, 1:])
+        later = self.abs_cell.scan(gates, start[None], route)[0]
+        abs_belief = torch.cat([start[:, None], later], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
-        post_obs = self.post_obs(torch.cat([obs_fwd[:, now], abs_feat], -1))
+        post_obs = self.post_obs(torch.cat([obs_fwd[:, modeled], abs_feat], -1))
         obs_state = post_obs.sample(rng)
         obs_belief = abs_feat
         if self.obs_cell is not None:
-            last = F.pad(obs_state[:, :-1], (0, 0, 1, 0))  # by one step
-            gates = self.obs_cell.gates(torch.cat([last, abs_feat], -1))
-            begun = read[..., None] * abs_feat
-            route = Route(None, copy[None], None, begun[None])
+            previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
+            gates = self.obs_cell.gates(torch.cat([previous, abs_feat], -1))
+            reset = update[..., None] * abs_feat
+            route = Route(None, copy[None], None, reset[None])
             start = torch.zeros_like(abs_feat[None, :, 0])
             obs_belief = self.obs_cell.scan(gates, start, route)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
-        return Story(
-            embed,
-            found,
-            log_sample,
-            abs_fwd,
-            abs_bwd,
-            obs_fwd,
-            mask,
-            abs_belief,
-            abs_state,
-            abs_feat,
-            obs_belief,
-            obs_state,
-            obs_feat,
-            self.foresee(obs_feat),
-            self.prior_abs(abs_belief),
-            post_abs,
-            self.prior_obs(obs_belief),
-            post_obs,
+        return WindowPosterior(
+            embed=embed,
+            detector_logits=logits,
+            log_sample=log_sample,
+            abs_fwd=abs_fwd,
+            abs_bwd=abs_bwd,
+            obs_fwd=obs_fwd,
+            mask=mask,
+            abs_belief=abs_belief,
+            abs_state=abs_state,
+            abs_feat=abs_feat,
+            obs_belief=obs_belief,
+            obs_state=obs_state,
+            obs_feat=obs_feat,
+            next_flag_logits=self.foresee(obs_feat),
+            prior_abs=self.prior_abs(abs_belief),
+            post_abs=post_abs,
+            prior_obs=self.prior_obs(obs_belief),
+            post_obs=post_obs,
         )
 
-    def _read(
+    def _run_encoders(
         self, embed: Float[Tensor, "B T D"], mask: Float[Tensor, "B T 2"]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """All three encoders, in one loop; the third one runs backwards.
+        """Run the three recurrent encoders in one loop; the third runs backwards.
 
-        The first never forgets, the second forgets before the first frame of a segment
-        and the third after it.
+        The first is never reset, the second is reset before the first frame of each
+        segment, and the third, running backwards, after it.
         """
         copy = mask[..., COPY]
-        after = torch.roll(copy, -1, 1)  # backwards, what comes later was before
-        keep = torch.stack([torch.ones_like(copy), copy, after])
+        next_copy = torch.roll(copy, -1, 1)
+        keep = torch.stack([torch.ones_like(copy), copy, next_copy])
         start = embed.new_zeros(3, len(embed), self.config.belief)
         gates = self.readers.gates(embed)
         abs_fwd, obs_fwd, abs_bwd = self.readers.scan(gates, start, Route(keep), {2})
         return abs_fwd, obs_fwd, abs_bwd
 
-    def _acted(self, batch: Batch) -> Float[Tensor, "B T A"]:
-        """Row t holds the action that was chosen on seeing frame t."""
+    def _embed_actions(self, batch: Batch) -> Float[Tensor, "B T A"]:
         assert self.actions is not None
-        found = {key: batch[key] for key in self.actions.spaces}
-        acted: Tensor = self.actions(found, torch.float32)
-        return acted
+        actions = {key: batch[key] for key in self.actions.spaces}
+        embedded: Tensor = self.actions(actions, torch.float32)
+        return embedded
+
+    def _anneal(self) -> None:
+        """Count one update and set its temperature."""
+        config = self.config
+        self.age += 1
+        initial, final = config.temperature, config.min_temperature
+        self.temperature.copy_(
+            annealed_temperature(self.age, initial, final, config.anneal)
+        )
 
     def _encode(self, x: Float[Tensor, "B T c h w"]) -> Float[Tensor, "B T D"]:
         frames = x.flatten(0, 1)
@@ -399,7 +375,7 @@ class VTA(nn.Module):
             image: Tensor = self.dec(feat.flatten(0, -2))
         return image.float().reshape(*feat.shape[:-1], *image.shape[1:])
 
-    def _weigh(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _scaled(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         config = self.config
         scales = {
             "abs": config.abs_scale,
@@ -409,7 +385,7 @@ class VTA(nn.Module):
         return {key: scales.get(key, 1.0) * loss for key, loss in losses.items()}
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
-        """Convolutions may be computed in half precision; nothing else is."""
+        """Return an autocast context for the convolutions if `dtype` is not float32."""
         half = self.dtype != torch.float32
         return torch.autocast(
             x.device.type,

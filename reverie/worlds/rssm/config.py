@@ -1,0 +1,51 @@
+"""Config of the RSSM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RSSMConfig:
+    """Sizes and regularization of the RSSM. The defaults are those of size200m."""
+
+    deter: int = 8192
+    """Size of the deterministic state."""
+    hidden: int = 1024
+    """Units of the hidden layers."""
+    stoch: int = 32
+    """Number of categorical variables of the stochastic state."""
+    classes: int = 64
+    """Classes of each categorical variable."""
+    blocks: int = 8
+    """Blocks of the block-diagonal GRU."""
+    dynlayers: int = 1
+    """Hidden layers of the sequence model, before the GRU gates."""
+    obslayers: int = 1
+    """Hidden layers of the posterior."""
+    imglayers: int = 2
+    """Hidden layers of the prior."""
+    act: str = "silu"
+    """Activation function."""
+    norm: str = "rms"
+    """Normalization: rms, layer or none."""
+    unimix: float = 0.01
+    """Fraction of the uniform distribution mixed into every categorical."""
+    outscale: float = 1.0
+    """Scale of the initial weights of the logit layers."""
+    free_nats: float = 1.0
+    """Free nats: the KL losses are clipped below this value."""
+    absolute: bool = False
+    """Compute the posterior from the observation alone, without `deter`."""
+    store: str = "float32"
+    """Dtype in which the replay buffer stores `deter`: float32 or float16."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.deter, self.hidden, self.stoch, self.classes, self.blocks)
+        layers = (self.dynlayers, self.obslayers, self.imglayers)
+        if min(sizes) < 1 or min(layers) < 0:
+            raise ValueError("sizes must be at least 1, and layers at least 0")
+        if not 0 <= self.unimix <= 1:
+            raise ValueError("unimix must be from 0 to 1")
+        if self.store not in ("float32", "float16"):
+            raise ValueError(f"store must be float32 or float16, not {self.store!r}")

@@ -1,0 +1,211 @@
+"""Dynamics of the RSSM: sequence model, prior and posterior.
+
+A state has a deterministic part `deter`, the output of a block-diagonal GRU, and a
+stochastic part `stoch`: S one-hot samples of K classes. The prior predicts `stoch` from
+`deter` alone; the posterior also uses the embedded observation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reverie.api import Policy, Rollout
+from reverie.nets.blocks import BlockLinear, Linear, Norm, activation
+from reverie.nets.distributions import OneHot
+from reverie.nets.inputs import Concat
+from reverie.nets.rng import Rng
+from reverie.spaces import Spaces
+from reverie.worlds.rollout import rollout
+from reverie.worlds.rssm.config import RSSMConfig
+
+
+class RSSMState(NamedTuple):
+    deter: Float[Tensor, "*b D"]
+    stoch: Float[Tensor, "*b S K"]
+
+
+class KLTerms(NamedTuple):
+    """KL divergences from posterior to prior, and the mean entropies of both."""
+
+    dyn: Float[Tensor, "*b"]  # gradient to the prior only
+    rep: Float[Tensor, "*b"]  # gradient to the posterior only
+    post_entropy: Float[Tensor, ""]
+    prior_entropy: Float[Tensor, ""]
+
+
+class RSSMDynamics(nn.Module):
+    def __init__(self, tokens: int, act_space: Spaces, config: RSSMConfig):
+        super().__init__()
+        self.config = config
+        deter, hidden, blocks = config.deter, config.hidden, config.blocks
+        stoch = config.stoch * config.classes
+        self.act = activation(config.act)
+        self.actions = Concat(act_space)
+        self.has_floats = not all(space.is_discrete for space in act_space.values())
+        for i, width in enumerate((deter, stoch, self.actions.width)):
+            self._add(f"dynin{i}", Linear(width, hidden), hidden)
+        width = deter + 3 * hidden * blocks
+        for i in range(config.dynlayers):
+            self._add(f"dynhid{i}", BlockLinear(width, deter, blocks), deter)
+            width = deter
+        self.dyngru = BlockLinear(width, 3 * deter, blocks)
+        width = tokens if config.absolute else deter + tokens
+        self._add_logits("obs", width, config.obslayers)
+        self._add_logits("prior", deter, config.imglayers)
+
+    @staticmethod
+    def twin() -> type[nn.Module]:
+        from reverie.worlds.rssm.fast import FastRSSMDynamics
+
+        return FastRSSMDynamics
+
+    def initial(self, batch: int, dtype: torch.dtype) -> RSSMState:
+        config, device = self.config, self.dyngru.bias.device
+        deter = torch.zeros(batch, config.deter, dtype=dtype, device=device)
+        shape = (batch, config.stoch, config.classes)
+        return RSSMState(deter, torch.zeros(shape, dtype=dtype, device=device))
+
+    def observe(
+        self,
+        state: RSSMState,
+        tokens: Float[Tensor, "B T E"],
+        prevact: dict[str, Tensor],
+        is_first: Bool[Tensor, "B T"],
+        rng: Rng,
+    ) -> tuple[RSSMState, Float[Tensor, "B T S K"]]:
+        """Return the posterior states of a sequence and their logits."""
+        actions = self.embed_action(prevact, is_first, tokens)
+        return self.scan(state, tokens, actions, is_first, rng)
+
+    def scan(
+        self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
+    ) -> tuple[RSSMState, Tensor]:
+        """`observe` for embedded actions `(B, T, H)`; `reset` is `is_first`."""
+        reset = reset[..., None]
+        deters, stochs, logits = [], [], []
+        deter, stoch = state
+        steps = zip(tokens.unbind(1), actions.unbind(1), reset.unbind(1), strict=True)
+        for token, action, start in steps:
+            deter = torch.where(start, 0, deter)
+            stoch = torch.where(start[..., None], 0, stoch)
+            deter = self.core(RSSMState(deter, stoch), action)
+            logit = self.posterior_logits(deter, token)
+            stoch = self.sample(logit, rng)
+            deters.append(deter)
+            stochs.append(stoch)
+            logits.append(logit)
+        states = RSSMState(torch.stack(deters, 1), torch.stack(stochs, 1))
+        return states, torch.stack(logits, 1)
+
+    def imagine(
+        self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Roll out the prior with actions of the policy."""
+        return rollout(
+            state, policy, horizon, lambda s, action: self.imagine_step(s, action, rng)
+        )
+
+    def imagine_step(
+        self, state: RSSMState, action: dict[str, Tensor], rng: Rng
+    ) -> RSSMState:
+        """Return the next state, sampled from the prior."""
+        deter = self.core(state, self.embed_action(action, None, state.deter))
+        return RSSMState(deter, self.sample(self.prior_logits(deter), rng))
+
+    def embed_action(
+        self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
+    ) -> Float[Tensor, "*b H"]:
+        """Embed actions in the dtype of `like`, with zero inputs where `reset`."""
+        x = self.actions(action, like.dtype)
+        if reset is not None:
+            x = torch.where(reset[..., None], 0, x)
+        if self.has_floats:  # one-hot entries are never larger than one
+            x = x / x.abs().clamp(min=1).detach()
+        return self._layer("dynin2", x)
+
+    def core(
+        self, state: RSSMState, action: Float[Tensor, "B H"]
+    ) -> Float[Tensor, "B D"]:
+        """Return the next `deter`. The GRU's reset gate scales the candidate."""
+        blocks, deter = self.config.blocks, state.deter
+        x = self.block_inputs(state, action)
+        for i in range(self.config.dynlayers):
+            x = self._layer(f"dynhid{i}", x)
+        gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
+        reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        update = torch.sigmoid(update - 1)
+        return update * candidate + (1 - update) * deter
+
+    def block_inputs(
+        self, state: RSSMState, action: Float[Tensor, "B H"]
+    ) -> Float[Tensor, "B I"]:
+        """Concatenate, for each block, its slice of `deter` and the shared inputs."""
+        blocks, deter = self.config.blocks, state.deter
+        inputs = [
+            self._layer("dynin0", deter),
+            self._layer("dynin1", state.stoch.flatten(-2)),
+            action,
+        ]
+        shared = torch.cat(inputs, -1)[:, None].expand(-1, blocks, -1)
+        own = deter.reshape(len(deter), blocks, -1)
+        return torch.cat([own, shared], -1).flatten(-2)
+
+    def posterior_logits(
+        self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]
+    ) -> Float[Tensor, "*b S K"]:
+        x = token if self.config.absolute else torch.cat([deter, token], -1)
+        return self._logits("obs", self.config.obslayers, x)
+
+    def prior_logits(self, deter: Float[Tensor, "*b D"]) -> Float[Tensor, "*b S K"]:
+        return self._logits("prior", self.config.imglayers, deter)
+
+    def distribution(self, logits: Float[Tensor, "*b S K"]) -> OneHot:
+        return OneHot(logits, self.config.unimix)
+
+    def sample(
+        self, logits: Float[Tensor, "*b S K"], rng: Rng
+    ) -> Float[Tensor, "*b S K"]:
+        """Sample one-hot vectors, in the dtype of the logits."""
+        return self.distribution(logits).sample(rng).to(logits.dtype)
+
+    def kl_terms(
+        self, post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"]
+    ) -> KLTerms:
+        """Compute the KL terms from the logits of posterior and prior."""
+        posterior, predicted = self.distribution(post), self.distribution(prior)
+        return KLTerms(
+            dyn=posterior.detach().kl(predicted),
+            rep=posterior.kl(predicted.detach()),
+            post_entropy=posterior.entropy().mean(),
+            prior_entropy=predicted.entropy().mean(),
+        )
+
+    def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
+        """Concatenate `deter` and the flattened `stoch`."""
+        return torch.cat([states.deter, states.stoch.flatten(-2)], -1)
+
+    def _add(self, name: str, layer: nn.Module, width: int) -> None:
+        self.add_module(name, layer)
+        self.add_module(f"{name}norm", Norm(self.config.norm, width))
+
+    def _layer(self, name: str, x: Tensor) -> Tensor:
+        return self.act(getattr(self, f"{name}norm")(getattr(self, name)(x)))
+
+    def _add_logits(self, name: str, width: int, layers: int) -> None:
+        config = self.config
+        for i in range(layers):
+            self._add(f"{name}{i}", Linear(width, config.hidden), config.hidden)
+            width = config.hidden
+        shape = (config.stoch, config.classes)
+        self.add_module(f"{name}logit", Linear(width, shape, config.outscale))
+
+    def _logits(self, name: str, layers: int, x: Tensor) -> Tensor:
+        for i in range(layers):
+            x = self._layer(f"{name}{i}", x)
+        logits: Tensor = getattr(self, f"{name}logit")(x)
+        return logits

@@ -1,0 +1,249 @@
+"""Dynamics of recurrent VTA: upper and lower level, and their boundary flags.
+
+Shape letters of this file: `U` and `Y` belief and state of the upper level, `C` both
+together, `D` and `Z` belief and state of the lower level.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reverie.nets.blocks import Linear
+from reverie.nets.gaussian import Gaussian
+from reverie.nets.inputs import Concat
+from reverie.nets.rng import Rng
+from reverie.nets.strided import TimeConvs
+from reverie.spaces import Spaces
+from reverie.worlds.rollout import stack_time
+from reverie.worlds.vta.boundaries import (
+    COPY,
+    UPDATE,
+    sample_flags,
+    signed_logits,
+    update_mask,
+)
+from reverie.worlds.vta.config import RecurrentVTAConfig
+from reverie.worlds.vta.layers import DenseNormSiLU, GaussianHead, NormGRUCell
+
+UNIFORM_MARGIN = 1e-8
+"""Distance from 0 and 1 of the uniform samples that Gumbel noise is made from."""
+
+
+class RecurrentVTAState(NamedTuple):
+    abs_belief: Float[Tensor, "*b U"]
+    abs_stoch: Float[Tensor, "*b Y"]
+    obs_belief: Float[Tensor, "*b D"]
+    obs_stoch: Float[Tensor, "*b Z"]
+    length: Float[Tensor, "*b"]  # steps in the current segment
+    number: Float[Tensor, "*b"]  # segments begun so far
+    boundary: Float[Tensor, "*b"]  # 1 if this step begins a segment
+
+
+class VTADistributions(NamedTuple):
+    """Priors and posteriors of both levels, and the logits of the boundary flags."""
+
+    prior_abs: Gaussian
+    post_abs: Gaussian
+    prior_obs: Gaussian
+    post_obs: Gaussian
+    prior_flag: Float[Tensor, "*b 2"]
+    post_flag: Float[Tensor, "*b 2"]
+
+
+class RecurrentVTADynamics(nn.Module):
+    def __init__(self, tokens: int, act_space: Spaces, config: RecurrentVTAConfig):
+        super().__init__()
+        self.config = config
+        self.actions = Concat(act_space)
+        hidden, acts = config.hidden, self.actions.width
+        upper = config.abs_belief + config.abs_stoch
+        lower = config.obs_belief + config.obs_stoch
+        self.start = nn.Parameter(torch.zeros(config.abs_belief))
+        # prior of the next boundary flag
+        self.foresee_in = DenseNormSiLU(lower, hidden)
+        self.foresee_out = Linear(hidden, 2)
+        inputs = tokens + int(config.reward_to_detector)
+        self.detector = TimeConvs(inputs, hidden, config.layers, 2, F.silu)
+        self.abs_cell = NormGRUCell(config.abs_stoch + acts, hidden, config.abs_belief)
+        self.obs_cell = NormGRUCell(
+            config.obs_stoch + upper + acts, hidden, config.obs_belief
+        )
+        self.begin = DenseNormSiLU(upper, config.obs_belief)  # resets the lower belief
+
+        def head(inputs: int, units: int) -> GaussianHead:
+            return GaussianHead(inputs, hidden, units, config.min_std)
+
+        self.prior_abs = head(config.abs_belief, config.abs_stoch)
+        self.post_abs = head(config.abs_belief + tokens, config.abs_stoch)
+        self.prior_obs = head(config.obs_belief, config.obs_stoch)
+        self.post_obs = head(config.obs_belief + upper + tokens, config.obs_stoch)
+
+    def initial(self, batch: int, dtype: torch.dtype) -> RecurrentVTAState:
+        config, device = self.config, self.start.device
+        zeros = torch.zeros(batch, device=device)
+        sizes = (config.abs_stoch, config.obs_belief, config.obs_stoch)
+        abs_stoch, obs_belief, obs_stoch = (
+            torch.zeros(batch, n, dtype=dtype, device=device) for n in sizes
+        )
+        start = self.start.to(dtype).expand(batch, -1)
+        return RecurrentVTAState(
+            start, abs_stoch, obs_belief, obs_stoch, zeros, zeros, zeros
+        )
+
+    def observe(
+        self,
+        state: RecurrentVTAState,
+        tokens: Float[Tensor, "B T E"],
+        detector_logits: Float[Tensor, "B T 2"] | None,
+        prevact: dict[str, Tensor],
+        is_first: Bool[Tensor, "B T"],
+        rng: Rng,
+    ) -> tuple[RecurrentVTAState, VTADistributions]:
+        """Return the posterior states of a sequence, with their distributions.
+
+        Without `detector_logits`, the prior of the flags is used. Flags are sampled in
+        training mode, otherwise they are the mode.
+        """
+        dtype = tokens.dtype
+        actions = torch.where(is_first[..., None], 0, self.embed(prevact, tokens))
+        noise = None
+        if self.training:
+            noise = self._uniform(tokens[..., :2].float(), rng)
+        fresh = self.initial(len(tokens), dtype)
+        states, dists = [], []
+        for t in range(tokens.shape[1]):
+            token, action = tokens[:, t], actions[:, t]
+            state = _reset(state, fresh, is_first[:, t])
+            prior_flag = self.prior_flag(state)
+            post_flag = prior_flag
+            if detector_logits is not None:
+                post_flag = self.limit_segments(detector_logits[:, t], state)
+            uniform = None if noise is None else noise[:, t]
+            mask = sample_flags(post_flag, self.config.temperature, uniform).mask
+            state = self.update_upper(state, mask, action)
+            prior_abs = self.prior_abs(state.abs_belief)
+            post_abs = self.post_abs(torch.cat([state.abs_belief, token], -1))
+            state = _replace_upper(state, mask, post_abs.sample(rng))
+            belief, upper = self.lower_belief(state, mask, action)
+            prior_obs = self.prior_obs(belief)
+            post_obs = self.post_obs(torch.cat([belief, upper, token], -1))
+            sample = post_obs.sample(rng).to(dtype)
+            state = state._replace(obs_belief=belief, obs_stoch=sample)
+            states.append(state)
+            dists.append(
+                VTADistributions(
+                    prior_abs, post_abs, prior_obs, post_obs, prior_flag, post_flag
+                )
+            )
+        return stack_time(states), stack_time(dists)
+
+    def imagine(
+        self, state: RecurrentVTAState, action: dict[str, Tensor], rng: Rng
+    ) -> RecurrentVTAState:
+        """Return the next state, sampled from the priors."""
+        embedded = self.embed(action, state.abs_belief)
+        mask = self._imagined_flags(state, rng)
+        if self.config.imagination == "jumpy":
+            mask = update_mask(mask)
+        state = self.update_upper(state, mask, embedded)
+        sample = self.prior_abs(state.abs_belief).sample(rng)
+        state = _replace_upper(state, mask, sample)
+        belief, _ = self.lower_belief(state, mask, embedded)
+        stoch = self.prior_obs(belief).sample(rng).to(state.abs_belief.dtype)
+        return state._replace(obs_belief=belief, obs_stoch=stoch)
+
+    def embed(self, action: dict[str, Tensor], like: Tensor) -> Float[Tensor, "*b A"]:
+        """Concatenate actions as vectors, in the dtype of `like`."""
+        embedded: Tensor = self.actions(action, like.dtype)
+        return embedded
+
+    def prior_flag(self, state: RecurrentVTAState) -> Float[Tensor, "*b 2"]:
+        """Return the prior logits of the next flag, within the segment limits."""
+        lower = torch.cat([state.obs_belief, state.obs_stoch], -1)
+        logits = self.foresee_out(self.foresee_in(lower)).float()
+        return self.limit_segments(logits, state)
+
+    def limit_segments(
+        self, logits: Float[Tensor, "*b 2"], state: RecurrentVTAState
+    ) -> Float[Tensor, "*b 2"]:
+        """Force flag logits where a limit on the segments has been reached."""
+        config = self.config
+        if not config.forced_logit:
+            return logits
+        forced = signed_logits(logits, config.forced_logit)
+        too_long = (state.length >= config.max_segment)[..., None]
+        too_many = (state.number >= config.max_segments)[..., None]
+        return torch.where(too_many, -forced, torch.where(too_long, forced, logits))
+
+    def update_upper(
+        self,
+        state: RecurrentVTAState,
+        mask: Float[Tensor, "B 2"],
+        action: Float[Tensor, "B A"],
+    ) -> RecurrentVTAState:
+        """Update the upper belief and the segment counters for given flags."""
+        update, copy = mask[:, UPDATE], mask[:, COPY]
+        new, old = (x[:, None].to(state.abs_belief.dtype) for x in (update, copy))
+        inputs = torch.cat([state.abs_stoch, action], -1)
+        updated = self.abs_cell(inputs, state.abs_belief)
+        return state._replace(
+            abs_belief=new * updated + old * state.abs_belief,
+            length=update + copy * (state.length + 1),
+            number=update * (state.number + 1) + copy * state.number,
+            boundary=update,
+        )
+
+    def lower_belief(
+        self,
+        state: RecurrentVTAState,
+        mask: Float[Tensor, "B 2"],
+        action: Float[Tensor, "B A"],
+    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B C"]]:
+        """Return the next lower belief, and the upper level that it depends on."""
+        new, old = (mask[:, i, None].to(action.dtype) for i in (UPDATE, COPY))
+        upper = torch.cat([state.abs_belief, state.abs_stoch], -1)
+        inputs = torch.cat([state.obs_stoch, upper, action], -1)
+        updated = self.obs_cell(inputs, state.obs_belief)
+        return new * self.begin(upper) + old * updated, upper
+
+    def _imagined_flags(
+        self, state: RecurrentVTAState, rng: Rng
+    ) -> Float[Tensor, "B 2"]:
+        config = self.config
+        if config.imagination == "full" and config.imagined_boundaries == "prior":
+            logits, noise = self.prior_flag(state), None
+            if self.training:
+                noise = self._uniform(logits, rng)
+            return sample_flags(logits, config.temperature, noise).mask
+        update = torch.zeros_like(state.length)
+        if config.imagined_boundaries == "fixed":
+            update = (state.length >= config.max_segment - 1).float()
+        return torch.stack([update, 1 - update], -1)
+
+    def _uniform(self, like: Tensor, rng: Rng) -> Tensor:
+        return rng.uniform(like).clamp(UNIFORM_MARGIN, 1 - UNIFORM_MARGIN)
+
+
+def _reset(
+    state: RecurrentVTAState, fresh: RecurrentVTAState, is_first: Bool[Tensor, " B"]
+) -> RecurrentVTAState:
+    """Replace the state by the initial one where an episode begins."""
+    fields = (
+        torch.where(is_first.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        for old, new in zip(state, fresh, strict=True)
+    )
+    return RecurrentVTAState(*fields)
+
+
+def _replace_upper(
+    state: RecurrentVTAState, mask: Float[Tensor, "B 2"], sample: Float[Tensor, "B Y"]
+) -> RecurrentVTAState:
+    """Replace the upper state by the sample where a segment begins."""
+    new, old = mask[:, UPDATE, None], mask[:, COPY, None]
+    stoch = (new * sample + old * state.abs_stoch).to(state.abs_belief.dtype)
+    return state._replace(abs_stoch=stoch)

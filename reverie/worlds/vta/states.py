@@ -1,0 +1,82 @@
+"""States of the VTA world, and the results of inference on a window.
+
+A field `next_flag_logits` belongs to the flag of the *next* step. In `WindowEvaluation`
+every field belongs to its own frame. The shape letters are those of `world.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from reverie.nets.gaussian import Gaussian
+from reverie.worlds.vta.boundaries import UPDATE
+
+
+class VTAState(NamedTuple):
+    """Upper (`abs_`) and lower (`obs_`) level, and the prior of the next flag."""
+
+    abs_belief: Float[Tensor, "*b D"]
+    abs_state: Float[Tensor, "*b Z"]
+    obs_belief: Float[Tensor, "*b D"]
+    obs_state: Float[Tensor, "*b Z"]
+    boundary: Float[Tensor, "*b"]  # 1 if this step begins a segment
+    next_flag_logits: Float[Tensor, "*b 2"]
+
+
+class WindowPosterior(NamedTuple):
+    """Everything inferred for a window, with the priors of the same states."""
+
+    embed: Float[Tensor, "B T D"]
+    detector_logits: Float[Tensor, "B T 2"]
+    log_sample: Float[Tensor, "B T 2"]  # of the boundary flags
+    abs_fwd: Float[Tensor, "B T D"]
+    abs_bwd: Float[Tensor, "B T D"]
+    obs_fwd: Float[Tensor, "B T D"]
+    mask: Float[Tensor, "B S 2"]  # boundary flags
+    abs_belief: Float[Tensor, "B S D"]
+    abs_state: Float[Tensor, "B S Z"]
+    abs_feat: Float[Tensor, "B S D"]
+    obs_belief: Float[Tensor, "B S D"]
+    obs_state: Float[Tensor, "B S Z"]
+    obs_feat: Float[Tensor, "B S D"]
+    next_flag_logits: Float[Tensor, "B S 2"]
+    prior_abs: Gaussian
+    post_abs: Gaussian
+    prior_obs: Gaussian
+    post_obs: Gaussian
+
+    @property
+    def states(self) -> VTAState:
+        return VTAState(
+            self.abs_belief,
+            self.abs_state,
+            self.obs_belief,
+            self.obs_state,
+            self.mask[..., UPDATE],
+            self.next_flag_logits,
+        )
+
+
+class ELBOTerms(NamedTuple):
+    """The posterior of a window, its reconstruction, and the terms of the ELBO."""
+
+    posterior: WindowPosterior
+    image: Float[Tensor, "B S c h w"]  # mean of the pixel likelihood
+    losses: dict[str, Tensor]  # negative ELBO terms, each (B, S), not scaled
+    prior_prob: Float[Tensor, "B S"]  # probability of a boundary at the *next* step
+    post_prob: Float[Tensor, "B S"]  # the same, by the detector
+
+
+class WindowEvaluation(NamedTuple):
+    """Losses, reconstructions and boundaries of the modeled frames of windows."""
+
+    losses: dict[str, Tensor]  # each (B, S), scaled as in training
+    image: Float[Tensor, "B S h w c"]  # reconstruction, in [0, 1]
+    boundary: Bool[Tensor, "B S"]  # True if a segment begins with this frame
+    detector_prob: Float[Tensor, "B S"]  # probability of that, by the detector
+    prior_prob: Float[
+        Tensor, "B S"
+    ]  # probability of that, by the prior one step before
