@@ -14,7 +14,7 @@ from reverie.api import Action, Batch, LatentWorld, Obs
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.spaces import Spaces, agent_obs_space
-from reverie.worlds.iris.world import IrisWorld, State
+from reverie.worlds.iris.world import IrisState, IrisWorld
 
 
 @contextlib.contextmanager
@@ -124,21 +124,22 @@ class IrisWorldModelEnv:
         self.rng = Rng(seed, "dreams", self.device)
 
     @torch.no_grad()
-    def begin(self, context: Batch) -> State:
+    def begin(self, context: Batch) -> IrisState:
         blocks = self.world.dynamics.config.transformer.blocks
         image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -blocks:]
         taken = self._index(context[self.action])[:, -blocks:-1]
-        return self.world.begin(image.to(self.device), taken)
+        return self.world.state_from_frames(image.to(self.device), taken)
 
     @torch.no_grad()
-    def step(self, state: State, action: Action) -> tuple[State, Obs]:
-        step = self.world.step(state, self._index(action[self.action]), self.rng)
+    def step(self, state: IrisState, action: Action) -> tuple[IrisState, Obs]:
+        index = self._index(action[self.action])
+        state = self.world.step(state, index, self.rng).state
         rows = {
-            self.world.key: step.image.cpu().numpy(),
-            "reward": step.reward.float().cpu().numpy(),
-            "is_terminal": step.end.cpu().numpy(),
+            self.world.key: state.image.cpu().numpy(),
+            "reward": state.reward.float().cpu().numpy(),
+            "is_terminal": state.end.cpu().numpy(),
         }
-        return step.state, rows
+        return state, rows
 
     def _index(self, action: Any) -> Tensor:
         index = torch.as_tensor(np.asarray(action)).long() - self.low

@@ -86,7 +86,7 @@ def compare_boundaries(
             "  Fix: compare runs of one task, with the same source.side and actions, "
             "and vta.world.context and length."
         )
-    found = [w.watch(data).read[:, 1:].cpu().numpy() for w in watchers]
+    found = [w.watch(data).boundary[:, 1:].cpu().numpy() for w in watchers]
     return {
         "folder": _folder(config, feed),
         "sequences": _count(data),

@@ -59,7 +59,10 @@ def draw_boundaries(
     now = slice(sizes.context, sizes.context + sizes.length)
     truth = data[vta.world.key][:, now].cpu().numpy()
     events = data[EVENT][:, now].cpu().numpy() if EVENT in data else None
-    found, chance = watched.read.cpu().numpy(), watched.chance.float().cpu().numpy()
+    found, chance = (
+        watched.boundary.cpu().numpy(),
+        watched.detector_prob.float().cpu().numpy(),
+    )
     drawn = shades(watched.image)
 
     name = f"sequence_{index}"

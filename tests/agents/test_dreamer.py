@@ -19,7 +19,7 @@ from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig
 from reverie.spaces import Space
-from reverie.worlds.rssm.world import RSSMConfig
+from reverie.worlds.rssm.config import RSSMConfig
 
 CPU = torch.device("cpu")
 F32, I32, BOOL, U8 = (np.dtype(x) for x in ("float32", "int32", "bool", "uint8"))

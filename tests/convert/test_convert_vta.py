@@ -56,9 +56,9 @@ def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
     assert (found["age"], found["temperature"]) == (0, before)
     noise = recording.rng("eval/noise_")
     with torch.no_grad():
-        explained = vta.world.eval().explain(recording.batch, noise)
+        terms = vta.world.eval().elbo(recording.batch, noise)
     flags = torch.tensor(recording.data["eval/mask_data"])[..., 0]
-    assert torch.equal(explained.story.mask[..., 0], flags)
+    assert torch.equal(terms.posterior.mask[..., 0], flags)
 
 
 @models

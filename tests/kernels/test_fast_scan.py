@@ -1,4 +1,4 @@
-"""The fast posterior scans against the loop of `Dynamics`, gradients included."""
+"""The fast posterior scans against the loop of `RSSMDynamics`, gradients included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from reverie.kernels.scan.persistent import scan as persistent
 from reverie.nets.blocks import initialize
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
-from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 
 SMALL = {"deter": 24, "hidden": 6, "stoch": 5, "classes": 4, "blocks": 3}
 
@@ -36,9 +37,9 @@ def _exact(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x)
 
 
-def make_dynamics(tokens: int, **sizes: int) -> Dynamics:
+def make_dynamics(tokens: int, **sizes: int) -> RSSMDynamics:
     space = {"move": Space(np.dtype("float32"), (3,), -2.0, 2.0)}
-    dynamics = Dynamics(tokens, space, RSSMConfig(**sizes))
+    dynamics = RSSMDynamics(tokens, space, RSSMConfig(**sizes))
     generator = torch.Generator().manual_seed(0)
     initialize(dynamics, generator)
     with torch.no_grad():
@@ -49,12 +50,12 @@ def make_dynamics(tokens: int, **sizes: int) -> Dynamics:
 
 
 def make_inputs(
-    dynamics: Dynamics, batch: int, length: int, tokens: int, dtype: torch.dtype
-) -> tuple[State, Tensor, dict[str, Tensor], Tensor, Tensor]:
+    dynamics: RSSMDynamics, batch: int, length: int, tokens: int, dtype: torch.dtype
+) -> tuple[RSSMState, Tensor, dict[str, Tensor], Tensor, Tensor]:
     config, draw = dynamics.config, torch.Generator().manual_seed(1)
     shape = (batch, config.stoch, config.classes)
     index = torch.randint(config.classes, shape[:2], generator=draw)
-    state = State(
+    state = RSSMState(
         torch.randn(batch, config.deter, generator=draw).mul(0.5).to(dtype),
         torch.nn.functional.one_hot(index, config.classes).to(dtype),
     )
@@ -67,15 +68,15 @@ def make_inputs(
 
 
 def fast_observe(
-    dynamics: Dynamics,
-    state: State,
+    dynamics: RSSMDynamics,
+    state: RSSMState,
     seen: Tensor,
     action: dict[str, Tensor],
     reset: Tensor,
     clocks: Tensor,
     scan=fast.scan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `Dynamics.observe` does, by way of the fast scan."""
+    """What `RSSMDynamics.observe` does, by way of the fast scan."""
     dtype, deter = seen.dtype, dynamics.config.deter
     layer = {name: getattr(dynamics, name) for name in dir(dynamics)}
 
@@ -95,7 +96,7 @@ def fast_observe(
         fast.Unbiased(obs.weight[:, :deter], dynamics.obs0norm.scale),
         dense("obslogit"),
     )
-    actions = dynamics.embed(action, reset, seen)
+    actions = dynamics.embed_action(action, reset, seen)
     tokens = torch.nn.functional.linear(seen, obs.weight[:, deter:], obs.bias)
     return scan(
         weights,
@@ -119,7 +120,7 @@ def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
     return total
 
 
-def gradients(dynamics: Dynamics, inputs: list[Tensor], loss: Tensor) -> dict:
+def gradients(dynamics: RSSMDynamics, inputs: list[Tensor], loss: Tensor) -> dict:
     named = dict(dynamics.named_parameters())
     found = torch.autograd.grad(loss, [*inputs, *named.values()], allow_unused=True)
     names = [*(f"input {i}" for i in range(len(inputs))), *named]
@@ -160,7 +161,7 @@ def test_a_reset_forgets_what_came_before():
     reset[:, 2] = True
     whole = fast_observe(dynamics, state, seen, action, reset, clocks)
     late = {key: value[:, 2:] for key, value in action.items()}
-    other = State(state.deter + 1, state.stoch)
+    other = RSSMState(state.deter + 1, state.stoch)
     alone = fast_observe(
         dynamics, other, seen[:, 2:], late, reset[:, 2:], clocks[:, 2:]
     )
@@ -188,15 +189,15 @@ def decisive(clocks: Tensor) -> Tensor:
 
 
 def results(
-    scan, dynamics: Dynamics, batch: int, length: int, dtype: torch.dtype
+    scan, dynamics: RSSMDynamics, batch: int, length: int, dtype: torch.dtype
 ) -> tuple[tuple[Tensor, ...], dict]:
     """Outputs and all gradients of one scan on the GPU."""
     made = make_inputs(dynamics, batch, length, 64, torch.float32)
     *made, clocks = [
         {key: y.cuda() for key, y in x.items()}
         if isinstance(x, dict)
-        else State(*(y.cuda().to(dtype) for y in x))
-        if isinstance(x, State)
+        else RSSMState(*(y.cuda().to(dtype) for y in x))
+        if isinstance(x, RSSMState)
         else x.cuda()
         for x in made
     ]
@@ -246,7 +247,7 @@ def test_persistent_scan_repeats_itself_also_from_a_graph():
     dynamics = make_dynamics(64, **SIZE12M).cuda()
     made = make_inputs(dynamics, 16, 16, 64, torch.float32)
     state, seen, action, reset, clocks = made
-    state = State(*(x.cuda().bfloat16() for x in state))
+    state = RSSMState(*(x.cuda().bfloat16() for x in state))
     seen, reset, clocks = seen.cuda().bfloat16(), reset.cuda(), clocks.cuda()
     action = {key: value.cuda() for key, value in action.items()}
     parameters = list(dynamics.parameters())

@@ -29,13 +29,13 @@ from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.spaces import Space
-from reverie.worlds.iris.quantizer import QuantizerConfig
-from reverie.worlds.iris.world import (
+from reverie.worlds.iris.config import (
     DynamicsConfig,
-    IrisWorld,
-    Segment,
+    QuantizerConfig,
     TokenizerConfig,
 )
+from reverie.worlds.iris.segment import EpisodeSegment
+from reverie.worlds.iris.world import IrisWorld
 
 HERE = Path(__file__).parent
 FOLDER = (
@@ -88,9 +88,9 @@ def as_recorded(frames: torch.Tensor) -> np.ndarray:
     return np.moveaxis(frames.detach().numpy(), -1, -3)
 
 
-def segment(data: Mapping[str, np.ndarray]) -> Segment:
+def segment(data: Mapping[str, np.ndarray]) -> EpisodeSegment:
     frames = data.get("in/observations", data.get("in/observations_uint8"))
-    return Segment(
+    return EpisodeSegment(
         as_bytes(frames),
         torch.tensor(data["in/actions"]),
         torch.tensor(data["in/rewards"]),

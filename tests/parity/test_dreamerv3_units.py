@@ -22,7 +22,8 @@ from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig, Optimizer
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
-from reverie.worlds.rssm.world import Dynamics, RSSMConfig, State
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 
 CASES = load("units")
 
@@ -121,7 +122,7 @@ def test_recurrent_core_and_its_gradients():
         blocks=len(c["param/dyn/dyngru/kernel"]),
     )
     space = Space(np.dtype(np.float32), (width,), -1, 1)
-    dyn = Dynamics(1, {"action": space}, config)
+    dyn = RSSMDynamics(1, {"action": space}, config)
     parameters = dict(dyn.named_parameters())
     ours = {}
     for key, value in c.items():
@@ -132,8 +133,8 @@ def test_recurrent_core_and_its_gradients():
             ours[key.removeprefix("param/")] = parameter
     inputs = [c[k].clone().requires_grad_() for k in ("deter", "stoch", "action")]
     deter, stoch_in, action = inputs
-    embedded = dyn.embed({"action": action}, None, deter)
-    after = dyn.core(State(deter, stoch_in), embedded)
+    embedded = dyn.embed_action({"action": action}, None, deter)
+    after = dyn.core(RSSMState(deter, stoch_in), embedded)
     close(after, c["deter_next"])
     close(dyn.prior_logits(deter), c["prior_logits_of_deter"])
     total = (after * c["cotangent"]).sum()

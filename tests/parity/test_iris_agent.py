@@ -36,7 +36,7 @@ from reverie.replay.episodes import Cutter, Episodes
 from reverie.rows import Window
 from reverie.spaces import Space
 from reverie.storage.episode_windows import episode_probabilities, window_start
-from reverie.worlds.iris.segment import Segment
+from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
 
 FORMS = [form for form in ("two_hot", "mse") if has(f"actor_critic_{form}_io")]
@@ -316,7 +316,7 @@ def test_episodes_are_judged_in_the_original_s_pieces():
     _, length = functions["traverse/batch_size_chunk"].tolist()
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     image = torch.zeros(*real.shape, 1, 1, 3, dtype=torch.uint8)
-    segment = Segment(image, real.long() * 0, real * 0.0, real & False, real)
+    segment = EpisodeSegment(image, real.long() * 0, real * 0.0, real & False, real)
     lengths = {"world_model": length}
     _, counts = episode_losses(Silent(), segment, lengths, RecordedDice())
     wanted = torch.zeros_like(real)

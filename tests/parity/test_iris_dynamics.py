@@ -25,7 +25,7 @@ from iris_world_recording import (
 from reverie.nets.blocks import symlog
 from reverie.nets.distributions import SymlogTwoHot, symlog_bins
 from reverie.nets.optim.adam import AdamConfig, decaying
-from reverie.worlds.iris.dynamics import head_rows
+from reverie.worlds.iris.dynamics import indices_in_blocks
 
 IO = load("world_model_io")
 FUNCTIONS = load("functions")
@@ -40,7 +40,9 @@ def sequence(world, frames=None):
     tokens = torch.tensor(IO["latent_tokens"])
     filled = torch.nn.functional.pad(tokens, (0, 0, 0, 1))
     batch = segment(IO)
-    return world.dynamics.sequence(batch.image, batch.action, filled, torch.float32)
+    return world.dynamics.embed_sequence(
+        batch.image, batch.action, filled, torch.float32
+    )
 
 
 def test_embeddings(world):
@@ -56,7 +58,7 @@ def test_embeddings(world):
 def test_outputs_and_logits(world):
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
     close(outputs, IO["output_sequence"])
-    seen = world.dynamics.foresee(outputs)
+    seen = world.dynamics.predict(outputs)
     close(seen.latents, IO["logits_latents"])
     close(seen.rewards, IO["logits_rewards"])
     close(seen.ends, IO["logits_ends"])
@@ -65,7 +67,7 @@ def test_outputs_and_logits(world):
 def test_sign_classes():
     world = tiny_world("classes/")
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
-    close(world.dynamics.foresee(outputs).rewards, IO["classes/logits_rewards"])
+    close(world.dynamics.predict(outputs).rewards, IO["classes/logits_rewards"])
     labels = torch.sign(torch.tensor(IO["in/rewards"])).long() + 1
     assert np.array_equal(labels, IO["classes/reward_labels"])
 
@@ -74,7 +76,7 @@ def test_attention_inside_blocks():
     world = tiny_world(attention="block_causal")
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
     close(outputs, IO["block_causal/output_sequence"])
-    seen = world.dynamics.foresee(outputs)
+    seen = world.dynamics.predict(outputs)
     close(seen.latents, IO["block_causal/logits_latents"])
 
 
@@ -157,7 +159,7 @@ def test_cached_steps_equal_the_full_forward(world, plan):
     cache = dynamics.transformer.cache(len(whole), torch.float32)
     for i, new in enumerate(c["chunk_sizes"]):
         outputs, cache = dynamics(whole[:, start : start + new], cache)
-        seen = dynamics.foresee(outputs, before=start)
+        seen = dynamics.predict(outputs, before=start)
         rows = [logits.shape[1] for logits in seen]
         assert rows == c["head_rows_per_chunk"][i].tolist()
         pieces.append(outputs)
@@ -188,7 +190,7 @@ def test_which_rows_a_head_sees(case):
     head, counts = case.split("/")
     new, before = (int(n) for n in counts.removeprefix("new").split("_prev"))
     places = range(1, 5) if head == "latents" else range(1, 2)
-    rows = head_rows(places, new, before, block=6)
+    rows = indices_in_blocks(places, new, before, block=6)
     assert rows == FUNCTIONS[f"slicer/{case}"].tolist()
 
 
@@ -201,7 +203,7 @@ def test_a_dream_through_a_flush(variant):
     world.dynamics.transformer.register_forward_hook(
         lambda module, args, out: outputs.append(out[0])
     )
-    state = world.begin(
+    state = world.state_from_frames(
         as_bytes(recorded["in/observations"]), torch.tensor(recorded["in/actions"])
     )
     (burned_in,) = outputs
@@ -225,13 +227,13 @@ def test_a_dream_through_a_flush(variant):
             wanted = c["reward_log_probs"][:, t]
             close(torch.log_softmax(step.reward_logits, -1), wanted)
         np.testing.assert_allclose(
-            step.reward, c["rewards"][:, t], rtol=1e-4, atol=1e-5
+            step.state.reward, c["rewards"][:, t], rtol=1e-4, atol=1e-5
         )
-        assert np.array_equal(step.end, c["dones"][:, t])
+        assert np.array_equal(step.state.end, c["dones"][:, t])
         assert np.array_equal(step.tokens, c["tokens"][:, t])
-        images.append(step.image)
+        images.append(step.state.image)
         frame = as_bytes(c["frames"][:, t])  # so that no rounding tie is carried on
         embedded = world.dynamics.embed_frames(frame, torch.float32)
-        state = step.state._replace(image=frame, frame=embedded)
+        state = step.state._replace(image=frame, i_token=embedded)
     assert flushes == 1
     nearly_same_frames(torch.stack(images, 1), c["frames"])

@@ -78,7 +78,7 @@ def test_dynamics(recorded):
     out = world.dynamics_loss(segment(data))
     outputs = out.states
     close(outputs[..., :16], data["world_model/output_sequence_first16"])
-    seen = world.dynamics.foresee(outputs)
+    seen = world.dynamics.predict(outputs)
     close(seen.latents[..., ::8], data["world_model/logits_latents_every8"])
     close(seen.rewards, data["world_model/logits_rewards"])
     close(seen.ends, data["world_model/logits_ends"])
@@ -119,7 +119,9 @@ def test_the_first_step_of_a_dream(recorded):
     world, data = recorded
     start, stop = data["imagine/context_slice"]
     batch = segment(data)
-    state = world.begin(batch.image[:, start:stop], batch.action[:, start : stop - 1])
+    state = world.state_from_frames(
+        batch.image[:, start:stop], batch.action[:, start : stop - 1]
+    )
     signs = data["imagine/rewards"][:, 0] + 1
     two_hot = world.dynamics.config.two_hot_rewards
     tokens = np.zeros((world.dynamics.tokens, len(signs)), int)
@@ -127,6 +129,6 @@ def test_the_first_step_of_a_dream(recorded):
     action = torch.tensor(data["imagine/actions"][:, 0])
     step = world.step(state, action, RecordedDice(draws))
     wanted = data["imagine/rewards"][:, 0]
-    np.testing.assert_allclose(step.reward, wanted, rtol=1e-3, atol=1e-5)
-    assert np.array_equal(step.end, data["imagine/ends"][:, 0])
-    assert step.image.shape == state.image.shape
+    np.testing.assert_allclose(step.state.reward, wanted, rtol=1e-3, atol=1e-5)
+    assert np.array_equal(step.state.end, data["imagine/ends"][:, 0])
+    assert step.state.image.shape == state.image.shape

@@ -23,7 +23,8 @@ from iris_world_recording import (
 
 from reverie.nets.optim.adam import AdamConfig, decaying
 from reverie.nets.transformer import Dense
-from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
+from reverie.worlds.iris.config import QuantizerConfig
+from reverie.worlds.iris.quantizer import Quantizer, entropy_bits
 
 IO = load("tokenizer_io")
 NAMES = {
@@ -51,7 +52,7 @@ def test_features_of_transitions(world):
     image, action, after = flat(IO)
     features = tokenizer.encode(image, action, after, torch.float32)
     close(features.view(IO["eval/token_features"].shape), IO["eval/token_features"])
-    maps = as_recorded(tokenizer.to_map(features))
+    maps = as_recorded(tokenizer.unpatchify(features))
     close(maps.reshape(IO["eval/encoder_output"].shape), IO["eval/encoder_output"])
 
 
@@ -63,7 +64,7 @@ def test_tokens_and_their_features(world):
     close(q.vectors, IO["eval/unit_vectors"])
     close(q.features, IO["eval/q"])
     close(quantizer.embed(q.tokens, torch.float32), IO["eval/embed_tokens"])
-    maps = as_recorded(world.tokenizer.to_map(q.features.flatten(0, 1)))
+    maps = as_recorded(world.tokenizer.unpatchify(q.features.flatten(0, 1)))
     close(maps.reshape(IO["eval/q_map"].shape), IO["eval/q_map"])
 
 
@@ -84,7 +85,7 @@ def test_drawing_the_next_frame(world):
     features = tokenizer.quantizer.embed(tokens, torch.float32)
     decoded = as_recorded(tokenizer.decode(image, action, features))
     close(decoded.reshape(shape), IO["eval/decoded"])
-    drawn = tokenizer.draw(image, action, tokens, torch.float32)
+    drawn = tokenizer.decode_tokens(image, action, tokens, torch.float32)
     nearly_same_frames(drawn, IO["eval/decoded_clamped"].reshape(-1, *shape[2:]))
 
 
@@ -100,7 +101,9 @@ def test_reconstructions(world):
 def test_losses(mode, frugal):
     world = tiny_world()
     world.save_memory(frugal)
-    out = world.tokenizer_loss(segment(IO), RecordedDice(), learn=mode == "train")
+    out = world.tokenizer_loss(
+        segment(IO), RecordedDice(), update_codebook=mode == "train"
+    )
     rows, length = IO["in/actions"].shape
     total = 0.0
     for name, original in NAMES.items():
@@ -116,7 +119,7 @@ def test_losses(mode, frugal):
 def test_a_training_batch_moves_the_codebook(world):
     world = tiny_world()
     before = world.tokenizer.quantizer.codebook.clone()
-    quiet = world.tokenizer_loss(segment(IO), RecordedDice(), learn=False)
+    quiet = world.tokenizer_loss(segment(IO), RecordedDice(), update_codebook=False)
     assert torch.equal(world.tokenizer.quantizer.codebook, before)
     assert not quiet.metrics
     out = world.tokenizer_loss(segment(IO), RecordedDice())
@@ -169,7 +172,7 @@ def test_revival(case):
     quantizer.usage.copy_(torch.tensor(c["freqs_before"]))
     quantizer.updates.fill_(int(c["num_updates_before"]))
     orders = [c[f"permutation{i}"] for i in range(int(c["num_permutations"]))]
-    metrics = quantizer.follow(
+    metrics = quantizer.update_codebook(
         torch.tensor(c["vectors"]),
         torch.tensor(c["tokens"]),
         RecordedDice(shuffles=orders),
@@ -178,7 +181,7 @@ def test_revival(case):
     close(quantizer.usage, c["freqs_after"], 1e-5)
     assert int(metrics["codes_revived"]) == c["codewords_revived"]
     close(metrics["codebook_entropy"], c["entropy_after"], 1e-5)
-    close(entropy(quantizer.usage), c["entropy_after"], 1e-5)
+    close(entropy_bits(quantizer.usage), c["entropy_after"], 1e-5)
     assert int(quantizer.updates) == c["num_updates_before"] + 1
 
 

@@ -18,17 +18,17 @@ from reverie.convert.vta.weights import from_reference
 from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.worlds.vta.boundaries import (
-    annealed,
-    draw_flags,
-    entropy,
+    annealed_temperature,
+    bernoulli_entropy,
     limit_segments,
     log_density,
+    sample_flags,
 )
 
 TRACE = {
     "enc": "embed",
-    "post_boundary_logits": "found",
-    "prior_boundary_logits_raw": "foreseen",
+    "post_boundary_logits": "detector_logits",
+    "prior_boundary_logits_raw": "next_flag_logits",
     "abs_post_fwd": "abs_fwd",
     "abs_post_bwd": "abs_bwd",
     "obs_post_fwd": "obs_fwd",
@@ -53,29 +53,29 @@ def close(ours, theirs, atol=2e-4, rtol=1e-3):
     torch.testing.assert_close(ours.detach(), theirs, atol=atol, rtol=rtol)
 
 
-def total(explained):
-    return torch.stack([loss.mean() for loss in explained.losses.values()]).sum()
+def total(terms):
+    return torch.stack([loss.mean() for loss in terms.losses.values()]).sum()
 
 
-def compare(explained, data):
+def compare(terms, data):
     """Everything a recording holds of one pass."""
-    story = explained.story
-    assert torch.equal(story.mask[..., :1].detach(), data["mask_data"])
+    post = terms.posterior
+    assert torch.equal(post.mask[..., :1].detach(), data["mask_data"])
     for theirs, ours in TRACE.items():
-        close(getattr(story, ours), data[theirs])
+        close(getattr(post, ours), data[theirs])
     for side in ("prior", "post"):
         for level in ("abs", "obs"):
-            head = getattr(story, f"{side}_{level}")
+            head = getattr(post, f"{side}_{level}")
             if f"{side}_{level}_mean" in data:
                 close(head.mean, data[f"{side}_{level}_mean"])
                 close(head.std, data[f"{side}_{level}_std"])
-    close(explained.image, data["rec_data"])
+    close(terms.image, data["rec_data"])
     for theirs, (ours, atol) in COSTS.items():
-        close(explained.losses[ours], data[theirs], atol, 0)
-    for theirs, chance in (("p", explained.prior_read), ("q", explained.post_read)):
+        close(terms.losses[ours], data[theirs], atol, 0)
+    for theirs, chance in (("p", terms.prior_prob), ("q", terms.post_prob)):
         close(chance, data[f"{theirs}_mask"])
-        close(entropy(chance), data[f"{theirs}_ent"])
-    close(total(explained), data["train_loss"], 1e-2, 0)
+        close(bernoulli_entropy(chance), data[f"{theirs}_ent"])
+    close(total(terms), data["train_loss"], 1e-2, 0)
 
 
 def test_there_are_models_to_compare_with():
@@ -86,8 +86,8 @@ def test_there_are_models_to_compare_with():
 def test_a_window_in_training(name):
     recording = VTARecording(name)
     world = recording.make_world().train()
-    explained = world.explain(recording.batch, recording.rng())
-    compare(explained, tensors(recording.data, "train/"))
+    terms = world.elbo(recording.batch, recording.rng())
+    compare(terms, tensors(recording.data, "train/"))
     after = from_reference(tensors(recording.data, "buffer_after/"))
     state = world.state_dict()
     assert after
@@ -99,7 +99,7 @@ def test_a_window_in_training(name):
 def test_all_gradients(name):
     recording = VTARecording(name)
     world = recording.make_world().train()
-    losses = world.loss(world.initial(1), recording.batch, recording.rng()).losses
+    losses = world.loss(recording.batch, recording.rng()).losses
     torch.stack([loss.mean() for loss in losses.values()]).sum().backward()
     theirs = from_reference(tensors(recording.data, "grad/"))
     ours = {key: p.grad for key, p in world.named_parameters()}
@@ -116,8 +116,8 @@ def test_a_window_in_evaluation(name):
     recording = VTARecording(name)
     world = recording.make_world().eval()
     normals = [torch.tensor(recording.data[f"eval/noise_{key}"]) for key in "zs"]
-    explained = world.explain(recording.batch, NoiseDice(normals))
-    compare(explained, tensors(recording.data, "eval/"))
+    terms = world.elbo(recording.batch, NoiseDice(normals))
+    compare(terms, tensors(recording.data, "eval/"))
 
 
 @models
@@ -129,21 +129,21 @@ def test_generation(name, kind):
     noise = zip(data["noise_z"].unbind(1), data["noise_s"].unbind(1), strict=True)
     rng = NoiseDice([draw for pair in noise for draw in pair])
     context, length = recording.context, recording.length
-    start = world.begin(recording.obs[:, :context], rng)
+    start = world.state_from_frames(recording.obs[:, :context], rng)
     acts = iter(recording.act[:, context:].unbind(1))
-    dream = world.imagine(
+    imagine = world.imagine_segments if kind == "gen_jumpy" else world.imagine
+    states = imagine(
         start,
         lambda _: {"action": next(acts)} if recording.act_space else {},
         length - 1,
         rng,
-        jumpy=kind == "gen_jumpy",
     ).states
     for key in ("abs_belief", "abs_state", "obs_belief", "obs_state"):
-        close(getattr(dream, key), data[key])
+        close(getattr(states, key), data[key])
     if "flags" in data:
-        assert torch.equal(dream.read[..., None], data["flags"])
-        close(dream.foreseen, data["prior_boundary_logits"])
-    image = world.decode(dream)["image"].movedim(-1, -3)
+        assert torch.equal(states.boundary[..., None], data["flags"])
+        close(states.next_flag_logits, data["prior_boundary_logits"])
+    image = world.decode(states)["image"].movedim(-1, -3)
     images = data["images"]
     if world.config.loss == "gaussian":  # ours are made for showing
         images = images.clamp(0, 1)
@@ -159,7 +159,7 @@ def test_three_steps_of_the_optimizer(name):
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
         rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
-        losses = world.loss(world.initial(1), recording.batch, rng).losses
+        losses = world.loss(recording.batch, rng).losses
         close(world.temperature.double(), data["beta"][i], 1e-6)
         loss = torch.stack([loss.mean() for loss in losses.values()]).sum()
         close(loss, data["loss"][i], 1e-2, 0)
@@ -199,7 +199,7 @@ def test_boundary_sampler(case, mode):
     logits = everything["logits"].clone().requires_grad_()
     prior = everything["prior_logits"].clone().requires_grad_()
     noise = everything["u"] if mode == "train" else None
-    mask, log_sample = draw_flags(logits, heat, noise)
+    mask, log_sample = sample_flags(logits, heat, noise)
     assert torch.equal(mask.detach(), data["mask"])
     post_density = log_density(logits, log_sample, heat)
     prior_density = log_density(prior, log_sample, heat)
@@ -218,7 +218,9 @@ def test_temperature_schedule():
     assert schedules
     for anneal, betas in schedules.items():
         for update, beta in zip(data["schedule/iters"], betas, strict=True):
-            ours = annealed(torch.tensor(float(update)), 1.0, 0.1, float(anneal))
+            ours = annealed_temperature(
+                torch.tensor(float(update)), 1.0, 0.1, float(anneal)
+            )
             assert float(ours) == pytest.approx(beta, abs=1e-6)
 
 

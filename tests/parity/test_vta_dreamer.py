@@ -11,14 +11,10 @@ import torch
 from vta_recording import NoiseDice, load, tensors, under
 
 from reverie.spaces import Space
-from reverie.worlds.vta.boundaries import READ
-from reverie.worlds.vta.recurrent import (
-    Dynamics,
-    SegmentsConfig,
-    State,
-    belief_losses,
-    rate_loss,
-)
+from reverie.worlds.vta.boundaries import UPDATE
+from reverie.worlds.vta.config import RecurrentVTAConfig
+from reverie.worlds.vta.dynamics import RecurrentVTADynamics, RecurrentVTAState
+from reverie.worlds.vta.recurrent import latent_losses, rate_loss
 
 DATA = load("dreamer_vta")
 SIZES = json.loads(str(DATA["cfg_json"]))
@@ -34,9 +30,9 @@ CONFIG = {
     "max_segment": MODEL["max_seg_len"],
     "max_segments": MODEL["max_seg_num"],
     "temperature": MODEL["boundary_temp"],
-    "force": MODEL["boundary_force_scale"],
+    "forced_logit": MODEL["boundary_force_scale"],
     "free_nats": SIZES["free"],
-    "sees_reward": MODEL["vta_posterior_input"] == "embed_reward",
+    "reward_to_detector": MODEL["vta_posterior_input"] == "embed_reward",
 }
 LAYERS = {
     "_abs_inp_layers": "abs_cell.into",
@@ -50,7 +46,7 @@ STATE = {
     "obs_stoch": "obs_stoch",
     "seg_len": "length",
     "seg_num": "number",
-    "boundary": "read",
+    "boundary": "boundary",
 }
 
 
@@ -101,10 +97,10 @@ def to_ours(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {k: v for k, v in ours.items() if "num_batches_tracked" not in k}
 
 
-def make_dynamics(**changes) -> Dynamics:
+def make_dynamics(**changes) -> RecurrentVTADynamics:
     actions = {"action": Space(np.float32, (MODEL["num_actions"],))}
-    config = SegmentsConfig(**{**CONFIG, **changes})
-    dynamics = Dynamics(MODEL["embed_size"], actions, config)
+    config = RecurrentVTAConfig(**{**CONFIG, **changes})
+    dynamics = RecurrentVTADynamics(MODEL["embed_size"], actions, config)
     state = dynamics.state_dict()
     ours = to_ours(tensors(DATA, "param/")) | to_ours(tensors(DATA, "buffer/"))
     trained = {k for k, p in dynamics.named_parameters() if p.requires_grad}
@@ -122,7 +118,7 @@ def observe(dynamics, embed, prefix="noise/", uniforms=()):
     )
     rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
     seen = embed
-    if dynamics.config.sees_reward:
+    if dynamics.config.reward_to_detector:
         seen = torch.cat([embed, IN["reward"][..., None]], -1)
     found = dynamics.detector(seen)
     start = dynamics.initial(len(embed), torch.float32)
@@ -156,33 +152,33 @@ def test_following_a_sequence_and_all_gradients():
     dynamics = make_dynamics().train()
     embed = IN["embed"].clone().requires_grad_()
     noise = torch.tensor(DATA["noise/u"])
-    states, beliefs = observe(dynamics, embed, uniforms=[noise])
+    states, dists = observe(dynamics, embed, uniforms=[noise])
     post, prior = tensors(DATA, "post/"), tensors(DATA, "prior/")
     check_states(states, only_states(post, *DRAWN))
     check_states(states, only_states(prior))
-    assert torch.equal(states.read.detach(), post["boundary"][..., 0])
+    assert torch.equal(states.boundary.detach(), post["boundary"][..., 0])
     for name, side in (("post", post), ("prior", prior)):
         for level in ("abs", "obs"):
-            check_head(getattr(beliefs, f"{name}_{level}"), side, level)
-        close(getattr(beliefs, f"{name}_flag"), side["boundary_logit"])
+            check_head(getattr(dists, f"{name}_{level}"), side, level)
+        close(getattr(dists, f"{name}_flag"), side["boundary_logit"])
     after = to_ours(tensors(DATA, "buffer_after/"))
     assert after.keys() == to_ours(tensors(DATA, "buffer/")).keys()
     for key, value in after.items():
         close(dynamics.state_dict()[key], value)
 
-    losses = belief_losses(states, beliefs, dynamics.config)
+    losses = latent_losses(states, dists, dynamics.config)
     kl = tensors(DATA, "kl/")
     close(losses["dyn"], kl["dyn"])
     close(losses["rep"], kl["rep"])
     close(losses["boundary"], kl["mask"])
     eager = replace(dynamics.config, free_nats=0.0)
-    close(belief_losses(states, beliefs, eager)["rep"], kl["value"])
+    close(latent_losses(states, dists, eager)["rep"], kl["value"])
     total = 0.5 * losses["dyn"] + 0.1 * losses["rep"]
     total = total + SIZES["mask_scale"] * losses["boundary"]
     close(total, kl["loss"])
     rates = under(kl, "rate_reg_")
     for rate, expected in rates.items():
-        chance = torch.softmax(beliefs.post_flag, -1)[..., READ]
+        chance = torch.softmax(dists.post_flag, -1)[..., UPDATE]
         close(rate_loss(chance, float(rate)), expected)
 
     feat = torch.cat(states[:4], -1)
@@ -202,29 +198,31 @@ def test_following_a_sequence_and_all_gradients():
 
 def test_following_a_sequence_in_evaluation():
     dynamics = make_dynamics().eval()
-    states, beliefs = observe(dynamics, IN["embed"], "eval/noise_")
+    states, dists = observe(dynamics, IN["embed"], "eval/noise_")
     data = tensors(DATA, "eval/post/")
     check_states(states, only_states(data, *DRAWN))
-    check_head(beliefs.post_abs, data, "abs")
-    check_head(beliefs.post_obs, data, "obs")
-    close(beliefs.post_flag, data["boundary_logit"])
+    check_head(dists.post_abs, data, "abs")
+    check_head(dists.post_obs, data, "obs")
+    close(dists.post_flag, data["boundary_logit"])
 
 
 @pytest.mark.parametrize("mode", ["prior", "fixed", "none", "jumpy"])
 def test_dreams(mode):
-    changes = {"dream": "jumpy"} if mode == "jumpy" else {"dream_flags": mode}
+    changes = (
+        {"imagination": "jumpy"} if mode == "jumpy" else {"imagined_boundaries": mode}
+    )
     dynamics = make_dynamics(**changes).train()
     data = tensors(DATA, f"imag_{mode}/")
     noise = zip(data["noise_abs"].unbind(1), data["noise_obs"].unbind(1), strict=True)
     uniforms = data["u"].unbind(1) if "u" in data else ()
     rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
     start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
-    scalars = {k: start[k][..., 0] for k in ("length", "number", "read")}
-    state = State(**{**start, **scalars})
+    scalars = {k: start[k][..., 0] for k in ("length", "number", "boundary")}
+    state = RecurrentVTAState(**{**start, **scalars})
     for t, action in enumerate(IN["action"][:, : data["noise_abs"].shape[1]].unbind(1)):
         now = {key: value[:, t + 1] for key, value in data.items() if key in RECORDED}
         if mode != "jumpy":
-            close(dynamics.foresee(state), now["boundary_logit"])
+            close(dynamics.prior_flag(state), now["boundary_logit"])
         state = dynamics.imagine(state, {"action": action}, rng)
         check_states(state, only_states(now, *DRAWN))
         check_head(dynamics.prior_abs(state.abs_belief), now, "abs")
@@ -238,6 +236,6 @@ def test_limits_on_segments():
     state = dynamics.initial(batch, torch.float32)._replace(
         length=data["seg_len"][:, 0], number=data["seg_num"][:, 0]
     )
-    close(dynamics.limit(data["logits"], state), data["out"])
-    free = make_dynamics(force=0.0)
-    close(free.limit(data["logits"], state), data["logits"])
+    close(dynamics.limit_segments(data["logits"], state), data["out"])
+    free = make_dynamics(forced_logit=0.0)
+    close(free.limit_segments(data["logits"], state), data["logits"])

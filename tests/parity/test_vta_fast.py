@@ -57,7 +57,7 @@ def test_loss_and_all_gradients(name):
     recording = VTARecording(name)
     world = make_world(recording)
     batch = {key: value.to(DEVICE) for key, value in recording.batch.items()}
-    loss = total(world.loss(world.initial(1), batch, recording.rng()).losses)
+    loss = total(world.loss(batch, recording.rng()).losses)
     close(loss.cpu(), torch.tensor(recording.data["train/train_loss"]), 1e-2)
     names, parameters = zip(*world.named_parameters(), strict=True)
     ours = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
@@ -79,7 +79,7 @@ def test_three_steps_of_the_optimizer():
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
         rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
-        loss = total(world.loss(world.initial(1), batch, rng).losses)
+        loss = total(world.loss(batch, rng).losses)
         close(loss.cpu(), data["loss"][i], 1e-2)
         _, metrics = opt.update(loss)
         close(metrics["opt/grad_norm"].cpu(), data["grad_norm"][i])
@@ -110,7 +110,7 @@ def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypa
         world.to(DEVICE)
         if is_fast:
             accelerate(world)
-        out = world.loss(world.initial(3), batch, Rng(0, "test", DEVICE))
+        out = world.loss(batch, Rng(0, "test", DEVICE))
         grads = torch.autograd.grad(total(out.losses), list(world.parameters()))
         names = [name for name, _ in world.named_parameters()]
         named = dict(zip(names, grads, strict=True))

@@ -1,4 +1,4 @@
-"""The world of Δ-IRIS on a GPU: fused as plain, recorded as run, never waited for."""
+"""The Δ-IRIS world on a GPU: fused kernels, CUDA graphs and memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.spaces import Space
-from reverie.worlds.iris.quantizer import QuantizerConfig
-from reverie.worlds.iris.world import (
+from reverie.worlds.iris.config import (
     DynamicsConfig,
-    IrisWorld,
-    Segment,
+    QuantizerConfig,
     TokenizerConfig,
 )
+from reverie.worlds.iris.segment import EpisodeSegment
+from reverie.worlds.iris.world import IrisWorld
 
 pytestmark = pytest.mark.gpu
 ROWS, LENGTH, ACTIONS = 4, 5, 6
@@ -49,27 +49,31 @@ def make(dtype=torch.float32):
 def batch(rows=ROWS, length=LENGTH, side=16):
     g = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (rows, length, side, side, 3), generator=g)
-    segment = Segment(
+    segment = EpisodeSegment(
         image.to(torch.uint8),
         torch.randint(0, ACTIONS, (rows, length), generator=g),
         torch.randn(rows, length, generator=g),
         torch.zeros(rows, length, dtype=torch.bool),
         torch.ones(rows, length, dtype=torch.bool),
     )
-    return Segment(*(x.cuda() for x in segment))
+    return EpisodeSegment(*(x.cuda() for x in segment))
 
 
 def rng():
     return Rng(0, "test", torch.device("cuda"))
 
 
-def updater(world, part, throw):
+def policy(state):
+    return {"action": state.image[:, 0, 0, 0].long() % ACTIONS}
+
+
+def updater(world, part, generator):
     module = getattr(world, part)
     opt = Adam(dict(module.named_parameters()), AdamConfig(lr=1e-3), decaying(module))
 
     def update(segment):
         if part == "tokenizer":
-            losses = world.tokenizer_loss(segment, throw).losses
+            losses = world.tokenizer_loss(segment, generator).losses
         else:
             losses = world.dynamics_loss(segment).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -80,15 +84,15 @@ def updater(world, part, throw):
 
 
 @pytest.fixture
-def _exactly():
-    """Full float32 in libraries, so that orders of summation are all that differs."""
+def _full_float32():
+    """Disable TF32, so that results differ by the order of summation only."""
     precision = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = precision
 
 
-@pytest.mark.usefixtures("_exactly")
+@pytest.mark.usefixtures("_full_float32")
 @pytest.mark.parametrize("part", ["tokenizer", "dynamics"])
 def test_fused_kernels_give_the_same_gradients(part):
     world = make()
@@ -97,7 +101,7 @@ def test_fused_kernels_give_the_same_gradients(part):
     found = []
     for w in (world, quick):
         if part == "tokenizer":
-            losses = w.tokenizer_loss(batch(), rng(), learn=False).losses
+            losses = w.tokenizer_loss(batch(), rng(), update_codebook=False).losses
         else:
             losses = w.dynamics_loss(batch()).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -109,18 +113,18 @@ def test_fused_kernels_give_the_same_gradients(part):
         assert float((plain - other).abs().max()) <= limit
 
 
-@pytest.mark.usefixtures("_exactly")
+@pytest.mark.usefixtures("_full_float32")
 @torch.no_grad()
-def test_fused_dreams_are_the_same_dreams():
+def test_fused_kernels_give_the_same_rollout():
     world, segment = make(), batch()
     quick = copy.deepcopy(world)
     fast.accelerate(quick)
     steps = []
     for w in (world, quick):
-        state = w.begin(segment.image[:, :3], segment.action[:, :2])
-        throw, found = rng(), []
+        state = w.state_from_frames(segment.image[:, :3], segment.action[:, :2])
+        generator, found = rng(), []
         for t in range(2):
-            step = w.step(state, segment.action[:, t], throw)
+            step = w.step(state, segment.action[:, t], generator)
             state = step.state
             found.append(step)
         steps.append(found)
@@ -129,68 +133,68 @@ def test_fused_dreams_are_the_same_dreams():
         torch.testing.assert_close(
             plain.latent_logits, other.latent_logits, rtol=1e-3, atol=1e-4
         )
-        off = (plain.image.int() - other.image.int()).abs()
+        off = (plain.state.image.int() - other.state.image.int()).abs()
         assert off.max() <= 1
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "dynamics"])
-def test_a_recorded_update_is_the_update(part):
+def test_a_captured_update_equals_the_eager_one(part):
     from reverie.kernels.graphs.graph import Replayed
 
     losses = []
-    for recorded in (False, True):
-        world, throw = make(torch.bfloat16), rng()
+    for captured in (False, True):
+        world, generator = make(torch.bfloat16), rng()
         fast.accelerate(world)
-        update = updater(world, part, throw)
-        if recorded:
+        update = updater(world, part, generator)
+        if captured:
             device = torch.device("cuda")
-            update = Replayed(update, part, device, [throw.generator])
+            update = Replayed(update, part, device, [generator.generator])
         losses.append([float(update(batch())["loss"]) for _ in range(6)])
-        if recorded:
+        if captured:
             assert update.works
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
     assert losses[0][-1] < losses[0][0]
 
 
-def test_a_recorded_dream_is_the_dream():
+def test_a_captured_rollout_equals_the_eager_one():
     from reverie.kernels.graphs.graph import Replayed
 
     segment, found = batch(), []
-    for recorded in (False, True):
-        world, throw = make(torch.bfloat16), rng()
+    for captured in (False, True):
+        world, generator = make(torch.bfloat16), rng()
         fast.accelerate(world)
 
         @torch.no_grad()
-        def dream(image, action, world=world, throw=throw):
-            state = world.begin(image[:, :3], action[:, :2])
-            policy = lambda view: view.image[:, 0, 0, 0].long() % ACTIONS  # noqa: E731
-            return world.imagine(state, policy, 8, throw).states  # through a flush
+        def imagine(image, action, world=world, generator=generator):
+            state = world.state_from_frames(image[:, :3], action[:, :2])
+            rollout = world.imagine(state, policy, 8, generator)
+            return rollout.states  # long enough that the cache is cleared
 
-        if recorded:
+        if captured:
             device = torch.device("cuda")
-            dream = Replayed(dream, "dream", device, [throw.generator])
+            imagine = Replayed(imagine, "imagine", device, [generator.generator])
         for _ in range(5):
-            states = dream(segment.image, segment.action)
+            states = imagine(segment.image, segment.action)
         found.append(states)
-        if recorded:
-            assert dream.works
-            assert any(not isinstance(x, int) for x in dream.recordings.values())
+        if captured:
+            assert imagine.works
+            assert any(not isinstance(x, int) for x in imagine.recordings.values())
     for plain, other in zip(*found, strict=True):
         torch.testing.assert_close(plain, other)
 
 
-def test_nobody_waits_for_the_device():
-    world, segment, throw = make(torch.bfloat16), batch(), rng()
+def test_updates_and_imagination_do_not_synchronize_with_the_device():
+    world, segment, generator = make(torch.bfloat16), batch(), rng()
     fast.accelerate(world)
-    tokenizer = updater(world, "tokenizer", throw)
-    dynamics = updater(world, "dynamics", throw)
+    tokenizer = updater(world, "tokenizer", generator)
+    dynamics = updater(world, "dynamics", generator)
 
     def everything():
         tokenizer(segment)
         dynamics(segment)
-        state = world.begin(segment.image[:, :2], segment.action[:, :1])
-        for _ in range(9):  # through a flush
-            state = world.step(state, segment.action[:, 0], throw).state
+        state = world.state_from_frames(segment.image[:, :2], segment.action[:, :1])
+        for _ in range(9):  # long enough that the cache is cleared
+            state = world.step(state, segment.action[:, 0], generator).state
 
     everything()  # compiles
     torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,4 @@
-"""The world of Δ-IRIS: what must stay true whatever its weights are."""
+"""The Δ-IRIS world: losses, imagination and codebook."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
 from reverie.spaces import Space
-from reverie.worlds.iris.quantizer import Quantizer, QuantizerConfig, entropy
-from reverie.worlds.iris.segment import mean_where, pixels, to_bytes
-from reverie.worlds.iris.world import (
+from reverie.worlds.iris.config import (
     DynamicsConfig,
-    IrisWorld,
-    Segment,
+    QuantizerConfig,
     TokenizerConfig,
 )
+from reverie.worlds.iris.quantizer import Quantizer, entropy_bits
+from reverie.worlds.iris.segment import (
+    EpisodeSegment,
+    scale_by_mask,
+    to_float,
+    to_uint8,
+)
+from reverie.worlds.iris.world import IrisWorld
 
 IMAGE, ACTIONS, TOKENS, BLOCKS = (8, 8, 3), 3, 4, 5
 
@@ -53,7 +58,7 @@ def make(two_hot=True, image=IMAGE, dtype=torch.float32, **tokenizer):
 def batch(rows=2, length=4, seed=0):
     g = torch.Generator().manual_seed(seed)
     image = torch.randint(0, 256, (rows, length, *IMAGE), generator=g)
-    return Segment(
+    return EpisodeSegment(
         image.to(torch.uint8),
         torch.randint(0, ACTIONS, (rows, length), generator=g),
         torch.randn(rows, length, generator=g),
@@ -66,25 +71,25 @@ def rng(seed=0):
     return Rng(seed, "test", torch.device("cpu"))
 
 
-def idle(view):
-    return torch.zeros(view.image.shape[:1], dtype=torch.int64)
+def noop_policy(state):
+    return {"action": torch.zeros(len(state.image), dtype=torch.int64)}
 
 
-def test_bytes_come_back_from_numbers():
+def test_pixels_survive_conversion_to_float_and_back():
     image = torch.arange(256, dtype=torch.uint8)
     for dtype in (torch.float32, torch.bfloat16):
-        assert torch.equal(to_bytes(pixels(image, dtype).float()), image)
-    assert to_bytes(torch.tensor([-1.0, 2.0])).tolist() == [0, 255]
+        assert torch.equal(to_uint8(to_float(image, dtype).float()), image)
+    assert to_uint8(torch.tensor([-1.0, 2.0])).tolist() == [0, 255]
 
 
 def test_the_mean_of_a_masked_loss_is_the_mean_over_the_mask():
     loss = torch.tensor([[1.0, 2.0, float("inf")], [5.0, 7.0, 8.0]])
-    where = torch.tensor([[True, True, False], [False, False, True]])
-    assert float(mean_where(loss, where).mean()) == pytest.approx(11 / 3)
-    assert not mean_where(loss, torch.zeros_like(where)).any()
+    mask = torch.tensor([[True, True, False], [False, False, True]])
+    assert float(scale_by_mask(loss, mask).mean()) == pytest.approx(11 / 3)
+    assert not scale_by_mask(loss, torch.zeros_like(mask)).any()
 
 
-def test_what_is_not_real_teaches_the_decoder_nothing():
+def test_padding_frames_do_not_affect_pixel_losses():
     world, one = make(), batch()
     real = one.real.clone()
     real[0, -1] = False
@@ -99,7 +104,9 @@ def test_what_is_not_real_teaches_the_decoder_nothing():
         assert not out.losses["l2"][0, -1]
     torch.testing.assert_close(losses[0]["l2"], losses[1]["l2"])
     torch.testing.assert_close(losses[0]["worst"], losses[1]["worst"])
-    assert not torch.equal(losses[0]["commit"], losses[1]["commit"])  # it counts there
+    assert not torch.equal(
+        losses[0]["commit"], losses[1]["commit"]
+    )  # padding counts for the commitment loss
 
 
 def test_the_last_real_row_counts_for_tokens_but_not_padding():
@@ -114,7 +121,7 @@ def test_the_last_real_row_counts_for_tokens_but_not_padding():
     assert (losses["ends"][1] > 0).all()
 
 
-def test_both_parts_learn_a_batch_by_heart():
+def test_both_networks_overfit_one_batch():
     world, one = make(), batch(rows=1, length=3)
     for module, loss in (
         (world.tokenizer, lambda: world.tokenizer_loss(one, rng())),
@@ -131,7 +138,7 @@ def test_both_parts_learn_a_batch_by_heart():
         assert totals[-1] < 0.6 * totals[0]
 
 
-def test_training_one_part_leaves_the_other_without_gradient():
+def test_the_dynamics_loss_has_no_gradient_to_the_tokenizer():
     world, one = make(), batch()
     world.dynamics_loss(one).losses["latents"].sum().backward()
     assert all(p.grad is None for p in world.tokenizer.parameters())
@@ -139,36 +146,36 @@ def test_training_one_part_leaves_the_other_without_gradient():
 
 
 @pytest.mark.parametrize("two_hot", [True, False])
-def test_a_dream_is_the_same_from_the_same_dice(two_hot):
+def test_the_same_seed_gives_the_same_rollout(two_hot):
     world, one = make(two_hot), batch()
-    dreams = []
+    rollouts = []
     for seed in (1, 1, 2):
-        state = world.begin(one.image[:, :2], one.action[:, :1])
-        dreams.append(world.imagine(state, idle, 9, rng(seed)))
-    first, again, other = (dream.states.image for dream in dreams)
+        state = world.state_from_frames(one.image[:, :2], one.action[:, :1])
+        rollouts.append(world.imagine(state, noop_policy, 9, rng(seed)))
+    first, again, other = (rollout.states.image for rollout in rollouts)
     assert first.shape == (2, 10, *IMAGE)
     assert first.dtype == torch.uint8
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(first[:, 0], one.image[:, 1])
-    view = dreams[0].states
-    assert not view.reward[:, 0].any()
+    frames = rollouts[0].states
+    assert not frames.reward[:, 0].any()
     if not two_hot:
-        assert set(view.reward.unique().tolist()) <= {-1.0, 0.0, 1.0}
-    assert dreams[0].actions["action"].shape == (2, 10)
+        assert set(frames.reward.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert rollouts[0].actions["action"].shape == (2, 10)
 
 
-def test_dreams_have_no_gradient():
+def test_imagination_has_no_gradient():
     world, one = make(), batch()
-    state = world.begin(one.image[:, :1], one.action[:, :0])
+    state = world.state_from_frames(one.image[:, :1], one.action[:, :0])
     step = world.step(state, one.action[:, 0], rng())
-    assert not step.reward.requires_grad
+    assert not step.state.reward.requires_grad
     assert not step.latent_logits.requires_grad
 
 
-def test_the_memory_is_flushed_only_when_it_is_full():
+def test_the_cache_is_cleared_only_when_it_is_full():
     world, one = make(), batch()
-    state = world.begin(one.image[:, :1], one.action[:, :0])
+    state = world.state_from_frames(one.image[:, :1], one.action[:, :0])
     sizes = [state.cache.size]
     for _ in range(2 * BLOCKS):
         state = world.step(state, one.action[:, 0], rng()).state
@@ -178,96 +185,95 @@ def test_the_memory_is_flushed_only_when_it_is_full():
     assert sizes == [1, *rise, *rise]
 
 
-def test_a_context_that_fills_the_memory_is_flushed_at_once():
-    """The newest frame is then all that is known, as if the dream began with it."""
+def test_a_context_that_fills_the_cache_is_cleared_at_once():
+    """The context is then the newest frame alone, as if the rollout started there."""
     world, one = make(), batch(length=BLOCKS)
-    full = world.begin(one.image, one.action[:, :-1])
-    fresh = world.begin(one.image[:, -1:], one.action[:, :0])
+    full = world.state_from_frames(one.image, one.action[:, :-1])
+    fresh = world.state_from_frames(one.image[:, -1:], one.action[:, :0])
     first = world.step(full, one.action[:, -1], rng())
     second = world.step(fresh, one.action[:, -1], rng())
-    torch.testing.assert_close(first.reward, second.reward)
+    torch.testing.assert_close(first.state.reward, second.state.reward)
     torch.testing.assert_close(first.latent_logits, second.latent_logits)
 
 
-def test_a_forked_state_can_go_on_twice():
+def test_a_forked_state_can_be_continued_twice():
     world, one = make(), batch()
-    state = world.begin(one.image[:, :2], one.action[:, :1])
+    state = world.state_from_frames(one.image[:, :2], one.action[:, :1])
     fork = state.fork()
     zero, other = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
     first = world.step(state, zero, rng())
     world.step(fork, other, rng())
     onward = world.step(first.state, zero, rng())
-    state = world.begin(one.image[:, :2], one.action[:, :1])
+    state = world.state_from_frames(one.image[:, :2], one.action[:, :1])
     alone = world.step(world.step(state, zero, rng()).state, zero, rng())
-    assert torch.equal(onward.image, alone.image)
+    assert torch.equal(onward.state.image, alone.state.image)
 
 
-def test_dreaming_equals_the_full_forward():
-    """Cached steps see what training sees when it is given the dreamt frames."""
+def test_cached_steps_equal_the_full_forward_pass():
+    """Steps with the KV cache give the logits of one pass over the imagined frames."""
     world, one = make(), batch(length=3)
-    state = world.begin(one.image[:, :1], one.action[:, :0])
+    state = world.state_from_frames(one.image[:, :1], one.action[:, :0])
     steps = []
     for t in range(3):
         steps.append(world.step(state, one.action[:, t], rng(t)))
         state = steps[-1].state
-    images = [one.image[:, 0], *(step.image for step in steps[:-1])]
+    images = [one.image[:, 0], *(step.state.image for step in steps[:-1])]
     tokens = torch.stack([step.tokens for step in steps], 1)
     dynamics = world.dynamics
-    sequence = dynamics.sequence(
+    sequence = dynamics.embed_sequence(
         torch.stack(images, 1), one.action, tokens, torch.float32
     )
     outputs, _ = dynamics(sequence)
-    seen = dynamics.foresee(outputs)
+    full = dynamics.predict(outputs)
     logits = torch.cat([step.latent_logits for step in steps], 1)
-    torch.testing.assert_close(logits, seen.latents, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, full.latents, rtol=1e-4, atol=1e-5)
     ends = torch.stack([step.end_logits for step in steps], 1)
-    torch.testing.assert_close(ends, seen.ends, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ends, full.ends, rtol=1e-4, atol=1e-5)
 
 
-def test_a_frozen_copy_follows_when_told_to():
+def test_refresh_copies_the_weights_to_a_frozen_copy():
     world, one = make(), batch()
-    twin = world.frozen_copy(torch.float32)
+    frozen = world.frozen_copy(torch.float32)
     with torch.no_grad():
         for parameter in world.parameters():
             parameter.add_(0.05)
         world.tokenizer.quantizer.codebook.add_(0.1)
 
-    def dream(w):
-        state = w.begin(one.image[:, :2], one.action[:, :1])
-        return w.imagine(state, idle, 3, rng()).states.reward
+    def rewards(w):
+        state = w.state_from_frames(one.image[:, :2], one.action[:, :1])
+        return w.imagine(state, noop_policy, 3, rng()).states.reward
 
-    assert not torch.equal(dream(twin), dream(world))
-    world.refresh(twin)
-    assert torch.equal(dream(twin), dream(world))
-    assert not any(p.requires_grad for p in twin.parameters())
+    assert not torch.equal(rewards(frozen), rewards(world))
+    world.refresh(frozen)
+    assert torch.equal(rewards(frozen), rewards(world))
+    assert not any(p.requires_grad for p in frozen.parameters())
 
 
-def test_a_copy_in_half_precision_keeps_norms_whole():
-    twin = make().frozen_copy(torch.bfloat16)
-    assert twin.dynamics.frame_norm.scale.dtype == torch.float32
-    assert twin.dynamics.latents.out.weight.dtype == torch.bfloat16
+def test_a_frozen_copy_in_bfloat16_keeps_norms_in_float32():
+    frozen = make().frozen_copy(torch.bfloat16)
+    assert frozen.dynamics.frame_norm.scale.dtype == torch.float32
+    assert frozen.dynamics.latents.out.weight.dtype == torch.bfloat16
     one = batch()
     with torch.backends.mkldnn.flags(enabled=False, deterministic=False):
-        state = twin.begin(one.image[:, :2], one.action[:, :1])
-        step = twin.step(state, one.action[:, 1], rng())
+        state = frozen.state_from_frames(one.image[:, :2], one.action[:, :1])
+        step = frozen.step(state, one.action[:, 1], rng())
     assert state.cache.keys.dtype == torch.bfloat16
-    assert torch.isfinite(step.reward).all()
+    assert torch.isfinite(step.state.reward).all()
 
 
-def test_looking_at_dreams():
+def test_decode_returns_the_imagined_frames_in_the_unit_range():
     world, one = make(), batch()
-    state = world.begin(one.image[:, :2], one.action[:, :1])
-    view = world.imagine(state, idle, 2, rng()).states
-    assert world.features(view).shape == (2, 3, world.width)
+    state = world.state_from_frames(one.image[:, :2], one.action[:, :1])
+    frames = world.imagine(state, noop_policy, 2, rng()).states
     (key,) = world.image_keys
-    torch.testing.assert_close(world.decode(view)[key], view.image / 255)
+    torch.testing.assert_close(world.decode(frames)[key], frames.image / 255)
 
 
-def test_reconstruction_begins_with_the_truth():
+def test_reconstruction_copies_the_first_frame():
     world, one = make(), batch()
-    drawn = world.reconstruct(one.image, one.action)
-    assert drawn.shape == one.image.shape
-    assert torch.equal(drawn[:, 0], one.image[:, 0])
+    decoded = world.reconstruct(one.image, one.action)
+    assert decoded.shape == one.image.shape
+    assert torch.equal(decoded[:, 0], one.image[:, 0])
 
 
 # The codebook
@@ -285,13 +291,13 @@ def unit(*shape):
     return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
 
 
-def test_codes_follow_the_vectors_that_chose_them():
+def test_codes_move_towards_their_assigned_vectors():
     q = quantizer()
     q.codebook.copy_(unit(8, 4))
     vectors = unit(1, 4).repeat(5, 1)
     tokens = torch.full((5,), 3)
     before = q.codebook.clone()
-    q.follow(vectors, tokens, rng())
+    q.update_codebook(vectors, tokens, rng())
     nearer = q.codebook[3] @ vectors[0] - before[3] @ vectors[0]
     assert nearer > 0
     torch.testing.assert_close(q.codebook.norm(dim=-1), torch.ones(8))
@@ -306,7 +312,7 @@ def test_revived_codes_are_distinct_vectors_of_the_batch():
     q.usage.zero_()
     q.usage[0] = 1.0
     vectors = unit(20, 4)
-    metrics = q.follow(vectors, torch.zeros(20, dtype=torch.int64), rng())
+    metrics = q.update_codebook(vectors, torch.zeros(20, dtype=torch.int64), rng())
     assert metrics["codes_revived"] == 7
     alike = (q.codebook[1:] @ vectors.T).max(-1)
     torch.testing.assert_close(alike.values, torch.ones(7))
@@ -316,25 +322,25 @@ def test_revived_codes_are_distinct_vectors_of_the_batch():
 
 @pytest.mark.parametrize(("used", "revived"), [(15, 0), (5, 0), (3, 13)])
 def test_codes_are_revived_only_where_few_are_used(used, revived):
-    """Sixteen codes can hold four bits; they are healthy down to two."""
+    """Sixteen codes have at most four bits; codes are revived below two."""
     q = quantizer(codes=16)
     q.usage.zero_()
     q.usage[:used] = 1 / used
     tokens = torch.arange(60) % used
-    assert q.follow(unit(60, 4), tokens, rng())["codes_revived"] == revived
+    assert q.update_codebook(unit(60, 4), tokens, rng())["codes_revived"] == revived
 
 
-def test_a_broken_batch_leaves_the_codebook_alone():
+def test_a_batch_that_is_not_finite_leaves_the_codebook_unchanged():
     q = quantizer()
     before = {k: v.clone() for k, v in q.state_dict().items()}
     vectors = unit(5, 4)
     vectors[2, 1] = float("nan")
-    q.follow(vectors, torch.zeros(5, dtype=torch.int64), rng())
+    q.update_codebook(vectors, torch.zeros(5, dtype=torch.int64), rng())
     for key, value in q.state_dict().items():
         assert torch.equal(value, before[key]), key
 
 
-def test_gradients_pass_straight_through_the_choice():
+def test_quantization_has_a_straight_through_gradient():
     q, features = quantizer(), torch.randn(3, 6, requires_grad=True)
     out = q(features)
     assert out.features.shape == features.shape
@@ -344,14 +350,14 @@ def test_gradients_pass_straight_through_the_choice():
 
 
 def test_entropy_in_bits():
-    assert float(entropy(torch.full((8,), 1 / 8))) == pytest.approx(3)
-    assert float(entropy(torch.tensor([1.0, 0.0]))) == 0
+    assert float(entropy_bits(torch.full((8,), 1 / 8))) == pytest.approx(3)
+    assert float(entropy_bits(torch.tensor([1.0, 0.0]))) == 0
 
 
-# What cannot be
+# Invalid configs
 
 
-def test_sizes_that_cannot_be():
+def test_invalid_sizes_are_refused():
     for wrong in (
         lambda: QuantizerConfig(codes=12),
         lambda: QuantizerConfig(width=0),
@@ -362,14 +368,14 @@ def test_sizes_that_cannot_be():
             wrong()
 
 
-def test_images_of_other_sizes_are_refused_with_a_way_out():
+def test_images_that_do_not_fit_are_refused_with_a_fix():
     with pytest.raises(UserError, match=r"7x8 cannot be halved.*\n  Fix: .*of 4"):
         make(image=(7, 8, 3))
     with pytest.raises(UserError, match=r"into 2x2 tokens.*\n  Fix: .*resize 8 8"):
         make(image=(8, 6, 3))
     with pytest.raises(UserError, match=r"width 32.*\n  Fix: --env.resize 8 8 .*, or"):
         make(image=(8, 16, 3))
-    with pytest.raises(UserError, match=r"sees one image.*\n  Fix"):
+    with pytest.raises(UserError, match=r"needs an image.*\n  Fix"):
         IrisWorld(
             Space(np.float32, (4,)),
             ACTIONS,
@@ -378,22 +384,22 @@ def test_images_of_other_sizes_are_refused_with_a_way_out():
         )
 
 
-def test_a_policy_is_shown_every_frame_of_a_dream():
-    world, one, shown = make(), batch(rows=3), []
+def test_the_policy_is_called_with_every_frame_of_a_rollout():
+    world, one, inputs = make(), batch(rows=3), []
 
-    def policy(view):
-        shown.append(view)
-        return torch.full((3,), len(shown) % ACTIONS)
+    def policy(state):
+        inputs.append((state.image, state.reward, state.end))
+        return {"action": torch.full((3,), len(inputs) % ACTIONS)}
 
-    state = world.begin(one.image, one.action[:, :-1])
-    dream = world.imagine(state, policy, 4, rng())
-    for part, seen in zip(dream.states, zip(*shown, strict=True), strict=True):
-        assert torch.equal(part, torch.stack(seen, 1))
-    assert dream.actions["action"].tolist() == [[1, 2, 0, 1, 2]] * 3
-    assert torch.equal(dream.states.image[:, 0], one.image[:, -1])
+    state = world.state_from_frames(one.image, one.action[:, :-1])
+    rollout = world.imagine(state, policy, 4, rng())
+    for field, steps in zip(rollout.states, zip(*inputs, strict=True), strict=True):
+        assert torch.equal(field, torch.stack(steps, 1))
+    assert rollout.actions["action"].tolist() == [[1, 2, 0, 1, 2]] * 3
+    assert torch.equal(rollout.states.image[:, 0], one.image[:, -1])
 
 
-def test_images_need_not_be_square_nor_coloured():
+def test_images_may_be_rectangular_and_grayscale():
     world = IrisWorld(
         Space(np.uint8, (8, 16, 1)),
         ACTIONS,
@@ -402,5 +408,9 @@ def test_images_need_not_be_square_nor_coloured():
     )
     world.initialize(torch.Generator().manual_seed(0))
     image = torch.zeros(1, 2, 8, 16, 1, dtype=torch.uint8)
-    state = world.begin(image, torch.zeros(1, 1, dtype=torch.int64))
-    assert world.imagine(state, idle, 1, rng()).states.image.shape[2:] == (8, 16, 1)
+    state = world.state_from_frames(image, torch.zeros(1, 1, dtype=torch.int64))
+    assert world.imagine(state, noop_policy, 1, rng()).states.image.shape[2:] == (
+        8,
+        16,
+        1,
+    )

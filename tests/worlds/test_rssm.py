@@ -1,8 +1,7 @@
-"""The recurrent state-space model: what it forgets, mixes and keeps."""
+"""The RSSM: resets, losses, rollouts and replay extras."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.api import UserError, World
+from reverie.api import UserError
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
-from reverie.worlds.rssm.world import RSSM, RSSMConfig, State
+from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.rssm.dynamics import RSSMState
+from reverie.worlds.rssm.world import RSSM
 
 F32, I32, BOOL = np.dtype("float32"), np.dtype("int32"), np.dtype(bool)
 OBS = {
@@ -31,18 +33,16 @@ ACT = {"action": Space(I32, (), 0, 3)}
 SIZE = RSSMConfig(deter=16, hidden=8, stoch=4, classes=3, blocks=4)
 
 
-def make(rssm=SIZE, act=ACT, **options) -> RSSM:
-    world = RSSM(
-        OBS,
-        act,
-        rssm=rssm,
-        enc=EncoderConfig(units=8, layers=1),
-        dec=DecoderConfig(units=8, layers=1),
-        rewhead=HeadConfig(1, 8),
-        conhead=HeadConfig(1, 8, output="binary", outscale=1.0),
-        **{"discount": 1 - 1 / 333, "reward_grad": True, **options},
-        dtype=torch.float32,
-    )
+def make(config=SIZE, act=ACT, obs=OBS, **options) -> RSSM:
+    networks = {
+        "enc": EncoderConfig(units=8, layers=1),
+        "dec": DecoderConfig(units=8, layers=1),
+        "rewhead": HeadConfig(1, 8),
+        "conhead": HeadConfig(1, 8, output="binary", outscale=1.0),
+        "discount": 1 - 1 / 333,
+        "reward_grad": True,
+    }
+    world = RSSM(obs, act, config, WorldNetworks(**{**networks, **options}))
     initialize(world, torch.Generator().manual_seed(0))
     return world
 
@@ -60,8 +60,8 @@ def rng(seed=0) -> Rng:
     return Rng(seed, "test", torch.device("cpu"))
 
 
-class Mode(Rng):
-    """Always the likeliest choice."""
+class ModeRng(Rng):
+    """Returns the mode instead of a sample."""
 
     def __init__(self) -> None:
         pass
@@ -70,21 +70,21 @@ class Mode(Rng):
         return probs.argmax(-1)
 
 
-def test_reset_forgets_everything_before_it():
+def test_is_first_resets_the_state():
     world, data = make(), batch()
     data["is_first"][:, 3] = True
-    whole = world.observe(world.initial(2), data, Mode())
-    cut = {k: v[:, 3:] for k, v in data.items() if k != "prevact"}
-    cut["prevact"] = {"action": data["prevact"]["action"][:, 3:]}
-    alone = world.observe(world.initial(2), cut, Mode())
-    torch.testing.assert_close(whole.deter[:, 3:], alone.deter)
-    torch.testing.assert_close(whole.stoch[:, 3:], alone.stoch)
+    full = world.observe(world.initial(2), data, ModeRng())
+    part = {k: v[:, 3:] for k, v in data.items() if k != "prevact"}
+    part["prevact"] = {"action": data["prevact"]["action"][:, 3:]}
+    alone = world.observe(world.initial(2), part, ModeRng())
+    torch.testing.assert_close(full.deter[:, 3:], alone.deter)
+    torch.testing.assert_close(full.stoch[:, 3:], alone.stoch)
 
 
-def test_rows_without_notes_recall_the_state_before_an_episode():
+def test_rows_without_extras_restore_the_initial_state():
     world = make()
-    blank = {key: torch.tensor(space.zeros(2)) for key, space in world.extras.items()}
-    state, first = world.from_replay(blank), world.initial(2)
+    zeros = {key: torch.tensor(space.zeros(2)) for key, space in world.extras.items()}
+    state, first = world.from_replay(zeros), world.initial(2)
     assert torch.equal(state.deter, first.deter)
     assert torch.equal(state.stoch, first.stoch)
     seen = world.observe(first, batch(), rng())
@@ -92,59 +92,54 @@ def test_rows_without_notes_recall_the_state_before_an_episode():
     torch.testing.assert_close(again.stoch, seen.stoch)
 
 
-def test_observing_learns_no_averages():
+def test_observe_does_not_update_image_statistics():
     obs = {"image": Space(np.dtype(np.uint8), (4, 4, 3)), **OBS}
     small = {"units": 8, "layers": 1, "depth": 2, "mults": (1,), "outer": True}
-    world = RSSM(
-        obs,
-        ACT,
-        rssm=SIZE,
+    world = make(
+        obs=obs,
         enc=EncoderConfig(**small, standard="batch"),
         dec=DecoderConfig(**small, bspace=0),
-        rewhead=HeadConfig(1, 8),
-        conhead=HeadConfig(1, 8, output="binary", outscale=1.0),
-        discount=1.0,
-        reward_grad=True,
-        dtype=torch.float32,
     ).train()
-    (part,) = standard.by_batch(world.enc)
+    (layer,) = standard.by_batch(world.enc)
     for shade in (0, 255):
         rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
         world.observe(world.initial(1), rows, rng())
-        assert not part.get_buffer("seen")
+        assert not layer.get_buffer("seen")
         assert world.training
-        assert part.training
+        assert layer.training
 
 
-def test_reset_heals_a_broken_state():
+def test_is_first_replaces_a_state_that_is_not_finite():
     world, data = make(), batch()
     data["is_first"][:, 0] = True
-    broken = State(*(torch.full_like(x, torch.nan) for x in world.initial(2)))
-    assert torch.isfinite(world.observe(broken, data, rng()).deter).all()
+    invalid = RSSMState(*(torch.full_like(x, torch.nan) for x in world.initial(2)))
+    assert torch.isfinite(world.observe(invalid, data, rng()).deter).all()
 
 
-def test_the_action_before_a_reset_is_nothing_not_the_first_choice():
+def test_the_action_before_a_reset_is_zero_and_not_class_zero():
     world, data = make(), batch(length=1)
     data["is_first"][:] = True
     states = []
     for action in (0, 2):
         data["prevact"]["action"][:] = action
-        states.append(world.observe(world.initial(2), data, Mode()).deter)
+        states.append(world.observe(world.initial(2), data, ModeRng()).deter)
     torch.testing.assert_close(states[0], states[1])
     data["is_first"][:] = False  # from the zero state, but with a real action 0
     data["prevact"]["action"][:] = 0
-    real = world.observe(world.initial(2), data, Mode()).deter
+    real = world.observe(world.initial(2), data, ModeRng()).deter
     assert not torch.allclose(states[0], real)
 
 
-def test_large_actions_are_cut_to_one_but_keep_their_gradient():
+def test_large_actions_are_scaled_to_one_and_keep_their_gradient():
     act = {"arm": Space(F32, (2,), -10, 10)}
     world = make(act=act)
     state = world.initial(1)
     action = torch.tensor([[5.0, -0.5]], requires_grad=True)
     same = torch.tensor([[1.0, -0.5]])
-    big = world.dyn.embed({"arm": action}, None, state.deter)
-    torch.testing.assert_close(big, world.dyn.embed({"arm": same}, None, state.deter))
+    big = world.dyn.embed_action({"arm": action}, None, state.deter)
+    torch.testing.assert_close(
+        big, world.dyn.embed_action({"arm": same}, None, state.deter)
+    )
     (grad,) = torch.autograd.grad(big.sum(), action)
     assert grad[0, 0] != 0
 
@@ -152,7 +147,9 @@ def test_large_actions_are_cut_to_one_but_keep_their_gradient():
 def test_hidden_norm_spans_all_blocks_and_gates_are_split_inside_each():
     world = make()
     dyn, config = world.dyn, SIZE
-    state = State(torch.randn(3, 16), F.one_hot(torch.randint(3, (3, 4)), 3).float())
+    state = RSSMState(
+        torch.randn(3, 16), F.one_hot(torch.randint(3, (3, 4)), 3).float()
+    )
     action = torch.randn(3, 8)
     blocks, width = config.blocks, config.deter // config.blocks
 
@@ -166,7 +163,7 @@ def test_hidden_norm_spans_all_blocks_and_gates_are_split_inside_each():
     for k in range(blocks):
         own = state.deter[:, k * width : (k + 1) * width]
         hidden.append(torch.cat([own, shared], -1) @ dyn.dynhid0.weight[k])
-    x = F.silu(rms(torch.cat(hidden, -1)))  # over all of it, not block by block
+    x = F.silu(rms(torch.cat(hidden, -1)))  # over all blocks together
     after = []
     for k in range(blocks):
         block = slice(k * width, (k + 1) * width)
@@ -177,14 +174,14 @@ def test_hidden_norm_spans_all_blocks_and_gates_are_split_inside_each():
     torch.testing.assert_close(dyn.core(state, action), torch.cat(after, -1))
 
 
-def test_more_recurrent_layers_are_all_of_the_state_wide():
+def test_further_recurrent_layers_have_the_width_of_deter():
     world = make(replace(SIZE, dynlayers=2))
     assert world.dyn.dynhid1.weight.shape == (4, 4, 4)
     states = world.observe(world.initial(2), batch(), rng())
     assert torch.isfinite(states.deter).all()
 
 
-def test_an_absolute_posterior_sees_only_the_observation():
+def test_an_absolute_posterior_depends_on_the_observation_only():
     world = make(replace(SIZE, absolute=True))
     tokens = torch.randn(2, world.enc.width)
     one = world.dyn.posterior_logits(torch.randn(2, 16), tokens)
@@ -192,36 +189,38 @@ def test_an_absolute_posterior_sees_only_the_observation():
     assert torch.equal(one, other)
 
 
-def test_free_nats_are_per_step_and_not_per_choice():
+def test_free_nats_apply_to_the_sum_over_categoricals():
     world = make(replace(SIZE, free_nats=0.5))
     data = batch()
     losses = world.loss(world.initial(2), data, rng()).losses
-    wide = make(replace(SIZE, free_nats=0.0))
-    raw = wide.loss(wide.initial(2), data, rng()).losses
+    unclipped = make(replace(SIZE, free_nats=0.0))
+    raw = unclipped.loss(unclipped.initial(2), data, rng()).losses
     torch.testing.assert_close(losses["dyn"], raw["dyn"].clamp(min=0.5))
     assert raw["dyn"].max() > 0.5 > raw["dyn"].max() / SIZE.stoch
 
 
-def test_dyn_moves_the_prior_and_rep_moves_the_posterior():
+def test_dyn_trains_the_prior_and_rep_the_posterior():
     world, data = make(replace(SIZE, free_nats=0.0)), batch()
     result = world.loss(world.initial(2), data, rng())
     prior, post = world.dyn.priorlogit.weight, world.dyn.obslogit.weight
-    for name, moved, still in (("dyn", prior, post), ("rep", post, prior)):
-        loss = result.losses[name][:, :1].sum()  # one step, so nothing comes round
+    for name, trained, fixed in (("dyn", prior, post), ("rep", post, prior)):
+        loss = result.losses[name][
+            :, :1
+        ].sum()  # one step, so there is no recurrent gradient
         grads = torch.autograd.grad(
-            loss, [moved, still], retain_graph=True, materialize_grads=True
+            loss, [trained, fixed], retain_graph=True, materialize_grads=True
         )
         assert grads[0].any()
         assert not grads[1].any()
 
 
-def test_continue_is_taught_the_discount():
+def test_the_continue_target_is_the_discount():
     world, data = make(), batch()
     data["is_terminal"][0, 2] = True
     seen = []
     forward = world.con.forward
 
-    class Spied:
+    class RecordTarget:
         def __init__(self, out):
             self.out = out
 
@@ -229,14 +228,14 @@ def test_continue_is_taught_the_discount():
             seen.append(target)
             return self.out.loss(target)
 
-    world.con.forward = lambda feat: Spied(forward(feat))
+    world.con.forward = lambda feat: RecordTarget(forward(feat))
     world.loss(world.initial(2), data, rng())
     assert float(seen[0][0, 2]) == 0
     assert float(seen[0][0, 3]) == pytest.approx(1 - 1 / 333)
 
 
 @pytest.mark.parametrize("reward_grad", [True, False])
-def test_reward_shapes_the_world_if_it_may(reward_grad):
+def test_reward_grad_controls_the_gradient_of_the_reward_loss(reward_grad):
     world, data = make(reward_grad=reward_grad), batch()
     world.rew.head["logits"].weight.data.normal_()
     loss = world.loss(world.initial(2), data, rng()).losses["rew"].sum()
@@ -246,26 +245,28 @@ def test_reward_shapes_the_world_if_it_may(reward_grad):
     assert any(grad.any() for grad in grads) == reward_grad
 
 
-def test_features_put_the_deterministic_half_first():
+def test_features_begin_with_deter():
     world = make()
-    state = State(torch.ones(1, 16), torch.zeros(1, 4, 3))
+    state = RSSMState(torch.ones(1, 16), torch.zeros(1, 4, 3))
     assert world.features(state)[0].tolist() == [1] * 16 + [0] * 12
 
 
-def test_dreams_begin_with_the_state_they_start_from():
+def test_rollouts_begin_with_the_start_state():
     world = make()
-    start = State(torch.randn(5, 16), F.one_hot(torch.randint(3, (5, 4)), 3).float())
+    start = RSSMState(
+        torch.randn(5, 16), F.one_hot(torch.randint(3, (5, 4)), 3).float()
+    )
     action = {"action": torch.zeros(5, dtype=torch.int32)}
-    dream = world.imagine(start, lambda state: action, 4, rng())
-    assert dream.states.deter.shape == (5, 5, 16)
-    assert dream.actions["action"].shape == (5, 5)
-    assert torch.equal(dream.states.deter[:, 0], start.deter)
-    again = world.dyn.core(start, world.dyn.embed(action, None, start.deter))
-    torch.testing.assert_close(dream.states.deter[:, 1], again)
+    rollout = world.imagine(start, lambda state: action, 4, rng())
+    assert rollout.states.deter.shape == (5, 5, 16)
+    assert rollout.actions["action"].shape == (5, 5)
+    assert torch.equal(rollout.states.deter[:, 0], start.deter)
+    expected = world.dyn.core(start, world.dyn.embed_action(action, None, start.deter))
+    torch.testing.assert_close(rollout.states.deter[:, 1], expected)
 
 
 @pytest.mark.parametrize("store", ["float32", "float16"])
-def test_notes_bring_back_the_state(store):
+def test_extras_restore_the_state(store):
     world = make(replace(SIZE, store=store))
     states = world.observe(world.initial(2), batch(), rng())
     extras = world.to_replay(states)
@@ -280,7 +281,7 @@ def test_notes_bring_back_the_state(store):
     )
 
 
-def test_notes_are_a_fraction_of_one_hots():
+def test_extras_store_one_byte_per_categorical():
     extras = make(replace(SIZE, stoch=32, classes=64)).extras
     assert extras["dyn/stoch"].nbytes == 32
 
@@ -294,14 +295,3 @@ def test_samples_are_exactly_one_hot():
 def test_widths_that_do_not_divide_into_blocks_are_refused():
     with pytest.raises(UserError, match="3 blocks"):
         make(replace(SIZE, blocks=3))
-
-
-def test_the_verbs_of_the_contract_are_those_of_the_world():
-    """Same names and same arguments, so that the next world can be written from api."""
-    world = make()
-    assert isinstance(world, World)
-    for name, verb in vars(World).items():
-        if inspect.isfunction(verb) and not name.startswith("_"):
-            asked = list(inspect.signature(verb).parameters)
-            given = list(inspect.signature(getattr(RSSM, name)).parameters)
-            assert asked == given, name

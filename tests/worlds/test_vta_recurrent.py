@@ -1,4 +1,4 @@
-"""The world with segments that acts: what its verbs promise to an agent."""
+"""Recurrent VTA, the VTA world for Dreamer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from reverie.agents.openloop import openloop
-from reverie.api import World
 from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
@@ -19,7 +18,10 @@ from reverie.render.openloop import BEGINS, CONTINUES, STRIP, openloop_video
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.spaces import Space
-from reverie.worlds.vta.recurrent import SegmentsConfig, SegmentWorld, State
+from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.vta.config import RecurrentVTAConfig
+from reverie.worlds.vta.dynamics import RecurrentVTAState
+from reverie.worlds.vta.recurrent import RecurrentVTA
 
 OBS = {
     "image": Space(np.uint8, (8, 8, 3), 0, 256),
@@ -37,20 +39,17 @@ SIZES = {
 B, T = 2, 6
 
 
-def make_world(dtype=torch.float32, **settings) -> SegmentWorld:
-    head = HeadConfig(1, units=6, bins=5)
-    world = SegmentWorld(
-        OBS,
-        ACT,
-        segments=SegmentsConfig(**{**SIZES, **settings}),
+def make_world(dtype=torch.float32, **settings) -> RecurrentVTA:
+    networks = WorldNetworks(
         enc=EncoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3),
         dec=DecoderConfig(depth=2, mults=(2,), units=6, layers=1, kernel=3, bspace=0),
-        rewhead=head,
+        rewhead=HeadConfig(1, units=6, bins=5),
         conhead=HeadConfig(1, units=6, output="binary"),
         discount=0.99,
         reward_grad=True,
-        dtype=dtype,
     )
+    config = RecurrentVTAConfig(**{**SIZES, **settings})
+    world = RecurrentVTA(OBS, ACT, config, networks, dtype)
     initialize(world, torch.Generator().manual_seed(0))
     return world
 
@@ -73,12 +72,8 @@ def rng() -> Rng:
     return Rng(0, "test", torch.device("cpu"))
 
 
-def act(state):
+def policy(state):
     return {"action": torch.zeros(len(state.length), dtype=torch.int32)}
-
-
-def test_it_has_all_verbs_of_a_world():
-    assert isinstance(make_world(), World)
 
 
 def test_the_same_generator_gives_the_same_weights():
@@ -87,7 +82,7 @@ def test_the_same_generator_gives_the_same_weights():
         assert torch.equal(value, two[key]), key
 
 
-def test_notes_bring_a_state_back():
+def test_extras_restore_the_state():
     world = make_world().eval()
     states = world.observe(world.initial(B), make_batch(), rng())
     extras = world.to_replay(states)
@@ -98,19 +93,19 @@ def test_notes_bring_a_state_back():
         torch.testing.assert_close(old.detach(), new)
 
 
-def test_acting_uses_the_foreseen_flag_and_no_noise_even_while_training():
+def test_single_observations_use_the_mode_of_the_prior_flag():
     world = make_world().train()
     batch = make_batch(1)
     start = world.initial(B)._replace(obs_belief=torch.randn(B, 8))
-    logits = world.dyn.foresee(start)
+    logits = world.dyn.prior_flag(start)
     for _ in range(3):
         state = world.observe(start, batch, rng())
         expected = (logits[:, 0] >= logits[:, 1]).float()
-        assert torch.equal(state.read[:, 0], expected)
+        assert torch.equal(state.boundary[:, 0], expected)
     assert world.training
 
 
-def test_observing_leaves_statistics_alone_and_a_training_loss_moves_them():
+def test_only_a_training_loss_updates_batch_norm_statistics():
     world = make_world().train()
     before = [b.clone() for b in world.buffers()]
     world.observe(world.initial(B), make_batch(), rng())
@@ -119,62 +114,62 @@ def test_observing_leaves_statistics_alone_and_a_training_loss_moves_them():
     assert not all(map(torch.equal, before, world.buffers()))
 
 
-def test_a_reset_forgets_everything_before_it():
+def test_is_first_resets_the_state():
     world = make_world().eval()
     batch = make_batch()
     batch["is_first"][:, 3] = True
-    found = world.dyn.detector(world.enc(batch, torch.float32))
+    logits = world.dyn.detector(world.enc(batch, torch.float32))
 
-    def follow(start, rows):
+    def observe(start, rows):
         tokens = world.enc(batch, torch.float32)[:, rows]
         acts = {"action": batch["prevact"]["action"][:, rows]}
         first = batch["is_first"][:, rows]
-        return world.dyn.observe(start, tokens, found[:, rows], acts, first, rng())
+        return world.dyn.observe(start, tokens, logits[:, rows], acts, first, rng())
 
-    whole = follow(world.initial(B), slice(0, 6))[1]
-    alone = follow(world.initial(B), slice(3, 6))[1]
-    torch.testing.assert_close(whole.prior_obs.mean[:, 3], alone.prior_obs.mean[:, 0])
-    torch.testing.assert_close(whole.prior_flag[:, 3], alone.prior_flag[:, 0])
+    full = observe(world.initial(B), slice(0, 6))[1]
+    part = observe(world.initial(B), slice(3, 6))[1]
+    torch.testing.assert_close(full.prior_obs.mean[:, 3], part.prior_obs.mean[:, 0])
+    torch.testing.assert_close(full.prior_flag[:, 3], part.prior_flag[:, 0])
 
 
-def test_the_upper_level_is_held_where_no_segment_begins():
+def test_the_upper_level_is_copied_where_no_segment_begins():
     world = make_world().train()
     states = world.loss(world.initial(B), make_batch(40), rng()).states
-    copied = states.read[:, 1:] == 0
+    copied = states.boundary[:, 1:] == 0
     assert copied.any()
     assert not copied.all()
     for value in (states.abs_belief, states.abs_stoch):
         same = (value[:, 1:] == value[:, :-1]).all(-1)
         assert torch.equal(same, copied)
-    assert (states.length[states.read == 1] == 1).all()
+    assert (states.length[states.boundary == 1] == 1).all()
 
 
-def test_segments_are_neither_too_long_nor_too_many():
+def test_segments_respect_the_limits():
     world = make_world(max_segment=3, max_segments=4).train()
-    dream = world.imagine(world.initial(B), act, 40, rng()).states
-    assert dream.number.max() == 4
-    until = dream.number < 4
-    assert dream.length[until].max() <= 3
-    assert dream.length.max() > 3  # in the end no further segment may begin
+    states = world.imagine(world.initial(B), policy, 40, rng()).states
+    assert states.number.max() == 4
+    before_limit = states.number < 4
+    assert states.length[before_limit].max() <= 3
+    assert states.length.max() > 3  # no further segment may begin
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"dream": "jumpy"}, [0, 1, 1, 1, 1, 1]),
-        ({"dream_flags": "none"}, [0, 0, 0, 0, 0, 0]),
-        ({"dream_flags": "fixed", "max_segment": 3}, [0, 0, 0, 1, 0, 1]),
+        ({"imagination": "jumpy"}, [0, 1, 1, 1, 1, 1]),
+        ({"imagined_boundaries": "none"}, [0, 0, 0, 0, 0, 0]),
+        ({"imagined_boundaries": "fixed", "max_segment": 3}, [0, 0, 0, 1, 0, 1]),
     ],
 )
-def test_dreams_whose_segments_are_known(settings, expected):
+def test_imagined_boundaries(settings, expected):
     world = make_world(**settings)
-    dream = world.imagine(world.initial(B), act, 5, rng()).states
-    assert dream.read[0].tolist() == expected
-    assert world.boundaries(dream)[0].tolist() == [bool(x) for x in expected]
+    states = world.imagine(world.initial(B), policy, 5, rng()).states
+    assert states.boundary[0].tolist() == expected
+    assert world.boundaries(states)[0].tolist() == [bool(x) for x in expected]
 
 
 def test_losses_are_named_finite_and_per_row():
-    world = make_world(rate=0.1, sees_reward=True).train()
+    world = make_world(boundary_rate=0.1, reward_to_detector=True).train()
     found = world.loss(world.initial(B), make_batch(), rng())
     assert found.losses.keys() == {
         "image",
@@ -195,7 +190,7 @@ def test_losses_are_named_finite_and_per_row():
         assert parameter.grad is not None or not parameter.requires_grad, name
 
 
-def test_half_precision_keeps_counters_exact_and_losses_close():
+def test_bfloat16_keeps_counters_exact_and_losses_close():
     with torch.backends.mkldnn.flags(enabled=False):  # see run/device.py
         worlds = [make_world(dtype) for dtype in (torch.float32, torch.bfloat16)]
         for world in worlds:
@@ -210,7 +205,7 @@ def test_half_precision_keeps_counters_exact_and_losses_close():
     assert [x.dtype for x in back] == [x.dtype for x in two.states]
 
 
-def test_reports_show_where_segments_begin():
+def test_report_videos_mark_segment_boundaries():
     world = make_world().eval()
     video = openloop(world, world.initial(B), make_batch(), rng())["openloop/image"]
     plain = 3 * 8 + 4
@@ -218,29 +213,32 @@ def test_reports_show_where_segments_begin():
     marks = np.zeros((1, 2), bool)
     marks[0, 1] = True
     grey = np.full((1, 2, 8, 8, 3), 7, np.uint8)
-    film = openloop_video(grey, grey, 1, marks=marks)
-    row = 2 + 8  # below the border and the truth
-    assert tuple(film[0, row, 4]) == CONTINUES
-    assert tuple(film[1, row, 4]) == BEGINS
+    video = openloop_video(grey, grey, 1, marks=marks)
+    row = 2 + 8  # below the border and the true frames
+    assert tuple(video[0, row, 4]) == CONTINUES
+    assert tuple(video[1, row, 4]) == BEGINS
 
 
 @pytest.mark.parametrize(
-    "settings", [{"hidden": 0}, {"temperature": 0.0}, {"rate": 1.0}, {"layers": -1}]
+    "settings",
+    [{"hidden": 0}, {"temperature": 0.0}, {"boundary_rate": 1.0}, {"layers": -1}],
 )
-def test_impossible_settings_are_refused(settings):
+def test_invalid_configs_are_refused(settings):
     with pytest.raises(ValueError, match="must be"):
-        SegmentsConfig(**settings)
+        RecurrentVTAConfig(**settings)
 
 
-def test_features_are_both_levels_together():
+def test_features_concatenate_both_levels():
     world = make_world()
-    state = State(*(torch.full_like(x, i) for i, x in enumerate(world.initial(1))))
+    state = RecurrentVTAState(
+        *(torch.full_like(x, i) for i, x in enumerate(world.initial(1)))
+    )
     values = [0.0] * 8 + [1.0] * 3 + [2.0] * 8 + [3.0] * 4
     assert world.features(state)[0].tolist() == values
     assert world.width == len(values)
 
 
-def test_dreamer_trains_and_acts_in_it_as_in_any_world(tmp_path):
+def test_dreamer_trains_with_recurrent_vta(tmp_path):
     flags = {
         "logdir": str(tmp_path / "run"),
         "device": "cpu",
@@ -250,7 +248,7 @@ def test_dreamer_trains_and_acts_in_it_as_in_any_world(tmp_path):
         "run.log_every": 80,
         "run.report_every": 0,
         "run.save_every": 160,
-        "dreamer.segments.max_segment": 3,
+        "dreamer.vta.max_segment": 3,
     }
     path = train(resolve(["catch", "vta_tiny"], flags=flags))
     rows = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
@@ -259,7 +257,9 @@ def test_dreamer_trains_and_acts_in_it_as_in_any_world(tmp_path):
     assert np.isfinite(evaluate(path, 2)["score"])
 
 
-@pytest.mark.parametrize("name", ["temperature", "min_std", "rate", "free_nats"])
-def test_settings_that_are_no_numbers_are_refused(name):
+@pytest.mark.parametrize(
+    "name", ["temperature", "min_std", "boundary_rate", "free_nats"]
+)
+def test_nan_in_configs_is_refused(name):
     with pytest.raises(ValueError, match=name):
-        SegmentsConfig(**{name: float("nan")})
+        RecurrentVTAConfig(**{name: float("nan")})

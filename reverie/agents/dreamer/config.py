@@ -15,8 +15,8 @@ from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import OptConfig
-from reverie.worlds.rssm.world import RSSMConfig
-from reverie.worlds.vta.recurrent import SegmentsConfig
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.vta.config import RecurrentVTAConfig
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class DreamerConfig:
     """The world to learn: rssm, or vta, which finds segments."""
     rssm: RSSMConfig = RSSMConfig()
     """Dynamics."""
-    segments: SegmentsConfig = SegmentsConfig()
+    vta: RecurrentVTAConfig = RecurrentVTAConfig()
     """Dynamics of the world `vta`."""
     enc: EncoderConfig = EncoderConfig()
     """Encoder."""

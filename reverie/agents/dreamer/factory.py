@@ -10,24 +10,21 @@ import torch
 from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.spaces import Spaces
+from reverie.worlds.outcomes import WorldNetworks
 from reverie.worlds.rssm.world import RSSM
-from reverie.worlds.vta.recurrent import SegmentWorld
+from reverie.worlds.vta.recurrent import RecurrentVTA
 
 
 def make_rssm(
     config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
 ) -> RSSM:
-    around = _around(config)
-    return RSSM(obs_space, act_space, rssm=config.rssm, dtype=dtype, **around)
+    return RSSM(obs_space, act_space, config.rssm, _networks(config), dtype)
 
 
 def make_vta(
     config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> SegmentWorld:
-    around = _around(config)
-    return SegmentWorld(
-        obs_space, act_space, segments=config.segments, dtype=dtype, **around
-    )
+) -> RecurrentVTA:
+    return RecurrentVTA(obs_space, act_space, config.vta, _networks(config), dtype)
 
 
 MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
@@ -53,13 +50,13 @@ def make_actor_critic(
     )
 
 
-def _around(config: DreamerConfig) -> dict[str, Any]:
-    """What is around the dynamics, whatever they are."""
-    return {
-        "enc": config.enc,
-        "dec": config.dec,
-        "rewhead": config.rewhead,
-        "conhead": config.conhead,
-        "discount": config.discount if config.contdisc else 1.0,
-        "reward_grad": config.reward_grad,
-    }
+def _networks(config: DreamerConfig) -> WorldNetworks:
+    """Return the configs of the networks around the latent dynamics."""
+    return WorldNetworks(
+        enc=config.enc,
+        dec=config.dec,
+        rewhead=config.rewhead,
+        conhead=config.conhead,
+        discount=config.discount if config.contdisc else 1.0,
+        reward_grad=config.reward_grad,
+    )

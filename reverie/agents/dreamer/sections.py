@@ -11,7 +11,7 @@ from torch import Tensor
 from reverie.api import Feed
 from reverie.kernels.graphs.graph import Replayed
 from reverie.nets.tree import map1
-from reverie.worlds.rssm.sections import Work
+from reverie.worlds.rssm.sections import Section
 
 if TYPE_CHECKING:
     from reverie.agents.dreamer.agent import Dreamer
@@ -59,10 +59,10 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
         losses = world.loss(state, batch, rng).losses
         return [x.mean() for x in losses.values()]
 
-    works: dict[str, Work] = {"world": Work(learn_world, [])}
-    if hasattr(world, "parts"):
-        works = world.parts(state, batch, rng)
-    works["actor and critic"] = Work(act_and_judge, [recorded])
+    works: dict[str, Section] = {"world": Section(learn_world, [])}
+    if hasattr(world, "sections"):
+        works = world.sections(state, batch, rng)
+    works["actor and critic"] = Section(act_and_judge, [recorded])
     pieces = {name: _trained(work, opt.leaves) for name, work in works.items()}
     pieces["imagination"] = lambda: (imagine(), ())[1]
     pieces["optimizer"] = lambda: (opt.apply(zero, still), ())[1]
@@ -75,7 +75,7 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
     return {"feed": lambda: feed("train"), **pieces}
 
 
-def _trained(work: Work, weights: list[Tensor]) -> Callable[[], Any]:
+def _trained(work: Section, weights: list[Tensor]) -> Callable[[], Any]:
     """Forward and backward of a piece, as one."""
 
     def both() -> Any:

@@ -111,7 +111,7 @@ class Learned(NamedTuple):
 class DreamWorld(Protocol):
     """What the actor-critic asks of a world: `worlds/iris/world.py` has it."""
 
-    def begin(self, image: Any, action: Any) -> Any: ...
+    def state_from_frames(self, image: Any, action: Any) -> Any: ...
 
     def imagine(self, state: Any, policy: Any, horizon: int, rng: Rng) -> Rollout: ...
 
@@ -262,13 +262,13 @@ class PixelActorCritic(nn.Module):
         carry: list[Recall] = [recall or self.burn_in(image[:, :-1])]
         frames = count()
 
-        def policy(view: Any) -> Tensor:
+        def policy(state: Any) -> dict[str, Tensor]:
             if next(frames) == steps and not acts_last:
-                return torch.zeros_like(view.reward, dtype=torch.int64)
-            carry[0], logits = net.decide(carry[0], view.image)
-            return Categorical(logits).sample(rng)
+                return {"action": torch.zeros_like(state.reward, dtype=torch.int64)}
+            carry[0], logits = net.decide(carry[0], state.image)
+            return {"action": Categorical(logits).sample(rng)}
 
-        state = world.begin(image, action[:, :-1])
+        state = world.state_from_frames(image, action[:, :-1])
         return world.imagine(state, policy, steps, rng)
 
     @torch.no_grad()

@@ -54,7 +54,8 @@ from reverie.nets.optim.adam import Adam, decaying
 from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces
-from reverie.worlds.iris.world import IrisWorld, Segment
+from reverie.worlds.iris.segment import EpisodeSegment
+from reverie.worlds.iris.world import IrisWorld
 
 if TYPE_CHECKING:
     from reverie.kernels.optim.low_precision_weights import Shadows
@@ -335,7 +336,7 @@ class Iris:
         return {**found, **{f"{name}/{k}": x for k, x in metrics.items()}, **in_row}
 
     def losses(
-        self, name: str, segment: Segment
+        self, name: str, segment: EpisodeSegment
     ) -> tuple[dict[str, Float[Tensor, ...]], Metrics]:
         """The losses of one part on a batch, scaled; their means add up to its total.
 
@@ -382,7 +383,7 @@ class Iris:
         self._dreamt_is_old = False
         return self.dreamt
 
-    def _segment(self, batch: Batch) -> Segment:
+    def _segment(self, batch: Batch) -> EpisodeSegment:
         ends = "is_last" if self.config.ends == "last" else "is_terminal"
         return to_segment(batch, self.image, self.action, self.low, ends)
 

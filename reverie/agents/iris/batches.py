@@ -7,12 +7,12 @@ from torch import Tensor
 
 from reverie.api import Batch, UserError
 from reverie.spaces import Spaces, agent_obs_space
-from reverie.worlds.iris.segment import Segment
+from reverie.worlds.iris.segment import EpisodeSegment
 
 
 def to_segment(
     batch: Batch, image: str, action: str, low: int, ends: str = "is_last"
-) -> Segment:
+) -> EpisodeSegment:
     """Rows of the replay in the time of Δ-IRIS; one row fewer.
 
     Row t keeps what was seen and done there, and takes the reward and the end of row
@@ -22,7 +22,7 @@ def to_segment(
     mask = batch["mask"]
     real = mask[:, :-1] & mask[:, 1:]
     chosen = batch[action][:, :-1].long() - low
-    return Segment(
+    return EpisodeSegment(
         torch.where(with_axes_of(batch[image], real), batch[image][:, :-1], 0),
         torch.where(real, chosen, 0),
         torch.where(real, batch["reward"][:, 1:], 0.0),

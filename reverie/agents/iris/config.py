@@ -15,7 +15,7 @@ from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.schedule import EpochsConfig, Share
 from reverie.api import UserError
 from reverie.nets.optim.adam import AdamConfig
-from reverie.worlds.iris.world import DynamicsConfig, TokenizerConfig
+from reverie.worlds.iris.config import DynamicsConfig, TokenizerConfig
 
 PARTS = ("tokenizer", "world_model", "actor_critic")
 LEAST = {

@@ -20,8 +20,9 @@ from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.api import Metrics
 from reverie.nets.rng import Rng
 from reverie.render.openloop import openloop_video
-from reverie.worlds.iris.quantizer import entropy
-from reverie.worlds.iris.world import IrisWorld, Segment
+from reverie.worlds.iris.quantizer import entropy_bits
+from reverie.worlds.iris.segment import EpisodeSegment
+from reverie.worlds.iris.world import IrisWorld
 
 SHOWN = 6
 """Sequences in a picture."""
@@ -34,7 +35,7 @@ def look(
     world: IrisWorld,
     dreamt: IrisWorld,
     nets: PixelActorCritic,
-    segment: Segment,
+    segment: EpisodeSegment,
     rng: Rng,
     length: int,
 ) -> Metrics:
@@ -42,10 +43,10 @@ def look(
 
     `length` is that of the tokenizer's sequences; the dynamics see as much as they can.
     """
-    short = Segment(*(x[:, :length] for x in segment))
-    token_loss = world.tokenizer_loss(short, rng, learn=False)
+    short = EpisodeSegment(*(x[:, :length] for x in segment))
+    token_loss = world.tokenizer_loss(short, rng, update_codebook=False)
     blocks = world.dynamics.config.transformer.blocks
-    fitting = Segment(*(x[:, :blocks] for x in segment))
+    fitting = EpisodeSegment(*(x[:, :blocks] for x in segment))
     model_loss = world.dynamics_loss(fitting)
     metrics: Metrics = {}
     parts = {"tokenizer": token_loss, "world_model": model_loss}
@@ -57,17 +58,17 @@ def look(
     codes = world.tokenizer.quantizer.config.codes
     used = F.one_hot(tokens, codes).sum(0).float()  # (K, N)
     share = used.sum(0) / used.sum().clamp(min=1)
-    bits = entropy(world.tokenizer.quantizer.usage)
+    bits = entropy_bits(world.tokenizer.quantizer.usage)
     metrics |= {
         "codebook/entropy": bits,
         "codebook/perplexity": torch.exp2(bits),
-        "codebook/batch_entropy": entropy(share),
-        "codebook/batch_perplexity": torch.exp2(entropy(share)),
+        "codebook/batch_entropy": entropy_bits(share),
+        "codebook/batch_perplexity": torch.exp2(entropy_bits(share)),
         "codebook/used": (used.sum(0) > 0).float().sum(),
         "tokens/usage": usage_picture(used.long().cpu().numpy()),
     }
 
-    few = Segment(*(x[:SHOWN, :blocks] for x in from_first_frames(segment)))
+    few = EpisodeSegment(*(x[:SHOWN, :blocks] for x in from_first_frames(segment)))
     true = few.image.cpu().numpy()
     drawn = world.reconstruct(few.image, few.action).cpu().numpy()
     metrics["reconstruction/image"] = openloop_video(true, drawn, true.shape[1])
@@ -82,7 +83,7 @@ def look(
     return metrics
 
 
-def from_first_frames(segment: Segment) -> Segment:
+def from_first_frames(segment: EpisodeSegment) -> EpisodeSegment:
     """The same stretches, each from its first real frame, the longest first.
 
     What a picture shows is then an episode, and no dream begins in the dark before one.
@@ -98,12 +99,12 @@ def from_first_frames(segment: Segment) -> Segment:
         return torch.where(inside.reshape(rows, steps, *[1] * (x.ndim - 2)), found, 0)
 
     image, action, reward, end, real = (moved(x) for x in segment)
-    return Segment(image, action, reward, end.bool(), real.bool())
+    return EpisodeSegment(image, action, reward, end.bool(), real.bool())
 
 
 @torch.no_grad()
 def episode_losses(
-    world: IrisWorld, segment: Segment, lengths: dict[str, int], rng: Rng
+    world: IrisWorld, segment: EpisodeSegment, lengths: dict[str, int], rng: Rng
 ) -> tuple[dict[str, Float[Tensor, "B L"]], Bool[Tensor, "B L"]]:
     """Losses of what followed each row of whole episodes, and which rows count.
 
@@ -117,11 +118,11 @@ def episode_losses(
     known: dict[str, Tensor] = {}
     for part, length in lengths.items():
         for start in range(0, segment.real.shape[1] - 1, length):
-            piece = Segment(*(x[:, start : start + length] for x in segment))
+            piece = EpisodeSegment(*(x[:, start : start + length] for x in segment))
             real = piece.real & (piece.real.sum(1, keepdim=True) > 1)
             piece, both = piece._replace(real=real), real[:, :-1] & real[:, 1:]
             if part == "tokenizer":
-                found = world.tokenizer_loss(piece, rng, learn=False).losses
+                found = world.tokenizer_loss(piece, rng, update_codebook=False).losses
                 means = dict.fromkeys(found, both)
                 means["commit"] = torch.ones_like(both)  # the codebook sees all
             else:
@@ -150,16 +151,15 @@ def _with_means_before(
 
 @torch.no_grad()
 def continue_with_actions(
-    world: IrisWorld, segment: Segment, context: int, rng: Rng
+    world: IrisWorld, segment: EpisodeSegment, context: int, rng: Rng
 ) -> UInt8[Tensor, "N T h w c"]:
     """The frames after the first `context`, dreamt with the recorded actions."""
     image, action = segment.image, segment.action
-    state = world.begin(image[:, :context], action[:, : context - 1])
+    state = world.state_from_frames(image[:, :context], action[:, : context - 1])
     frames = []
     for t in range(context - 1, image.shape[1] - 1):
-        step = world.step(state, action[:, t], rng)
-        state = step.state
-        frames.append(step.image)
+        state = world.step(state, action[:, t], rng).state
+        frames.append(state.image)
     return torch.stack(frames, 1) if frames else image[:, :0]
 
 

@@ -39,7 +39,7 @@ from reverie.render.boundaries import dream_strip, sequence_strip
 from reverie.rows import Window
 from reverie.spaces import EVENT, Spaces
 from reverie.worlds.vta.config import VTAConfig
-from reverie.worlds.vta.inference import Watched
+from reverie.worlds.vta.states import WindowEvaluation
 from reverie.worlds.vta.world import VTA
 
 SHOWN = 4
@@ -129,8 +129,7 @@ class VTAAgent:
         """Everything an update does on the device, in place: what a graph records."""
         world = self.world.train()
         before = self._buffers()
-        rows = len(next(iter(data.values())))
-        found = world.loss(world.initial(rows), data, self.rng["train"])
+        found = world.loss(data, self.rng["train"])
         means = {key: loss.mean() for key, loss in found.losses.items()}
         ok, metrics = self.opt.update(torch.stack(list(means.values())).sum())
         for (buffers, old), (_, new) in zip(before, self._buffers(), strict=True):
@@ -163,7 +162,7 @@ class VTAAgent:
         return {**metrics, **self.pictures(data, watched)}
 
     @torch.no_grad()
-    def watch(self, data: Batch) -> Watched:
+    def watch(self, data: Batch) -> WindowEvaluation:
         """What the world makes of all sequences, a batch of them at a time."""
         world, size = self.world.eval(), self.config.batch_size
         tensors = {k: v for k, v in data.items() if k[:4] != "log/"}
@@ -171,12 +170,14 @@ class VTAAgent:
         pieces = []
         for start in range(0, rows, size):
             piece = map1(lambda x, s=start: x[s : s + size], tensors)
-            pieces.append(world.watch(piece, self.rng["report"]))
+            pieces.append(world.evaluate(piece, self.rng["report"]))
         return _join(pieces)
 
-    def _boundaries(self, data: Batch, watched: Watched, feed: Feed) -> Metrics:
+    def _boundaries(
+        self, data: Batch, watched: WindowEvaluation, feed: Feed
+    ) -> Metrics:
         """Against the true events, where there are any; the first frame is forced."""
-        read = watched.read.cpu().numpy()
+        read = watched.boundary.cpu().numpy()
         found = boundary_metrics.segment_statistics(read)
         metrics = {f"segments/{key}": value for key, value in found.items()}
         if EVENT not in data:
@@ -186,7 +187,7 @@ class VTAAgent:
             known = self._labels(labelled)
             self._threshold = boundary_metrics.best_threshold(*known)
         read = read[:, 1:]
-        chance = watched.chance.cpu().numpy()[:, 1:].astype(np.float64)
+        chance = watched.detector_prob.cpu().numpy()[:, 1:].astype(np.float64)
         parts = {
             "boundaries": boundary_metrics.scores(events, read),
             "calibration": boundary_metrics.calibration(events, chance),
@@ -210,7 +211,7 @@ class VTAAgent:
         return data[EVENT][:, now].cpu().numpy(), change
 
     @torch.no_grad()
-    def pictures(self, data: Batch, watched: Watched) -> Metrics:
+    def pictures(self, data: Batch, watched: WindowEvaluation) -> Metrics:
         """Strips of some sequences, and of dreams that begin with their context."""
         rows = slice(SHOWN)
         vta, key = self.config.world, self.world.key
@@ -220,8 +221,8 @@ class VTAAgent:
         strip = sequence_strip(
             truth,
             shades(watched.image[rows]),
-            watched.read[rows].cpu().numpy(),
-            watched.chance[rows].float().cpu().numpy(),
+            watched.boundary[rows].cpu().numpy(),
+            watched.detector_prob[rows].float().cpu().numpy(),
             events,
         )
         some = {k: v[rows] for k, v in data.items() if k[:4] != "log/"}
@@ -239,16 +240,15 @@ class VTAAgent:
         With the recorded actions; a jumpy dream takes one of them per segment.
         """
         world, rng, vta = self.world.eval(), self.rng["report"], self.config.world
-        start = world.begin(data[world.key][:, : vta.context], rng)
+        start = world.state_from_frames(data[world.key][:, : vta.context], rng)
         known = [key for key in data if key != world.key]
         acts = iter(
             {key: data[key][:, t] for key in known}
             for t in range(vta.context, vta.context + vta.length)
         )
-        dream = world.imagine(
-            start, lambda _: next(acts), vta.length - 1, rng, jumpy=jumpy
-        )
-        return world.decode(dream.states)[world.key], dream.states.read > 0.5
+        imagine = world.imagine_segments if jumpy else world.imagine
+        dream = imagine(start, lambda _: next(acts), vta.length - 1, rng)
+        return world.decode(dream.states)[world.key], dream.states.boundary > 0.5
 
     # Keeping
 
@@ -295,13 +295,13 @@ class VTAAgent:
             self.world.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _join(pieces: list[Watched]) -> Watched:
+def _join(pieces: list[WindowEvaluation]) -> WindowEvaluation:
     losses = {
         key: torch.cat([piece.losses[key] for piece in pieces])
         for key in pieces[0].losses
     }
     rest = (torch.cat(parts) for parts in zip(*(p[1:] for p in pieces), strict=True))
-    return Watched(losses, *rest)
+    return WindowEvaluation(losses, *rest)
 
 
 def shades(image: Float[Tensor, "*b h w c"]) -> UInt8[np.ndarray, "*b h w c"]:

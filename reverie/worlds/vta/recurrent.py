@@ -69,7 +69,7 @@ class RecurrentVTA(nn.Module):
     def extras(self) -> Spaces:
         config = self.config
         levels = ("abs_belief", "abs_stoch", "obs_belief", "obs_stoch")
-        shapes = {key: (getattr(config, key),) for key in levels}
+        shapes: dict[str, tuple[int, ...]] = {k: (getattr(config, k),) for k in levels}
         shapes |= {"length": (), "number": (), "boundary": ()}
         return {f"dyn/{k}": Space(np.float32, shape) for k, shape in shapes.items()}
 
