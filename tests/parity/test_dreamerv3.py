@@ -103,7 +103,7 @@ class Replay:
         sequence = [x for x in seen["priorlogit"] if x.ndim == 4]
         steps = [x for x in seen["priorlogit"] if x.ndim == 3]
         post, prior = torch.stack(seen["obslogit"], 1), sequence[0]
-        choose = agent.world.dyn.choose
+        distribution = agent.world.dyn.distribution
         value, img_value = seen["val"][1], seen["val"][0]
         norm = agent.actor_critic.retnorm
         ours = {
@@ -114,7 +114,7 @@ class Replay:
             "out/stoch": states.stoch,
             "out/post_logits": post,
             "out/prior_logits": prior,
-            "out/kl_raw": choose(post).kl(choose(prior)),
+            "out/kl_raw": distribution(post).kl(distribution(prior)),
             "out/rew_logits": seen["rew"][0].logits,
             "out/rew_pred": seen["rew"][0].pred(),
             "out/con_logit": seen["con"][0].logit,
