@@ -68,7 +68,7 @@ def test_tokenizer(recorded, frugal):
         vectors = world.tokenizer.quantizer(features).vectors
         wanted = data["tokenizer/unit_vectors"]
         close(vectors.view(wanted.shape), wanted)
-    out = world.tokenizer_loss(batch, RecordedDice(), learn=False)
+    out = world.tokenizer_loss(batch, RecordedDice(), update_codebook=False)
     assert np.array_equal(out.states, data["tokenizer/tokens"])
     compare(out.losses, world.tokenizer, "tokenizer", TOKENIZER, data)
 
