@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +36,8 @@ class MazeOptions:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "out" and not (value > 0 or (name == "seed" and value == 0)):
+            least = 0 if name == "seed" else sys.float_info.min
+            if name != "out" and not least <= value < math.inf:
                 raise UserError(
                     f"--{name} must be above 0, not {value}.\n"
                     f"  Fix: --{name} {type(self).__dataclass_fields__[name].default}"

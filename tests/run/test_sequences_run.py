@@ -101,10 +101,10 @@ def test_a_run_that_goes_on_keeps_the_best_of_its_last_look(tmp_path, monkeypatc
 
 
 def test_who_watches_cannot_be_asked_to_act(run, tmp_path, capsys):
-    with pytest.raises(UserError, match=r"only watched(.|\n)*view boundaries"):
+    with pytest.raises(UserError, match=r"only watched(.|\n)*draw boundaries"):
         reverie.load(run)
     assert cli.main(["eval", str(run), "--videos", "2"]) == 2
-    assert "leave out --videos" in capsys.readouterr().err
+    assert "remove --videos" in capsys.readouterr().err
     assert cli.main(["eval", str(run), "--task", "catch"]) == 2
     assert "In catch somebody has to act" in capsys.readouterr().err
     flags = {"bc.run": str(run), "offline.data": str(tmp_path)}
@@ -465,13 +465,19 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["data", "balls"], "Where to"),
-        (["data", "balls", "--out"], "--out needs a value.\n  Fix: --out FOLDER"),
-        (["data", "maze", "--out", "x", "--train", "-1"], "cannot be '-1'"),
+        (["data", "balls"], "needs an output folder"),
+        (["data", "balls", "--out"], "--out needs a value.\n  Fix: --out VALUE"),
+        (
+            ["data", "maze", "--out", "x", "--train", "-1"],
+            "--train must be above 0",
+        ),
         (["data", "maze", "--uot", "x"], "no option --uot"),
         (["data", "maze", "--out", "x", "--length", "0"], "--length must be above 0"),
         (["data", "balls", "--out", "x", "--train", "0"], "--train must be above 0"),
-        (["data", "balls", "--out", "x", "--dt", "nan"], "--dt cannot be 'nan'"),
+        (
+            ["data", "balls", "--out", "x", "--dt", "nan"],
+            "--dt must be above 0",
+        ),
         (["train", "--configs", "vta_balls", "--source.dt", "inf"], "dt must be a fin"),
         (["train", "--configs", "vta_balls", "--vta.world.anneal", "-1"], "anneal"),
         (["train", "--configs", "vta_balls", "--vta.world.obs_std", "nan"], "finite"),
