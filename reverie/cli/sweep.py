@@ -26,24 +26,28 @@ def sweep(words: list[str]) -> int:
 def sweep_request(words: list[str]) -> Any:
     """The sweep described by a file, or saved in the folder of an earlier sweep."""
     from reverie.run.folder import place
-    from reverie.sweep.plan import make_plan
-    from reverie.sweep.search import PLAN
+    from reverie.sweep.search import SPEC_FILE
+    from reverie.sweep.spec import load_spec
 
     count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
     positional, flags = words[:count], words[count:]
     logdir = dict(configs.parse_flags(flags)).get("logdir")
-    if not positional and isinstance(logdir, str) and (place(logdir) / PLAN).exists():
-        positional = [str(place(logdir) / PLAN)]
+    if (
+        not positional
+        and isinstance(logdir, str)
+        and (place(logdir) / SPEC_FILE).exists()
+    ):
+        positional = [str(place(logdir) / SPEC_FILE)]
     if len(positional) not in (1, 2):
         raise UserError(
             "`reverie sweep` needs a YAML file, optionally followed by a command.\n"
             "  Fix: reverie sweep FILE [COMMAND], or reverie sweep --logdir FOLDER"
         )
     command = positional[1] if len(positional) == 2 else None
-    return make_plan(Path(positional[0]), command, flags, command_config)
+    return load_spec(Path(positional[0]), command, flags, command_config)
 
 
 def sweep_help(words: list[str]) -> str:
-    from reverie.sweep.plan import SweepConfig
+    from reverie.sweep.spec import SweepConfig
 
     return configs.explain(SweepConfig)

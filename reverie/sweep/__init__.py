@@ -1,1 +1,1 @@
-"""Hyperparameter search."""
+"""Hyperparameter search: many runs of a training command with different settings."""

@@ -1,9 +1,9 @@
-"""How well a run did, read from the files it leaves.
+"""The objective: read a metric of a run from its files and summarize it as one number.
 
-A metric is a series of values with their steps: a line per episode in `scores.jsonl`, a
-line per write in `metrics.jsonl`, or the single number that an evaluation left in
-`eval.json` or `judgement.json`. The first file that knows the name is taken, so
-`episode/score` means episodes and not averages of them.
+A metric is a series of values with their steps: one line per episode in `scores.jsonl`
+or per log in `metrics.jsonl`, or a single number from the result of an evaluation. The
+first file that contains the name is used, so `episode/score` is the score of single
+episodes and not the average in `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -19,96 +19,98 @@ from reverie.api import UserError
 from reverie.config import suggest
 from reverie.log.jsonl import METRICS, SCORES, read_lines
 
-Take = Literal["last", "best", "mean"]
+Summary = Literal["last", "best", "mean"]
 Goal = Literal["min", "max"]
-Points = list[tuple[float, float]]
-"""(step, value), in the order they were written; a value that was not finite is NaN."""
+MetricSeries = list[tuple[float, float]]
+"""(step, value) pairs in the order of writing; values that are not finite are NaN."""
 
-SERIES = (SCORES, METRICS)
-SINGLE = ("eval.json", "judgement.json")
-SHOWN = 12
-"""Names that a message lists."""
-
-
-class NoSuchMetric(UserError):
-    """A run that ended without the metric it is to be judged by."""
+SERIES_FILES = (SCORES, METRICS)
+RESULT_FILES = ("eval.json", "judgement.json")
+MAX_LISTED = 12
+"""Maximum number of metrics that an error message lists."""
 
 
-def points_of(run: Path, metric: str) -> Points:
-    """What a run has of a metric so far; empty if nothing."""
-    for name in SERIES:
-        entries = _lines(run / name)
-        found = [(float(e["step"]), _number(e[metric])) for e in entries if metric in e]
-        if found:
-            return found
-    for name in SINGLE:
-        numbers = _numbers(run / name)
+class MetricNotFound(UserError):
+    """A finished run does not have the metric of the objective."""
+
+
+def read_metric(run: Path, metric: str) -> MetricSeries:
+    """The values of a metric so far; empty if the run does not have it."""
+    for name in SERIES_FILES:
+        lines = _read_lines(run / name)
+        series = [
+            (float(x["step"]), _to_float(x[metric])) for x in lines if metric in x
+        ]
+        if series:
+            return series
+    for name in RESULT_FILES:
+        numbers = _read_numbers(run / name)
         if metric in numbers:
             return [(0.0, numbers[metric])]
     return []
 
 
-def names_of(run: Path) -> list[str]:
-    """Every metric that a run has."""
-    found: dict[str, None] = {}
-    for name in SERIES:
-        for entry in _lines(run / name):
-            found |= dict.fromkeys(entry)
-    for name in SINGLE:
-        found |= dict.fromkeys(_numbers(run / name))
-    found.pop("step", None)
-    return sorted(found)
+def metric_names(run: Path) -> list[str]:
+    """The names of all metrics of a run."""
+    names: set[str] = set()
+    for name in SERIES_FILES:
+        names.update(*_read_lines(run / name))
+    for name in RESULT_FILES:
+        names.update(_read_numbers(run / name))
+    return sorted(names - {"step"})
 
 
-def outcome(points: Points, take: Take, last: int, goal: Goal) -> float:
-    """The last value, the best one, or the mean of the `last` ones."""
-    values = [value for _, value in points]
-    if take == "best":
-        real = [value for value in values if not math.isnan(value)]
-        return (min if goal == "min" else max)(real, default=math.nan)
-    if take == "mean":
-        return float(np.mean(values[-last:]))
+def summarize(series: MetricSeries, summary: Summary, count: int, goal: Goal) -> float:
+    """The last value, the best value, or the mean of the last `count` values."""
+    values = [value for _, value in series]
+    if summary == "best":
+        finite = [value for value in values if not math.isnan(value)]
+        return (min if goal == "min" else max)(finite, default=math.nan)
+    if summary == "mean":
+        return float(np.mean(values[-count:]))
     return values[-1]
 
 
-def complain(run: Path, metric: str) -> NoSuchMetric:
-    """What to say of a run that ended without the metric."""
-    names = names_of(run)
-    near = suggest(metric, names)
-    own = [name for name in names if not name.startswith(("timer/", "usage/", "fps/"))]
-    listed = ", ".join(own[:SHOWN]) + (", ..." if len(own) > SHOWN else "")
-    return NoSuchMetric(
-        f"{run} has no metric {metric!r}.{near}\n"
-        f"  Fix: choose another `metric`; it has {listed or 'none at all'}."
+def metric_not_found(run: Path, metric: str) -> MetricNotFound:
+    """An error that lists the metrics the run has."""
+    names = metric_names(run)
+    skipped = ("timer/", "usage/", "fps/")
+    listed = [name for name in names if not name.startswith(skipped)]
+    text = ", ".join(listed[:MAX_LISTED]) + (
+        ", ..." if len(listed) > MAX_LISTED else ""
+    )
+    return MetricNotFound(
+        f"{run} has no metric {metric!r}.{suggest(metric, names)}\n"
+        f"  Fix: choose another `metric`; this run has {text or 'none'}."
     )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     return read_lines(path) if path.is_file() else []
 
 
-def _numbers(path: Path) -> dict[str, float]:
-    """The numbers of a JSON file by their path; of a list, the mean."""
+def _read_numbers(path: Path) -> dict[str, float]:
+    """The numbers of a JSON file by their keys, joined by slashes; lists as means."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError):  # not there, or half a file
+    except (OSError, ValueError):  # missing or incomplete
         return {}
-    found: dict[str, float] = {}
-    _gather(data, "", found)
-    return found
+    numbers: dict[str, float] = {}
+    _collect_numbers(data, "", numbers)
+    return numbers
 
 
-def _gather(data: Any, prefix: str, found: dict[str, float]) -> None:
+def _collect_numbers(data: Any, prefix: str, numbers: dict[str, float]) -> None:
     if isinstance(data, dict):
         for key, value in data.items():
-            _gather(value, f"{prefix}/{key}" if prefix else str(key), found)
+            _collect_numbers(value, f"{prefix}/{key}" if prefix else str(key), numbers)
     elif isinstance(data, list):
-        real = [_number(x) for x in data if isinstance(x, int | float)]
-        if real:
-            found[prefix] = float(np.mean(real))
+        values = [_to_float(x) for x in data if isinstance(x, int | float)]
+        if values:
+            numbers[prefix] = float(np.mean(values))
     elif isinstance(data, int | float):
-        found[prefix] = float(data)
+        numbers[prefix] = float(data)
 
 
-def _number(value: Any) -> float:
+def _to_float(value: Any) -> float:
     return math.nan if value is None else float(value)

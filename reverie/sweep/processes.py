@@ -1,7 +1,8 @@
-"""Runs as processes of their own, some at a time, that end when their parent does.
+"""Processes that run the trials, a fixed number of them at the same time.
 
-Each has a slot. Slots share the cores of the machine and its GPUs evenly: a run that
-took all threads would slow down its neighbours more than it gains.
+Each process has a slot. The CPU cores and GPUs of the machine are divided evenly among
+the slots, because a run that used all cores would slow down the others more than it
+gains. Processes are killed if the sweep itself is killed (on Linux).
 """
 
 from __future__ import annotations
@@ -20,41 +21,41 @@ from pathlib import Path
 
 import torch
 
-GRACE = 120.0
-"""Seconds to save in, for a run that is told to stop."""
+SAVE_TIMEOUT = 120.0
+"""Seconds a process has to save a checkpoint and exit after it was asked to stop."""
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-GPUS = "CUDA_VISIBLE_DEVICES"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class Child:
-    """A process that writes what it says to a file."""
+class RunProcess:
+    """A process that writes its output to a log file."""
 
     process: subprocess.Popen[bytes]
     log: Path
     slot: int
-    offset: int
-    """Where in the file its own words begin."""
+    log_start: int
+    """Size of the log file when the process was started, in bytes."""
     started: float = field(default_factory=time.monotonic)
     deadline: float | None = None
-    """When to lose patience with it, once it was told to stop."""
+    """Time at which it is killed; set when it is asked to stop."""
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended."""
+        """The exit code, or None if it is still running."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             self.kill()
         return self.process.poll()
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Ask it to save a checkpoint and exit."""
         if self.deadline is None:
-            self.deadline = time.monotonic() + GRACE
+            self.deadline = time.monotonic() + SAVE_TIMEOUT
             with contextlib.suppress(ProcessLookupError):
                 self.process.terminate()
 
@@ -63,81 +64,82 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def complaint(self, code: int) -> str:
-        """Why it failed, in one sentence."""
-        said = self.log.read_bytes()[self.offset :]
-        return explain(said.decode(errors="replace"), code)
+    def error_message(self, exit_code: int) -> str:
+        output = self.log.read_bytes()[self.log_start :]
+        return describe_exit(output.decode(errors="replace"), exit_code)
 
 
-class Slots:
-    """Room for so many processes."""
+class ProcessSlots:
+    """Starts processes in a fixed number of slots."""
 
     def __init__(self, program: Sequence[str], count: int, any_gpu: bool = True):
         self.program = list(program)
         self.free = list(range(count))
-        self._shares = [shares(slot, count, any_gpu) for slot in range(count)]
+        self._environments = [
+            slot_environment(slot, count, any_gpu) for slot in range(count)
+        ]
 
     def start(
-        self, words: Sequence[str], log: Path, slot: int, more: dict[str, str]
-    ) -> Child:
-        """Start the program with these words in a slot that was taken."""
-        offset = log.stat().st_size if log.exists() else 0
+        self, words: Sequence[str], log: Path, slot: int, variables: dict[str, str]
+    ) -> RunProcess:
+        """Start the program with these arguments and environment variables."""
+        log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
             process = subprocess.Popen(
                 [*self.program, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._shares[slot], **more},
-                start_new_session=True,  # Ctrl-C is the parent's
-                preexec_fn=follow_into_death(),
+                env={**os.environ, **self._environments[slot], **variables},
+                start_new_session=True,  # Ctrl-C is handled by the parent
+                preexec_fn=die_with_parent(),
             )
-        return Child(process, log, slot, offset)
+        return RunProcess(process, log, slot, log_start)
 
 
-def shares(slot: int, count: int, any_gpu: bool = True) -> dict[str, str]:
-    """What the environment tells a process about its part of the machine.
+def slot_environment(slot: int, count: int, any_gpu: bool = True) -> dict[str, str]:
+    """Environment variables that assign CPU threads and a GPU to a slot.
 
-    It gets one of several GPUs, unless it was told which one to use.
+    With `any_gpu` and several GPUs, each slot gets one of them.
     """
-    found: dict[str, str] = {}
-    if not any(name in os.environ for name in THREADS):
+    variables: dict[str, str] = {}
+    if not any(name in os.environ for name in THREAD_VARIABLES):
         cores = len(os.sched_getaffinity(0)) if _on_linux() else os.cpu_count() or 1
-        found |= dict.fromkeys(THREADS, str(max(1, cores // count)))
-    listed = os.environ.get(GPUS)
-    gpus = listed.split(",") if listed else [str(i) for i in range(_gpus())]
+        variables |= dict.fromkeys(THREAD_VARIABLES, str(max(1, cores // count)))
+    visible = os.environ.get(GPU_VARIABLE)
+    gpus = visible.split(",") if visible else [str(i) for i in range(_num_gpus())]
     if any_gpu and min(count, len(gpus)) > 1:
-        found[GPUS] = gpus[slot % len(gpus)]
-    return found
+        variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
+    return variables
 
 
-def follow_into_death() -> Callable[[], None] | None:
-    """What a new process does first, so that it is killed if its parent dies."""
+def die_with_parent() -> Callable[[], None] | None:
+    """A `preexec_fn` that has the process killed when its parent dies."""
     if not _on_linux():
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
-    def follow() -> None:
+    def set_death_signal() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it is dead already
+        if os.getppid() != parent:  # the parent has died in the meantime
             os._exit(1)
 
-    return follow
+    return set_death_signal
 
 
-def explain(text: str, code: int) -> str:
-    """What a process that ended with this code said last."""
-    if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}."
-    said = re.findall(r"^reverie: (.*?)(?=^  Fix: |\Z)", text, re.M | re.S)
-    if code == 2 and said:
-        return " ".join(said[-1].split())
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""
-    return f"it ended with exit code {code}{last}"
+def describe_exit(output: str, exit_code: int) -> str:
+    """The error of a failed process, from its output and exit code."""
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    errors = re.findall(r"^reverie: (.*?)(?=^  Fix: |\Z)", output, re.M | re.S)
+    if exit_code == 2 and errors:
+        return " ".join(errors[-1].split())
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    last_line = f": {lines[-1]}" if lines else ""
+    return f"exit code {exit_code}{last_line}"
 
 
-def _gpus() -> int:
+def _num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

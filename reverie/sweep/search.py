@@ -1,17 +1,17 @@
-"""Search for settings: many runs of one command, each with other values.
+"""The sweep: runs the trials of a study and reports the best hyperparameters.
 
-A study proposes points (`study.py`); runs are processes (`children.py`) in folders of
-their own, judged by the metrics they leave (`objective.py`). All that is known is on
-disk at any time: the same folder goes on, finished trials stay, and those that were in
-work resume from their checkpoints.
+The study proposes hyperparameters (`study.py`). Each run of a trial is a process with
+its own run folder (`processes.py`), and its objective is read from the files in that
+folder (`objective.py`). All state is on disk, so a sweep that was interrupted continues
+in its folder: finished trials are kept, and running ones resume from their checkpoints.
 
 logdir/
-  sweep.yaml               what is searched, and how
-  study.journal            every trial, in Optuna's form
-  trials/0007-seed0/       the folder of a run
-  trials/0007-seed0.log    what it printed
+  sweep.yaml               the specification
+  study.journal            results of all trials, an Optuna journal
+  trials/0007-seed0/       run folder
+  trials/0007-seed0.log    output of the run
   table.csv, table.txt     the trials from best to worst
-  plot.png                 the same as a picture
+  plot.png                 objective over trials and over each hyperparameter
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 import yaml
 
 from reverie.api import Metrics, UserError
+from reverie.config import read_config_file
 from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
@@ -39,74 +40,80 @@ from reverie.run.signals import Stopper
 from reverie.storage.atomic import write_file
 from reverie.sweep.objective import (
     Goal,
-    Points,
-    Take,
-    complain,
-    outcome,
-    points_of,
+    MetricSeries,
+    metric_not_found,
+    read_metric,
+    summarize,
 )
-from reverie.sweep.plan import Plan, read_file
-from reverie.sweep.processes import Child, Slots
-from reverie.sweep.ranges import Between
-from reverie.sweep.study import Attempt, Study
-from reverie.sweep.trials import Trial, as_csv, best_of, in_words, table
+from reverie.sweep.processes import ProcessSlots, RunProcess
+from reverie.sweep.search_space import NumericRange
+from reverie.sweep.spec import SweepSpec
+from reverie.sweep.study import RunningTrial, Study
+from reverie.sweep.trials import (
+    Trial,
+    best_trial,
+    format_csv,
+    format_params,
+    format_table,
+)
 
 PROGRAM = (sys.executable, "-m", "reverie")
-PLAN, JOURNAL = "sweep.yaml", "study.journal"
+SPEC_FILE, JOURNAL = "sweep.yaml", "study.journal"
 
-FREE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
-"""What may change between two starts."""
-JUDGING = ("metric", "take", "last", "eval", "seeds")
-"""What may change besides, as long as no trial is judged."""
+CHANGEABLE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
+"""Options that may differ when a sweep is continued."""
+OBJECTIVE_OPTIONS = ("metric", "summary", "mean_over", "eval", "seeds")
+"""Options that may also differ as long as no trial has a result."""
 
-PAUSE = 0.2
-"""Seconds between two looks at the processes ..."""
-LOOK = 5.0
-"""... and at the metrics of one, to see whether it is worth going on."""
+POLL_SECONDS = 0.2
+"""Time between two checks of the processes."""
+PRUNE_SECONDS = 5.0
+"""Time between two checks whether a run should be pruned."""
+PRUNE_MIN_TRIALS = 4
+"""Finished trials that are needed before others are pruned."""
+PRUNE_MIN_PROGRESS = 0.25
+"""Fraction of a run before which it is not pruned."""
 
-ENOUGH = 4
-"""Finished trials that a median needs."""
-EARLY = 0.25
-"""The part of a run before which nobody is judged."""
 
-
-def sweep(plan: Plan, program: Sequence[str] = PROGRAM) -> Path:
-    """Run all trials, or those that are left; returns the folder of the sweep."""
-    with Sweep(plan, program) as search:
-        search.introduce()
+def sweep(spec: SweepSpec, program: Sequence[str] = PROGRAM) -> Path:
+    """Run all trials that are not finished; returns the folder of the sweep."""
+    with Sweep(spec, program) as search:
+        search.resume_trials()
         while search.busy and not search.stopper.asked:
             search.start_runs()
-            search.look()
-            time.sleep(PAUSE)
+            search.check_runs()
+            time.sleep(POLL_SECONDS)
         search.finish()
     return search.path
 
 
 @dataclass
-class Work:
-    """A run of a trial, in the stage it is in."""
+class TrialRun:
+    """A process that trains or evaluates one seed of a trial."""
 
-    attempt: Attempt
+    trial: RunningTrial
     seed: int
-    child: Child
+    """Index of the seed within the trial."""
+    process: RunProcess
     folder: Path
-    evaluates: bool = False
-    looked: float = 0.0
+    is_eval: bool = False
+    prune_checked: float = 0.0
+    """Time of the last check whether to prune it."""
 
 
 class Sweep:
-    """The parts of a sweep, and the verbs of its loop."""
+    """The state of a sweep and the steps of its loop."""
 
-    def __init__(self, plan: Plan, program: Sequence[str] = PROGRAM):
-        self.path = place(plan.config.logdir)
-        self.plan = replace(plan, config=replace(plan.config, logdir=str(self.path)))
-        self.config = plan.config
+    def __init__(self, spec: SweepSpec, program: Sequence[str] = PROGRAM):
+        self.path = place(spec.config.logdir)
+        self.spec = replace(spec, config=replace(spec.config, logdir=str(self.path)))
+        self.config = spec.config
         self.stopper = Stopper()
-        any_gpu = "device" not in {*plan.settings, *plan.ranges}
-        self.slots = Slots(program, plan.config.jobs, any_gpu)
-        self.attempts: list[Attempt] = []  # with seeds that were not started yet
-        self.works: list[Work] = []
-        self._curves: dict[int, Points] = {}
+        any_gpu = "device" not in {*spec.settings, *spec.ranges}
+        self.slots = ProcessSlots(program, spec.config.jobs, any_gpu)
+        self.pending: list[RunningTrial] = []  # trials with seeds not started yet
+        self.runs: list[TrialRun] = []
+        self._series: dict[int, MetricSeries] = {}
         self._lock: IO[str] | None = None
         self._logger: Logger | None = None
 
@@ -115,7 +122,11 @@ class Sweep:
         return "max" if self.config.goal == "max" else "min"
 
     def __enter__(self) -> Sweep:
-        self._refuse_others()
+        if (self.path / "config.yaml").exists():
+            raise UserError(
+                f"{self.path} is the folder of a run, not of a sweep.\n"
+                "  Fix: choose another --logdir."
+            )
         self._lock = hold(self.path, "sweep folder")
         try:
             self._open()
@@ -131,292 +142,285 @@ class Sweep:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and not isinstance(error, UserError):
-            for work in self.works:
-                work.child.kill()
+            for run in self.runs:
+                run.process.kill()
         self.close()
 
     def _open(self) -> None:
-        old = self.path / PLAN
-        self.study = Study(self.path / JOURNAL, self.plan)
+        saved = self.path / SPEC_FILE
+        self.study = Study(self.path / JOURNAL, self.spec)
         trials = self.study.trials()
-        if old.exists() and trials:
-            refuse_changes(old, self.plan, trials)
-        write_file(old, self.plan.dump().encode())
+        if saved.exists() and trials:
+            refuse_changed_spec(saved, self.spec, trials)
+        write_file(saved, self.spec.to_yaml().encode())
         (self.path / "trials").mkdir(exist_ok=True)
         self.stopper.__enter__()
         outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
-        settings = yaml.safe_load(self.plan.dump())
+        settings = yaml.safe_load(self.spec.to_yaml())
         self._logger = make_logger(outputs, self.path, settings=settings)
 
     def close(self) -> None:
-        """Let what still runs save and end."""
+        """Stop all processes, which save a checkpoint first, and release the folder."""
         try:
-            for work in self.works:
-                work.child.stop()
-            while any(work.child.poll() is None for work in self.works):
-                time.sleep(PAUSE)
+            for run in self.runs:
+                run.process.stop()
+            while any(run.process.poll() is None for run in self.runs):
+                time.sleep(POLL_SECONDS)
         finally:
-            for work in self.works:
-                work.child.kill()
-                self.study.spend(work.attempt, work.child.seconds)
-            self.works = []
+            for run in self.runs:
+                run.process.kill()
+                self.study.add_seconds(run.trial, run.process.seconds)
+            self.runs = []
             self.stopper.__exit__(None, None, None)
-            for part in (self._logger, self._lock):
-                if part is not None:
-                    part.close()
+            for resource in (self._logger, self._lock):
+                if resource is not None:
+                    resource.close()
             self._logger = self._lock = None
 
-    def _refuse_others(self) -> None:
-        """Leave folders alone that hold something else."""
-        if (self.path / "config.yaml").exists():
-            raise UserError(
-                f"{self.path} is the folder of a run, not of a sweep.\n"
-                "  Fix: give another --logdir."
-            )
+    # The steps of the loop.
 
-    # The verbs of the loop.
-
-    def introduce(self) -> None:
-        """Take up what was interrupted, and say what there is to do."""
-        self.attempts = self.study.interrupted()
-        done = len(self.study.trials()) - len(self.attempts)
-        self._say(f"{self.study.wanted} trials of `reverie {self.config.command}`")
-        self._say(f"  {self.goal} {self.config.metric}, {in_ranges(self.plan)}")
-        self._say(f"  sweep folder {self.path}")
-        if done or self.attempts:
-            self._say(f"{done} trials are there, {len(self.attempts)} go on.")
+    def resume_trials(self) -> None:
+        """Queue the trials that were interrupted, and print what will be done."""
+        self.pending = self.study.interrupted_trials()
+        finished = len(self.study.trials()) - len(self.pending)
+        methods = {"bayes": "Bayesian", "random": "random", "grid": "grid"}
+        method = methods[self.config.sampler]
+        _print(f"{self.study.num_trials} trials of `reverie {self.config.command}`")
+        _print(f"  {self.goal} {self.config.metric}")
+        _print(f"  {method} search over {', '.join(self.spec.ranges)}")
+        _print(f"  sweep folder {self.path}")
+        if finished or self.pending:
+            _print(f"  {finished} trials finished, {len(self.pending)} resumed")
 
     @property
     def busy(self) -> bool:
-        return bool(self.works or self.attempts or self.study.has_more)
+        return bool(self.runs or self.pending or self.study.has_more)
 
     def start_runs(self) -> None:
-        """Fill the slots: seeds of trials in work first, then another trial."""
+        """Fill the free slots with the next seeds of pending trials or new trials."""
         while self.slots.free:
-            if not self.attempts:
+            if not self.pending:
                 if not self.study.has_more:
                     return
-                self.attempts.append(self.study.ask())
-            attempt = self.attempts[0]
-            begun = {w.seed for w in self.works if w.attempt is attempt}
-            seeds = range(self.config.seeds)
-            left = [s for s in seeds if s not in begun and s not in attempt.values]
-            if len(left) <= 1:
-                self.attempts.pop(0)
-            if left:
-                self._start(attempt, left[0])
-            elif len(attempt.values) == self.config.seeds:
-                self._conclude(attempt)
+                self.pending.append(self.study.start_trial())
+            trial = self.pending[0]
+            started = {run.seed for run in self.runs if run.trial is trial}
+            started |= set(trial.values)
+            seeds = [s for s in range(self.config.seeds) if s not in started]
+            if len(seeds) <= 1:
+                self.pending.pop(0)
+            if seeds:
+                self._start(trial, seeds[0])
+            elif len(trial.values) == self.config.seeds:
+                self._complete(trial)
 
-    def look(self) -> None:
-        """See who has ended, and who should."""
-        for work in list(self.works):
-            code = work.child.poll()
+    def check_runs(self) -> None:
+        """Process the results of runs that have ended, and prune others."""
+        for run in list(self.runs):
+            code = run.process.poll()
             if code is not None:
-                self.works.remove(work)
-                self._ended(work, code)
-            elif self.config.prune and work.seed == 0 and not work.evaluates:
-                self._judge_early(work)
+                self.runs.remove(run)
+                self._on_exit(run, code)
+            elif self.config.prune and run.seed == 0 and not run.is_eval:
+                self._prune_if_worse(run)
 
     def finish(self) -> None:
-        """Draw what is known, and print it unless the sweep was asked to stop."""
+        """Write the plot, and print the table unless the sweep was asked to stop."""
         if self.stopper.asked is not None:
             self.close()
-        trials = self.write()
-        plot = picture(self.plan, trials, self.goal)
+        trials = self.write_tables()
+        plot = plot_trials(self.spec, trials, self.goal)
         write_image(self.path / "plot.png", plot)
         self._log({"plot": plot})
         self.stopper.check()
         failed = [trial for trial in trials if trial.state == "failed"]
-        best = best_of(trials, self.goal)
+        best = best_trial(trials, self.goal)
         if best is None and failed:
             raise UserError(
                 f"All {len(failed)} trials failed; trial {failed[-1].number}: "
-                f"{failed[-1].note}\n  Fix: mend that, and give another --logdir; what "
-                f"they printed is in {self.path / 'trials'}."
+                f"{failed[-1].error}\n  Fix: correct this error and choose another "
+                f"--logdir; the output of the trials is in {self.path / 'trials'}."
             )
-        print(table(trials, self.plan.ranges, self.goal))
+        print(format_table(trials, self.spec.ranges, self.goal))
         if best is not None:
-            words = shlex.join(self.plan.words(best.point))
+            words = shlex.join(self.spec.words(best.params))
             print(f"Best: reverie {self.config.command} {words}")
         print(f"{self.path / 'table.csv'}\n{self.path / 'plot.png'}")
 
-    def write(self) -> list[Trial]:
-        """The table of all that is known."""
+    def write_tables(self) -> list[Trial]:
+        """Write the results so far; returns all trials."""
         trials = self.study.trials()
-        ranges = self.plan.ranges
-        text = table(trials, ranges, self.goal) + "\n"
+        text = format_table(trials, self.spec.ranges, self.goal) + "\n"
+        rows = format_csv(trials, self.spec.ranges, self.goal)
         write_file(self.path / "table.txt", text.encode())
-        write_file(self.path / "table.csv", as_csv(trials, ranges, self.goal).encode())
+        write_file(self.path / "table.csv", rows.encode())
         return trials
 
-    # One run.
+    # Single runs.
 
-    def folder(self, number: int, seed: int) -> Path:
+    def run_folder(self, number: int, seed: int) -> Path:
         return self.path / "trials" / f"{number:04d}-seed{seed}"
 
-    def _start(self, attempt: Attempt, seed: int, evaluates: bool = False) -> None:
-        folder = self.folder(attempt.number, seed)
-        if evaluates:
+    def _start(self, trial: RunningTrial, seed: int, is_eval: bool = False) -> None:
+        folder = self.run_folder(trial.number, seed)
+        if is_eval:
             words = ["eval", str(folder), *shlex.split(self.config.eval or "")]
         else:
-            words = [self.config.command, *self.plan.words(attempt.point)]
-            if "seed" not in attempt.point:
-                words += ["--seed", str(self.plan.seed + seed)]
+            words = [self.config.command, *self.spec.words(trial.params)]
+            if "seed" not in trial.params:
+                words += ["--seed", str(self.spec.seed + seed)]
             if self.config.wandb:
                 words += ["--logger.outputs+", "wandb"]
             words += ["--logdir", str(folder)]
         slot = self.slots.free.pop(0)
         log = folder.with_name(folder.name + ".log")
         group = {"WANDB_RUN_GROUP": self.path.name}
-        child = self.slots.start(words, log, slot, group)
-        self.works.append(Work(attempt, seed, child, folder, evaluates))
+        process = self.slots.start(words, log, slot, group)
+        self.runs.append(TrialRun(trial, seed, process, folder, is_eval))
 
-    def _ended(self, work: Work, code: int) -> None:
-        self.slots.free.append(work.child.slot)
-        attempt, folder = work.attempt, work.folder
-        if work.child.deadline is not None:  # it was told to
+    def _on_exit(self, run: TrialRun, code: int) -> None:
+        self.slots.free.append(run.process.slot)
+        trial, folder = run.trial, run.folder
+        if run.process.deadline is not None:  # it was asked to stop
             return
-        self.study.spend(attempt, work.child.seconds)
+        self.study.add_seconds(trial, run.process.seconds)
         if code:
-            self._fail(attempt, work.child.complaint(code))
+            self._fail(trial, run.process.error_message(code))
             return
-        if self.config.eval is not None and not work.evaluates:
-            self._start(attempt, work.seed, evaluates=True)
+        if self.config.eval is not None and not run.is_eval:
+            self._start(trial, run.seed, is_eval=True)
             return
-        points = points_of(folder, self.config.metric)
-        if not points:
-            error = complain(folder, self.config.metric)
-            if not self._known():
+        series = read_metric(folder, self.config.metric)
+        if not series:
+            error = metric_not_found(folder, self.config.metric)
+            if not self._metric_exists():
                 raise error
-            self._fail(attempt, str(error).split("\n")[0])
+            self._fail(trial, str(error).split("\n")[0])
             return
-        value = self._outcome(points)
+        value = self._summarize(series)
         if not math.isfinite(value):
-            self._fail(attempt, f"{self.config.metric} was not finite in the end.")
+            self._fail(trial, f"{self.config.metric} is not finite.")
             return
-        self.study.note(attempt, work.seed, value)
-        if len(attempt.values) == self.config.seeds:
-            self._conclude(attempt)
+        self.study.record_value(trial, run.seed, value)
+        if len(trial.values) == self.config.seeds:
+            self._complete(trial)
 
-    def _conclude(self, attempt: Attempt) -> None:
-        value = self.study.finish(attempt)
-        best = best_of(self.write(), self.goal)
+    def _complete(self, trial: RunningTrial) -> None:
+        value = self.study.complete(trial)
+        best = best_trial(self.write_tables(), self.goal)
         assert best is not None
         assert best.value is not None
-        known = f"best {format_number(best.value)} of trial {best.number}"
-        self._tell(attempt, f"{format_number(value)}, {known}")
-        point = attempt.point.items()
-        numbers = {k: float(v) for k, v in point if not isinstance(v, str)}
+        best_so_far = f"best {format_number(best.value)} of trial {best.number}"
+        _print_trial(trial, f"{format_number(value)}, {best_so_far}")
+        params = trial.params.items()
+        numbers = {k: float(v) for k, v in params if not isinstance(v, str)}
         self._log({"value": value, "best": best.value, **numbers})
 
-    def _fail(self, attempt: Attempt, why: str) -> None:
-        self.study.fail(attempt, why)
-        self._drop(attempt)
-        self.write()
-        self._tell(attempt, f"failed: {why}")
+    def _fail(self, trial: RunningTrial, error: str) -> None:
+        self.study.fail(trial, error)
+        self._stop_trial(trial)
+        self.write_tables()
+        _print_trial(trial, f"failed: {error}")
 
-    def _judge_early(self, work: Work) -> None:
-        """End the trial of a run that does worse than others did."""
-        if time.monotonic() - work.looked < LOOK or work.child.deadline is not None:
+    def _prune_if_worse(self, run: TrialRun) -> None:
+        """Stop a trial that is worse than the median of the finished trials."""
+        now, process = time.monotonic(), run.process
+        if now - run.prune_checked < PRUNE_SECONDS or process.deadline is not None:
             return
-        work.looked = time.monotonic()
-        points = points_of(work.folder, self.config.metric)
+        run.prune_checked = now
+        series = read_metric(run.folder, self.config.metric)
         done = [t.number for t in self.study.trials() if t.state == "done"]
-        others = [self._curve(number) for number in done]
-        if not self._hopeless(points, others):
+        others = [self._finished_series(number) for number in done]
+        if not self._is_worse_than_median(series, others):
             return
-        value, step = self._outcome(points), points[-1][0]
-        self.study.spend(work.attempt, work.child.seconds)
-        self.study.prune(work.attempt, value, step)
-        self._drop(work.attempt)
-        self.write()
-        self._tell(work.attempt, f"ended at step {step:g} with {format_number(value)}")
+        value, step = self._summarize(series), series[-1][0]
+        self.study.add_seconds(run.trial, process.seconds)
+        self.study.prune(run.trial, value, step)
+        self._stop_trial(run.trial)
+        self.write_tables()
+        _print_trial(run.trial, f"pruned at step {step:g} with {format_number(value)}")
 
-    def _hopeless(self, points: Points, others: Sequence[Points]) -> bool:
-        """Whether a run is worse than the median of others at the step it reached."""
+    def _is_worse_than_median(
+        self, series: MetricSeries, others: Sequence[MetricSeries]
+    ) -> bool:
+        """Compare a run with others at the last step it has reached."""
         others = [other for other in others if other]
-        if not points or len(others) < ENOUGH:
+        if not series or len(others) < PRUNE_MIN_TRIALS:
             return False
-        step, end = points[-1][0], float(np.median([o[-1][0] for o in others]))
-        if not EARLY * end <= step < end:
+        step, end = series[-1][0], float(np.median([o[-1][0] for o in others]))
+        if not PRUNE_MIN_PROGRESS * end <= step < end:
             return False
-        until = [[p for p in other if p[0] <= step] for other in others]
-        then = [self._outcome(part) for part in until if part]
-        if len(then) < ENOUGH:
+        up_to_step = [[pair for pair in other if pair[0] <= step] for other in others]
+        values = [self._summarize(part) for part in up_to_step if part]
+        if len(values) < PRUNE_MIN_TRIALS:
             return False
         sign = 1 if self.goal == "min" else -1
-        return sign * self._outcome(points) > sign * float(np.nanmedian(then))
+        return sign * self._summarize(series) > sign * float(np.nanmedian(values))
 
-    def _curve(self, number: int) -> Points:
-        if number not in self._curves:
-            folder = self.folder(number, 0)
-            self._curves[number] = points_of(folder, self.config.metric)
-        return self._curves[number]
+    def _finished_series(self, number: int) -> MetricSeries:
+        if number not in self._series:
+            folder = self.run_folder(number, 0)
+            self._series[number] = read_metric(folder, self.config.metric)
+        return self._series[number]
 
-    def _drop(self, attempt: Attempt) -> None:
-        """Stop what still runs of a trial, and start no more of it."""
-        self.attempts = [other for other in self.attempts if other is not attempt]
-        for work in self.works:
-            if work.attempt is attempt:
-                work.child.stop()
+    def _stop_trial(self, trial: RunningTrial) -> None:
+        """Stop the runs of a trial, and start no more of them."""
+        self.pending = [other for other in self.pending if other is not trial]
+        for run in self.runs:
+            if run.trial is trial:
+                run.process.stop()
 
-    def _outcome(self, points: Points) -> float:
-        take: Take = self.config.take
-        return outcome(points, take, self.config.last, self.goal)
+    def _summarize(self, series: MetricSeries) -> float:
+        config = self.config
+        return summarize(series, config.summary, config.mean_over, self.goal)
 
-    def _known(self) -> bool:
-        """Whether any run has the metric, so that its name cannot be wrong."""
+    def _metric_exists(self) -> bool:
+        """True if any run has the metric, so its name is not misspelled."""
         if any(trial.value is not None for trial in self.study.trials()):
             return True
-        runs = (self.path / "trials").iterdir()
-        return any(points_of(r, self.config.metric) for r in runs if r.is_dir())
+        folders = [path for path in (self.path / "trials").iterdir() if path.is_dir()]
+        return any(read_metric(folder, self.config.metric) for folder in folders)
 
     def _log(self, metrics: Metrics) -> None:
         if self._logger is not None:
-            judged = [t for t in self.study.trials() if t.value is not None]
+            with_value = [t for t in self.study.trials() if t.value is not None]
             self._logger.add(metrics, prefix="sweep")
-            self._logger.write(len(judged))
-
-    def _tell(self, attempt: Attempt, what: str) -> None:
-        self._say(f"trial {attempt.number} ({in_words(attempt.point)}): {what}")
-
-    def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+            self._logger.write(len(with_value))
 
 
-def refuse_changes(saved: Path, plan: Plan, trials: Sequence[Trial]) -> None:
-    """Raise unless the trials of a folder and those to come can be compared."""
-    old, new = read_file(saved), yaml.safe_load(plan.dump())
-    judged = any(trial.state in ("done", "pruned") for trial in trials)
-    free = FREE if judged else (*FREE, *JUDGING)
-    changed = [k for k in new if k not in free and old.get(k) != new[k]]
+def refuse_changed_spec(saved: Path, spec: SweepSpec, trials: Sequence[Trial]) -> None:
+    """Raise an error if new trials could not be compared with those in the folder."""
+    old, new = read_config_file(saved), yaml.safe_load(spec.to_yaml())
+    has_results = any(trial.state in ("done", "pruned") for trial in trials)
+    changeable = CHANGEABLE if has_results else (*CHANGEABLE, *OBJECTIVE_OPTIONS)
+    changed = [k for k in new if k not in changeable and old.get(k) != new[k]]
     if changed:
         key = changed[0]
         raise UserError(
-            f"The sweep in {saved.parent} was begun with {key} "
-            f"{old.get(key)!r}, not {new[key]!r}.\n"
-            "  Fix: give another --logdir, or go on with `reverie sweep --logdir "
-            f"{saved.parent}`."
+            f"The sweep in {saved.parent} was started with {key} {old.get(key)!r}, not "
+            f"{new[key]!r}.\n  Fix: choose another --logdir, or continue it with "
+            f"`reverie sweep --logdir {saved.parent}`."
         )
 
 
-def in_ranges(plan: Plan) -> str:
-    """What is searched, and how, in words."""
-    how = {"bayes": "searching", "random": "drawing", "grid": "trying all"}
-    return f"{how[plan.config.sampler]} {', '.join(plan.ranges)}"
-
-
-def picture(plan: Plan, trials: Sequence[Trial], goal: Goal) -> np.ndarray:
-    """The plot of a sweep, in the order its trials were begun."""
+def plot_trials(spec: SweepSpec, trials: Sequence[Trial], goal: Goal) -> np.ndarray:
+    """Plot the objective over the trials and over each hyperparameter."""
     shown = [t for t in trials if t.value is not None and math.isfinite(t.value)]
     panels = [Panel("trial", [float(trial.number) for trial in shown])]
-    for name, range_ in plan.ranges.items():
-        places = [trial.point.get(name, "") for trial in shown]
-        real = isinstance(range_, Between)
-        spots: list[Any] = [float(p) if real else str(p) for p in places]
-        panels.append(Panel(name, spots, range_.log))
+    for name, range_ in spec.ranges.items():
+        numeric = isinstance(range_, NumericRange)
+        params = [trial.params.get(name, "") for trial in shown]
+        x: list[Any] = [float(p) if numeric else str(p) for p in params]
+        panels.append(Panel(name, x, range_.log))
     values = [float(t.value) for t in shown if t.value is not None]
-    whole = [t.state == "done" for t in shown]
-    title = f"{plan.config.metric} by `reverie {plan.config.command}`"
-    return draw_sweep(values, whole, panels, goal, title)
+    finished = [t.state == "done" for t in shown]
+    title = f"{spec.config.metric} of `reverie {spec.config.command}`"
+    return draw_sweep(values, finished, panels, goal, title)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print_trial(trial: RunningTrial, text: str) -> None:
+    _print(f"trial {trial.number} ({format_params(trial.params)}): {text}")

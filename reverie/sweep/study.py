@@ -1,15 +1,14 @@
-"""The memory of a sweep: which points were tried, and how they did. Kept by Optuna.
+"""The study: an Optuna study that proposes hyperparameters and stores the results.
 
-The journal is a file that only grows; a sweep that is killed leaves at worst half a
-line at its end, which is cut off. A trial that was in work then is taken up again under
-its own number, with its own values.
+Results are appended to a journal file. If a sweep is killed, at most the last line is
+incomplete, which is removed. Trials that were running are continued with their number
+and their hyperparameters.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.log.jsonl import drop_torn_line
-from reverie.sweep.plan import USUAL_TRIALS, Plan
-from reverie.sweep.trials import State, Trial
+from reverie.sweep.spec import DEFAULT_TRIALS, SweepSpec
+from reverie.sweep.trials import Trial, TrialState
 
-NAME = "sweep"
-STATES: dict[str, State] = {
+STUDY_NAME = "sweep"
+STATES: dict[str, TrialState] = {
     "WAITING": "waiting",
     "RUNNING": "running",
     "COMPLETE": "done",
@@ -32,150 +31,155 @@ STATES: dict[str, State] = {
 
 
 @dataclass
-class Attempt:
-    """A trial in work."""
+class RunningTrial:
+    """A trial that has started and has no result yet."""
 
     number: int
-    point: dict[str, Any]
-    handle: Any
+    params: dict[str, Any]
+    optuna_trial: Any
     values: dict[int, float] = field(default_factory=dict)
-    """Of the runs that have ended, by which of the seeds they had."""
+    """Objective of the finished runs, by index of the seed."""
 
 
 class Study:
-    """Points to try and what came of them, on disk."""
+    """Proposes hyperparameters and keeps the results of trials on disk."""
 
-    def __init__(self, path: Path, plan: Plan):
-        self.optuna = optuna = need_optuna()
+    def __init__(self, path: Path, spec: SweepSpec):
+        self.optuna = optuna = _import_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.plan = plan
+        self.spec = spec
         drop_torn_line(path)
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # of a killed one
+        # A sweep that was killed may have left the lock file of the journal.
+        path.with_name(path.name + ".lock").unlink(missing_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         try:
             self._study = optuna.create_study(
-                study_name=NAME,
+                study_name=STUDY_NAME,
                 storage=optuna.storages.JournalStorage(backend),
-                direction="minimize" if plan.config.goal == "min" else "maximize",
+                direction="minimize" if spec.config.goal == "min" else "maximize",
                 load_if_exists=True,
                 pruner=optuna.pruners.NopPruner(),
             )
-            self._study.sampler = self._sampler(len(self._started()))
+            self._study.sampler = self._make_sampler(len(self._started()))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path} is damaged: {error}.\n"
-                "  Fix: give another --logdir; the runs themselves are whole."
+                f"The journal {path} is damaged: {error}.\n"
+                "  Fix: start a new sweep with another --logdir."
             ) from None
-        if plan.config.sampler == "grid":
-            self._lay_out()
+        if spec.config.sampler == "grid":
+            self._enqueue_grid()
 
     @property
-    def wanted(self) -> int:
-        """How many trials there will be."""
-        config = self.plan.config
+    def num_trials(self) -> int:
+        """Number of trials of the whole sweep."""
+        config = self.spec.config
         if config.sampler != "grid":
-            return config.trials or USUAL_TRIALS
-        points = int(np.prod([len(values) for values in self._axes().values()]))
+            return config.trials or DEFAULT_TRIALS
+        points = int(np.prod([len(values) for values in self._grid().values()]))
         return min(config.trials or points, points)
 
     @property
     def has_more(self) -> bool:
-        return len(self._started()) < self.wanted
+        """True if there are trials that have not started."""
+        return len(self._started()) < self.num_trials
 
-    def interrupted(self) -> list[Attempt]:
-        """Trials that were in work when the sweep ended."""
+    def interrupted_trials(self) -> list[RunningTrial]:
+        """Trials that were running when the sweep ended."""
         running = [t for t in self._started() if t.state.name == "RUNNING"]
-        kind = self.optuna.trial.Trial
-        return [self._attempt(kind(self._study, t._trial_id)) for t in running]
+        make = self.optuna.trial.Trial
+        return [self._running_trial(make(self._study, t._trial_id)) for t in running]
 
-    def ask(self) -> Attempt:
-        return self._attempt(self._study.ask())
+    def start_trial(self) -> RunningTrial:
+        return self._running_trial(self._study.ask())
 
-    def note(self, attempt: Attempt, seed: int, value: float) -> None:
-        """A run has ended."""
-        attempt.values[seed] = value
-        attempt.handle.set_user_attr(f"seed{seed}", value)
+    def record_value(self, trial: RunningTrial, seed: int, value: float) -> None:
+        """Store the objective of a finished run."""
+        trial.values[seed] = value
+        trial.optuna_trial.set_user_attr(f"seed{seed}", value)
 
-    def spend(self, attempt: Attempt, seconds: float) -> None:
-        before = attempt.handle.user_attrs.get("seconds", 0.0)
-        attempt.handle.set_user_attr("seconds", before + seconds)
+    def add_seconds(self, trial: RunningTrial, seconds: float) -> None:
+        """Add to the time spent on a trial."""
+        before = trial.optuna_trial.user_attrs.get("seconds", 0.0)
+        trial.optuna_trial.set_user_attr("seconds", before + seconds)
 
-    def finish(self, attempt: Attempt) -> float:
-        """All runs have ended; their mean is what the trial is worth."""
-        values = list(attempt.values.values())
+    def complete(self, trial: RunningTrial) -> float:
+        """Finish a trial; returns its objective, the mean over seeds."""
+        values = list(trial.values.values())
         if len(values) > 1:
-            attempt.handle.set_user_attr("spread", float(np.std(values)))
+            trial.optuna_trial.set_user_attr("std", float(np.std(values)))
         value = float(np.mean(values))
-        self._study.tell(attempt.handle, value)
+        self._study.tell(trial.optuna_trial, value)
         return value
 
-    def fail(self, attempt: Attempt, why: str) -> None:
-        attempt.handle.set_user_attr("note", why)
-        self._study.tell(attempt.handle, state=self.optuna.trial.TrialState.FAIL)
+    def fail(self, trial: RunningTrial, error: str) -> None:
+        trial.optuna_trial.set_user_attr("error", error)
+        self._study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.FAIL)
 
-    def prune(self, attempt: Attempt, value: float, step: float) -> None:
-        attempt.handle.report(value, int(step))
-        self._study.tell(attempt.handle, state=self.optuna.trial.TrialState.PRUNED)
+    def prune(self, trial: RunningTrial, value: float, step: float) -> None:
+        trial.optuna_trial.report(value, int(step))
+        self._study.tell(trial.optuna_trial, state=self.optuna.trial.TrialState.PRUNED)
 
     def trials(self) -> list[Trial]:
-        """All that were begun."""
-        return [self._trial(found) for found in self._started()]
+        """All trials that have started."""
+        return [self._to_trial(frozen) for frozen in self._started()]
 
     def _started(self) -> list[Any]:
         trials = self._study.get_trials(deepcopy=False)
         return [trial for trial in trials if trial.state.name != "WAITING"]
 
-    def _trial(self, found: Any) -> Trial:
-        attrs = found.user_attrs
+    def _to_trial(self, frozen: Any) -> Trial:
+        attrs = frozen.user_attrs
+        names = [name for name in self.spec.ranges if name in frozen.params]
         return Trial(
-            found.number,
-            STATES[found.state.name],
-            {
-                name: found.params[name]
-                for name in self.plan.ranges
-                if name in found.params
-            },
-            found.value,
-            attrs.get("spread"),
+            frozen.number,
+            STATES[frozen.state.name],
+            {name: frozen.params[name] for name in names},
+            frozen.value,
+            attrs.get("std"),
             attrs.get("seconds", 0.0),
-            attrs.get("note", ""),
+            attrs.get("error", ""),
         )
 
-    def _attempt(self, handle: Any) -> Attempt:
-        with warnings.catch_warnings():  # of steps that do not end at the high end
+    def _running_trial(self, optuna_trial: Any) -> RunningTrial:
+        with warnings.catch_warnings():  # about steps that do not divide the range
             warnings.simplefilter("ignore")
-            ranges = self.plan.ranges.items()
-            point = {name: range.suggest(handle, name) for name, range in ranges}
-        known = handle.user_attrs
-        seeds = [k for k in range(self.plan.config.seeds) if f"seed{k}" in known]
-        values = {k: known[f"seed{k}"] for k in seeds}
-        return Attempt(handle.number, point, handle, values)
+            params = {
+                name: range_.suggest(optuna_trial, name)
+                for name, range_ in self.spec.ranges.items()
+            }
+        attrs = optuna_trial.user_attrs
+        seeds = [i for i in range(self.spec.config.seeds) if f"seed{i}" in attrs]
+        values = {i: attrs[f"seed{i}"] for i in seeds}
+        return RunningTrial(optuna_trial.number, params, optuna_trial, values)
 
-    def _sampler(self, started: int) -> Any:
-        """Who proposes points; after a pause, others than it has proposed before."""
-        samplers, seed = self.optuna.samplers, self.plan.seed + 7919 * started
-        if self.plan.config.sampler == "bayes":
-            with warnings.catch_warnings():  # it is experimental in older versions
+    def _make_sampler(self, started: int) -> Any:
+        """The sampler; its seed depends on the number of trials started before.
+
+        A continued sweep would otherwise sample the same hyperparameters again.
+        """
+        samplers, seed = self.optuna.samplers, self.spec.seed + 7919 * started
+        if self.spec.config.sampler == "bayes":
+            with warnings.catch_warnings():  # `constant_liar` was experimental once
                 warnings.simplefilter("ignore")
                 return samplers.TPESampler(seed=seed, constant_liar=True)
         return samplers.RandomSampler(seed=seed)
 
-    def _axes(self) -> dict[str, list[Any]]:
-        return {name: range.grid(name) for name, range in self.plan.ranges.items()}
+    def _grid(self) -> dict[str, list[Any]]:
+        return {name: r.grid(name) for name, r in self.spec.ranges.items()}
 
-    def _lay_out(self) -> None:
-        """Put the points of the grid in line, unless they stand there."""
+    def _enqueue_grid(self) -> None:
+        """Enqueue the points of the grid that are not in the study yet."""
         trials = self._study.get_trials(deepcopy=False)
-        there = {trial.user_attrs.get("grid") for trial in trials}
-        axes = self._axes()
-        points = itertools.islice(itertools.product(*axes.values()), self.wanted)
+        enqueued = {trial.user_attrs.get("grid") for trial in trials}
+        grid = self._grid()
+        points = itertools.islice(itertools.product(*grid.values()), self.num_trials)
         for index, values in enumerate(points):
-            if index not in there:
-                point: Mapping[str, Any] = dict(zip(axes, values, strict=True))
-                self._study.enqueue_trial(dict(point), user_attrs={"grid": index})
+            if index not in enqueued:
+                params = dict(zip(grid, values, strict=True))
+                self._study.enqueue_trial(params, user_attrs={"grid": index})
 
 
-def need_optuna() -> Any:
+def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError:

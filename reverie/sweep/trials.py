@@ -1,86 +1,89 @@
-"""What has become of the trials of a sweep: as a table, as CSV, as sentences."""
+"""The results of trials: ranking, text table and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from reverie.log.terminal import format_number, format_seconds
 from reverie.sweep.objective import Goal
-from reverie.sweep.ranges import Range
 
-State = Literal["waiting", "running", "done", "pruned", "failed"]
-ORDER = ("done", "pruned", "failed", "running", "waiting")
+TrialState = Literal["waiting", "running", "done", "pruned", "failed"]
+STATE_ORDER = ("done", "pruned", "failed", "running", "waiting")
+"""Order of the states in a table."""
 
 
 class Trial(NamedTuple):
-    """One point of a sweep and how it went."""
+    """The hyperparameters of a trial and its result."""
 
     number: int
-    state: State
-    point: dict[str, Any]
+    state: TrialState
+    params: dict[str, Any]
     value: float | None = None
-    spread: float | None = None
-    """The deviation between seeds."""
+    """The objective, averaged over seeds."""
+    std: float | None = None
+    """Standard deviation of the objective over seeds."""
     seconds: float = 0.0
-    note: str = ""
-    """Why it failed."""
+    error: str = ""
+    """Reason of a failure."""
 
 
-def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """The best one first; those without a value last."""
+def rank_trials(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
+    """Sort trials from best to worst; trials without a value come last."""
     sign = 1 if goal == "min" else -1
 
-    def place(trial: Trial) -> tuple[int, float, int]:
-        worth = math.inf if trial.value is None else sign * trial.value
-        return ORDER.index(trial.state), worth, trial.number
+    def key(trial: Trial) -> tuple[int, float, int]:
+        value = math.inf if trial.value is None else sign * trial.value
+        return STATE_ORDER.index(trial.state), value, trial.number
 
-    return sorted(trials, key=place)
+    return sorted(trials, key=key)
 
 
-def best_of(trials: Sequence[Trial], goal: Goal) -> Trial | None:
+def best_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
     done = [trial for trial in trials if trial.state == "done"]
-    return ranked(done, goal)[0] if done else None
+    return rank_trials(done, goal)[0] if done else None
 
 
-def table(trials: Sequence[Trial], ranges: Mapping[str, Range], goal: Goal) -> str:
-    """The trials for people, from best to worst."""
-    rows = [["trial", "value", *ranges, "time", ""]]
-    for trial in ranked(trials, goal):
+def format_table(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> str:
+    """A text table of the trials with these hyperparameters, from best to worst."""
+    names = list(names)
+    rows = [["trial", "value", *names, "time", ""]]
+    for trial in rank_trials(trials, goal):
         value = "" if trial.value is None else format_number(trial.value)
-        if trial.spread is not None:
-            value += f" ± {format_number(trial.spread)}"
-        point = [in_short(trial.point.get(name, "")) for name in ranges]
-        spent = format_seconds(trial.seconds) if trial.seconds else ""
+        if trial.std is not None:
+            value += f" ± {format_number(trial.std)}"
+        params = [format_param(trial.params.get(name, "")) for name in names]
+        seconds = format_seconds(trial.seconds) if trial.seconds else ""
         state = "" if trial.state == "done" else trial.state
-        rows.append([str(trial.number), value, *point, spent, state])
+        rows.append([str(trial.number), value, *params, seconds, state])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    extras = [f"trial {t.number} failed: {t.note}" for t in trials if t.note]
-    return "\n".join(line.rstrip() for line in [*lines, *extras])
+    errors = [f"trial {t.number} failed: {t.error}" for t in trials if t.error]
+    return "\n".join(line.rstrip() for line in [*lines, *errors])
 
 
-def as_csv(trials: Sequence[Trial], ranges: Mapping[str, Range], goal: Goal) -> str:
-    """The trials for programs, from best to worst."""
+def format_csv(trials: Sequence[Trial], names: Iterable[str], goal: Goal) -> str:
+    """The trials with these hyperparameters as CSV, from best to worst."""
+    names = list(names)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["trial", "state", "value", "spread", "seconds", *ranges, "note"])
-    for trial in ranked(trials, goal):
-        point = [trial.point.get(name, "") for name in ranges]
-        numbers = [trial.value, trial.spread, round(trial.seconds, 1)]
-        writer.writerow([trial.number, trial.state, *numbers, *point, trial.note])
+    writer.writerow(["trial", "state", "value", "std", "seconds", *names, "error"])
+    for trial in rank_trials(trials, goal):
+        params = [trial.params.get(name, "") for name in names]
+        numbers = [trial.value, trial.std, round(trial.seconds, 1)]
+        writer.writerow([trial.number, trial.state, *numbers, *params, trial.error])
     return out.getvalue()
 
 
-def in_words(point: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {in_short(value)}" for name, value in point.items())
+def format_params(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={format_param(value)}" for name, value in params.items())
 
 
-def in_short(value: Any) -> str:
+def format_param(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -44,4 +44,4 @@ def test_a_run_without_a_whole_episode_has_nothing_to_export(tmp_path, capsys):
     assert main(["data", "export", str(run), str(folder)]) == 2
     assert "no whole episode" in capsys.readouterr().err
     assert main(["data", "exprot", str(run)]) == 2
-    assert "reverie data export" in capsys.readouterr().err
+    assert "Did you mean 'export'" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Sweeps: what is searched, what is kept, and what happens when something fails.
+"""Sweeps: search spaces, results, resuming, and failed trials.
 
-Most runs here are those of a tiny program that leaves the files of a run: its loss is
-smallest where `x` is 3, and it refuses `x` above 50.
+Most runs are of a small program that writes the files of a run. Its loss is smallest
+at `x = 3`, and it fails for `x` above 50.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.run.signals import Interrupted
-from reverie.sweep import processes as children
+from reverie.sweep import processes, study
 from reverie.sweep import search as sweep
-from reverie.sweep import study
 from reverie.sweep.objective import (
-    NoSuchMetric,
-    complain,
-    names_of,
-    outcome,
-    points_of,
+    MetricNotFound,
+    metric_names,
+    metric_not_found,
+    read_metric,
+    summarize,
 )
-from reverie.sweep.plan import Plan, SweepConfig
-from reverie.sweep.processes import explain, shares
-from reverie.sweep.ranges import Between, Choice, parse_range
-from reverie.sweep.trials import Trial, as_csv, best_of, table
+from reverie.sweep.processes import describe_exit, slot_environment
+from reverie.sweep.search_space import CategoricalRange, NumericRange, parse_range
+from reverie.sweep.spec import SweepConfig, SweepSpec
+from reverie.sweep.trials import Trial, best_trial, format_csv, format_table
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -82,21 +81,23 @@ print("done")
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "PAUSE", 0.01)
-    monkeypatch.setattr(sweep, "LOOK", 0.0)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "PRUNE_SECONDS", 0.0)
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     return [sys.executable, "-IS", str(path)]  # starts sooner
 
 
-def plan(tmp_path, ranges=None, settings=None, seed=0, **changes) -> Plan:
+def make_spec(tmp_path, ranges=None, settings=None, seed=0, **changes) -> SweepSpec:
     usual = {"metric": "loss", "goal": "min", "logdir": str(tmp_path / "sweep")}
     config = SweepConfig(**{**usual, "trials": 4, "jobs": 2, **changes})
-    return Plan(config, ranges or {"x": Between(0.0, 6.0)}, settings or {}, seed)
+    return SweepSpec(
+        config, ranges or {"x": NumericRange(0.0, 6.0)}, settings or {}, seed
+    )
 
 
-def choice(*values: object) -> Choice:
-    return Choice(tuple((str(value),) for value in values))
+def choices(*values: object) -> CategoricalRange:
+    return CategoricalRange(tuple((str(value),) for value in values))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -108,11 +109,11 @@ def flags_of(run: Path) -> dict[str, str]:
     return json.loads((run / "flags.json").read_text())
 
 
-# A whole sweep.
+# Complete sweeps.
 
 
-def test_a_sweep_ends_with_a_table_and_a_plot(tmp_path, program, capsys):
-    path = sweep.sweep(plan(tmp_path), program)
+def test_sweep_writes_a_table_and_a_plot(tmp_path, program, capsys):
+    path = sweep.sweep(make_spec(tmp_path), program)
     found = rows(path)
     assert sorted(row["trial"] for row in found) == list("0123")
     values = [float(row["value"]) for row in found]
@@ -129,42 +130,43 @@ def test_a_sweep_ends_with_a_table_and_a_plot(tmp_path, program, capsys):
         assert image.size == (880, 364)
 
 
-def test_values_that_do_well_are_looked_at_more_closely(tmp_path):
-    found = study.Study(
-        tmp_path / "journal", plan(tmp_path, {"x": Between(0.0, 40.0)}, trials=40)
+def test_bayesian_search_samples_more_near_good_values(tmp_path):
+    tpe = study.Study(
+        tmp_path / "journal",
+        make_spec(tmp_path, {"x": NumericRange(0.0, 40.0)}, trials=40),
     )
     near = []
-    while found.has_more:
-        attempt = found.ask()
-        distance = abs(attempt.point["x"] - 3)
-        found.note(attempt, 0, distance)
-        found.finish(attempt)
+    while tpe.has_more:
+        trial = tpe.start_trial()
+        distance = abs(trial.params["x"] - 3)
+        tpe.record_value(trial, 0, distance)
+        tpe.complete(trial)
         near.append(distance < 5)
     assert sum(near[20:]) > sum(near[:20]) + 2
 
 
-def test_a_grid_tries_every_point_once(tmp_path, program):
-    ranges = {"x": Between(1.0, 4.0, whole=True), "kind": choice("a", "b")}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", trials=0), program)
+def test_grid_search_runs_every_point_once(tmp_path, program):
+    ranges = {"x": NumericRange(1.0, 4.0, integer=True), "kind": choices("a", "b")}
+    path = sweep.sweep(make_spec(tmp_path, ranges, sampler="grid", trials=0), program)
     points = [(row["x"], row["kind"]) for row in rows(path)]
     assert sorted(points) == [(x, kind) for x in "1234" for kind in "ab"]
 
 
-def test_a_grid_stops_at_the_number_of_trials(tmp_path, program):
-    ranges = {"x": Between(1.0, 9.0, log=True, count=3)}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", trials=2), program)
+def test_grid_search_stops_at_the_number_of_trials(tmp_path, program):
+    ranges = {"x": NumericRange(1.0, 9.0, log=True, count=3)}
+    path = sweep.sweep(make_spec(tmp_path, ranges, sampler="grid", trials=2), program)
     assert sorted(float(row["x"]) for row in rows(path)) == [1.0, pytest.approx(3.0)]
 
 
-def test_the_mean_over_seeds_counts(tmp_path, program):
-    ranges = {"x": choice(3, 5)}
+def test_objective_is_the_mean_over_seeds(tmp_path, program):
+    ranges = {"x": choices(3, 5)}
     path = sweep.sweep(
-        plan(tmp_path, ranges, sampler="grid", seeds=3, trials=0, seed=10), program
+        make_spec(tmp_path, ranges, sampler="grid", seeds=3, trials=0, seed=10), program
     )
     best, worst = rows(path)
     assert float(best["value"]) == pytest.approx(0.1 + 11)
     assert float(worst["value"]) == pytest.approx(0.1 + 4 + 11)
-    assert float(best["spread"]) == pytest.approx(math.sqrt(2 / 3))
+    assert float(best["std"]) == pytest.approx(math.sqrt(2 / 3))
     assert [flags_of(path / f"trials/0000-seed{k}")["seed"] for k in range(3)] == [
         "10",
         "11",
@@ -173,21 +175,24 @@ def test_the_mean_over_seeds_counts(tmp_path, program):
     assert "11.10 ± 0.8165" in (path / "table.txt").read_text()
 
 
-@pytest.mark.parametrize("take", ["last", "best", "mean"])
-def test_the_largest_value_wins_if_asked_to(tmp_path, program, take):
-    ranges = {"x": choice(3, 5)}
+@pytest.mark.parametrize("summary", ["last", "best", "mean"])
+def test_goal_max_ranks_the_largest_value_first(tmp_path, program, summary):
+    ranges = {"x": choices(3, 5)}
     path = sweep.sweep(
-        plan(tmp_path, ranges, sampler="grid", goal="max", take=take, last=2), program
+        make_spec(
+            tmp_path, ranges, sampler="grid", goal="max", summary=summary, mean_over=2
+        ),
+        program,
     )
     assert [row["x"] for row in rows(path)] == ["5", "3"]
     shown = {"last": 4.1, "best": 5.0, "mean": 4 + (1 / 9 + 1 / 10) / 2}
-    assert float(rows(path)[0]["value"]) == pytest.approx(shown[take])
+    assert float(rows(path)[0]["value"]) == pytest.approx(shown[summary])
 
 
-def test_runs_can_be_judged_by_an_evaluation(tmp_path, program):
-    ranges = {"x": choice(3, 5)}
+def test_objective_can_be_an_evaluation_result(tmp_path, program):
+    ranges = {"x": choices(3, 5)}
     path = sweep.sweep(
-        plan(
+        make_spec(
             tmp_path,
             ranges,
             sampler="grid",
@@ -201,44 +206,45 @@ def test_runs_can_be_judged_by_an_evaluation(tmp_path, program):
     assert json.loads((path / "trials/0000-seed0/eval.json").read_text())["n"] == "7"
 
 
-def test_what_is_fixed_reaches_every_run(tmp_path, program):
+def test_fixed_settings_are_passed_to_every_run(tmp_path, program):
     path = sweep.sweep(
-        plan(tmp_path, settings={"configs": ["a", "b"], "y": ["1"]}, trials=2), program
+        make_spec(tmp_path, settings={"configs": ["a", "b"], "y": ["1"]}, trials=2),
+        program,
     )
     for k in range(2):
         flags = flags_of(path / f"trials/000{k}-seed0")
         assert (flags["configs"], flags["y"]) == ("a b", "1")
 
 
-def test_wandb_hears_of_runs_and_of_the_sweep(tmp_path, program, monkeypatch):
-    heard: list[dict] = []
+def test_wandb_logs_the_runs_and_the_sweep(tmp_path, program, monkeypatch):
+    logged: list[dict] = []
 
     class Run:
         def log(self, entry, step):
-            heard.append({"step": step, **entry})
+            logged.append({"step": step, **entry})
 
         def finish(self):
-            heard.append({"finished": True})
+            logged.append({"finished": True})
 
     module = ModuleType("wandb")
     module.init = lambda **_: Run()
     module.Image = lambda image: image.shape
     monkeypatch.setitem(sys.modules, "wandb", module)
-    path = sweep.sweep(plan(tmp_path, trials=2, wandb=True), program)
-    assert [entry["step"] for entry in heard[:-1]] == [1, 2, 2]
-    assert {"sweep/value", "sweep/best", "sweep/x"} <= set(heard[0])
-    assert heard[2]["sweep/plot"] == (364, 880, 3)
-    assert heard[-1] == {"finished": True}
+    path = sweep.sweep(make_spec(tmp_path, trials=2, wandb=True), program)
+    assert [entry["step"] for entry in logged[:-1]] == [1, 2, 2]
+    assert {"sweep/value", "sweep/best", "sweep/x"} <= set(logged[0])
+    assert logged[2]["sweep/plot"] == (364, 880, 3)
+    assert logged[-1] == {"finished": True}
     assert flags_of(path / "trials/0000-seed0")["logger.outputs+"] == "wandb"
     assert flags_of(path / "trials/0000-seed0")["group"] == "sweep"
 
 
-# What goes wrong in single trials.
+# Failed trials.
 
 
-def test_a_trial_that_fails_is_named_and_the_others_go_on(tmp_path, program, capsys):
-    ranges = {"x": choice(99, -1, 3)}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid"), program)
+def test_failed_trial_is_reported_and_the_sweep_continues(tmp_path, program, capsys):
+    ranges = {"x": choices(99, -1, 3)}
+    path = sweep.sweep(make_spec(tmp_path, ranges, sampler="grid"), program)
     out, err = capsys.readouterr()
     for text in (out, err, (path / "table.csv").read_text()):
         assert "x is far too large." in text
@@ -248,22 +254,26 @@ def test_a_trial_that_fails_is_named_and_the_others_go_on(tmp_path, program, cap
     assert states == {"3": "done", "99": "failed", "-1": "failed"}
 
 
-def test_a_sweep_of_failures_fails(tmp_path, program):
+def test_sweep_fails_if_all_trials_fail(tmp_path, program):
     with pytest.raises(UserError, match=r"All 2 trials failed; .*x is far too large\."):
-        sweep.sweep(plan(tmp_path, {"x": choice(98, 99)}, sampler="grid"), program)
+        sweep.sweep(
+            make_spec(tmp_path, {"x": choices(98, 99)}, sampler="grid"), program
+        )
     assert (tmp_path / "sweep" / "table.csv").exists()
 
 
-def test_a_value_that_is_no_number_is_a_failure(tmp_path, program):
-    ranges = {"x": choice(3), "kind": choice("nan", "plain")}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", jobs=1), program)
+def test_nan_objective_is_a_failure(tmp_path, program):
+    ranges = {"x": choices(3), "kind": choices("nan", "plain")}
+    path = sweep.sweep(make_spec(tmp_path, ranges, sampler="grid", jobs=1), program)
     assert [row["state"] for row in rows(path)] == ["done", "failed"]
-    assert rows(path)[1]["note"] == "loss was not finite in the end."
+    assert rows(path)[1]["error"] == "loss is not finite."
 
 
-def test_one_bad_seed_ends_the_others_of_its_trial(tmp_path, program):
-    ranges = {"x": choice(99, 3)}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", seeds=2, jobs=1), program)
+def test_failed_seed_stops_the_other_seeds_of_its_trial(tmp_path, program):
+    ranges = {"x": choices(99, 3)}
+    path = sweep.sweep(
+        make_spec(tmp_path, ranges, sampler="grid", seeds=2, jobs=1), program
+    )
     assert {row["x"]: row["state"] for row in rows(path)} == {
         "3": "done",
         "99": "failed",
@@ -271,50 +281,53 @@ def test_one_bad_seed_ends_the_others_of_its_trial(tmp_path, program):
     assert not (path / "trials/0000-seed1").exists()
 
 
-def test_a_metric_that_no_run_has_ends_the_sweep_and_can_be_mended(tmp_path, program):
-    with pytest.raises(NoSuchMetric, match=r"no metric 'los'\. Did you mean 'loss'\?"):
-        sweep.sweep(plan(tmp_path, metric="los", jobs=1), program)
-    path = sweep.sweep(plan(tmp_path, jobs=1), program)
+def test_unknown_metric_stops_the_sweep_and_can_be_corrected(tmp_path, program):
+    with pytest.raises(
+        MetricNotFound, match=r"no metric 'los'\. Did you mean 'loss'\?"
+    ):
+        sweep.sweep(make_spec(tmp_path, metric="los", jobs=1), program)
+    path = sweep.sweep(make_spec(tmp_path, jobs=1), program)
     assert [row["state"] for row in rows(path)] == ["done"] * 4
     assert (path / "trials/0000-seed0/starts").read_text() == "xx"
 
 
-def test_a_metric_that_only_one_run_lacks_fails_that_run(tmp_path, program):
-    ranges = {"x": choice(3), "kind": choice("plain", "silent")}
-    path = sweep.sweep(plan(tmp_path, ranges, sampler="grid", jobs=1), program)
+def test_run_without_the_metric_of_the_others_fails(tmp_path, program):
+    ranges = {"x": choices(3), "kind": choices("plain", "silent")}
+    path = sweep.sweep(make_spec(tmp_path, ranges, sampler="grid", jobs=1), program)
     assert [row["state"] for row in rows(path)] == ["done", "failed"]
-    assert "has no metric 'loss'" in rows(path)[1]["note"]
+    assert "has no metric 'loss'" in rows(path)[1]["error"]
 
 
-def test_trials_that_do_worse_than_the_median_are_ended(tmp_path, program, capsys):
-    ranges = {"x": choice(3, 2, 4, 5, 30)}
+def test_trials_worse_than_the_median_are_pruned(tmp_path, program, capsys):
+    ranges = {"x": choices(3, 2, 4, 5, 30)}
     Path(program[2]).write_text(PROGRAM.replace('flags.get("pace", 0)', "x > 9"))
     path = sweep.sweep(
-        plan(tmp_path, ranges, sampler="grid", prune=True, jobs=1, trials=0), program
+        make_spec(tmp_path, ranges, sampler="grid", prune=True, jobs=1, trials=0),
+        program,
     )
     (worst,) = [row for row in rows(path) if row["x"] == "30"]
     assert worst["state"] == "pruned"
     lines = (path / "trials/0004-seed0/metrics.jsonl").read_text().splitlines()
     assert 3 <= len(lines) < 10
     assert [row["state"] for row in rows(path)[:4]] == ["done"] * 4
-    assert "ended at step" in capsys.readouterr().err
+    assert "pruned at step" in capsys.readouterr().err
 
 
-def test_nobody_is_ended_before_enough_others_are_done(tmp_path, program):
-    ranges = {"x": choice(3, 2, 30), "pace": choice("0.01")}
+def test_nothing_is_pruned_before_enough_trials_are_done(tmp_path, program):
+    ranges = {"x": choices(3, 2, 30), "pace": choices("0.01")}
     path = sweep.sweep(
-        plan(tmp_path, ranges, sampler="grid", prune=True, jobs=1), program
+        make_spec(tmp_path, ranges, sampler="grid", prune=True, jobs=1), program
     )
     assert [row["state"] for row in rows(path)] == ["done"] * 3
 
 
-# Ending and going on.
+# Stopping and continuing.
 
 
-def test_a_finished_sweep_goes_on_when_more_trials_are_wanted(tmp_path, program):
-    path = sweep.sweep(plan(tmp_path, sampler="random", trials=3), program)
+def test_finished_sweep_continues_with_more_trials(tmp_path, program):
+    path = sweep.sweep(make_spec(tmp_path, sampler="random", trials=3), program)
     before = {row["trial"]: row for row in rows(path)}
-    sweep.sweep(plan(tmp_path, sampler="random", trials=6), program)
+    sweep.sweep(make_spec(tmp_path, sampler="random", trials=6), program)
     after = {row["trial"]: row for row in rows(path)}
     assert len(after) == 6
     assert {k: after[k] for k in before} == before
@@ -322,16 +335,16 @@ def test_a_finished_sweep_goes_on_when_more_trials_are_wanted(tmp_path, program)
     assert (path / "trials/0000-seed0/starts").read_text() == "x"
 
 
-def test_a_sweep_that_is_told_to_stop_goes_on_later(tmp_path, program):
-    slow = plan(tmp_path, settings={"pace": ["30"]}, trials=2)
+def test_stopped_sweep_can_be_continued(tmp_path, program):
+    slow = make_spec(tmp_path, settings={"pace": ["30"]}, trials=2)
     with sweep.Sweep(slow, program) as search:
-        search.introduce()
+        search.resume_trials()
         search.start_runs()
-        runs = [search.folder(k, 0) for k in range(2)]
+        runs = [search.run_folder(k, 0) for k in range(2)]
         while not all((run / "metrics.jsonl").exists() for run in runs):
             time.sleep(0.01)
         search.stopper.asked = signal.SIGTERM
-        pids = [work.child.process.pid for work in search.works]
+        pids = [run.process.process.pid for run in search.runs]
         with pytest.raises(Interrupted):
             search.finish()
     assert not any(is_alive(pid) for pid in pids)
@@ -339,7 +352,7 @@ def test_a_sweep_that_is_told_to_stop_goes_on_later(tmp_path, program):
     saved = yaml.safe_load((search.path / "sweep.yaml").read_text())
     saved["settings"] = {}
     (search.path / "sweep.yaml").write_text(yaml.safe_dump(saved))
-    path = sweep.sweep(plan(tmp_path, trials=3), program)
+    path = sweep.sweep(make_spec(tmp_path, trials=3), program)
     assert [flags_of(run)["x"] for run in runs] == before
     assert [row["state"] for row in rows(path)] == ["done"] * 3
 
@@ -347,16 +360,19 @@ def test_a_sweep_that_is_told_to_stop_goes_on_later(tmp_path, program):
 SCRIPT = """
 import sys
 from reverie.sweep.search import sweep
-from reverie.sweep.plan import Plan, SweepConfig
-from reverie.sweep.ranges import Choice
+from reverie.sweep.search_space import CategoricalRange
+from reverie.sweep.spec import SweepConfig, SweepSpec
 config = SweepConfig("train", "loss", "min", sampler="grid", jobs=2, logdir=sys.argv[2])
-ranges = {"x": Choice((("3",), ("4",), ("5",))), "pace": Choice((("0",), ("30",)))}
-sweep(Plan(config, ranges, {}), [sys.executable, sys.argv[1]])
+x = CategoricalRange((("3",), ("4",), ("5",)))
+ranges = {"x": x, "pace": CategoricalRange((("0",), ("30",)))}
+sweep(SweepSpec(config, ranges, {}), [sys.executable, sys.argv[1]])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a signal of Linux")
-def test_a_killed_sweep_takes_its_runs_along_and_loses_nothing(tmp_path, program):
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="needs the parent-death signal of Linux"
+)
+def test_killed_sweep_kills_its_runs_and_keeps_results(tmp_path, program):
     folder = tmp_path / "sweep"
     command = [sys.executable, "-c", SCRIPT, program[2], str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -381,10 +397,10 @@ def test_a_killed_sweep_takes_its_runs_along_and_loses_nothing(tmp_path, program
     config = SweepConfig(
         metric="loss", goal="min", jobs=2, sampler="grid", logdir=str(folder)
     )
-    ranges = {"x": choice(3, 4, 5), "pace": choice(0, 30)}
+    ranges = {"x": choices(3, 4, 5), "pace": choices(0, 30)}
     quick = Path(program[2])
     quick.write_text(PROGRAM.replace("time.sleep", "str"))
-    sweep.sweep(Plan(config, ranges, {}), [sys.executable, str(quick)])
+    sweep.sweep(SweepSpec(config, ranges, {}), [sys.executable, str(quick)])
     assert [row["state"] for row in rows(folder)] == ["done"] * 6
     starts = [
         (folder / f"trials/000{k}-seed0" / "starts").read_text() for k in range(4)
@@ -401,7 +417,7 @@ def is_alive(pid: int) -> bool:
 
 
 def running(word: str) -> list[int]:
-    """Processes that have this word in their command line."""
+    """Processes with this word in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -413,85 +429,85 @@ def running(word: str) -> list[int]:
     return found
 
 
-def test_a_sweep_goes_on_only_with_the_same_ranges(tmp_path, program):
-    sweep.sweep(plan(tmp_path, trials=1), program)
-    with pytest.raises(UserError, match="begun with ranges"):
-        sweep.sweep(plan(tmp_path, {"x": Between(0.0, 7.0)}), program)
-    with pytest.raises(UserError, match="begun with metric 'loss', not 'other'"):
-        sweep.sweep(plan(tmp_path, metric="other"), program)
-    with pytest.raises(UserError, match="begun with settings"):
-        sweep.sweep(plan(tmp_path, settings={"y": ["1"]}), program)
+def test_sweep_cannot_continue_with_other_ranges(tmp_path, program):
+    sweep.sweep(make_spec(tmp_path, trials=1), program)
+    with pytest.raises(UserError, match="started with ranges"):
+        sweep.sweep(make_spec(tmp_path, {"x": NumericRange(0.0, 7.0)}), program)
+    with pytest.raises(UserError, match="started with metric 'loss', not 'other'"):
+        sweep.sweep(make_spec(tmp_path, metric="other"), program)
+    with pytest.raises(UserError, match="started with settings"):
+        sweep.sweep(make_spec(tmp_path, settings={"y": ["1"]}), program)
 
 
-def test_the_folder_of_a_run_is_left_alone(tmp_path, program):
+def test_run_folder_is_refused(tmp_path, program):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "config.yaml").write_text("")
     with pytest.raises(UserError, match="is the folder of a run"):
-        sweep.sweep(plan(tmp_path), program)
+        sweep.sweep(make_spec(tmp_path), program)
 
 
-def test_two_sweeps_do_not_share_a_folder(tmp_path, program):
+def test_two_sweeps_cannot_use_the_same_folder(tmp_path, program):
     with (
-        sweep.Sweep(plan(tmp_path), program),
+        sweep.Sweep(make_spec(tmp_path), program),
         pytest.raises(UserError, match="Another process is using the sweep folder"),
     ):
-        sweep.sweep(plan(tmp_path), program)
+        sweep.sweep(make_spec(tmp_path), program)
 
 
-def test_a_damaged_journal_is_named(tmp_path, program):
-    path = sweep.sweep(plan(tmp_path, trials=1), program)
+def test_error_names_a_damaged_journal(tmp_path, program):
+    path = sweep.sweep(make_spec(tmp_path, trials=1), program)
     journal = path / "study.journal"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([lines[0], "{broken", *lines[2:]]) + "\n")
     with pytest.raises(UserError, match=r"study\.journal is damaged"):
-        sweep.sweep(plan(tmp_path, trials=2), program)
+        sweep.sweep(make_spec(tmp_path, trials=2), program)
 
 
-def test_without_optuna_one_sentence_says_how_to_get_it(tmp_path, program, monkeypatch):
+def test_error_without_optuna_has_the_install_command(tmp_path, program, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
         UserError, match=r"needs the optuna package.*\n.*reverie\[sweep"
     ):
-        sweep.sweep(plan(tmp_path), program)
+        sweep.sweep(make_spec(tmp_path), program)
 
 
 # Processes.
 
 
-def test_slots_share_the_machine(monkeypatch):
-    for name in children.THREADS:
+def test_slots_divide_cores_and_gpus(monkeypatch):
+    for name in processes.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(children, "_gpus", lambda: 2)
+    monkeypatch.setattr(processes, "_num_gpus", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     if sys.platform == "linux":
-        assert shares(0, 2)["OMP_NUM_THREADS"] == "3"
-    found = [shares(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
+        assert slot_environment(0, 2)["OMP_NUM_THREADS"] == "3"
+    found = [slot_environment(slot, 3).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
     assert found == ["0", "1", "0"]
-    assert "CUDA_VISIBLE_DEVICES" not in shares(0, 1)
-    assert "CUDA_VISIBLE_DEVICES" not in shares(0, 2, any_gpu=False)
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 1)
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(0, 2, any_gpu=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert shares(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
+    assert slot_environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "7"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert "OMP_NUM_THREADS" not in shares(0, 2)
+    assert "OMP_NUM_THREADS" not in slot_environment(0, 2)
 
 
-def test_what_a_process_said_last_explains_its_end():
+def test_error_of_a_process_is_its_last_message():
     said = "step 3\nreverie: There is no\nsetting 'x'.\n  Fix: another\n"
-    assert explain(said, 2) == "There is no setting 'x'."
-    assert explain("Traceback\nValueError: 3\n", 1) == (
-        "it ended with exit code 1: ValueError: 3"
+    assert describe_exit(said, 2) == "There is no setting 'x'."
+    assert describe_exit("Traceback\nValueError: 3\n", 1) == (
+        "exit code 1: ValueError: 3"
     )
-    assert explain("", 2) == "it ended with exit code 2"
-    assert explain("", -9) == "it was killed by SIGKILL."
+    assert describe_exit("", 2) == "exit code 2"
+    assert describe_exit("", -9) == "killed by SIGKILL"
 
 
-def test_a_process_that_does_not_stop_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "GRACE", 0.05)
+def test_process_that_does_not_stop_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SAVE_TIMEOUT", 0.05)
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
     )
-    slots = children.Slots([sys.executable, "-c", f"{code}; time.sleep(60)"], 1)
+    slots = processes.ProcessSlots([sys.executable, "-c", f"{code}; time.sleep(60)"], 1)
     child = slots.start([], tmp_path / "log", 0, {})
     while not (tmp_path / "log").read_text():
         time.sleep(0.01)
@@ -504,7 +520,7 @@ def test_a_process_that_does_not_stop_is_killed(tmp_path, monkeypatch):
 # Metrics.
 
 
-def test_metrics_are_found_in_every_file_of_a_run(tmp_path):
+def test_metrics_are_read_from_every_file_of_a_run(tmp_path):
     (tmp_path / "scores.jsonl").write_text(
         '{"step": 1, "episode/score": 2}\n{"step": 3, "episode/score": 4}\n{"torn'
     )
@@ -515,98 +531,98 @@ def test_metrics_are_found_in_every_file_of_a_run(tmp_path):
     curves = {"image": {"model": [1.0, 3.0, None]}}
     judged = {"losses": {"action": 0.25}, "openloop": curves}
     (tmp_path / "judgement.json").write_text(json.dumps(judged))
-    assert points_of(tmp_path, "episode/score") == [(1, 2), (3, 4)]
-    loss = points_of(tmp_path, "loss")
+    assert read_metric(tmp_path, "episode/score") == [(1, 2), (3, 4)]
+    loss = read_metric(tmp_path, "loss")
     assert math.isnan(loss[0][1])
     assert loss[1] == (4, 0.5)
-    assert points_of(tmp_path, "success") == [(0, 0.5)]
-    assert points_of(tmp_path, "losses/action") == [(0, 0.25)]
-    assert points_of(tmp_path, "openloop/image/model") == [(0, 2.0)]
-    assert points_of(tmp_path, "nothing") == []
-    assert "step" not in names_of(tmp_path)
-    assert set(names_of(tmp_path)) >= {"loss", "success", "losses/action"}
-    assert "Did you mean 'success'?" in str(complain(tmp_path, "sucess"))
+    assert read_metric(tmp_path, "success") == [(0, 0.5)]
+    assert read_metric(tmp_path, "losses/action") == [(0, 0.25)]
+    assert read_metric(tmp_path, "openloop/image/model") == [(0, 2.0)]
+    assert read_metric(tmp_path, "nothing") == []
+    assert "step" not in metric_names(tmp_path)
+    assert set(metric_names(tmp_path)) >= {"loss", "success", "losses/action"}
+    assert "Did you mean 'success'?" in str(metric_not_found(tmp_path, "sucess"))
 
 
-def test_a_series_becomes_one_number():
+def test_series_is_summarized_as_one_number():
     points = [(1.0, 5.0), (2.0, 1.0), (3.0, 3.0), (4.0, math.nan), (5.0, 4.0)]
-    assert outcome(points, "last", 1, "min") == 4
-    assert outcome(points, "best", 1, "min") == 1
-    assert outcome(points, "best", 1, "max") == 5
-    assert outcome(points[:3], "mean", 2, "min") == 2
-    assert math.isnan(outcome(points, "mean", 2, "min"))
-    assert math.isnan(outcome([(1.0, math.nan)], "best", 1, "min"))
+    assert summarize(points, "last", 1, "min") == 4
+    assert summarize(points, "best", 1, "min") == 1
+    assert summarize(points, "best", 1, "max") == 5
+    assert summarize(points[:3], "mean", 2, "min") == 2
+    assert math.isnan(summarize(points, "mean", 2, "min"))
+    assert math.isnan(summarize([(1.0, math.nan)], "best", 1, "min"))
 
 
-# Ranges.
+# Search spaces.
 
 
-def test_the_type_of_the_setting_decides_what_lies_between():
+def test_range_is_integer_if_the_setting_is():
     data = {"low": 0, "high": "1e1"}
-    assert parse_range("x", data, float) == Between(0.0, 10.0)
-    assert parse_range("x", data, int) == Between(0.0, 10.0, whole=True)
-    assert parse_range("x", data, int | None) == Between(0.0, 10.0, whole=True)
+    assert parse_range("x", data, float) == NumericRange(0.0, 10.0)
+    assert parse_range("x", data, int) == NumericRange(0.0, 10.0, integer=True)
+    assert parse_range("x", data, int | None) == NumericRange(0.0, 10.0, integer=True)
 
 
 @pytest.mark.parametrize(
     ("range_", "values"),
     [
-        (Between(0.0, 1.0, count=3), [0.0, 0.5, 1.0]),
-        (Between(0.0, 1.0, step=0.4), [0.0, 0.4, 0.8]),
-        (Between(1.0, 9.0, whole=True, step=4.0), [1, 5, 9]),
-        (Between(1.0, 64.0, whole=True, log=True, count=4), [1, 4, 16, 64]),
-        (Between(1.0, 2.0, whole=True, count=5), [1, 2]),
-        (Between(2.0, 8.0, count=1), [2.0]),
-        (choice("a", "b"), ["a", "b"]),
+        (NumericRange(0.0, 1.0, count=3), [0.0, 0.5, 1.0]),
+        (NumericRange(0.0, 1.0, step=0.4), [0.0, 0.4, 0.8]),
+        (NumericRange(1.0, 9.0, integer=True, step=4.0), [1, 5, 9]),
+        (NumericRange(1.0, 64.0, integer=True, log=True, count=4), [1, 4, 16, 64]),
+        (NumericRange(1.0, 2.0, integer=True, count=5), [1, 2]),
+        (NumericRange(2.0, 8.0, count=1), [2.0]),
+        (choices("a", "b"), ["a", "b"]),
     ],
 )
-def test_grids_are_made_of_round_steps(range_, values):
+def test_grid_values(range_, values):
     found = range_.grid("x")
     assert found == (values if "a" in values else pytest.approx(values))
 
 
-def test_a_range_written_down_is_read_back():
+def test_range_to_yaml_and_back():
     for range_ in (
-        Between(0.0, 1.0, step=0.5),
-        Between(1e-5, 1e-2, log=True, count=3),
-        Choice((("1", "2"), ("a b",))),
+        NumericRange(0.0, 1.0, step=0.5),
+        NumericRange(1e-5, 1e-2, log=True, count=3),
+        CategoricalRange((("1", "2"), ("a b",))),
     ):
         assert parse_range(
-            "x", yaml.safe_load(yaml.safe_dump(range_.plain())), float
+            "x", yaml.safe_load(yaml.safe_dump(range_.to_yaml())), float
         ) == (range_)
 
 
-def test_choices_may_be_lists():
+def test_choices_can_be_lists():
     range_ = parse_range("crop", [[64, 64], "78 78"], tuple)
-    assert range_.words(range_.grid("crop")[0]) == ["64", "64"]
-    assert range_.words("78 78") == ["78 78"]
+    assert range_.to_words(range_.grid("crop")[0]) == ["64", "64"]
+    assert range_.to_words("78 78") == ["78 78"]
 
 
-# Tables and pictures.
+# Tables and plots.
 
 
-def test_tables_are_ordered_from_best_to_worst():
+def test_tables_are_sorted_from_best_to_worst():
     trials = [
-        Trial(0, "failed", {"x": 1.0}, note="why, so"),
+        Trial(0, "failed", {"x": 1.0}, error="why, so"),
         Trial(1, "done", {"x": 1.0}, 3.0, seconds=61),
         Trial(2, "pruned", {"x": 12345.678}, 1.0),
         Trial(3, "running", {}),
         Trial(4, "done", {"x": 1.0}, 4.0, 0.5),
     ]
-    ranges = {"x": Between(0.0, 1.0)}
-    lines = table(trials, ranges, "max").splitlines()
+    ranges = {"x": NumericRange(0.0, 1.0)}
+    lines = format_table(trials, ranges, "max").splitlines()
     assert [line.split()[0] for line in lines[1:6]] == list("41203")
     assert "1.235e+04" in lines[3]
     assert "1m 1s" in lines[2]
-    records = list(csv.DictReader(as_csv(trials, ranges, "min").splitlines()))
+    records = list(csv.DictReader(format_csv(trials, ranges, "min").splitlines()))
     assert [record["trial"] for record in records[:3]] == ["1", "4", "2"]
-    best = best_of(trials, "min")
+    best = best_trial(trials, "min")
     assert best is not None
     assert best.number == 1
-    assert best_of(trials[:1], "min") is None
+    assert best_trial(trials[:1], "min") is None
 
 
-def test_pictures_are_drawn_of_anything():
+def test_plot_accepts_any_number_of_trials():
     for values in ([], [1.0], [1.0, 1.0], [0.5, 3.0, 2.0]):
         count = len(values)
         panels = [
@@ -616,16 +632,16 @@ def test_pictures_are_drawn_of_anything():
             Panel("words", [str(k) for k in range(count)]),
         ]
         whole = [k != 1 for k in range(count)]
-        picture = draw_sweep(values, whole, panels, "max", "title")
-        assert picture.shape == (684, 1320, 3)
-        assert len({*map(tuple, picture.reshape(-1, 3)[::97].tolist())}) > 1
+        plot = draw_sweep(values, whole, panels, "max", "title")
+        assert plot.shape == (684, 1320, 3)
+        assert len({*map(tuple, plot.reshape(-1, 3)[::97].tolist())}) > 1
 
 
 @pytest.mark.parametrize(("goal", "place"), [("min", 0), ("max", 1)])
-def test_the_best_trial_stands_out(goal, place):
+def test_best_trial_is_highlighted(goal, place):
     panels = [Panel("trial", [0.0, 1.0]), Panel("x", [0.0, 1.0])]
-    picture = draw_sweep([1.0, 5.0], [True, True], panels, goal)[:, 440:]
-    orange = abs(picture.astype(int) - [221, 124, 51]).sum(-1) < 60
+    plot = draw_sweep([1.0, 5.0], [True, True], panels, goal)[:, 440:]
+    orange = abs(plot.astype(int) - [221, 124, 51]).sum(-1) < 60
     assert orange.any()
     assert (orange.nonzero()[1].mean() > 220) == bool(place)
 
@@ -633,7 +649,7 @@ def test_the_best_trial_stands_out(goal, place):
 # The command.
 
 
-GOOD = {
+VALID = {
     "metric": "episode/score",
     "goal": "max",
     "ranges": {"run.train_ratio": {"low": 1, "high": 8}},
@@ -646,50 +662,55 @@ GOOD = {
         ({"ranges": {"dreamer.opt.lrr": [1]}}, "Did you mean 'dreamer.opt.lr'?"),
         ({"ranges": {}}, "has no ranges"),
         ({"ranges": None}, "has no ranges"),
-        ({"ranges": [1]}, "The ranges of"),
+        ({"ranges": [1]}, "`ranges` in"),
         ({"ranges": {"run.steps": []}}, "range of run.steps is empty"),
         ({"ranges": {"run.steps": 3}}, "range of run.steps is 3"),
         ({"ranges": {"run.steps": {"low": 5, "high": 2}}}, "5 is above 2"),
-        ({"ranges": {"run.steps": {"low": 5}}}, "has no high end"),
+        ({"ranges": {"run.steps": {"low": 5}}}, "has no `high`"),
         ({"ranges": {"run.steps": {"low": 1, "hihg": 2}}}, "Did you mean 'high'?"),
         ({"ranges": {"run.steps": {"low": 1, "high": 2.5}}}, "a whole number"),
         ({"ranges": {"run.steps": {"low": "a", "high": 2}}}, "a whole number"),
         (
             {"ranges": {"run.train_ratio": {"low": 0, "high": 2, "log": True}}},
-            "begins at 0",
+            "starts at 0",
         ),
-        ({"ranges": {"run.steps": {"low": 1, "high": 2, "log": 3}}}, "log: true"),
+        (
+            {"ranges": {"run.steps": {"low": 1, "high": 2, "log": 3}}},
+            "must be true or false",
+        ),
         (
             {"ranges": {"run.steps": {"low": 1, "high": 2, "log": True, "step": 1}}},
             "both `log` and `step`",
         ),
         ({"ranges": {"run.steps": {"low": 1, "high": 2, "count": 0}}}, "above zero"),
-        ({"ranges": {"task": {"low": 1, "high": 2}}}, "is no number"),
+        ({"ranges": {"task": {"low": 1, "high": 2}}}, "is not a number"),
         ({"ranges": {"run.steps": [10, "ten"]}}, "must be a whole number"),
-        ({"ranges": {"run.steps": [{"low": 1}]}}, "is no value of a setting"),
+        ({"ranges": {"run.steps": [{"low": 1}]}}, "is not a valid value"),
         ({"ranges": {"logdir": ["a"]}}, "sets logdir"),
         ({"ranges": {"seed": [1, 2]}, "seeds": 2}, "range of seeds"),
         ({"settings": {"run": {"train_ratio": 3}}}, "both a range and a fixed"),
         ({"settings": {"run.stps": 3}}, "Did you mean 'run.steps'?"),
         ({"settings": {"configs": ["nosuch"]}}, "no config block 'nosuch'"),
-        ({"metric": ""}, "names no metric"),
-        ({"goal": None}, "names no goal"),
+        ({"metric": ""}, "has no metric"),
+        ({"goal": None}, "has no goal"),
         ({"goal": "minimise"}, "goal must be one of"),
         ({"command": "trian"}, "Did you mean 'train'?"),
         ({"command": "bench"}, "'bench' is not a training command"),
         ({"rangse": {}}, "Did you mean 'ranges'?"),
         ({"run.steps": 3}, "is a setting of runs"),
-        ({"jobs": 0}, "0 as its jobs"),
+        ({"jobs": 0}, "jobs must be at least 1"),
         ({"eval": "--episods 3"}, "Did you mean 'episodes'?"),
-        ({"eval": "--task 'reach"}, "are not whole"),
+        ({"eval": "--task 'reach"}, "Cannot parse the flags"),
         (
             {"sampler": "grid", "ranges": {"run.train_ratio": {"low": 1, "high": 2}}},
             "count",
         ),
     ],
 )
-def test_a_plan_that_cannot_work_is_refused_at_once(tmp_path, capsys, changes, words):
-    data = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
+def test_invalid_sweep_file_is_refused_before_the_first_run(
+    tmp_path, capsys, changes, words
+):
+    data = {k: v for k, v in {**VALID, **changes}.items() if v is not None}
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(data))
     assert main(["sweep", str(path), "--logdir", str(tmp_path / "out")]) == 2
@@ -703,13 +724,13 @@ def test_a_plan_that_cannot_work_is_refused_at_once(tmp_path, capsys, changes, w
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ranges: {a: [1", "is not valid YAML"),
-        ("- a", "holds no names"),
-        ("", "holds no names"),
-        (None, "cannot be read: No such file"),
+        ("ranges: {a: [1", "is not valid"),
+        ("- a", "not a mapping"),
+        ("", "has no metric"),
+        (None, "Cannot read the config file"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, text, words):
+def test_error_names_a_file_that_cannot_be_read(tmp_path, capsys, text, words):
     path = tmp_path / "sweep.yaml"
     if text is not None:
         path.write_text(text)
@@ -728,14 +749,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, text, words):
         (["FILE", "trian"], "Did you mean 'train'?"),
     ],
 )
-def test_a_command_line_that_cannot_work_is_refused(tmp_path, capsys, arguments, words):
+def test_invalid_command_line_is_refused(tmp_path, capsys, arguments, words):
     path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump(GOOD))
+    path.write_text(yaml.safe_dump(VALID))
     assert main(["sweep", *(a.replace("FILE", str(path)) for a in arguments)]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_the_real_command_sweeps_real_runs(tmp_path, capsys):
+def test_sweep_command_runs_the_train_command(tmp_path, capsys):
     path, folder = tmp_path / "sweep.yaml", tmp_path / "out"
     data = {
         "metric": "episode/length",
@@ -752,6 +773,6 @@ def test_the_real_command_sweeps_real_runs(tmp_path, capsys):
     assert states == {"catch": "done", "gym_NoSuch-v0": "failed"}
     config = yaml.safe_load((folder / "trials/0000-seed0/config.yaml").read_text())
     assert (config["seed"], config["run"]["steps"]) == (5, 400)
-    # the folder knows what to do; nothing is left of it
+    # the folder contains the specification; all trials are finished
     assert main(["sweep", "--logdir", str(folder)]) == 0
     assert len(rows(folder)) == 2

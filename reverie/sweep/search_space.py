@@ -1,0 +1,211 @@
+"""The search space: the range of values of each hyperparameter.
+
+    bc.head.kind: [mlp, mixture]                    a list of choices
+    bc.opt.lr: {low: 1e-5, high: 1e-3, log: true}   a float, log-uniform
+    bc.head.layers: {low: 1, high: 4}               an int, if the setting is one
+
+Grid search needs a finite number of values: choices, ints, or a `count` or `step` for
+floats.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.config import suggest
+
+
+@dataclass(frozen=True)
+class CategoricalRange:
+    """A list of choices. Each choice is one or more words of a command line."""
+
+    options: tuple[tuple[str, ...], ...]
+
+    log = False
+
+    def suggest(self, trial: Any, name: str) -> str:
+        """Let an Optuna trial choose a value."""
+        return trial.suggest_categorical(name, self.test_values())
+
+    def to_words(self, value: Any) -> list[str]:
+        """The value as words of a command line."""
+        return list(self.options[self.test_values().index(value)])
+
+    def test_values(self) -> list[Any]:
+        """Values that must be valid for the whole range to be valid."""
+        return [" ".join(words) for words in self.options]
+
+    def grid(self, name: str) -> list[Any]:
+        """The values of a grid search."""
+        return self.test_values()
+
+    def to_yaml(self) -> Any:
+        return [words[0] if len(words) == 1 else list(words) for words in self.options]
+
+
+@dataclass(frozen=True)
+class NumericRange:
+    """Numbers from `low` to `high`, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Sample log-uniformly."""
+    step: float | None = None
+    """Distance between neighboring values; None for any value."""
+    count: int | None = None
+    """Number of values in a grid search."""
+    integer: bool = False
+
+    def suggest(self, trial: Any, name: str) -> float:
+        if self.integer:
+            low, high, step = int(self.low), int(self.high), int(self.step or 1)
+            return trial.suggest_int(name, low, high, step=step, log=self.log)
+        return trial.suggest_float(
+            name, self.low, self.high, step=self.step, log=self.log
+        )
+
+    def to_words(self, value: Any) -> list[str]:
+        return [repr(value)]
+
+    def test_values(self) -> list[Any]:
+        ends = [self.low, self.high]
+        return [int(end) for end in ends] if self.integer else ends
+
+    def grid(self, name: str) -> list[Any]:
+        if self.count:
+            space = np.geomspace if self.log else np.linspace
+            values = space(self.low, self.high, self.count).tolist()
+            values[0] = self.low  # without rounding errors
+            values[-1] = self.high if self.count > 1 else self.low
+        elif self.step or (self.integer and not self.log):
+            step = self.step or 1
+            steps = math.floor((self.high - self.low) / step + 1e-9)
+            values = [self.low + step * i for i in range(steps + 1)]
+        else:
+            raise UserError(
+                f"Grid search needs the number of values of {name}.\n"
+                "  Fix: add `count: 5` to its range, or list the values."
+            )
+        if self.integer:
+            return list(dict.fromkeys(round(value) for value in values))
+        return values
+
+    def to_yaml(self) -> Any:
+        data: dict[str, Any] = {"low": self.low, "high": self.high}
+        data |= {"log": True} if self.log else {}
+        data |= {"step": self.step} if self.step else {}
+        return data | ({"count": self.count} if self.count else {})
+
+
+Range = CategoricalRange | NumericRange
+
+
+def parse_range(name: str, data: Any, setting_type: Any) -> Range:
+    """Read the range of a setting from the value in a YAML file."""
+    if isinstance(data, Mapping):
+        return _parse_numeric(name, data, _number_type(setting_type))
+    if not isinstance(data, list):
+        raise UserError(
+            f"The range of {name} is {data!r}, which is neither a list of choices nor "
+            f"low and high.\n  Fix: {name}: {{low: 1, high: 10}}, or move {name} to "
+            "`settings` if it is fixed."
+        )
+    options = tuple(dict.fromkeys(tuple(to_words(value)) for value in data))
+    if not options:
+        raise UserError(
+            f"The range of {name} is empty.\n  Fix: {name}: [CHOICE, CHOICE]"
+        )
+    return CategoricalRange(options)
+
+
+def to_words(value: Any) -> list[str]:
+    """Convert a value from a YAML file to words of a command line."""
+    if isinstance(value, Mapping):
+        raise UserError(
+            f"{dict(value)!r} is not a valid value of a setting.\n"
+            "  Fix: use a string, a number, or a list of them."
+        )
+    return [str(x) for x in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _parse_numeric(
+    name: str, data: Mapping[str, Any], number: type | None
+) -> NumericRange:
+    if number is None:
+        raise UserError(
+            f"{name} is not a number, so its range cannot have low and high.\n"
+            f"  Fix: {name}: [CHOICE, CHOICE]"
+        )
+    keys = [field.name for field in fields(NumericRange) if field.name != "integer"]
+    for key in data:
+        if key not in keys:
+            raise UserError(
+                f"The range of {name} has an unknown key {key!r}."
+                f"{suggest(str(key), keys)}\n  Fix: choose from {', '.join(keys)}."
+            )
+    for key in ("low", "high"):
+        if key not in data:
+            raise UserError(
+                f"The range of {name} has no `{key}`.\n"
+                f"  Fix: {name}: {{low: 1, high: 10}}"
+            )
+    log, integer = data.get("log", False), number is int
+    if not isinstance(log, bool):
+        raise UserError(
+            f"`log` in the range of {name} must be true or false, not {log!r}.\n"
+            "  Fix: log: true"
+        )
+    low = _parse_number(name, "low", data["low"], integer)
+    high = _parse_number(name, "high", data["high"], integer)
+    step = data.get("step")
+    step = None if step is None else _parse_number(name, "step", step, integer)
+    count = data.get("count")
+    count = None if count is None else int(_parse_number(name, "count", count, True))
+    if low > high:
+        raise UserError(
+            f"The range of {name} is empty: {low:g} is above {high:g}.\n"
+            f"  Fix: {name}: {{low: {high:g}, high: {low:g}}}"
+        )
+    if log and low <= 0:
+        raise UserError(
+            f"The range of {name} is logarithmic but starts at {low:g}.\n"
+            "  Fix: use a `low` above zero, or remove `log`."
+        )
+    if log and step is not None:
+        raise UserError(
+            f"The range of {name} has both `log` and `step`.\n  Fix: use `count`."
+        )
+    if (step is not None and step <= 0) or (count is not None and count < 1):
+        raise UserError(
+            f"`step` and `count` in the range of {name} must be above zero.\n"
+            "  Fix: count: 5"
+        )
+    return NumericRange(low, high, log, step, count, integer)
+
+
+def _parse_number(name: str, key: str, value: Any, integer: bool) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):  # YAML reads 1e-3 as a string, which is fine
+        number = math.nan
+    if not math.isfinite(number) or (integer and number != int(number)):
+        expected = "a whole number" if integer else "a number"
+        raise UserError(
+            f"`{key}` in the range of {name} must be {expected}, not {value!r}.\n"
+            f"  Fix: {key}: 1"
+        )
+    return number
+
+
+def _number_type(setting_type: Any) -> type | None:
+    """Float or int if the setting is a number, else None."""
+    types = typing.get_args(setting_type) or (setting_type,)
+    return next((number for number in (float, int) if number in types), None)

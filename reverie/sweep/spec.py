@@ -1,0 +1,246 @@
+"""The specification of a sweep, from a YAML file and the command line.
+
+    command: bc
+    metric: report/loss
+    goal: min
+    trials: 20
+    settings:                 # the same in all runs
+      offline.data: reach
+      configs: [bc_tiny]
+    ranges:                   # the search space, see `search_space.py`
+      bc.opt.lr: {low: 1e-5, high: 1e-3, log: true}
+
+A specification is checked before the first run: all settings must exist and must accept
+both ends of their range or all of their choices.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.run.config import Config
+from reverie.sweep.objective import Summary
+from reverie.sweep.search_space import Range, parse_range, to_words
+
+ResolveCommand = Callable[[str, list[str]], Config]
+"""Returns the config of a command with the given arguments."""
+
+DEFAULT_TRIALS = 20
+EVAL_OPTIONS = ("episodes", "videos", "failures")
+"""Options of `reverie eval` that are not settings of a run."""
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    command: str = "train"
+    """Command of every trial: train, train_eval, offline or bc."""
+    metric: str = ""
+    """Objective: a name from the metrics, scores or evaluation results of a run."""
+    goal: Literal["", "min", "max"] = ""
+    """Minimize or maximize the metric."""
+    summary: Summary = "last"
+    """Value of the metric that counts: the last, the best, or the mean of the last
+    `mean_over` values."""
+    mean_over: int = 10
+    """Number of values in the mean."""
+    sampler: Literal["bayes", "random", "grid"] = "bayes"
+    """How hyperparameters are proposed: Optuna's TPE, random search, or grid search."""
+    trials: int = 0
+    """Number of trials; 0 for 20, or for all points of a grid."""
+    seeds: int = 1
+    """Runs per trial with consecutive seeds; the objective is their mean."""
+    jobs: int = 1
+    """Number of runs at the same time."""
+    prune: bool = False
+    """Stop trials that are worse than the median of others at the same step."""
+    eval: str | None = None
+    """Flags of `reverie eval`; if set, every run is evaluated after training."""
+    wandb: bool = False
+    """Log the runs and the sweep to Weights & Biases."""
+    logdir: str = "~/logdir/{timestamp}"
+    """Folder of the sweep. A sweep in an existing folder is continued."""
+
+    def __post_init__(self) -> None:
+        minima = {"mean_over": 1, "trials": 0, "seeds": 1, "jobs": 1}
+        for name, minimum in minima.items():
+            value = getattr(self, name)
+            if value < minimum:
+                raise UserError(
+                    f"{name} must be at least {minimum}, not {value}.\n"
+                    f"  Fix: --{name} {max(minimum, 1)}"
+                )
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """A checked sweep: options, search space, and settings that all runs share."""
+
+    config: SweepConfig
+    ranges: dict[str, Range]
+    settings: dict[str, list[str]]
+    seed: int = 0
+    """Seed of the first run of every trial."""
+
+    def words(self, params: Mapping[str, Any]) -> list[str]:
+        """The arguments of the command for a trial with these hyperparameters."""
+        items = self.settings.items()
+        words = [word for name, value in items for word in (f"--{name}", *value)]
+        for name, value in params.items():
+            words += [f"--{name}", *self.ranges[name].to_words(value)]
+        return words
+
+    def to_yaml(self) -> str:
+        data = asdict(self.config)
+        data["settings"] = self.settings
+        data["ranges"] = {name: r.to_yaml() for name, r in self.ranges.items()}
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def load_spec(
+    path: Path, command: str | None, words: Sequence[str], resolve: ResolveCommand
+) -> SweepSpec:
+    """Read and check a sweep file; `command` and the flags in `words` override it."""
+    data = configs.read_config_file(path)
+    ranges = _pop_mapping(path, data, "ranges")
+    fixed = configs.flatten(_pop_mapping(path, data, "settings"))
+    settings = {name: to_words(value) for name, value in fixed.items()}
+    options = {field.name for field in fields(SweepConfig)}
+    flags = []
+    for name, value in configs.parse_flags(words):
+        if name.replace("-", "_") in options:
+            flags.append((name, value))
+        else:
+            _add_flag(settings, name, ["True"] if value is None else to_words(value))
+    for key in data:
+        if key not in options:
+            raise _unknown_key(path, key, [*options, "settings", "ranges"])
+    if command:
+        flags.append(("command", command))
+    layer = configs.flag_layer(SweepConfig, flags, SweepConfig())
+    config = configs.resolve(SweepConfig, [(str(path), data), ("the flags", layer)])
+    if not config.metric or not config.goal:
+        missing = "goal" if config.metric else "metric"
+        example = "goal: min" if config.metric else "metric: report/loss"
+        raise UserError(f"{path} has no {missing}.\n  Fix: add `{example}`.")
+    resolve(config.command, [])  # raises an error if the command does not exist
+    _check_eval_flags(path, config.eval)
+    if not ranges:
+        raise UserError(
+            f"{path} has no ranges, so there is nothing to search.\n"
+            "  Fix: ranges: {NAME: {low: 1, high: 10}}, or a list of choices for NAME"
+        )
+    space = {name: _parse_range(path, name, ranges[name]) for name in ranges}
+    _check_conflicts(path, space, settings, config)
+    for name in settings:
+        _find_setting(path, name, [*options, *configs.setting_names(Config)])
+    spec = SweepSpec(config, space, settings)
+    base = resolve(config.command, spec.words({}))
+    for name, range_ in space.items():
+        for value in range_.test_values():
+            resolve(config.command, spec.words({name: value}))
+        if config.sampler == "grid":
+            range_.grid(name)
+    return SweepSpec(config, space, settings, base.seed)
+
+
+def _check_eval_flags(path: Path, text: str | None) -> None:
+    """Raise an error if `reverie eval` would not accept these flags."""
+    try:
+        flags = configs.parse_flags(shlex.split(text or ""))
+    except ValueError as error:  # a quote that is not closed
+        raise UserError(
+            f"Cannot parse the flags in `eval` of {path}: {error}.\n"
+            "  Fix: eval: --task TASK --episodes 50"
+        ) from None
+    for name, _ in flags:
+        _find_setting(path, name, [*EVAL_OPTIONS, *configs.setting_names(Config)])
+
+
+def _pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
+    mapping = data.pop(key, None) or {}
+    if not isinstance(mapping, dict):
+        raise UserError(
+            f"`{key}` in {path} is a {type(mapping).__name__}, not a mapping.\n"
+            f"  Fix: write one `name: value` per line below `{key}:`."
+        )
+    return {str(name): value for name, value in mapping.items()}
+
+
+def _add_flag(settings: dict[str, list[str]], name: str, words: list[str]) -> None:
+    """Override a setting; blocks, files and `--name+` are appended instead."""
+    appends = name in ("configs", "config") or name.endswith("+")
+    before = settings.get(name, []) if appends else []
+    settings[name] = [*before, *words]
+
+
+def _parse_range(path: Path, name: str, data: Any) -> Range:
+    if name == "configs":
+        return parse_range(name, data, str)
+    setting = _find_setting(path, name, configs.setting_names(Config))
+    return parse_range(name, data, configs.setting_type(Config, setting))
+
+
+def _find_setting(path: Path, name: str, names: list[str]) -> str:
+    """The setting with a name, or the first one that a pattern matches."""
+    plain = name.rstrip("+")
+    if plain in ("configs", "config"):
+        return plain
+    for candidate in (plain, plain.replace("-", "_")):
+        if candidate in names:
+            return candidate
+    try:
+        matches = [key for key in names if re.fullmatch(plain, key)]
+    except re.error:
+        matches = []
+    if not matches:
+        raise UserError(
+            f"There is no setting {name!r} ({path}).{configs.suggest(plain, names)}\n"
+            "  Fix: `reverie config` lists all settings."
+        )
+    return matches[0]
+
+
+def _unknown_key(path: Path, key: str, known: list[str]) -> UserError:
+    if key.replace("-", "_") in configs.setting_names(Config) or "." in key:
+        return UserError(
+            f"{key!r} in {path} is a setting of runs, not of the sweep.\n"
+            "  Fix: move it below `settings:` or `ranges:`."
+        )
+    return UserError(
+        f"Unknown key {key!r} in {path}.{configs.suggest(key, known)}\n"
+        f"  Fix: choose from {', '.join(sorted(known))}."
+    )
+
+
+def _check_conflicts(
+    path: Path,
+    ranges: Mapping[str, Range],
+    settings: Mapping[str, list[str]],
+    config: SweepConfig,
+) -> None:
+    if "logdir" in (*ranges, *settings):
+        raise UserError(
+            f"{path} sets logdir, but runs are stored in the folder of the sweep.\n"
+            "  Fix: give the sweep a --logdir."
+        )
+    fixed = {name.replace("-", "_") for name in settings} - {"configs"}
+    both = [name for name in ranges if name.replace("-", "_") in fixed]
+    if both:
+        raise UserError(
+            f"{both[0]} has both a range and a fixed value.\n"
+            f"  Fix: remove it from the ranges of {path}, or remove --{both[0]}."
+        )
+    if "seed" in ranges and config.seeds > 1:
+        raise UserError(
+            f"{path} has a range of seeds and {config.seeds} seeds per trial.\n"
+            "  Fix: remove one of them."
+        )
