@@ -63,14 +63,14 @@ class Kernel(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
         self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
-        self.shadow: tuple[Tensor, Tensor] | None = (
-            None  # see kernels/optim/low_precision_weights.py
-        )
+        # copies to compute with (`kernels/optim/low_precision_weights.py`)
+        self.low_precision: tuple[Tensor, Tensor] | None = None
 
     def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Weight and bias in the dtype of a computation."""
-        if self.shadow is not None and self.shadow[0].dtype == dtype:
-            return self.shadow
+        copies = self.low_precision
+        if copies is not None and copies[0].dtype == dtype:
+            return copies
         return self.weight.to(dtype), self.bias.to(dtype)
 
     @torch.no_grad()
@@ -170,6 +170,12 @@ class MLP(nn.Module):
         for i in range(layers):
             self.add_module(f"linear{i}", Linear(units if i else inputs, units))
             self.add_module(f"norm{i}", Norm(norm, units))
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.norm.rms_norm import FastMLP
+
+        return FastMLP
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):

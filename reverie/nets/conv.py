@@ -158,6 +158,12 @@ class Conv(Kernel):
         self.weight.data = self.weight.data.to(memory_format=torch.channels_last)
         self.kernel, self.stride, self.transposed = kernel, stride, transposed
 
+    @staticmethod
+    def fast_cpu_version() -> type[nn.Module]:
+        from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
+
+        return FusedUpsampleConv
+
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
         weight, bias = self.cast(x.dtype)
         x = x.permute(0, 3, 1, 2)
@@ -283,6 +289,12 @@ class Encoder(nn.Module):
             self.width += h * w * channels
             self.standards = make_standards(images, config)
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.encoder import FastEncoder
+
+        return FastEncoder
+
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "*b E"]:
@@ -351,6 +363,12 @@ class Decoder(nn.Module):
         self.standards = make_standards(self.images, config)
         if self.images:
             self._build_images(deter, stoch)
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.decoder import FastDecoder
+
+        return FastDecoder
 
     def forward(
         self, deter: Float[Tensor, "*b D"], stoch: Float[Tensor, "*b Z"]

@@ -51,6 +51,12 @@ class GRU(nn.Module):
         self.bias_ih = nn.Parameter(torch.empty(count, 3 * width))
         self.bias_hh = nn.Parameter(torch.empty(count, 3 * width))
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.scan.gru_loop import FastGRU
+
+        return FastGRU
+
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
         bound = 1 / math.sqrt(self.width)
@@ -95,6 +101,12 @@ class GRU(nn.Module):
 
 class Hold(nn.Module):
     """Keeps the value with which each segment began: `read * new + copy * last`."""
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.scan.gru_loop import FastHold
+
+        return FastHold
 
     def forward(
         self,

@@ -100,6 +100,12 @@ class Head(nn.Module):
             )
         self.head = nn.ModuleDict(out)
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.heads.twohot import FastHead
+
+        return FastHead
+
     def forward(self, feat: Float[Tensor, "*b F"]) -> Output:
         x = self.mlp(feat)
         if self.output == "symexp_twohot":
@@ -124,6 +130,12 @@ class PolicyHead(nn.Module):
         self.head = ByKey(
             {key: self._make(key, space) for key, space in spaces.items()}
         )
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.heads.categorical import FastPolicyHead
+
+        return FastPolicyHead
 
     def _make(self, key: str, space: Space) -> nn.Module:
         width, scale = self.mlp.width, self.config.outscale

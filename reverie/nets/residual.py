@@ -127,6 +127,12 @@ class Residual(nn.Module):
         self.skip = Conv(inputs, units, kernel=1) if inputs != units else None
         self.recompute = False
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.residual import FastResidual
+
+        return FastResidual
+
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c2"]:
         if not (self.recompute and torch.is_grad_enabled()):
             return self._block(x)
@@ -164,6 +170,12 @@ class Halve(nn.Module):
         super().__init__()
         self.conv = Conv(channels, channels, kernel=2, stride=2)
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.residual import FastHalve
+
+        return FastHalve
+
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         out: Tensor = self.conv(x)
         return out
@@ -175,6 +187,12 @@ class Double(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         self.conv = Conv(channels, channels)
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.residual import FastDouble
+
+        return FastDouble
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         y = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
@@ -201,6 +219,12 @@ class FrameEncoder(nn.Module):
         layers += [NormSilu(width), Conv(width, config.latent)]
         self.layers = nn.Sequential(*layers)
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.residual import FastFrameEncoder
+
+        return FastFrameEncoder
+
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b r s latent"]:
         y: Tensor = self.layers(x)
         return y
@@ -220,6 +244,12 @@ class FrameDecoder(nn.Module):
             layers.append(Residual(widths[i + 1], widths[i]))
         layers += [NormSilu(widths[0]), Conv(widths[0], outputs)]
         self.layers = nn.Sequential(*layers)
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.residual import FastFrameDecoder
+
+        return FastFrameDecoder
 
     def forward(self, x: Float[Tensor, "b r s f"]) -> Float[Tensor, "b h w c"]:
         y: Tensor = self.layers(x)

@@ -1,16 +1,16 @@
-"""Work on a GPU that goes on beside other work, until somebody needs its result.
+"""Side streams: run independent GPU work in parallel with the current stream.
 
-Small kernels leave most of a GPU idle, so what does not depend on each other may as
-well share it. Inside a CUDA graph the lanes become its branches. On other devices
-everything happens where it is written.
+Small kernels leave most of a GPU idle, so independent work can share it. Inside a CUDA
+graph the side streams become branches of the graph. On other devices everything runs in
+program order.
 
-What is made in a lane may be used once it was waited for, and what it reads must be
-kept until then. Entering a lane waits for all that was begun before, so that memory
-which is let go changes hands only after its last use. Work that is begun on several
-streams at once must not share a lane.
+Results of a side stream may be used after `wait_for`, and its inputs must be kept alive
+until then. Entering a side stream waits for all earlier work of the current stream, so
+that freed memory is reused only after its last use. Work that runs on several streams
+at the same time must not use the same side stream.
 
-Where everything wants the GPU at once, the main stream of a graph comes first, then
-lanes by their `hurry`: what nobody waits for soon fills the gaps.
+When the GPU is busy, the main stream of a graph has the highest priority, then side
+streams by their `priority`.
 """
 
 from __future__ import annotations
@@ -23,35 +23,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FIRST = -3
-"""The priority of a graph's main stream; lower numbers come first."""
+GRAPH_PRIORITY = -3
+"""CUDA priority of a graph's main stream; lower numbers run first."""
 
 
-class Lane(NamedTuple):
-    """A stream of work, by name."""
+class SideStream(NamedTuple):
+    """A CUDA stream, identified by its name; one per device."""
 
     name: str
-    hurry: int = 0  # up to 2: how soon its result is wanted
+    priority: int = 0  # 0 to 2; higher runs first
 
 
 @contextmanager
-def beside(like: Tensor, lane: Lane) -> Iterator[None]:
-    """Do what follows in a lane, after all that was begun on this stream."""
+def on_stream(like: Tensor, stream: SideStream) -> Iterator[None]:
+    """Run the following work on a side stream, after all earlier work of this one.
+
+    `like` is any tensor on the device to use.
+    """
     if like.device.type != "cuda":
         yield
         return
-    side = _stream(like.device, lane)
+    side = _cuda_stream(like.device, stream)
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side):
         yield
 
 
-def catch_up(like: Tensor, lane: Lane) -> None:
-    """Let this stream go on only after what was begun in a lane."""
+def wait_for(like: Tensor, stream: SideStream) -> None:
+    """Let the current stream wait for all earlier work of a side stream."""
     if like.device.type == "cuda":
-        torch.cuda.current_stream(like.device).wait_stream(_stream(like.device, lane))
+        side = _cuda_stream(like.device, stream)
+        torch.cuda.current_stream(like.device).wait_stream(side)
 
 
 @functools.cache
-def _stream(device: torch.device, lane: Lane) -> Any:
-    return torch.cuda.Stream(device, -lane.hurry)  # type: ignore[no-untyped-call]
+def _cuda_stream(device: torch.device, stream: SideStream) -> Any:
+    return torch.cuda.Stream(device, -stream.priority)  # type: ignore[no-untyped-call]

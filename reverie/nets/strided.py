@@ -33,6 +33,12 @@ class ImageEncoder(nn.Module):
             self.add_module(f"conv{i}", conv)
             self.add_module(f"norm{i}", nn.BatchNorm2d(width))
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.norm.batch_norm import FastImageEncoder
+
+        return FastImageEncoder
+
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n E"]:
         for i in range(self.layers):
             x = F.elu(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
@@ -53,6 +59,12 @@ class ImageDecoder(nn.Module):
             self.add_module(f"conv{i}", conv)
             if not last:
                 self.add_module(f"norm{i}", nn.BatchNorm2d(width))
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.norm.batch_norm import FastImageDecoder
+
+        return FastImageDecoder
 
     def forward(self, x: Float[Tensor, "n E"]) -> Float[Tensor, "n c h w"]:
         x = x[..., None, None]

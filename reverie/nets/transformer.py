@@ -147,6 +147,12 @@ class Transformer(nn.Module):
             mask |= block[:, None] == block
         self.register_buffer("mask", mask, persistent=False)
 
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.transformer import FastTransformer
+
+        return FastTransformer
+
     def cache(self, batch: int, dtype: torch.dtype) -> Cache:
         """An empty cache for `batch` sequences."""
         c = self.config

@@ -13,7 +13,8 @@ from reverie.agents.bc.head import ActionScale, CloneHead, CloneHeadConfig, Mixt
 from reverie.agents.random import RandomConfig
 from reverie.api import UserError
 from reverie.capabilities import Moments
-from reverie.nets.blocks import initialize
+from reverie.kernels import accelerate
+from reverie.nets.blocks import MLP, initialize
 from reverie.nets.conv import EncoderConfig
 from reverie.nets.optim.adam import AdamConfig
 from reverie.run.config import resolve
@@ -99,6 +100,34 @@ def learn(agent, feed, updates=250):
 def test_what_was_done_on_seeing_a_row_is_learnt():
     losses = learn(make(), Rows(64))
     assert np.mean(losses[-10:]) < 0.01 < 0.15 < losses[0]
+
+
+def test_fast_modules_and_optimizer_train_like_the_plain_ones(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(accelerate, "available", lambda device: True)
+    plain, fast = make(), make(compile="step")
+    assert fast.fast.has_kernels
+    assert type(fast.head.mlp) is MLP.fast_version()
+    expected = learn(plain, Rows(8), updates=4)
+    assert learn(fast, Rows(8), updates=4) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", ["step", "graph"])
+def test_updates_in_a_graph_train_like_the_plain_ones(compile):
+    def feed():
+        rows, cuda = Rows(8), torch.device("cuda")
+        return Served(lambda name: {k: x.to(cuda) for k, x in rows(name).items()})
+
+    def build(compile):
+        device = torch.device("cuda")
+        return BC(SEEN, DONE, config(), device=device, compile=compile)
+
+    expected = learn(build("none"), feed(), updates=8)
+    agent = build(compile)
+    assert learn(agent, feed(), updates=8) == pytest.approx(expected, rel=1e-2)
+    if compile == "graph":
+        assert agent.update.can_capture
 
 
 def test_actions_that_are_off_by_one_row_are_not_learnt():

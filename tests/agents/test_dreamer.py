@@ -17,7 +17,7 @@ from reverie.api import UserError
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
-from reverie.nets.optim.laprop import OptConfig
+from reverie.nets.optim.laprop import LaPropConfig
 from reverie.spaces import Space
 from reverie.worlds.rssm.config import RSSMConfig
 
@@ -44,7 +44,7 @@ TINY = DreamerConfig(
     policy=PolicyConfig(1, 8),
     value=HeadConfig(1, 8, bins=15),
     imag_length=3,
-    opt=OptConfig(lr=1e-3, warmup=0),
+    opt=LaPropConfig(lr=1e-3, warmup=0),
 )
 
 
@@ -280,7 +280,7 @@ def test_an_update_changes_what_it_should():
 
 
 def test_the_first_update_of_the_default_warmup_moves_no_weight():
-    agent = make(replace(TINY, opt=OptConfig()))
+    agent = make(replace(TINY, opt=LaPropConfig()))
     before = flat(agent.state_dict())
     agent.train(Feed(agent))
     moved = changed(before, flat(agent.state_dict()))
@@ -288,7 +288,7 @@ def test_the_first_update_of_the_default_warmup_moves_no_weight():
 
 
 def test_losses_go_down():
-    agent = make(replace(TINY, opt=OptConfig(lr=3e-3, warmup=0)))
+    agent = make(replace(TINY, opt=LaPropConfig(lr=3e-3, warmup=0)))
     batch = Feed(agent)("train")
     feed = Feed(agent)
     feed.change = {key: lambda x, v=value: v for key, value in batch.items()}
@@ -314,7 +314,7 @@ def test_a_batch_that_is_not_finite_leaves_nothing_behind():
     metrics = agent.train(feed)
     after = flat(agent.state_dict())
     moved = {key for key in before if not torch.equal(before[key], after[key])}
-    assert moved <= {"opt/skipped/", "opt/in_row/", "rng/train/state/"}
+    assert moved <= {"opt/skipped/", "opt/nonfinite_in_row/", "rng/train/state/"}
     assert float(metrics["opt/nonfinite_in_row"]) == 1
     assert "loss/rew" in agent.nonfinite()
     assert any(name.startswith("grad/rew.") for name in agent.nonfinite())

@@ -159,14 +159,11 @@ def test_the_actor_critic_starts_small_and_expects_nothing():
 def test_only_dense_weights_of_tokenizer_and_world_model_decay():
     agent = make_agent()
     for name in PARTS:
-        opt = agent.opts[name]
-        found = {
-            n for n, t in opt.parameters.items() if any(t is d for d in opt.decays)
-        }
+        found = agent.opts[name].decayed
         assert all(n.endswith(".weight") for n in found)
         assert not [n for n in found if ".layers." in n and "frame" in n]
     assert agent.opts["actor_critic"].config.wd == 0
-    assert agent.opts["tokenizer"].decays
+    assert agent.opts["tokenizer"].decayed
 
 
 # Acting

@@ -16,8 +16,8 @@ from reverie.agents.iris.actor_critic import Recall
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import PARTS
 from reverie.agents.iris.fast import FastPixelNet
-from reverie.kernels import accelerate as fast
-from reverie.kernels.optim.low_precision_weights import Shadows
+from reverie.kernels import accelerate
+from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 
 pytest.importorskip("triton")
 
@@ -70,7 +70,7 @@ def kinds(module):
     "name", ["tokenizer", *(pytest.param(x, marks=pytest.mark.slow) for x in PARTS[1:])]
 )
 def test_twins_learn_what_plain_parts_learn(name, monkeypatch):
-    monkeypatch.setattr(fast, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "available", lambda device: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, quick = (make(DEVICE, compile) for compile in ("none", "step"))
     for module in (quick.world, quick.actor_critic, quick.dreamt):
@@ -118,15 +118,15 @@ def test_what_is_remembered_beside_decides_the_same():
 
 
 def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):
-    monkeypatch.setattr(fast, "available", lambda device: True)
+    monkeypatch.setattr(accelerate, "available", lambda device: True)
     quick = make(DEVICE, "step", "bfloat16")
     assert quick.dreamt is not quick.world
     assert {"FastFrameDecoder", "FastTransformer"} <= kinds(quick.dreamt)
 
 
 def test_without_twins_a_gpu_is_told_so(monkeypatch):
-    monkeypatch.setattr(fast, "available", lambda device: False)
-    assert make(compile="step").replays is False
+    monkeypatch.setattr(accelerate, "available", lambda device: False)
+    assert make(compile="step").fast.has_graphs is False
     assert "FastFrameEncoder" not in kinds(make(compile="step").world)
 
 
@@ -148,7 +148,7 @@ def test_every_weight_is_used_through_its_copy(name):
         tensors = agent.opts[name].tensors
         if shadowed:
             seeing = [net.frame for net in agent.actor_critic.children()]
-            shadows = Shadows([agent.world, *seeing], torch.bfloat16)
+            shadows = LowPrecisionWeights([agent.world, *seeing], torch.bfloat16)
             tensors = [shadows.leaf(tensor) for tensor in tensors]
         losses, _ = agent.losses(name, agent._segment(window))
         total = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -184,8 +184,8 @@ def test_a_recorded_update_is_the_update(name, count):
             losses.append(float(metrics[f"{name}/opt/loss"]))
         found.append(losses)
     learner = agent.learning[name]
-    assert learner.works
-    assert any(not isinstance(x, int) for x in learner.recordings.values())
+    assert learner.can_capture
+    assert any(not isinstance(x, int) for x in learner.graphs.values())
     assert agent.opts[name].step == 6
     assert found[1] == pytest.approx(found[0], rel=5e-2, abs=1e-3)
     assert found[2] == pytest.approx(found[1], rel=5e-2, abs=1e-3)
@@ -240,4 +240,4 @@ def test_recorded_acting_remembers_and_chooses_as_running_does():
         one, two = memories
         assert torch.equal(one.frames, two.frames)
         torch.testing.assert_close(one.recall, two.recall, rtol=1e-3, atol=1e-3)
-    assert agents[1].acting["eval"].act.recordings
+    assert agents[1].acting["eval"].act.graphs

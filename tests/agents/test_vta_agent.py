@@ -11,7 +11,6 @@ from reverie.api import Agent, UserError
 from reverie.datasets.sequences import SourceConfig
 from reverie.datasets.sequences.feed import SourceFeed
 from reverie.datasets.synthetic.balls import Balls
-from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
 from reverie.spaces import EVENT
 from reverie.worlds.vta.config import VTAConfig
 
@@ -201,37 +200,3 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
 def test_no_batch_is_refused():
     with pytest.raises(UserError, match="at least 1"):
         VTAAgentConfig(batch_size=0)
-
-
-def test_the_optimizer_is_that_of_torch():
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Linear(5, 3) for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    adam = AMSGrad(dict(ours.named_parameters()), AMSGradConfig(lr=0.01, clip=0.5))
-    other = torch.optim.Adam(theirs.parameters(), lr=0.01, amsgrad=True)
-    for _ in range(5):
-        x = torch.randn(8, 5)
-        adam.update(ours(x).square().sum())
-        other.zero_grad()
-        theirs(x).square().sum().backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
-        other.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_the_loss_scale_of_float16_shrinks_on_overflow_and_grows_again():
-    weight = torch.nn.Parameter(torch.ones(2))
-    adam = AMSGrad({"w": weight}, AMSGradConfig(), scaling=True)
-    _, metrics = adam.update((weight * float("inf")).sum() * 0 + weight.sum())
-    assert not torch.isfinite(metrics["opt/loss"]) or adam.nonfinite() == ["w"]
-    start = float(adam.counters["scale"])
-    _, metrics = adam.apply(torch.tensor(1.0), [torch.full((2,), float("inf"))])
-    assert float(adam.counters["scale"]) == start / 2
-    assert int(metrics["opt/nonfinite_in_row"]) <= 1
-    adam.counters["good"].fill_(adam.GOOD_STEPS - 1)
-    adam.update(weight.sum())
-    assert float(adam.counters["scale"]) == start
-    assert AMSGradConfig().lr == 5e-4
-    with pytest.raises(ValueError, match="cannot be below"):
-        AMSGradConfig(lr=-1)

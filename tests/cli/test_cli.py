@@ -22,7 +22,7 @@ INVALID = {
     ),
     "range of slowvalue.every": ("train --dreamer.slowvalue.every 0", r"at least 1"),
     "range of retnorm.perclo": ("train --dreamer.retnorm.perclo 200", r"0 to 100"),
-    "range of opt.wdregex": ("train --dreamer.opt.wdregex (", r"no pattern"),
+    "range of opt.wdregex": ("train --dreamer.opt.wdregex (", r"not a regular"),
     "range of rssm.unimix": ("train --dreamer.rssm.unimix 2", r"from 0 to 1"),
     "range of policy.unimix": ("train --dreamer.policy.unimix 2", r"from 0 to 1"),
     "range of dec.bspace": ("train --dreamer.dec.bspace -1", r"at least 0"),

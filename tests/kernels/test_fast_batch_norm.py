@@ -11,7 +11,7 @@ from reverie.nets.strided import ImageDecoder, ImageEncoder, initialize_as_torch
 
 pytest.importorskip("triton")
 
-from reverie.kernels.accelerate import accelerate
+from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.conv import im2col
 from reverie.kernels.norm import batch_norm
 from reverie.kernels.norm.batch_norm import batch_norm_elu
@@ -61,7 +61,7 @@ def make_nets(kind: type[nn.Module], width: int, bias: bool) -> list[nn.Module]:
     nets = [kind(16, 3, width, bias) for _ in range(2)]
     for net in nets:
         initialize_as_torch(net, torch.Generator().manual_seed(0))
-    accelerate(nets[1])
+    use_fast_versions(nets[1])
     assert type(nets[1]) is not type(nets[0])
     return [net.to(DEVICE) for net in nets]
 

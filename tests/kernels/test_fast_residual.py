@@ -18,7 +18,7 @@ from reverie.nets.residual import (
 
 pytest.importorskip("triton")
 
-from reverie.kernels.accelerate import accelerate
+from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.conv import few_channels
 from reverie.kernels.norm import group_norm
 
@@ -65,7 +65,7 @@ def twins(net):
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
     net.to(DEVICE)
     quick = copy.deepcopy(net)
-    accelerate(quick)
+    use_fast_versions(quick)
     assert type(quick) is not type(net)
     return net, quick
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from reverie.kernels import nvrtc
-from reverie.kernels.accelerate import accelerate
+from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.conv.fused_residual import launch as fused_residual
 from reverie.kernels.conv.fused_residual.launch import Given, Plan, Size
 from reverie.kernels.norm import cluster_group_norm, group_norm
@@ -198,7 +198,7 @@ def test_the_norms_are_those_of_the_other_way():
 
 def both_ways(monkeypatch, net, x, first, plans):
     """Outputs and gradients of a fast block, the other way and in fused_residual."""
-    accelerate(net)
+    use_fast_versions(net)
     slope = torch.randn_like(x)
     for each in ({}, plans):
         monkeypatch.setattr(fused_residual, "PLANS", each)

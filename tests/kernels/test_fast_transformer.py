@@ -11,7 +11,7 @@ from reverie.nets.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("triton")
 
-from reverie.kernels.accelerate import accelerate
+from reverie.kernels.accelerate import use_fast_versions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,7 +22,7 @@ def twins(config):
         parameter.data = 0.4 * torch.randn(parameter.shape)
     net.to(DEVICE)
     quick = copy.deepcopy(net)
-    accelerate(quick)
+    use_fast_versions(quick)
     assert type(quick) is not type(net)
     return net, quick
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.kernels import accelerate as fast
+from reverie.kernels import accelerate
 from reverie.kernels.conv import upsample_cpu
 from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
 from reverie.nets.blocks import initialize
@@ -44,7 +44,7 @@ def test_a_decoder_draws_the_same_images(monkeypatch, more):
     initialize(decoder, torch.Generator().manual_seed(0))
     deter, stoch = torch.randn(2, 3, 6), torch.randn(2, 3, 8)
     plain = decoder(deter, stoch)["image"].pred()
-    fast.accelerate_host(decoder)
+    accelerate.use_fast_versions(decoder, "fast_cpu_version")
     assert isinstance(decoder.imgout, FusedUpsampleConv)
     torch.testing.assert_close(decoder(deter, stoch)["image"].pred(), plain)
 

@@ -1,4 +1,4 @@
-"""Work beside other work: who waits for whom, with streams that only take extras."""
+"""Which stream waits for which, checked with fake CUDA streams that log their calls."""
 
 from __future__ import annotations
 
@@ -7,54 +7,64 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from reverie.nets import streams as lanes
+from reverie.nets import streams
 
-SLOW, QUICK = lanes.Lane("slow"), lanes.Lane("quick", hurry=2)
+SLOW, QUICK = streams.SideStream("slow"), streams.SideStream("quick", priority=2)
 
 
 class OnGPU(torch.Tensor):
     device = torch.device("cuda")
 
 
-class Stream:
-    def __init__(self, name: str, extras: list[str]):
-        self.name, self.extras = name, extras
+class FakeStream:
+    def __init__(self, name: str, calls: list[str]):
+        self.name, self.calls = name, calls
 
-    def wait_stream(self, other: Stream) -> None:
-        self.extras.append(f"{self.name} waits for {other.name}")
+    def wait_stream(self, other: FakeStream) -> None:
+        self.calls.append(f"{self.name} waits for {other.name}")
+
+
+class Log:
+    """The calls of all streams in order; `work` logs work on the current stream."""
+
+    def __init__(self):
+        self.calls: list[str] = []
+        self.current = [FakeStream("main", self.calls)]
+
+    def work(self) -> None:
+        self.calls.append(f"{self.current[-1].name} works")
 
 
 @pytest.fixture
-def extras(monkeypatch):
-    extras: list[str] = []
-    here, made = [Stream("main", extras)], iter("abc")
+def log(monkeypatch):
+    log, names = Log(), iter("abc")
 
     def make(_, priority):
-        return Stream(f"{next(made)}{-priority or ''}", extras)
+        return FakeStream(f"{next(names)}{-priority or ''}", log.calls)
 
     @contextmanager
-    def on(stream):
-        here.append(stream)
+    def use(stream):
+        log.current.append(stream)
         yield
-        here.pop()
+        log.current.pop()
 
     monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here[-1])
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    lanes._stream.cache_clear()
-    yield lambda more="": extras.append(more and f"{here[-1].name} {more}") or extras
-    lanes._stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: log.current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    streams._cuda_stream.cache_clear()
+    yield log
+    streams._cuda_stream.cache_clear()
 
 
-def test_a_lane_begins_after_what_was_before_and_is_waited_for(extras):
+def test_a_side_stream_starts_after_earlier_work_and_can_be_waited_for(log):
     like = torch.zeros(1).as_subclass(OnGPU)
-    with lanes.beside(like, SLOW):
-        extras("works")
-    extras("works")
-    lanes.catch_up(like, SLOW)
-    with lanes.beside(like, QUICK):
-        extras("works")
-    assert [note for note in extras() if note] == [
+    with streams.on_stream(like, SLOW):
+        log.work()
+    log.work()
+    streams.wait_for(like, SLOW)
+    with streams.on_stream(like, QUICK):
+        log.work()
+    assert log.calls == [
         "a waits for main",
         "a works",
         "main works",
@@ -64,9 +74,9 @@ def test_a_lane_begins_after_what_was_before_and_is_waited_for(extras):
     ]
 
 
-def test_elsewhere_everything_happens_where_it_is_written(extras):
+def test_without_a_gpu_work_runs_in_program_order(log):
     like = torch.zeros(1)
-    with lanes.beside(like, SLOW):
-        extras("works")
-    lanes.catch_up(like, SLOW)
-    assert [note for note in extras() if note] == ["main works"]
+    with streams.on_stream(like, SLOW):
+        log.work()
+    streams.wait_for(like, SLOW)
+    assert log.calls == ["main works"]

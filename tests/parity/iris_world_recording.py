@@ -24,7 +24,8 @@ from reverie.convert.delta_iris.names import (
     places,
     take_over,
 )
-from reverie.nets.optim.adam import Adam, AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
@@ -335,7 +336,7 @@ def close_update(module, rules, theirs, recorded, config: AdamConfig, grads):
         place.of(exact).copy_(torch.tensor(theirs[name]))
     for found, sure in ((list(exact.values()), 0.0), (grads, 1e-4)):
         moved = copy.deepcopy(module)
-        opt = Adam(dict(moved.named_parameters()), config, decaying(moved))
+        opt = Optimizer(dict(moved.named_parameters()), config, dense_weights(moved))
         ok, metrics = opt.apply(torch.zeros(()), found)
         assert bool(ok)
         assert abs(float(metrics["opt/grad_norm"]) / norm - 1) < 1e-4

@@ -24,6 +24,7 @@ from dreamerv3_recording import (
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.convert.dreamerv3 import from_original, original_name
+from reverie.kernels import accelerate
 
 triton = pytest.importorskip("triton")
 
@@ -60,8 +61,8 @@ def make_fast(recording: Recording) -> Dreamer:
         recording.config,
         device=DEVICE,
         precision="float32",
+        compile="step",
     )
-    agent.speed_up(graph=False, overlap=False)
     agent.load_state_dict(from_original(recording.params, agent.state_dict()))
     recording.rng = RacingDice()
     agent.rng = dict.fromkeys(agent.rng, recording.rng)
@@ -87,6 +88,7 @@ def as_recorded(grad: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_updates_with_all_twins_in_place(variant, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(accelerate, "available", lambda device: True)
     recording = Recording(variant)
     agent = make_fast(recording)
     plain = [type(part) for part in agent.world.children()]

@@ -19,7 +19,8 @@ from reverie.nets.distributions import (
     symexp_bins,
 )
 from reverie.nets.normalize import Normalize, NormalizeConfig
-from reverie.nets.optim.laprop import OptConfig, Optimizer
+from reverie.nets.optim.laprop import LaPropConfig
+from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
 from reverie.worlds.rssm.config import RSSMConfig
@@ -188,10 +189,10 @@ def test_normalizer(name, config):
 
 
 OPTIMIZERS = {
-    "default": OptConfig(),
-    "fast": OptConfig(lr=1e-2, warmup=0),
-    "warm3": OptConfig(lr=1e-2, warmup=3),
-    "wd_cosine": OptConfig(
+    "default": LaPropConfig(),
+    "fast": LaPropConfig(lr=1e-2, warmup=0),
+    "warm3": LaPropConfig(lr=1e-2, warmup=3),
+    "wd_cosine": LaPropConfig(
         lr=1e-2,
         warmup=2,
         anneal=6,
@@ -200,8 +201,8 @@ OPTIMIZERS = {
         wdregex=".*/kernel$",
         floor=0.1 * 1e-2,
     ),
-    "linear": OptConfig(lr=1e-2, warmup=2, anneal=6, schedule="linear"),
-    "noclip": OptConfig(lr=1e-2, warmup=0, agc=0.0),
+    "linear": LaPropConfig(lr=1e-2, warmup=2, anneal=6, schedule="linear"),
+    "noclip": LaPropConfig(lr=1e-2, warmup=0, agc=0.0),
 }
 
 
@@ -223,7 +224,7 @@ def test_optimizer(name):
 def test_cosine_really_ends_at_a_tenth_unless_told_otherwise():
     from reverie.nets.optim.laprop import learning_rate
 
-    config = OptConfig(lr=1e-2, warmup=2, anneal=6, schedule="cosine")
+    config = LaPropConfig(lr=1e-2, warmup=2, anneal=6, schedule="cosine")
     end = learning_rate(config, torch.tensor(100.0))
     assert float(end) == pytest.approx(1e-3)
 

@@ -24,7 +24,8 @@ from iris_world_recording import (
 
 from reverie.nets.blocks import symlog
 from reverie.nets.distributions import SymlogTwoHot, symlog_bins
-from reverie.nets.optim.adam import AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import dense_weights
 from reverie.worlds.iris.dynamics import indices_in_blocks
 
 IO = load("world_model_io")
@@ -143,7 +144,7 @@ def test_gradients_and_one_update(variant):
 def test_which_parameters_decay(world):
     recorded, module = load("world_model_grads"), world.dynamics
     names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
-    decays = set(decaying(module))
+    decays = set(dense_weights(module))
     flags = [torch.tensor([k in decays] * 3) for k, _ in module.named_parameters()]
     ours = by_original_name(module, flags, WORLD_MODEL, map(str, names))
     assert {k for k, v in ours.items() if v.any()} == set(recorded["opt/names_decay"])

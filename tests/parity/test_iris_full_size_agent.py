@@ -13,7 +13,7 @@ from iris_world_recording import as_bytes, by_rule, has, load, under
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.convert.delta_iris.names import places, take_over
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
-from reverie.nets.optim.adam import Adam
+from reverie.nets.optim.optimizer import Optimizer
 from reverie.run.config import resolve
 
 SIZES = [size for size in ("crafter", "atari") if has(f"fullsize_{size}")]
@@ -95,7 +95,7 @@ def test_what_a_dream_teaches(case):
     for name, loss in learned.losses.items():
         close(loss.mean(), data[f"actor_critic/loss/loss_{name}"], name=name)
     total = torch.stack([loss.mean() for loss in learned.losses.values()]).sum()
-    learner = Adam(dict(nets.online.named_parameters()), opt)
+    learner = Optimizer(dict(nets.online.named_parameters()), opt)
     ours = dict(zip(learner.names, learner.gradients(total), strict=True))
     wanted = under(data, "actor_critic/model/grad_norm/")
     largest = max(float(norm) for norm in wanted.values())

@@ -21,7 +21,8 @@ from iris_world_recording import (
     under,
 )
 
-from reverie.nets.optim.adam import AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import dense_weights
 from reverie.nets.transformer import Dense
 from reverie.worlds.iris.config import QuantizerConfig
 from reverie.worlds.iris.quantizer import Quantizer, entropy_bits
@@ -150,7 +151,7 @@ def test_gradients_and_one_update(frugal):
 def test_which_parameters_decay(world):
     recorded, module = load("tokenizer_grads"), world.tokenizer
     names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
-    decays = set(decaying(module))
+    decays = set(dense_weights(module))
     flags = [torch.tensor([k in decays]) for k, _ in module.named_parameters()]
     ours = by_original_name(module, flags, TOKENIZER, map(str, names))
     assert len(ours) == len(flags)

@@ -6,6 +6,7 @@ interpreter, with the same tolerances. The interpreter takes minutes for it.
 
 from __future__ import annotations
 
+import iris_world_recording
 import pytest
 import test_iris_agent as agent
 import test_iris_dynamics as dynamics
@@ -16,8 +17,8 @@ pytest.importorskip("triton")
 
 import triton
 
-from reverie.kernels import accelerate as fast
-from reverie.kernels.optim.adam import FusedAdam
+from reverie.kernels import accelerate
+from reverie.kernels.optim.optimizer import FusedOptimizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +33,7 @@ def quick(make):
 
     def made(*args, **kwargs):
         module = make(*args, **kwargs)
-        fast.accelerate(module)
+        accelerate.use_fast_versions(module)
         kinds = {type(part).__name__ for part in module.modules()}
         assert {"FastFrameEncoder", "FastResidual"} <= kinds
         return module
@@ -45,8 +46,7 @@ def _twins(monkeypatch):
     for module in (tokenizer, dynamics):
         monkeypatch.setattr(module, "tiny_world", quick(tiny_world))
     monkeypatch.setattr(agent, "build", quick(agent.build))
-    for module in (tokenizer, dynamics, agent):
-        monkeypatch.setattr(module, "Adam", FusedAdam)
+    monkeypatch.setattr(iris_world_recording, "Optimizer", FusedOptimizer)
 
 
 def test_tokenizer_losses():

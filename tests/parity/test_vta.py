@@ -15,7 +15,8 @@ from vta_recording import (
 )
 
 from reverie.convert.vta.weights import from_reference
-from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
+from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
 from reverie.worlds.vta.boundaries import (
     annealed_temperature,
@@ -155,7 +156,7 @@ def test_three_steps_of_the_optimizer(name):
     recording = VTARecording(name)
     data = tensors(recording.data, "opt/")
     world = recording.make_world(recording.sizes["beta_anneal"], 1.0).train()
-    adam = AMSGrad(dict(world.named_parameters()), AMSGradConfig())
+    adam = Optimizer(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
         rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])

@@ -22,11 +22,11 @@ from reverie.worlds.vta.world import VTA
 
 pytest.importorskip("triton")
 
-from reverie.kernels.accelerate import accelerate
+from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.conv import im2col
 from reverie.kernels.norm import batch_norm
 from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
-from reverie.kernels.optim.amsgrad import FusedAMSGrad
+from reverie.kernels.optim.optimizer import FusedOptimizer
 from reverie.kernels.scan import gru_loop as unit_scan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,7 +46,7 @@ def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def make_world(recording: VTARecording, anneal: float = 0.0, **more) -> VTA:
     world = recording.make_world(anneal, **more).train().to(DEVICE)
-    accelerate(world)
+    use_fast_versions(world)
     assert isinstance(world.enc, FastImageEncoder)
     assert isinstance(world.dec, FastImageDecoder)
     return world
@@ -75,7 +75,7 @@ def test_three_steps_of_the_optimizer():
     data = tensors(recording.data, "opt/")
     world = make_world(recording, recording.sizes["beta_anneal"], temperature=1.0)
     batch = {key: value.to(DEVICE) for key, value in recording.batch.items()}
-    opt = FusedAMSGrad(dict(world.named_parameters()), AMSGradConfig())
+    opt = FusedOptimizer(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
         rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
@@ -109,7 +109,7 @@ def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypa
         world.initialize(torch.Generator().manual_seed(0))
         world.to(DEVICE)
         if is_fast:
-            accelerate(world)
+            use_fast_versions(world)
         out = world.loss(batch, Rng(0, "test", DEVICE))
         grads = torch.autograd.grad(total(out.losses), list(world.parameters()))
         names = [name for name, _ in world.named_parameters()]

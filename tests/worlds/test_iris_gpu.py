@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.kernels import accelerate as fast
-from reverie.nets.optim.adam import Adam, AdamConfig, decaying
+from reverie.kernels import accelerate
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
@@ -69,7 +70,9 @@ def policy(state):
 
 def updater(world, part, generator):
     module = getattr(world, part)
-    opt = Adam(dict(module.named_parameters()), AdamConfig(lr=1e-3), decaying(module))
+    opt = Optimizer(
+        dict(module.named_parameters()), AdamConfig(lr=1e-3), dense_weights(module)
+    )
 
     def update(segment):
         if part == "tokenizer":
@@ -97,7 +100,7 @@ def _full_float32():
 def test_fused_kernels_give_the_same_gradients(part):
     world = make()
     quick = copy.deepcopy(world)
-    fast.accelerate(quick)
+    accelerate.use_fast_versions(quick)
     found = []
     for w in (world, quick):
         if part == "tokenizer":
@@ -118,7 +121,7 @@ def test_fused_kernels_give_the_same_gradients(part):
 def test_fused_kernels_give_the_same_rollout():
     world, segment = make(), batch()
     quick = copy.deepcopy(world)
-    fast.accelerate(quick)
+    accelerate.use_fast_versions(quick)
     steps = []
     for w in (world, quick):
         state = w.state_from_frames(segment.image[:, :3], segment.action[:, :2])
@@ -139,16 +142,16 @@ def test_fused_kernels_give_the_same_rollout():
 
 @pytest.mark.parametrize("part", ["tokenizer", "dynamics"])
 def test_a_captured_update_equals_the_eager_one(part):
-    from reverie.kernels.graphs.graph import Replayed
+    from reverie.kernels.graphs.runner import CudaGraphRunner
 
     losses = []
     for captured in (False, True):
         world, generator = make(torch.bfloat16), rng()
-        fast.accelerate(world)
+        accelerate.use_fast_versions(world)
         update = updater(world, part, generator)
         if captured:
             device = torch.device("cuda")
-            update = Replayed(update, part, device, [generator.generator])
+            update = CudaGraphRunner(update, part, device, [generator.generator])
         losses.append([float(update(batch())["loss"]) for _ in range(6)])
         if captured:
             assert update.works
@@ -157,12 +160,12 @@ def test_a_captured_update_equals_the_eager_one(part):
 
 
 def test_a_captured_rollout_equals_the_eager_one():
-    from reverie.kernels.graphs.graph import Replayed
+    from reverie.kernels.graphs.runner import CudaGraphRunner
 
     segment, found = batch(), []
     for captured in (False, True):
         world, generator = make(torch.bfloat16), rng()
-        fast.accelerate(world)
+        accelerate.use_fast_versions(world)
 
         @torch.no_grad()
         def imagine(image, action, world=world, generator=generator):
@@ -172,7 +175,7 @@ def test_a_captured_rollout_equals_the_eager_one():
 
         if captured:
             device = torch.device("cuda")
-            imagine = Replayed(imagine, "imagine", device, [generator.generator])
+            imagine = CudaGraphRunner(imagine, "imagine", device, [generator.generator])
         for _ in range(5):
             states = imagine(segment.image, segment.action)
         found.append(states)
@@ -185,7 +188,7 @@ def test_a_captured_rollout_equals_the_eager_one():
 
 def test_updates_and_imagination_do_not_synchronize_with_the_device():
     world, segment, generator = make(torch.bfloat16), batch(), rng()
-    fast.accelerate(world)
+    accelerate.use_fast_versions(world)
     tokenizer = updater(world, "tokenizer", generator)
     dynamics = updater(world, "dynamics", generator)
 
@@ -214,7 +217,7 @@ def test_the_tokenizer_for_crafter_trains_within_eight_gigabytes():
     )
     world.initialize(torch.Generator().manual_seed(0))
     world.cuda()
-    fast.accelerate(world)
+    accelerate.use_fast_versions(world)
     update = updater(world, "tokenizer", rng())
     weights = sum(x.nbytes for x in world.parameters())
     others = torch.cuda.memory_allocated() - 3 * weights  # of other tests

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.nets.optim.adam import Adam, AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng
 from reverie.nets.transformer import TransformerConfig
@@ -128,7 +129,7 @@ def test_both_networks_overfit_one_batch():
         (world.dynamics, lambda: world.dynamics_loss(one)),
     ):
         config = AdamConfig(lr=3e-3)
-        opt = Adam(dict(module.named_parameters()), config, decaying(module))
+        opt = Optimizer(dict(module.named_parameters()), config, dense_weights(module))
         totals = []
         for _ in range(25):
             losses = loss().losses

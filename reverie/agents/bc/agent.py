@@ -35,12 +35,14 @@ from reverie.api import (
     UserError,
 )
 from reverie.capabilities import Statistics
+from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.conv import Encoder, EncoderConfig
 from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
 from reverie.nets.heads import check_actions
-from reverie.nets.optim.adam import Adam, AdamConfig, decaying
+from reverie.nets.optim.adam import AdamConfig
+from reverie.nets.optim.optimizer import dense_weights
 from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces, agent_obs_space
@@ -115,7 +117,7 @@ class BC:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
-        overlap: bool = False,
+        overlap: bool = False,  # no effect: this agent never acts while it trains
         base: Agent | None = None,
     ):
         check_actions(act_space)
@@ -142,12 +144,16 @@ class BC:
         learnt: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.learns:
             learnt.append(("eyes", self.eyes))
-        self.opt = Adam(
+        self.fast = Accelerator(compile, device)
+        self.fast.modules(self.eyes, self.head)
+        self.fast.low_precision([self.eyes], dtype_of(precision))
+        self.opt = self.fast.optimizer(
             {f"{k}.{n}": p for k, m in learnt for n, p in m.named_parameters()},
             config.opt,
-            [f"{k}.{n}" for k, m in learnt for n in decaying(m)],
+            [f"{k}.{n}" for k, m in learnt for n in dense_weights(m)],
         )
         self.rng = {name: Rng(seed, name, device) for name in ("train", "eval")}
+        self.update = self.fast.graph(self.learn, "update", self.rng["train"])
         self.windows = {"train": Window(config.batch_size, config.length, online=False)}
         self.extras: Spaces = {}
         self.schedule = None
@@ -199,9 +205,10 @@ class BC:
         """See with the weights of another run, whose agent it looks through."""
         if self.base is not None:
             self.base.load_weights(state)
-            return
-        check_fit("encoder", self.eyes.encoder.state_dict(), state)
-        self.eyes.encoder.load_state_dict(state["encoder"])
+        else:
+            check_fit("encoder", self.eyes.encoder.state_dict(), state)
+            self.eyes.encoder.load_state_dict(state["encoder"])
+        self.fast.weights_changed()
 
     @property
     def needs_statistics(self) -> bool:
@@ -222,21 +229,29 @@ class BC:
 
     def train(self, feed: Feed) -> Metrics:
         """One update on one batch."""
-        loss, real = self.loss(feed("train"), "train")
+        data = feed("train")
+        keys = (*self.obs_space, *self.act_space, "is_first", "is_last", "mask")
+        metrics: Metrics = self.update({key: data[key] for key in keys if key in data})
+        self.last = {"loss/action": metrics["loss/action"]}
+        return metrics
+
+    def learn(self, batch: Batch) -> Metrics:
+        """One update, all on the device, so that it can be a CUDA graph."""
+        loss, real = self.loss(batch, "train")
         total = torch.where(real, loss, 0).sum() / real.sum().clamp(min=1)
         _, metrics = self.opt.update(total)
-        self.last = {"loss/action": total.detach()}
-        return {**self.last, **metrics}
+        return {"loss/action": total.detach(), **metrics}
 
     def loss(self, batch: Batch, purpose: str) -> tuple[Tensor, Tensor]:
         """How far every row `(B, T)` is from what was done there, and which count."""
         rows = {**batch, "prevact": led_to(batch, self.act_space)}
         training = purpose == "train" and self.learns
         self.eyes.train(training)
-        start = self.initial(len(batch["is_first"]))
+        count = len(batch["is_first"])
         with torch.set_grad_enabled(training):
-            feat, _ = self.eyes(start.eyes, rows, self.rng[purpose])
-        guesses, _ = self.head(start.head, feat, batch["is_first"])
+            feat, _ = self.eyes(self.eyes.initial(count), rows, self.rng[purpose])
+        start = self.head.initial(count, self.device)
+        guesses, _ = self.head(start, feat, batch["is_first"])
         wanted = self.scale.narrow({key: batch[key] for key in self.act_space})
         losses = [guess.loss(wanted[key]) for key, guess in guesses.items()]
         real = ~batch["is_last"]
@@ -289,7 +304,9 @@ class BC:
         if "eyes" in matching(mine, components):
             saved = state.get("order", self.eyes.order)
             check_order(self.eyes.order, saved, "The checkpoint")
-        return load_components(mine, state, components)
+        chosen = load_components(mine, state, components)
+        self.fast.weights_changed()
+        return chosen
 
 
 def led_to(batch: Batch, act_space: Spaces) -> dict[str, Tensor]:

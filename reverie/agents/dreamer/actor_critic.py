@@ -124,7 +124,7 @@ class ActorCritic(nn.Module):
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
 
     @staticmethod
-    def twin() -> type[nn.Module]:
+    def fast_version() -> type[nn.Module]:
         from reverie.agents.dreamer.fast import FastActorCritic
 
         return FastActorCritic

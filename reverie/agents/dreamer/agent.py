@@ -12,10 +12,9 @@ refreshes what the replay keeps.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,18 +42,14 @@ from reverie.api import (
     UserError,
 )
 from reverie.capabilities import Statistics, WorldModelEnv
-from reverie.kernels import accelerate as fast
+from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
-from reverie.nets.optim.laprop import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1, map2
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
-
-if TYPE_CHECKING:
-    from reverie.kernels.optim.low_precision_weights import Shadows
 
 __all__ = ["Dreamer", "DreamerConfig"]
 
@@ -119,8 +114,13 @@ class Dreamer:
         self.actor_critic = make_actor_critic(config, self.world.width, act_space)
         self._initialize(seed)
 
-        parameters, scaling = dict(self._named_parameters()), precision == "float16"
-        self.opt = Optimizer(parameters, config.opt, scaling)
+        self.fast = Accelerator(compile, device, overlap)
+        self.fast.modules(self.world, self.actor_critic)
+        self.fast.low_precision([self.world, self.actor_critic], dtype)
+        parameters = dict(self._named_parameters())
+        self.opt = self.fast.optimizer(
+            parameters, config.opt, scaling=precision == "float16"
+        )
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
@@ -145,22 +145,14 @@ class Dreamer:
         self.windows = {"train": train, "report": report}
         self.extras = self.world.extras if config.replay_context else {}
         self.schedule = None
-        self.update: Callable[[Batch], Update] = self.learn
-        self.before_update: Callable[[], None] = lambda: None
-        self.acting: dict[str, Callable[..., tuple[Carry, Action, Extras]]] = {
-            purpose: partial(self._plainly, purpose) for purpose in ("policy", "eval")
-        }
-        self.shadows: Shadows | None = None
-        if compile != "none" and fast.available(device):
-            self.speed_up(compile == "graph", overlap)
-        elif compile != "none" and device.type == "cpu":
-            fast.accelerate_host(self.world)
-        elif compile != "none":
-            warnings.warn(
-                "Triton is not installed, so updates run kernel by kernel: the same "
-                "results, but much slower. `pip install triton` mends it.",
-                stacklevel=2,
+        self.update = self.fast.graph(self.learn, "update", self.rng["train"])
+        nets = (self.world, self.actor_critic.pol)
+        self.acting = {
+            name: self.fast.policy(
+                partial(self.act, name), nets, self.rng[name], trains=name == "policy"
             )
+            for name in ("policy", "eval")
+        }
 
     # Acting
 
@@ -181,15 +173,16 @@ class Dreamer:
 
     def act(
         self,
+        purpose: str,
         world: LatentWorld,
         pol: PolicyHead,
-        rng: Rng,
         carry: DreamerCarry,
         seen: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
         """One step with the given weights: what was seen to what is done about it."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in seen.items()}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
+        rng = self.rng[purpose]
         state = map1(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
         action = self.actor_critic.act(world.features(state), rng, pol)
         return (
@@ -197,13 +190,6 @@ class Dreamer:
             action,
             world.to_replay(state) if self.extras else {},
         )
-
-    def _plainly(
-        self, purpose: str, carry: DreamerCarry, seen: Batch
-    ) -> tuple[DreamerCarry, Action, Extras]:
-        pol, rng = self.actor_critic.pol, self.rng[purpose]
-        carry, action, extras = self.act(self.world, pol, rng, carry, seen)
-        return carry, _to_numpy(action), _to_numpy(extras)
 
     def _act(self, state: Any, rng: Rng) -> dict[str, Tensor]:
         return self.actor_critic.act(self.world.features(state), rng)
@@ -214,8 +200,8 @@ class Dreamer:
         """One update on one batch."""
         data = feed("train")
         self._make_room("train", len(data["is_first"]))
-        self.before_update()
-        update = self.update(data)
+        self.fast.before_update()
+        update: Update = self.update(data)
         stepid = data["stepid"][:, self.config.replay_context :]
         if self.extras:
             feed.write_back(stepid, update.extras)
@@ -234,8 +220,7 @@ class Dreamer:
 
         # An update that was skipped leaves nothing behind.
         self.actor_critic.update_slow(self.slow_updates, ok)
-        if self.shadows:
-            self.shadows.refresh(frozen=True)
+        self.fast.refresh_frozen()
         self.slow_updates.add_(ok)
         for follower, old in zip(followers, before, strict=True):
             follower.copy_(torch.where(ok, follower, old))
@@ -470,46 +455,10 @@ class Dreamer:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over weights and statistics of the components that match."""
         chosen = load_components(self.components(), state, components)
-        if self.shadows:
-            self.shadows.refresh()
-        self.before_update()
+        self.fast.weights_changed()
         return chosen
 
     # Private
-
-    def speed_up(self, graph: bool, overlap: bool) -> None:
-        """Put the GPU twins in place; with `graph`, record updates and acting."""
-        from reverie.kernels.graphs.graph import Replayed
-        from reverie.kernels.graphs.policy import Acting
-        from reverie.kernels.graphs.snapshot import Snapshot
-        from reverie.kernels.optim.laprop import FusedOptimizer
-        from reverie.kernels.optim.low_precision_weights import Shadows
-
-        fast.accelerate(self.world)
-        fast.accelerate(self.actor_critic)
-        self.shadows = Shadows([self.world, self.actor_critic], self.dtype)
-        old = self.opt
-        self.opt = FusedOptimizer(old.parameters, old.config, old.scaling, self.shadows)
-        if not graph:
-            return
-        self.update = Replayed(
-            self.learn, "update", self.device, [self.rng["train"].generator]
-        )
-        rng = self.rng
-        pol: Any = self.actor_critic.pol
-        act = partial(self.act, self.world, pol, rng["eval"])
-        self.acting["eval"] = Acting(act, self.device, [rng["eval"].generator])
-        snapshot = Snapshot() if overlap else None
-        world, pol = (
-            map(snapshot.of, (self.world, pol)) if snapshot else (self.world, pol)
-        )
-        acting = Acting(
-            partial(self.act, world, pol, rng["policy"]),
-            self.device,
-            [rng["policy"].generator],
-            snapshot,
-        )
-        self.acting["policy"], self.before_update = acting, acting.before_update
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
@@ -530,7 +479,3 @@ class Dreamer:
 
 def _like(mask: Tensor, x: Tensor) -> Tensor:
     return mask.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _to_numpy(values: Any) -> Any:
-    return map1(lambda x: x.cpu().numpy(), values)

@@ -14,7 +14,7 @@ from reverie.api import UserError
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
-from reverie.nets.optim.laprop import OptConfig
+from reverie.nets.optim.laprop import LaPropConfig
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.vta.config import RecurrentVTAConfig
 
@@ -85,7 +85,7 @@ class DreamerConfig:
     """Slow critic."""
     loss_scales: LossScales = LossScales()
     """Weights of the losses."""
-    opt: OptConfig = OptConfig()
+    opt: LaPropConfig = LaPropConfig()
     """Optimizer."""
     imag_last: int = 0
     """Steps at the end of each sequence to dream from; 0 for all."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from reverie.api import Feed
-from reverie.kernels.graphs.graph import Replayed
 from reverie.nets.tree import map1
 from reverie.worlds.rssm.sections import Section
 
@@ -66,13 +65,8 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
     pieces = {name: _trained(work, opt.leaves) for name, work in works.items()}
     pieces["imagination"] = lambda: (imagine(), ())[1]
     pieces["optimizer"] = lambda: (opt.apply(zero, still), ())[1]
-    if isinstance(agent.update, Replayed):
-        generators = [rng.generator]
-        pieces = {
-            name: Replayed(piece, name, agent.device, generators)
-            for name, piece in pieces.items()
-        }
-    return {"feed": lambda: feed("train"), **pieces}
+    graphs = {key: agent.fast.graph(piece, key, rng) for key, piece in pieces.items()}
+    return {"feed": lambda: feed("train"), **graphs}
 
 
 def _trained(work: Section, weights: list[Tensor]) -> Callable[[], Any]:

@@ -12,7 +12,6 @@ to learn from them. Rows of a dream count up to its first end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -33,11 +32,11 @@ from reverie.nets.distributions import (
 )
 from reverie.nets.residual import FrameConfig, FrameEncoder
 from reverie.nets.rng import Rng
-from reverie.nets.streams import Lane, beside, catch_up
+from reverie.nets.streams import SideStream, on_stream, wait_for
 
 BINS = 255
 """Bins of two-hot values."""
-TARGET = Lane("target")
+TARGET = SideStream("target")
 """The lane in which the slow copy looks at a dream."""
 
 
@@ -166,7 +165,7 @@ class PixelNet(nn.Module):
         self.critic = Zero(config.width, BINS if config.two_hot_values else 1)
 
     @staticmethod
-    def twin() -> type[nn.Module]:
+    def fast_version() -> type[nn.Module]:
         from reverie.agents.iris.fast import FastPixelNet
 
         return FastPixelNet
@@ -300,12 +299,12 @@ class PixelActorCritic(nn.Module):
         none. The total is the sum of the means.
         """
         config = self.config
-        with torch.no_grad(), beside(image, TARGET):
+        with torch.no_grad(), on_stream(image, TARGET):
             _, seen = self.target(self.burn_in(before, self.target), image)
             values = self.value(seen.value).pred()
         recall = recall or self.burn_in(before)
         _, opinion = self.online(recall, image[:, :-1])
-        catch_up(image, TARGET)
+        wait_for(image, TARGET)
         with torch.no_grad():
             done = end.float()
             never = torch.zeros_like(done)
@@ -340,13 +339,3 @@ class PixelActorCritic(nn.Module):
             list(self.online.parameters()),
             self.config.target_rate,
         )
-
-    def act(
-        self,
-        recall: Recall,
-        image: UInt8[Tensor, "N h w c"],
-        choose: Callable[[Float[Tensor, "N A"]], Tensor],
-    ) -> tuple[Recall, Tensor]:
-        """See one frame of a real environment and choose from the policy's logits."""
-        recall, logits = self.online.decide(recall, image)
-        return recall, choose(logits)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from reverie.agents.iris.actor_critic import PixelActorCritic, Recall
+from reverie.agents.iris.actor_critic import PixelActorCritic, PixelNet, Recall
 from reverie.agents.iris.batches import (
     at_least,
     choose_action,
@@ -49,16 +49,13 @@ from reverie.api import (
     UserError,
 )
 from reverie.capabilities import WorldModelEnv
-from reverie.kernels import accelerate as fast
-from reverie.nets.optim.adam import Adam, decaying
+from reverie.kernels.accelerate import Accelerator
+from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces
 from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
-
-if TYPE_CHECKING:
-    from reverie.kernels.optim.low_precision_weights import Shadows
 
 __all__ = ["Iris", "IrisConfig", "to_segment"]
 
@@ -123,23 +120,17 @@ class Iris:
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             self.world.save_memory()
-        quick = compile != "none" and fast.available(device)
-        if quick:
-            fast.accelerate(self.world)
-            fast.accelerate(self.actor_critic)
+        self.fast = Accelerator(compile, device, overlap)
+        self.fast.modules(self.world, self.actor_critic)
         # What dreams are dreamt in: the world itself, or a copy in half precision.
         self.dreamt = self.world
         if self.world.dtype != torch.float32:
             self.dreamt = self.world.frozen_copy(self.world.dtype)
         self._dreamt_is_old = True
 
-        self.shadows: Shadows | None = None
-        if quick:
-            from reverie.kernels.optim.low_precision_weights import Shadows
-
-            nets = (self.actor_critic.online, self.actor_critic.target)
-            seeing = [net.frame for net in nets if net.dtype != torch.float32]
-            self.shadows = Shadows([self.world, *seeing], self.world.dtype)
+        nets = (self.actor_critic.online, self.actor_critic.target)
+        frames = [net.frame for net in nets if net.dtype != torch.float32]
+        self.fast.low_precision([self.world, *frames], self.world.dtype)
         self.opts = {name: self._optimizer(name) for name in PARTS}
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
@@ -162,15 +153,14 @@ class Iris:
                 stacklevel=2,
             )
         self._last: dict[str, Metrics] = {}  # losses of the last update, by part
-        self.replays = quick and compile == "graph"
         self.learning = {name: self._learner(name) for name in PARTS}
-        self.acting = {purpose: self._actor(purpose) for purpose in ("policy", "eval")}
-        if compile != "none" and device.type == "cuda" and not quick:
-            warnings.warn(
-                "Triton is not installed, so updates run kernel by kernel: the same "
-                "results, but much slower. `pip install triton` mends it.",
-                stacklevel=2,
+        net = (self.actor_critic.online,)
+        self.acting = {
+            purpose: self.fast.policy(
+                partial(self.act, purpose), net, self.rng[purpose], purpose == "policy"
             )
+            for purpose in ("policy", "eval")
+        }
 
     # Acting
 
@@ -204,7 +194,8 @@ class Iris:
         elif (late := (began != stretch) & ~last).any():
             looking = self._look_back(looking, first, late)
             seen["first"] = torch.zeros_like(first)
-            looking, choice, _ = self.act(purpose, looking, seen)
+            net = self.actor_critic.online
+            looking, choice, _ = self.act(purpose, net, looking, seen)
             began = torch.where(late, stretch, began)
         else:
             looking, choice, _ = self.acting[purpose](looking, seen)
@@ -218,12 +209,12 @@ class Iris:
         return carry, {self.action: action}, {}
 
     def act(
-        self, purpose: str, looking: Looking, seen: Batch
+        self, purpose: str, net: PixelNet, looking: Looking, seen: Batch
     ) -> tuple[Looking, dict[str, Tensor], Extras]:
         """See the newest frames and choose; all on the device."""
         image = seen["image"].to(self.device)
         recall, frames = self._forget(looking, seen["first"])
-        recall, index = self._choose(recall, image, purpose)
+        recall, index = self._choose(net, recall, image, purpose)
         return Looking(recall, _newest(frames, image)), {"index": index}, {}
 
     def _wander(
@@ -252,7 +243,7 @@ class Iris:
         return Looking(_where(late, self.actor_critic.burn_in(frames), recall), frames)
 
     def _choose(
-        self, recall: Recall, image: Tensor, purpose: str
+        self, net: PixelNet, recall: Recall, image: Tensor, purpose: str
     ) -> tuple[Recall, Int[Tensor, " N"]]:
         acting, training = self.config.acting, purpose == "policy"
         rng = self.rng[purpose]
@@ -265,7 +256,8 @@ class Iris:
                 return logits.argmax(-1)
             return rng.categorical((logits / temperature).softmax(-1))
 
-        recall, index = self.actor_critic.act(recall, image, choose)
+        recall, logits = net.decide(recall, image)
+        index = choose(logits)
         if epsilon > 0:
             tosses = 1 if acting.coin == "vector" else len(image)
             coin = rng.uniform(torch.zeros(tosses, device=self.device)) < epsilon
@@ -306,6 +298,7 @@ class Iris:
         """One update of a part, from the gradients of all batches together."""
         if name == "actor_critic":
             self._dream_world()
+            self.fast.before_update()
         metrics = dict((learn or self.learning[name])(tuple(batches)))
         self._last[name] = {k: x for k, x in metrics.items() if k[:5] == "loss/"}
         if name != "actor_critic":
@@ -364,8 +357,7 @@ class Iris:
         view, action = dream.states, dream.actions["action"][:, :-1]
         learned = nets.loss(before, view.image, action, view.reward, view.end, recall)
         nets.update_target()
-        if self.shadows is not None:
-            self.shadows.refresh(frozen=True)  # those of the slow copy
+        self.fast.refresh_frozen()
         return learned.losses, learned.metrics
 
     def nonfinite(self) -> list[str]:
@@ -462,8 +454,7 @@ class Iris:
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over the weights of the parts that match."""
         chosen = load_components(self.components(), state, components)
-        if self.shadows is not None:
-            self.shadows.refresh()
+        self.fast.weights_changed()
         self._dreamt_is_old = True
         return chosen
 
@@ -471,22 +462,8 @@ class Iris:
 
     def _learner(self, name: str) -> Learner:
         """How to update a part: by running it, or on a GPU by replaying it."""
-        learn = partial(self.learn, name)
-        if not self.replays:
-            return learn
-        from reverie.kernels.graphs.graph import Replayed
-
         label = f"update of the {name.replace('_', ' ')}"
-        return Replayed(learn, label, self.device, [self.rng["train"].generator])
-
-    def _actor(self, purpose: str) -> Callable[[Looking, Batch], Any]:
-        """How to act, likewise."""
-        act = partial(self.act, purpose)
-        if not self.replays:
-            return act
-        from reverie.kernels.graphs.policy import Acting
-
-        return Acting(act, self.device, [self.rng[purpose].generator])
+        return self.fast.graph(partial(self.learn, name), label, self.rng["train"])
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
@@ -496,21 +473,17 @@ class Iris:
         self.world.to(self.device)
         self.actor_critic.to(self.device)
 
-    def _optimizer(self, name: str) -> Adam:
+    def _optimizer(self, name: str) -> Optimizer:
         module = self.components()[name]
         trained: dict[str, Tensor] = {
             key: parameter
             for key, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        decays = [key for key in decaying(module) if key in trained]
+        decayed = [key for key in dense_weights(module) if key in trained]
         learn = getattr(self.config.learn, name)
-        if self.shadows is None:
-            return Adam(trained, learn.opt, decays)
-        from reverie.kernels.optim.adam import FusedAdam
-
-        return FusedAdam(
-            trained, learn.opt, decays, self.shadows, full=learn.accumulate > 1
+        return self.fast.optimizer(
+            trained, learn.opt, decayed, accumulates=learn.accumulate > 1
         )
 
     def _window(self, name: str) -> Window:

@@ -16,9 +16,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.agents.iris.actor_critic import PixelNet, Recall
-from reverie.nets.streams import Lane, beside, catch_up
+from reverie.nets.streams import SideStream, on_stream, wait_for
 
-REMEMBER = Lane("remember", hurry=2)
+REMEMBER = SideStream("remember", priority=2)
 """The lane of what does not wait for the frame."""
 
 
@@ -29,10 +29,10 @@ class FastPixelNet(PixelNet):
         if torch.is_grad_enabled():
             return super().decide(recall, image)
         lstm = self.lstm
-        with beside(image, REMEMBER):
+        with on_stream(image, REMEMBER):
             remembered = F.linear(recall.hidden, lstm.weight_hh)
         seen = F.linear(self.features(image), lstm.weight_ih)
-        catch_up(image, REMEMBER)
+        wait_for(image, REMEMBER)
         biases = (lstm.bias_ih, lstm.bias_hh)
         recall = Recall(*_gates(seen, remembered, recall.cell, *biases))
         return recall, self.actor(recall.hidden)

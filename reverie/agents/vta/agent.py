@@ -8,7 +8,6 @@ it learns: neither a loss nor a choice between checkpoints nor a threshold knows
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +30,8 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.kernels import accelerate as fast
-from reverie.nets.optim.amsgrad import AMSGrad, AMSGradConfig
+from reverie.kernels.accelerate import Accelerator
+from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
 from reverie.render.boundaries import dream_strip, sequence_strip
@@ -80,23 +79,19 @@ class VTAAgent:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
-        overlap: bool = False,
+        overlap: bool = False,  # no effect: this agent never acts
     ):
         dtype = dtype_of(precision)
         self.config, self.device = config, device
         self.world = VTA(obs_space, act_space, config.world, dtype)
         self._initialize(seed)
-        is_fast = compile != "none" and fast.available(device)
-        self.opt = self._optimizer(is_fast, precision == "float16")
-        if is_fast:
-            fast.accelerate(self.world)
+        self.fast = Accelerator(compile, device)
+        self.fast.modules(self.world)
+        named: dict[str, Tensor] = dict(self.world.named_parameters())
+        scaling = precision == "float16"
+        self.opt = self.fast.optimizer(named, config.opt, scaling=scaling)
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
-        self.update: Callable[[Batch], Metrics] = self.learn
-        if compile == "graph" and device.type == "cuda":
-            from reverie.kernels.graphs.graph import Replayed
-
-            generators = [self.rng["train"].generator]
-            self.update = Replayed(self.learn, "update", device, generators)
+        self.update = self.fast.graph(self.learn, "update", self.rng["train"])
         kinds = ("train", "report", "labelled")
         self.windows = dict.fromkeys(kinds, config.window)
         self.extras: Spaces = {}
@@ -121,7 +116,7 @@ class VTAAgent:
 
     def train(self, feed: Feed) -> Metrics:
         """One update on one batch."""
-        metrics = self.update(feed("train"))
+        metrics: Metrics = self.update(feed("train"))
         self.last_losses = {k: v for k, v in metrics.items() if k[:5] == "loss/"}
         return metrics
 
@@ -277,14 +272,6 @@ class VTAAgent:
         for buffer in self.world.buffers():
             kinds.setdefault(buffer.dtype, []).append(buffer)
         return [(x, torch.cat([b.flatten() for b in x])) for x in kinds.values()]
-
-    def _optimizer(self, is_fast: bool, scaling: bool) -> AMSGrad:
-        named: dict[str, Tensor] = dict(self.world.named_parameters())
-        if not is_fast:
-            return AMSGrad(named, self.config.opt, scaling)
-        from reverie.kernels.optim.amsgrad import FusedAMSGrad
-
-        return FusedAMSGrad(named, self.config.opt, scaling)
 
     def _initialize(self, seed: int) -> None:
         seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)

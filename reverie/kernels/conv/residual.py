@@ -126,7 +126,7 @@ class FastDouble(Double):
         self.ready = kernel if self.ready is None else self.ready.copy_(kernel)
 
     def _kernel(self, dtype: torch.dtype) -> Float[Tensor, "i o 4 4"]:
-        weight, _ = self.conv.shadow or (self.conv.weight, self.conv.bias)
+        weight, _ = self.conv.low_precision or (self.conv.weight, self.conv.bias)
         return doubling_kernel(weight.float()).to(dtype)
 
 

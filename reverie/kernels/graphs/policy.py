@@ -1,8 +1,7 @@
-"""From what was seen to what is done about it, host memory to host carry.
+"""A policy step as a CUDA graph, with actions returned in host memory.
 
-Acting is a few dozen small kernels. On a GPU they are recorded as one graph and run on
-a stream of their own, so that a call neither launches them one by one nor waits for an
-update that is still running.
+A policy step is a few dozen small kernels. As a graph on its own high-priority stream,
+it neither launches them one by one nor waits for an update that is still running.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from typing import Any
 
 import torch
 
-from reverie.kernels.graphs.graph import Replayed, fresh
-from reverie.kernels.graphs.snapshot import Snapshot
+from reverie.kernels.graphs.runner import CudaGraphRunner, clone_outputs
+from reverie.kernels.graphs.weight_copies import WeightCopies
 from reverie.nets.tree import map1
 
 Act = Callable[[Any, dict[str, Any]], tuple[Any, Any, Any]]
-"""Carry and observations to carry, actions and extras."""
+"""Maps carry and observations to the new carry, actions and extras."""
 
 
-class Acting:
-    """Wraps an agent's way to act.
+class GraphedPolicy:
+    """Runs `act` as a CUDA graph.
 
-    With a `snapshot` whose weights it acts with, it only waits for the update before
-    the last one; otherwise for every update that was begun.
+    With `copies`, whose weights `act` must use, a step waits only for the update before
+    the last one; otherwise for all updates launched so far.
     """
 
     def __init__(
@@ -32,29 +31,29 @@ class Acting:
         act: Act,
         device: torch.device,
         generators: Iterable[torch.Generator],
-        snapshot: Snapshot | None = None,
+        copies: WeightCopies | None = None,
     ):
-        self.act = Replayed(act, "policy", device, generators)
-        self.snapshot = snapshot
-        urgent = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.stream = urgent
-        self.taken: Any = None  # the event after which the snapshot is whole
+        self.act = CudaGraphRunner(act, "policy", device, generators)
+        self.copies = copies
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.stream = stream
+        self.copied: Any = None  # the event after which the copies are complete
 
-    def __call__(self, carry: Any, seen: dict[str, Any]) -> tuple[Any, Any, Any]:
-        if self.snapshot is None or self.taken is None:
+    def __call__(self, carry: Any, obs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        if self.copies is None or self.copied is None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         else:
-            self.stream.wait_event(self.taken)
+            self.stream.wait_event(self.copied)
         with torch.cuda.stream(self.stream):
-            carry, action, extras = self.act(carry, seen)
-            carry = fresh(carry)
-            answer = map1(lambda x: x.to("cpu", non_blocking=True), (action, extras))
+            carry, action, extras = self.act(carry, obs)
+            carry = clone_outputs(carry)
+            outputs = map1(lambda x: x.to("cpu", non_blocking=True), (action, extras))
         self.stream.synchronize()
-        action, extras = map1(lambda x: x.numpy(), answer)
+        action, extras = map1(lambda x: x.numpy(), outputs)
         return carry, action, extras
 
     def before_update(self) -> None:
-        """Say that the weights are about to change."""
-        if self.snapshot is not None:
-            self.snapshot.refresh()
-            self.taken = torch.cuda.current_stream(self.stream.device).record_event()
+        """Copy the weights that the next update will change."""
+        if self.copies is not None:
+            self.copies.refresh()
+            self.copied = torch.cuda.current_stream(self.stream.device).record_event()

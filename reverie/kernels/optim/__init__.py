@@ -1,1 +1,1 @@
-"""Fused optimizers."""
+"""The optimizer as fused kernels, and low-precision weights."""

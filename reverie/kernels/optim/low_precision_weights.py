@@ -1,9 +1,9 @@
-"""Half-precision copies of the weights, which layers compute with.
+"""Low-precision copies of the weights, which layers compute with.
 
-Parameters are float32. Without shadows every layer casts its weights each time it is
-used, which for a scan of 64 steps is most of the kernels. With them, the loss is
-differentiated by the copies, and the optimizer writes copies and parameters together.
-Norms compute in float32 and have none.
+Parameters are float32. Without copies, every layer casts its weights each time it is
+called, which for a scan of 64 steps is most of the kernel launches. With them, the loss
+is differentiated by the copies, and the optimizer writes copies and parameters
+together. Norms compute in float32 and have no copies.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from torch import Tensor, nn
 from reverie.nets.blocks import Kernel
 
 
-class Shadows:
-    """Gives every dense layer and convolution of some modules a copy to compute with.
+class LowPrecisionWeights:
+    """Sets `low_precision` of every dense layer and convolution of some modules.
 
-    Whoever changes parameters behind the optimizer's back calls `refresh`.
+    After a change of parameters by anything but the optimizer, call `refresh`.
     """
 
     def __init__(self, modules: Iterable[nn.Module], dtype: torch.dtype):
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        self._copy: dict[Tensor, Tensor] = {}
+        self._copies: dict[Tensor, Tensor] = {}
         for module in modules:
             for layer in module.modules():
                 if isinstance(layer, Kernel) and dtype != layer.weight.dtype:
-                    both = (layer.weight, layer.bias)
-                    layer.shadow = (
-                        self._cast(both[0], dtype),
-                        self._cast(both[1], dtype),
+                    layer.low_precision = (
+                        self._copy(layer.weight, dtype),
+                        self._copy(layer.bias, dtype),
                     )
-                    self.pairs.extend(zip(both, layer.shadow, strict=True))
 
     def leaf(self, parameter: Tensor) -> Tensor:
-        """What the loss is to be differentiated by in place of the parameter."""
-        return self._copy.get(parameter, parameter)
+        """The tensor to differentiate the loss by: the copy of a parameter, if any."""
+        return self._copies.get(parameter, parameter)
 
     @torch.no_grad()
     def refresh(self, frozen: bool = False) -> None:
-        """Copy all parameters again, or only those that no optimizer moves."""
+        """Copy all parameters, or only the `frozen` ones, which are not optimized."""
         pairs = [(p, c) for p, c in self.pairs if not (frozen and p.requires_grad)]
         if pairs:
             parameters, copies = zip(*pairs, strict=True)
             torch._foreach_copy_(list(copies), list(parameters))
 
-    def _cast(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    def _copy(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         copy = parameter.detach().to(dtype).requires_grad_(parameter.requires_grad)
-        self._copy[parameter] = copy
+        self._copies[parameter] = copy
+        self.pairs.append((parameter, copy))
         return copy

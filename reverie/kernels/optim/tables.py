@@ -1,8 +1,7 @@
-"""Many tensors of different sizes as one piece of work for a kernel.
+"""Tables of addresses, with which one kernel handles many tensors of different sizes.
 
-Each program works on one chunk of one tensor, which it finds in tables of addresses:
-parameters, what an optimizer remembers of them, their half-precision copies, and the
-gradients of this update.
+Each program of a kernel handles one chunk of one tensor and finds its data in tables:
+parameters, moments, low-precision weights, and the gradients of this update.
 """
 
 from __future__ import annotations
@@ -16,19 +15,22 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 4096
-"""Elements one program works on."""
+"""Elements per program."""
 
-FLOAT, BFLOAT, HALF = 0, 1, 2
-KINDS = {torch.float32: FLOAT, torch.bfloat16: BFLOAT, torch.float16: HALF}
+COLUMNS = 5
+"""Addresses per tensor: parameter, mu, nu, low-precision weight, nu_max."""
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""How kernels are passed the dtype of a tensor."""
 
 
 @triton.jit
 @no_type_check
-def load_number(address, kind, at, mask):
-    """Numbers of any kind, as float32."""
-    if kind == 0:
+def load_as_float32(address, dtype, at, mask):
+    """Load values of any of the `DTYPES`."""
+    if dtype == 0:
         x = tl.load(address.to(tl.pointer_type(tl.float32)) + at, mask, 0.0)
-    elif kind == 1:
+    elif dtype == 1:
         x = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + at, mask, 0.0).to(
             tl.float32
         )
@@ -41,14 +43,37 @@ def load_number(address, kind, at, mask):
 
 @triton.jit
 @no_type_check
-def _measure(chunks, fixed, grads, kinds, sizes, sums, CHUNK: tl.constexpr):
-    """Squares of gradient and parameter, summed over one chunk."""
+def store_low_precision(address, dtype, at, x, mask):
+    """Store a bfloat16 or float16 copy; nothing for float32, which has no copy."""
+    if dtype == 1:
+        to_bfloat = address.to(tl.pointer_type(tl.bfloat16)) + at
+        tl.store(to_bfloat, x.to(tl.bfloat16), mask)
+    elif dtype == 2:
+        to_half = address.to(tl.pointer_type(tl.float16)) + at
+        tl.store(to_half, x.to(tl.float16), mask)
+
+
+@triton.jit
+@no_type_check
+def _sum_squares(
+    chunks,
+    addresses,
+    grads,
+    dtypes,
+    sizes,
+    sums,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sum the squares of gradient and parameter over one chunk."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     at = start + tl.arange(0, CHUNK)
     mask = at < tl.load(sizes + tensor)
-    grad = load_number(tl.load(grads + tensor), tl.load(kinds + 2 * tensor), at, mask)
-    address = tl.load(fixed + 4 * tensor)
+    grad = load_as_float32(
+        tl.load(grads + tensor), tl.load(dtypes + 2 * tensor), at, mask
+    )
+    address = tl.load(addresses + COLUMNS * tensor)
     parameter = tl.load(address.to(tl.pointer_type(tl.float32)) + at, mask, 0.0)
     tl.store(sums + 2 * chunk, tl.sum(grad * grad))
     tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
@@ -56,8 +81,10 @@ def _measure(chunks, fixed, grads, kinds, sizes, sums, CHUNK: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _gather(sums, firsts, norms, tensors, MOST: tl.constexpr, WIDTH: tl.constexpr):
-    """Add up the chunks of one tensor, in order."""
+def _root_of_sums(
+    sums, firsts, norms, tensors, MOST: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Add up both sums of the chunks of one tensor, in order; store the roots."""
     tensor = tl.program_id(0)
     first, end = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
     left = tl.zeros((WIDTH,), tl.float32)
@@ -70,112 +97,105 @@ def _gather(sums, firsts, norms, tensors, MOST: tl.constexpr, WIDTH: tl.constexp
     tl.store(norms + tensors + tensor, tl.sqrt(tl.sum(right)))
 
 
-@triton.jit
-@no_type_check
-def store_copy(address, kind, at, x, mask):
-    """Write a half-precision copy, if there is to be one."""
-    if kind == 1:
-        to_bfloat = address.to(tl.pointer_type(tl.bfloat16)) + at
-        tl.store(to_bfloat, x.to(tl.bfloat16), mask)
-    elif kind == 2:
-        to_half = address.to(tl.pointer_type(tl.float16)) + at
-        tl.store(to_half, x.to(tl.float16), mask)
-
-
 class Tables:
-    """Where to find everything about some parameters.
+    """Addresses of parameters, their moments, low-precision weights and gradients.
 
-    `leaves` are what the loss is differentiated by: the parameters themselves, or
-    copies of them that are to follow. Gradients are of their dtype, unless all are said
-    to be `full` precision.
+    `leaves` are the tensors that the loss is differentiated by: the parameters
+    themselves or their low-precision copies. Gradients have their dtype, unless
+    `float32_grads` is set.
     """
 
     def __init__(
         self,
         tensors: list[Tensor],
         leaves: list[Tensor],
-        mu: list[Tensor],
-        nu: list[Tensor],
-        full: bool = False,
+        moments: list[list[Tensor]],
+        float32_grads: bool = False,
     ):
         self.tensors, device = tensors, tensors[0].device
         chunks, firsts = [], [0]
         for i, tensor in enumerate(tensors):
             chunks += [(i, start) for start in range(0, tensor.numel(), CHUNK)]
             firsts.append(len(chunks))
-        copies = [
-            (leaf.data_ptr(), KINDS[leaf.dtype]) if leaf is not tensor else (0, FLOAT)
-            for leaf, tensor in zip(leaves, tensors, strict=True)
-        ]
 
-        def table(rows: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.tensor(rows, dtype=dtype, device=device)
+        def table(rows: Any) -> Tensor:
+            return torch.tensor(rows, dtype=torch.int64, device=device)
 
         self.chunks, self.firsts = table(chunks), table(firsts)
-        self.most = max(end - first for first, end in itertools.pairwise(firsts))
+        self.most_chunks = max(end - first for first, end in itertools.pairwise(firsts))
         self.sizes = table([tensor.numel() for tensor in tensors])
-        state = zip(tensors, mu, nu, copies, strict=True)
-        self.fixed = table(
-            [(p.data_ptr(), m.data_ptr(), n.data_ptr(), c[0]) for p, m, n, c in state]
-        )
-        kinds = [KINDS[torch.float32 if full else x.dtype] for x in leaves]
-        self.kinds = table(
-            [(kind, copy[1]) for kind, copy in zip(kinds, copies, strict=True)]
-        )
+        addresses, dtypes = [], []
+        for i, (tensor, leaf) in enumerate(zip(tensors, leaves, strict=True)):
+            mu, nu, *others = (moment[i].data_ptr() for moment in moments)
+            copy = leaf.data_ptr() if leaf is not tensor else 0
+            addresses.append((tensor.data_ptr(), mu, nu, copy, *(others or (0,))))
+            copy_dtype = leaf.dtype if leaf is not tensor else torch.float32
+            grad_dtype = torch.float32 if float32_grads else leaf.dtype
+            dtypes.append((DTYPES[grad_dtype], DTYPES[copy_dtype]))
+        self.addresses, self.dtypes = table(addresses), table(dtypes)
         self.sums = torch.zeros(len(chunks), 2, device=device)
         self.grads = torch.zeros(len(tensors), dtype=torch.int64, device=device)
-        self._spare: Tensor | None = None
-        self._recorded: list[tuple[Tensor, list[Tensor]]] = []
+        self._spare_buffer: Tensor | None = None
+        self._captured: list[tuple[Tensor, list[Tensor]]] = []
 
     @property
     def grid(self) -> tuple[int]:
         return (len(self.chunks),)
 
-    def measure(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Point at these gradients; the norm of each of them, and of each parameter."""
-        self._point_at(grads)
-        _measure[self.grid](
-            *(self.chunks, self.fixed, self.grads, self.kinds, self.sizes, self.sums),
+    def norms(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Norms of each gradient and each parameter; stores the gradient addresses."""
+        self._store_addresses(grads)
+        _sum_squares[self.grid](
+            self.chunks,
+            self.addresses,
+            self.grads,
+            self.dtypes,
+            self.sizes,
+            self.sums,
+            COLUMNS,
             CHUNK,
         )
-        return self.gathered()
+        return self.norms_of_sums()
 
-    def gathered(self) -> tuple[Tensor, Tensor]:
-        """The roots of the two sums that a kernel left for each chunk, by tensor."""
+    def norms_of_sums(self) -> tuple[Tensor, Tensor]:
+        """Roots of the two sums that a kernel stored per chunk, added up by tensor."""
         count = len(self.tensors)
         norms = torch.empty(2, count, device=self.sums.device)
-        _gather[(count,)](self.sums, self.firsts, norms, count, self.most, 256)
+        _root_of_sums[(count,)](
+            self.sums, self.firsts, norms, count, self.most_chunks, 256
+        )
         return norms[0], norms[1]
 
-    def _point_at(self, grads: list[Tensor]) -> None:
-        """Write down where this update's gradients are.
+    def _store_addresses(self, grads: list[Tensor]) -> None:
+        """Copy the addresses of this update's gradients to the device.
 
-        While a graph is recorded, the copy of the addresses becomes part of it, so the
-        memory they are copied from is then kept as it is for good.
+        During CUDA graph capture the copy becomes part of the graph, so its pinned
+        source buffer is then kept unchanged.
         """
-        self._held = [
-            _laid_out_as(grad, tensor)
+        self._grads = [
+            _with_strides_of(tensor, grad)
             for grad, tensor in zip(grads, self.tensors, strict=True)
         ]
-        where = torch.tensor([grad.data_ptr() for grad in self._held])
+        addresses = torch.tensor([grad.data_ptr() for grad in self._grads])
         if (
             self.grads.device.type == "cuda"
             and torch.cuda.is_current_stream_capturing()
         ):
-            staging, self._spare = self._spare, None
-            assert staging is not None, "an update must come before a recording"
-            self._recorded.append((staging, self._held))
+            buffer, self._spare_buffer = self._spare_buffer, None
+            assert buffer is not None, "run an update before capturing one"
+            self._captured.append((buffer, self._grads))
         else:
-            staging = self._staging()
-            self._spare = self._spare if self._spare is not None else self._staging()
-        self.grads.copy_(staging.copy_(where), non_blocking=True)
+            buffer = self._host_buffer()
+            if self._spare_buffer is None:
+                self._spare_buffer = self._host_buffer()
+        self.grads.copy_(buffer.copy_(addresses), non_blocking=True)
 
-    def _staging(self) -> Tensor:
+    def _host_buffer(self) -> Tensor:
         pinned = self.grads.device.type == "cuda"
         return torch.empty(len(self.tensors), dtype=torch.int64, pin_memory=pinned)
 
 
-def _laid_out_as(grad: Tensor, tensor: Tensor) -> Tensor:
+def _with_strides_of(tensor: Tensor, grad: Tensor) -> Tensor:
     """The gradient in the memory order of its parameter."""
     if grad.stride() == tensor.stride():
         return grad

@@ -1,1 +1,1 @@
-"""Optimizers."""
+"""The optimizer and its update rules: LaProp, Adam and AMSGrad."""

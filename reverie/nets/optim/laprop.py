@@ -1,12 +1,10 @@
-"""LaProp with adaptive gradient clipping, warm-up and schedules.
+"""LaProp with adaptive gradient clipping and learning rate schedules (DreamerV3).
 
-LaProp is Adam with its halves swapped: each gradient is first divided by its running
-magnitude, and the momentum is of what comes out. Before that, the gradient of a tensor
-is clipped to a fraction of the norm of the tensor itself, so no learning rate needs to
-know the scale of a layer.
-
-An update whose loss or gradients are not finite is skipped, without asking the device
-for the answer: every change is gated by `ok`, which is 1 or 0 on the device.
+LaProp (Ziyin et al., 2020) is Adam with the order of its two steps exchanged: each
+gradient is first divided by its running RMS, then the momentum averages the normalized
+gradients. Before that, adaptive gradient clipping (Brock et al., 2021) limits the
+gradient norm of each tensor relative to the norm of the tensor, so that the learning
+rate does not depend on the scale of a layer.
 """
 
 from __future__ import annotations
@@ -20,241 +18,153 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from reverie.api import Metrics, StateDict, UserError
-
-Tensors = list[Tensor] | tuple[Tensor, ...]
+from reverie.api import UserError
+from reverie.nets.optim.optimizer import (
+    LossScaling,
+    Optimizer,
+    Scalar,
+    StepScalars,
+    Tensors,
+    UpdateRule,
+    bias_correction,
+    check_betas,
+    update_average,
+)
 
 
 @dataclass(frozen=True)
-class OptConfig:
-    """The optimizer of all parts together."""
+class LaPropConfig:
+    """Optimizer of the world model, the actor and the critic."""
 
     lr: float = 4e-5
     """Learning rate after warm-up."""
     agc: float = 0.3
-    """Gradient norm of a tensor, at most this part of its own norm; 0 for no clip."""
+    """Adaptive gradient clipping: maximum gradient norm of a tensor, relative to the
+    norm of the tensor; 0 disables it."""
     eps: float = 1e-20
-    """Added to the running magnitude, outside its square root."""
+    """Added to the running RMS of the gradients."""
     beta1: float = 0.9
-    """Momentum."""
+    """Decay rate of the momentum."""
     beta2: float = 0.999
-    """How slowly the running magnitude follows."""
+    """Decay rate of the running average of squared gradients."""
     wd: float = 0.0
-    """Weight decay, times the learning rate, of tensors that match `wdregex`."""
+    """Weight decay of parameters that match `wdregex`; multiplied by the learning
+    rate."""
     wdregex: str = r".*\.weight$"
-    """Names of the tensors that decay, matched from the start (`dyn.obs0.weight`)."""
+    """Regular expression for the names of decayed parameters, matched from the start
+    (`dyn.obs0.weight`)."""
     schedule: Literal["const", "linear", "cosine"] = "const"
-    """Learning rate after warm-up: const, or linear or cosine down to a tenth."""
+    """Learning rate schedule after warm-up."""
     warmup: int = 1000
-    """Updates over which the learning rate rises from zero. The first has none."""
+    """Updates of linear warm-up; the first update has a learning rate of 0."""
     anneal: int = 0
-    """Update at which linear and cosine reach their floor."""
+    """Update at which the linear or cosine schedule ends."""
     floor: float = 0.1
-    """Where linear and cosine end, as a part of the learning rate. The original's
-    cosine really ends at 0.1 * lr of it; set that number to follow it exactly."""
+    """Final learning rate of the linear and cosine schedules, as a fraction of `lr`.
+    DreamerV3's cosine schedule ends at a fraction of 0.1 * lr."""
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Use Nesterov momentum."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.lr < math.inf and self.agc >= 0 and self.wd >= 0):
             raise ValueError("lr, agc and wd must not be negative")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError("beta1 and beta2 must be at least 0 and below 1")
+        check_betas(self)
         if self.eps < 0 or self.warmup < 0:
             raise ValueError("eps and warmup must not be negative")
         try:
             re.compile(self.wdregex)
         except re.error as error:
-            raise ValueError(f"wdregex is no pattern ({error})") from None
+            raise ValueError(f"wdregex is not a regular expression: {error}") from None
         if self.schedule != "const" and self.anneal <= self.warmup:
             raise UserError(
                 f"The {self.schedule} schedule must end after the warm-up of "
                 f"{self.warmup} updates, not at {self.anneal}.\n"
-                f"  Fix: give an `anneal` above {self.warmup} beside that warm-up."
+                f"  Fix: set `anneal` above {self.warmup}."
             )
 
+    def rule(self) -> LaProp:
+        return LaProp(self)
 
-def learning_rate(config: OptConfig, step: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """The rate after `step` updates; so the very first one has rate 0."""
+
+def learning_rate(config: LaPropConfig, step: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The learning rate after `step` updates: 0 before the first one."""
     after = (step - config.warmup).clamp(min=0)
-    done = (after / max(1, config.anneal - config.warmup)).clamp(max=1)
+    progress = (after / max(1, config.anneal - config.warmup)).clamp(max=1)
     if config.schedule == "linear":
-        part = 1 - done + config.floor * done
+        fraction = 1 - progress + config.floor * progress
     elif config.schedule == "cosine":
-        wave = 0.5 * (1 + torch.cos(math.pi * done))
-        part = (1 - config.floor) * wave + config.floor
+        cosine = 0.5 * (1 + torch.cos(math.pi * progress))
+        fraction = (1 - config.floor) * cosine + config.floor
     else:
-        part = torch.ones_like(step)
+        fraction = torch.ones_like(step)
     if config.warmup:
-        part = torch.where(step < config.warmup, step / config.warmup, part)
-    return config.lr * part
+        fraction = torch.where(step < config.warmup, step / config.warmup, fraction)
+    return config.lr * fraction
 
 
-class Optimizer:
-    """Holds the parameters by name, and what it remembers about each."""
+class LaProp(UpdateRule):
+    NAME = "laprop"
+    CLIPS_PER_TENSOR = True
+    LOSS_SCALING = LossScaling(1e4, 1000, 1e-4, 1e5)
+    config: LaPropConfig
 
-    SCALE, GOOD_STEPS, LEAST, MOST = 1e4, 1000, 1e-4, 1e5
-    """Of the loss scale that float16 needs."""
+    def default_decayed(self, names: list[str]) -> list[str]:
+        return [name for name in names if re.match(self.config.wdregex, name)]
 
-    def __init__(
-        self, parameters: dict[str, Tensor], config: OptConfig, scaling: bool = False
-    ):
-        self.parameters, self.config, self.scaling = parameters, config, scaling
-        self.names = list(parameters)
-        self.tensors = list(parameters.values())
-        self.leaves = self.tensors  # what the loss is differentiated by
-        self.decays = [
-            i for i, name in enumerate(self.names) if re.match(config.wdregex, name)
-        ]
-        device = self.tensors[0].device
-        self.nu = [torch.zeros_like(tensor) for tensor in self.tensors]
-        self.mu = [torch.zeros_like(tensor) for tensor in self.tensors]
-        self.step = torch.zeros((), device=device)
-        self.skipped = torch.zeros((), device=device)
-        self.in_row = torch.zeros((), device=device)
-        self.scale = torch.full((), self.SCALE if scaling else 1.0, device=device)
-        self.good = torch.zeros((), device=device)
-        self.size = sum(tensor.numel() for tensor in self.tensors)
-        self.norms = torch.zeros(len(self.tensors), device=device)
+    def learning_rate(self, step: Scalar) -> Scalar:
+        return learning_rate(self.config, step)
 
-    def update(self, loss: Float[Tensor, ""]) -> tuple[Bool[Tensor, ""], Metrics]:
-        """Take one step down the loss; returns whether it was finite."""
-        grads = self.gradients(loss)
-        return self.apply(loss.detach(), grads)
+    def weight_decay(self) -> float:
+        return self.config.wd
 
-    def gradients(self, loss: Float[Tensor, ""]) -> list[Tensor]:
-        """The plain gradient of every parameter; zero where the loss has no say."""
-        grads = torch.autograd.grad(
-            loss * self.scale if self.scaling else loss,
-            self.leaves,
-            materialize_grads=True,
-        )
-        if not self.scaling:
-            return list(grads)
-        return list(torch._foreach_div([grad.float() for grad in grads], self.scale))
+    def clip_factors(
+        self,
+        norms: Float[Tensor, " P"],
+        weight_norms: Float[Tensor, " P"],
+        norm: Scalar,
+        ok: Bool[Tensor, ""],
+    ) -> Float[Tensor, " P"]:
+        agc = self.config.agc
+        if not agc:
+            return torch.ones_like(norms)
+        excess = torch.where(ok, norms, 0) / (agc * weight_norms.clamp(min=1e-3))
+        return 1 / excess.clamp(min=1)
 
-    @torch.no_grad()
-    def apply(
-        self, loss: Float[Tensor, ""], grads: list[Tensor]
-    ) -> tuple[Bool[Tensor, ""], Metrics]:
-        """Move the parameters; everything remembered changes in place."""
-        config, root = self.config, math.sqrt(self.size)
-        norms, sizes = self._measure(grads)
-        self.norms.copy_(norms)
-        norm = torch.linalg.vector_norm(norms)
-        ok = torch.isfinite(loss) & torch.isfinite(norm)
-        lr = learning_rate(config, self.step)
-        self.step.add_(ok)
-        self._count(loss, ok)
-        clip = torch.ones_like(norms)
-        if config.agc:
-            excess = torch.where(ok, norms, 0) / (config.agc * sizes.clamp(min=1e-3))
-            clip = 1 / excess.clamp(min=1)
-        moved, size = self._move(grads, clip, lr, ok)
-        metrics: Metrics = {
-            "opt/loss": loss,
-            "opt/updates": self.step.clone(),
-            "opt/grad_norm": norm,
-            "opt/grad_rms": norm / root,
-            "opt/update_rms": moved / root,
-            "opt/param_rms": size / root,
-            "opt/param_count": float(self.size),
-            "opt/lr": lr,
-            "opt/skipped": self.skipped.clone(),
-            "opt/nonfinite_in_row": self.in_row.clone(),
-        }
-        if self.scaling:
-            metrics["opt/grad_scale"] = self.scale.clone()
-        return ok, metrics
+    def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
+        betas = (self.config.beta1, self.config.beta2)
+        return StepScalars(lr * gate, *(bias_correction(beta, step) for beta in betas))
 
-    def _measure(self, grads: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The norm of every gradient, and of every parameter."""
-        norms, sizes = torch._foreach_norm(grads), torch._foreach_norm(self.tensors)
-        return torch.stack(norms).float(), torch.stack(sizes)
-
-    def _move(
-        self, grads: list[Tensor], clip: Tensor, lr: Tensor, ok: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Follow the clipped gradients; returns the norms of move and parameters."""
-        config, gate = self.config, ok.float()
-        grads = [torch.where(ok, grad.float(), 0) for grad in grads]
-        torch._foreach_mul_(grads, list(clip.unbind()))
+    def update(
+        self, opt: Optimizer, grads: list[Tensor], gate: Scalar, scalars: StepScalars
+    ) -> tuple[Scalar, Scalar]:
+        config, (mu, nu) = self.config, opt.moments.values()
         squares = torch._foreach_mul(grads, grads)
-        keep2, keep1 = 1 - (1 - config.beta2) * gate, 1 - (1 - config.beta1) * gate
-        self._average(self.nu, squares, keep2, (1 - config.beta2) * gate)
-        magnitude = torch._foreach_div(self.nu, self._debias(config.beta2))
-        torch._foreach_sqrt_(magnitude)
-        torch._foreach_add_(magnitude, config.eps)
-        torch._foreach_div_(grads, magnitude)
-        self._average(self.mu, grads, keep1, (1 - config.beta1) * gate)
-        updates = self._momentum(grads)
+        update_average(nu, squares, (1 - config.beta2) * gate)
+        rms = torch._foreach_div(nu, scalars.nu_correction)
+        torch._foreach_sqrt_(rms)
+        torch._foreach_add_(rms, config.eps)
+        torch._foreach_div_(grads, rms)
+        update_average(mu, grads, (1 - config.beta1) * gate)
+        updates = self._momentum(mu, grads, scalars.mu_correction)
         if config.wd:
-            for i in self.decays:
-                updates[i] = updates[i] + config.wd * self.tensors[i]
-        torch._foreach_mul_(updates, -lr * gate)
-        torch._foreach_add_(self.tensors, updates)
-        return _norm(updates), _norm(self.tensors)
+            for i, name in enumerate(opt.names):
+                if name in opt.decayed:
+                    updates[i] = updates[i] + config.wd * opt.tensors[i]
+        torch._foreach_mul_(updates, -scalars.rate)
+        torch._foreach_add_(opt.tensors, updates)
+        return _norm(updates), _norm(opt.tensors)
 
-    def nonfinite(self) -> list[str]:
-        """The tensors whose gradients were not finite in the last update."""
-        bad = (~torch.isfinite(self.norms)).tolist()
-        return [name for name, is_bad in zip(self.names, bad, strict=True) if is_bad]
-
-    def state_dict(self) -> StateDict:
-        counters = ("step", "skipped", "in_row", "scale", "good")
-        return {
-            **{name: getattr(self, name) for name in counters},
-            "nu": dict(zip(self.names, self.nu, strict=True)),
-            "mu": dict(zip(self.names, self.mu, strict=True)),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: StateDict) -> None:
-        for name in ("step", "skipped", "in_row", "scale", "good"):
-            getattr(self, name).copy_(torch.as_tensor(state[name]))
-        for moments, saved in ((self.nu, state["nu"]), (self.mu, state["mu"])):
-            for name, moment in zip(self.names, moments, strict=True):
-                moment.copy_(saved[name])
-
-    def _average(
-        self, average: Tensors, new: Tensors, keep: Tensor, take: Tensor
-    ) -> None:
-        torch._foreach_mul_(average, keep)
-        torch._foreach_add_(average, torch._foreach_mul(new, take))
-
-    def _debias(self, beta: float) -> Tensor:
-        # before the first finite update there is nothing to correct
-        return torch.where(self.step > 0, 1 - beta**self.step, 1.0)
-
-    def _momentum(self, grads: list[Tensor]) -> list[Tensor]:
+    def _momentum(
+        self, mu: list[Tensor], grads: list[Tensor], correction: Scalar
+    ) -> list[Tensor]:
         beta = self.config.beta1
         if not self.config.nesterov:
-            return list(torch._foreach_div(self.mu, self._debias(beta)))
-        updates = torch._foreach_mul(self.mu, beta / self._debias(beta))
-        now = torch._foreach_mul(grads, (1 - beta) / self._debias(beta))
-        torch._foreach_add_(updates, now)
+            return list(torch._foreach_div(mu, correction))
+        updates = torch._foreach_mul(mu, beta / correction)
+        torch._foreach_add_(updates, torch._foreach_mul(grads, (1 - beta) / correction))
         return list(updates)
 
-    def _count(self, loss: Tensor, ok: Tensor) -> None:
-        """Count skips, and in float16 find the largest scale that does not overflow.
 
-        An overflow that a smaller scale will cure is no sign of a broken run.
-        """
-        gate = ok.float()
-        self.skipped.add_(1 - gate)
-        in_row = (self.in_row + 1) * (1 - gate)
-        if not self.scaling:
-            self.in_row.copy_(in_row)
-            return
-        curable = torch.isfinite(loss) & (self.scale > self.LEAST)
-        self.in_row.copy_(torch.where(~ok & curable, self.in_row, in_row))
-        good = (self.good + 1) * gate
-        grow = good >= self.GOOD_STEPS
-        self.good.copy_(torch.where(grow, 0.0, good))
-        factor = torch.where(ok, torch.where(grow, 2.0, 1.0), 0.5)
-        self.scale.mul_(factor).clamp_(self.LEAST, self.MOST)
-
-
-def _norm(tensors: Tensors) -> Tensor:
+def _norm(tensors: Tensors) -> Scalar:
     norms = torch.stack(torch._foreach_norm(tensors))
     return torch.sqrt(torch.square(norms).sum())

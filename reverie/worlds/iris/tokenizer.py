@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reverie.api import WorldLoss
 from reverie.nets.residual import FrameDecoder, FrameEncoder
 from reverie.nets.rng import Rng
-from reverie.nets.streams import Lane, beside, catch_up
+from reverie.nets.streams import SideStream, on_stream, wait_for
 from reverie.nets.transformer import Embedding
 from reverie.worlds.iris.config import TokenizerConfig
 from reverie.worlds.iris.quantizer import Quantizer
@@ -31,7 +31,7 @@ from reverie.worlds.iris.segment import (
     to_uint8,
 )
 
-FRAME_FEATURES = Lane("frame_features")
+FRAME_FEATURES = SideStream("frame_features")
 """Stream on which the frame features of the decoder are computed."""
 
 
@@ -140,10 +140,10 @@ class Tokenizer(nn.Module):
         before = segment.image[:, :-1].flatten(0, 1)
         after = segment.image[:, 1:].flatten(0, 1)
         action = segment.action[:, :-1].flatten()
-        with beside(before, FRAME_FEATURES):
+        with on_stream(before, FRAME_FEATURES):
             frame_features = self.frame_features(before, dtype)
         q = self.quantizer(self.encode(before, action, after, dtype))
-        catch_up(before, FRAME_FEATURES)
+        wait_for(before, FRAME_FEATURES)
         decoded = self.decode(before, action, q.features, frame_features)
         error = (to_float(after, torch.float32) - decoded).flatten(1)
         square = error.square()

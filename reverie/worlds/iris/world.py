@@ -33,7 +33,7 @@ from reverie.nets.blocks import Kernel
 from reverie.nets.distributions import softmax
 from reverie.nets.residual import recompute
 from reverie.nets.rng import Rng
-from reverie.nets.streams import Lane, beside, catch_up
+from reverie.nets.streams import SideStream, on_stream, wait_for
 from reverie.nets.transformer import Cache, Embedding
 from reverie.spaces import Space
 from reverie.worlds.iris.config import (
@@ -46,7 +46,7 @@ from reverie.worlds.iris.segment import EpisodeSegment, to_float
 from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
 
-I_TOKEN, OUTCOME = Lane("i_token", hurry=1), Lane("outcome")
+I_TOKEN, OUTCOME = SideStream("i_token", priority=1), SideStream("outcome")
 """Streams on which I-tokens, and rewards and ends, are computed."""
 
 
@@ -191,10 +191,10 @@ class IrisWorld(nn.Module):
         assert action.shape[1] == steps, (action.shape, image.shape)
         dynamics, dtype = self.dynamics, self.dtype
         cache = dynamics.transformer.cache(rows, dtype)
-        with beside(image, I_TOKEN):
+        with on_stream(image, I_TOKEN):
             i_tokens = dynamics.embed_frames(image, dtype)
         tokens = self.tokenize(image, action) if steps else None
-        catch_up(image, I_TOKEN)
+        wait_for(image, I_TOKEN)
         sequence = i_tokens[:, -1:]
         if tokens is not None:
             blocks = dynamics.interleave(i_tokens[:, :-1], action, tokens)
@@ -222,7 +222,7 @@ class IrisWorld(nn.Module):
         inputs.append(dynamics.action(action, dtype))
         outputs, cache = self._extend(torch.stack(inputs, 1), cache)
         at_action = outputs[:, -1]
-        with beside(action, OUTCOME):
+        with on_stream(action, OUTCOME):
             reward_logits = dynamics.rewards(at_action)
             end_logits = dynamics.ends(at_action)
             reward = dynamics.reward(reward_logits, rng)
@@ -237,9 +237,9 @@ class IrisWorld(nn.Module):
                 logits.append(dynamics.latents(outputs[:, -1]))
             tokens.append(rng.categorical(softmax(logits[-1])))
         delta = torch.stack(tokens, 1)
-        catch_up(action, OUTCOME)
+        wait_for(action, OUTCOME)
         if state.frame_features is not None:
-            catch_up(state.image, FRAME_FEATURES)
+            wait_for(state.image, FRAME_FEATURES)
         image = self.tokenizer.decode_tokens(
             state.image, action, delta, dtype, state.frame_features
         )
@@ -258,10 +258,10 @@ class IrisWorld(nn.Module):
         """
         image, i_token, features = state.image, state.i_token, state.frame_features
         if i_token is None and not state.i_token_is_cached:
-            with beside(image, I_TOKEN):
+            with on_stream(image, I_TOKEN):
                 i_token = self.dynamics.embed_frames(image, self.dtype)
         if features is None:
-            with beside(image, FRAME_FEATURES):
+            with on_stream(image, FRAME_FEATURES):
                 features = self.tokenizer.frame_features(image, self.dtype)
         return state._replace(i_token=i_token, frame_features=features)
 
@@ -312,7 +312,7 @@ class IrisWorld(nn.Module):
     def _i_token(self, state: IrisState) -> Tensor:
         if state.i_token is None:
             return self.dynamics.embed_frames(state.image, self.dtype)
-        catch_up(state.image, I_TOKEN)
+        wait_for(state.image, I_TOKEN)
         return state.i_token
 
     def _extend(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:

@@ -58,7 +58,7 @@ class RSSMDynamics(nn.Module):
         self._add_logits("prior", deter, config.imglayers)
 
     @staticmethod
-    def twin() -> type[nn.Module]:
+    def fast_version() -> type[nn.Module]:
         from reverie.worlds.rssm.fast import FastRSSMDynamics
 
         return FastRSSMDynamics

@@ -1,0 +1,121 @@
+"""Capture a function as a CUDA graph, and replay the graph in later calls.
+
+A replay launches thousands of kernels at once. Small networks need it: their kernels
+run for less time than it takes to launch them one by one. In exchange, the function
+must do the same work on the same memory in every call: it takes and returns trees of
+tensors, changes its state in place, and never syncs with the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reverie.nets.streams import GRAPH_PRIORITY
+from reverie.nets.tree import leaves, map1, map2
+
+WARM_UP = 2
+"""Eager calls before the capture, in which libraries select their algorithms."""
+
+
+class CudaGraphRunner:
+    """Calls a function; from the third call with inputs of the same shapes, as a graph.
+
+    Inputs may be in host memory; the function gets them on the device. The outputs of a
+    replay are overwritten by the next one: use `clone_outputs` to keep them. A function
+    that cannot be captured runs eagerly, with a message on stderr.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        device: torch.device,
+        generators: Iterable[torch.Generator] = (),
+    ):
+        self.function, self.name, self.device = function, name, device
+        self.generators = list(generators)
+        self.graphs: dict[Any, CapturedGraph | int] = {}  # or the number of warm-ups
+        self.can_capture = device.type == "cuda"
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self.can_capture:
+            return self.function(*inputs)
+        key = tuple((x.shape, x.dtype) for x in leaves(inputs))
+        graph = self.graphs.get(key, 0)
+        if isinstance(graph, CapturedGraph):
+            return graph.replay(inputs)
+        if graph < WARM_UP:
+            self.graphs[key] = graph + 1
+            inputs = map1(lambda x: x.to(self.device), inputs)
+            return _run_on_new_stream(self.function, inputs)
+        try:
+            graph = CapturedGraph(self.function, inputs, self.device, self.generators)
+        except RuntimeError as error:
+            self.can_capture = False
+            reason = str(error).splitlines()[0]
+            print(
+                f"The {self.name} cannot be captured as a CUDA graph ({reason}); it "
+                "runs without one: the same results, but slower.",
+                file=sys.stderr,
+            )
+            return self.function(*inputs)
+        self.graphs[key] = graph
+        return graph.replay(inputs)
+
+
+class CapturedGraph:
+    """One CUDA graph with the tensors it reads and writes."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Any,
+        device: torch.device,
+        generators: Iterable[torch.Generator],
+    ):
+        self.inputs = map1(lambda x: x.to(device, copy=True), inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            self.graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        # cuBLAS keeps a workspace per stream: graphs captured on the same stream would
+        # share it and could not be replayed in parallel. `thread_local` lets other
+        # threads (a prefetching feed) allocate and copy during the capture.
+        stream = torch.cuda.Stream(priority=GRAPH_PRIORITY)  # type: ignore[no-untyped-call]
+        with torch.cuda.graph(
+            self.graph, stream=stream, capture_error_mode="thread_local"
+        ):
+            self.outputs = function(*self.inputs)
+
+    def replay(self, inputs: Any) -> Any:
+        map2(_copy_input, self.inputs, inputs)
+        self.graph.replay()
+        return self.outputs
+
+
+def clone_outputs(outputs: Any) -> Any:
+    """Copies of the outputs, which later replays do not overwrite."""
+    return map1(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
+
+
+def _copy_input(buffer: Tensor, value: Tensor) -> None:
+    if buffer is not value:
+        buffer.copy_(value, non_blocking=True)
+
+
+def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
+    """Run on a side stream, as the capture will."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        outputs = function(*inputs)
+    current.wait_stream(stream)
+    for tensor in leaves(outputs):
+        tensor.record_stream(current)
+    return outputs

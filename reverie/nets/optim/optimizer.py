@@ -1,0 +1,302 @@
+"""The optimizer that all agents train with; its config selects the update rule.
+
+Gradients, loss scaling for float16, clipping, the check for non-finite values, metrics
+and the state dict are shared. An update rule (`laprop.py`, `adam.py`, `amsgrad.py`)
+adds its clipping and its formula.
+
+An update whose loss or gradients are not finite is skipped without a host sync: every
+change is multiplied by `gate`, which is 1 or 0 on the device. All state is changed in
+place, so that an update can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reverie.api import Metrics, StateDict
+from reverie.nets.blocks import Linear
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Scalar = Float[Tensor, ""]
+
+
+class LossScaling(NamedTuple):
+    """How the loss scale of float16 training follows overflows."""
+
+    initial: float = 2.0**16
+    growth_interval: int = 2000  # finite updates before the scale is doubled
+    minimum: float = 1.0
+    maximum: float = 2.0**24
+
+
+class StepScalars(NamedTuple):
+    """Scalars of one update, on the device."""
+
+    rate: Scalar  # the learning rate; 0 if the update is skipped
+    mu_correction: Scalar
+    nu_correction: Scalar
+
+
+class UpdateRule:
+    """Clipping and formula of one optimizer; stateless, see `Optimizer`."""
+
+    NAME: ClassVar[str]
+    MOMENTS: ClassVar[tuple[str, ...]] = ("mu", "nu")
+    """Running averages kept for each parameter, in the naming of optax: `mu` of the
+    gradients, `nu` of their squares."""
+    CLIPS_PER_TENSOR: ClassVar[bool] = False
+    """True if clipping needs the norm of every parameter tensor."""
+    LOSS_SCALING: ClassVar[LossScaling] = LossScaling()
+
+    def __init__(self, config: OptimizerConfig):
+        self.config = config
+
+    def default_decayed(self, names: list[str]) -> list[str]:
+        """Parameters with weight decay if the caller does not list them."""
+        return []
+
+    def learning_rate(self, step: Scalar) -> Scalar | float:
+        """The learning rate after `step` updates."""
+        return self.config.lr
+
+    def weight_decay(self) -> float:
+        """Decay of each decayed parameter, as the formula of the rule uses it."""
+        return 0.0
+
+    def clip_factors(
+        self,
+        norms: Float[Tensor, " P"],
+        weight_norms: Float[Tensor, " P"],
+        norm: Scalar,
+        ok: Bool[Tensor, ""],
+    ) -> Float[Tensor, " P"]:
+        """Factor for the gradient of each parameter: here, clip the global norm."""
+        limit: float = getattr(self.config, "clip", 0.0)
+        factor = torch.ones_like(norm)
+        if limit:
+            factor = (limit / (norm + 1e-6)).clamp(max=1)
+        return torch.where(ok, factor, torch.zeros_like(norms))
+
+    def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
+        """Scalars of the update; here, the rate includes the correction of `mu`."""
+        mu_correction = bias_correction(self.config.beta1, step)
+        nu_correction = bias_correction(self.config.beta2, step)
+        return StepScalars(lr * gate / mu_correction, mu_correction, nu_correction)
+
+    def update(
+        self, opt: Optimizer, grads: list[Tensor], gate: Scalar, scalars: StepScalars
+    ) -> tuple[Scalar, Scalar] | None:
+        """Change moments and parameters in place by the clipped gradients.
+
+        Returns the norms of the change and of the parameters if the rule reports them.
+        """
+        raise NotImplementedError
+
+
+class OptimizerConfig(Protocol):
+    """Fields that the configs of all update rules have."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+
+    def rule(self) -> UpdateRule: ...
+
+
+class Optimizer:
+    """Updates parameters, given by name, with the rule of its config.
+
+    Args:
+        parameters: The parameters to train.
+        config: Config of the update rule (LaProp, Adam or AMSGrad).
+        decayed: Names of the parameters with weight decay; None for the rule's default.
+        scaling: Scale the loss, as float16 needs.
+
+    To accumulate gradients of several batches, add up `gradients` of each loss divided
+    by their number, and `apply` the sums.
+    """
+
+    COUNTERS = ("step", "skipped", "nonfinite_in_row", "loss_scale", "finite_in_row")
+
+    def __init__(
+        self,
+        parameters: dict[str, Tensor],
+        config: OptimizerConfig,
+        decayed: Iterable[str] | None = None,
+        scaling: bool = False,
+    ):
+        self.config, self.rule, self.scaling = config, config.rule(), scaling
+        self.names, self.tensors = list(parameters), list(parameters.values())
+        self.leaves = self.tensors  # the tensors that the loss is differentiated by
+        if decayed is None:
+            decayed = self.rule.default_decayed(self.names)
+        self.decayed = set(decayed)
+        assert self.decayed <= set(parameters), self.decayed - set(parameters)
+        device = self.tensors[0].device
+        self.moments = {
+            key: [torch.zeros_like(tensor) for tensor in self.tensors]
+            for key in self.rule.MOMENTS
+        }
+        self.step = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), device=device)
+        self.nonfinite_in_row = torch.zeros((), device=device)
+        scale = self.rule.LOSS_SCALING.initial if scaling else 1.0
+        self.loss_scale = torch.full((), scale, device=device)
+        self.finite_in_row = torch.zeros((), device=device)
+        self.norms = torch.zeros(len(self.tensors), device=device)
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+
+    def update(self, loss: Scalar) -> tuple[Bool[Tensor, ""], Metrics]:
+        """Take one gradient step; returns whether loss and gradients were finite."""
+        return self.apply(loss.detach(), self.gradients(loss))
+
+    def gradients(self, loss: Scalar) -> list[Tensor]:
+        """Unscaled gradients; zero for a parameter that the loss does not depend on."""
+        scaled = loss * self.loss_scale if self.scaling else loss
+        grads = torch.autograd.grad(scaled, self.leaves, materialize_grads=True)
+        if not self.scaling:
+            return list(grads)
+        grads = tuple(grad.float() for grad in grads)
+        return list(torch._foreach_div(grads, self.loss_scale))
+
+    @torch.no_grad()
+    def apply(
+        self, loss: Scalar, grads: list[Tensor]
+    ) -> tuple[Bool[Tensor, ""], Metrics]:
+        """Clip the gradients and update the parameters with them."""
+        norms, weight_norms = self._norms(grads)
+        self.norms.copy_(norms)
+        norm = torch.linalg.vector_norm(norms)
+        ok = torch.isfinite(loss) & torch.isfinite(norm)
+        lr = self.rule.learning_rate(self.step)
+        self.step.add_(ok)
+        self._count(loss, ok)
+        clip = self.rule.clip_factors(norms, weight_norms, norm, ok)
+        change = self._update(grads, clip, lr, ok)
+        metrics: Metrics = {
+            "opt/loss": loss,
+            "opt/updates": self.step.clone(),
+            "opt/grad_norm": norm,
+            "opt/lr": lr,
+            "opt/skipped": self.skipped.clone(),
+            "opt/nonfinite_in_row": self.nonfinite_in_row.clone(),
+        }
+        if change is not None:
+            root = math.sqrt(self.size)
+            metrics["opt/grad_rms"] = norm / root
+            metrics["opt/update_rms"], metrics["opt/param_rms"] = (
+                x / root for x in change
+            )
+            metrics["opt/param_count"] = float(self.size)
+        if self.scaling:
+            metrics["opt/grad_scale"] = self.loss_scale.clone()
+        return ok, metrics
+
+    def nonfinite(self) -> list[str]:
+        """Parameters whose gradients were not finite in the last update."""
+        bad = (~torch.isfinite(self.norms)).tolist()
+        return [name for name, is_bad in zip(self.names, bad, strict=True) if is_bad]
+
+    def state_dict(self) -> StateDict:
+        moments = {
+            key: dict(zip(self.names, values, strict=True))
+            for key, values in self.moments.items()
+        }
+        return {**{key: getattr(self, key) for key in self.COUNTERS}, **moments}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: StateDict) -> None:
+        for key in self.COUNTERS:
+            getattr(self, key).copy_(torch.as_tensor(state[key]))
+        for key, values in self.moments.items():
+            for name, value in zip(self.names, values, strict=True):
+                value.copy_(state[key][name])
+
+    # Replaced by kernels in `kernels/optim/optimizer.py`.
+
+    def _norms(
+        self, grads: list[Tensor]
+    ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+        """Norm of each gradient, and of each parameter if the rule needs it."""
+        norms = torch.stack(torch._foreach_norm(grads)).float()
+        if not self.rule.CLIPS_PER_TENSOR:
+            return norms, norms
+        return norms, torch.stack(torch._foreach_norm(self.tensors))
+
+    def _update(
+        self,
+        grads: list[Tensor],
+        clip: Float[Tensor, " P"],
+        lr: Scalar | float,
+        ok: Bool[Tensor, ""],
+    ) -> tuple[Scalar, Scalar] | None:
+        gate = ok.float()
+        # `where`, because 0 * inf is not 0
+        grads = [torch.where(ok, grad.float(), 0) for grad in grads]
+        torch._foreach_mul_(grads, list(clip.unbind()))
+        scalars = self.rule.scalars(lr, gate, self.step)
+        return self.rule.update(self, grads, gate, scalars)
+
+    def _count(self, loss: Scalar, ok: Bool[Tensor, ""]) -> None:
+        """Count skipped updates, and adjust the loss scale.
+
+        An overflow that a smaller scale can avoid does not count as non-finite.
+        """
+        gate = ok.float()
+        self.skipped.add_(1 - gate)
+        in_row = (self.nonfinite_in_row + 1) * (1 - gate)
+        if not self.scaling:
+            self.nonfinite_in_row.copy_(in_row)
+            return
+        scaling, scale = self.rule.LOSS_SCALING, self.loss_scale
+        avoidable = ~ok & torch.isfinite(loss) & (scale > scaling.minimum)
+        self.nonfinite_in_row.copy_(
+            torch.where(avoidable, self.nonfinite_in_row, in_row)
+        )
+        finite = (self.finite_in_row + 1) * gate
+        grow = finite >= scaling.growth_interval
+        self.finite_in_row.copy_(torch.where(grow, 0.0, finite))
+        factor = torch.where(ok, torch.where(grow, 2.0, 1.0), 0.5)
+        scale.mul_(factor).clamp_(scaling.minimum, scaling.maximum)
+
+
+def bias_correction(beta: float, step: Scalar) -> Scalar:
+    """Sum of the weights of a running average that started at zero.
+
+    Before the first update there is nothing to correct; 1 avoids a division by zero.
+    """
+    return 1 - beta ** step.clamp(min=1)
+
+
+def update_average(average: Tensors, new: Tensors, rate: Scalar) -> None:
+    """Exponential moving averages, in place."""
+    torch._foreach_mul_(average, 1 - rate)
+    torch._foreach_add_(average, torch._foreach_mul(new, rate))
+
+
+def check_betas(config: OptimizerConfig) -> None:
+    if not (0 <= config.beta1 < 1 and 0 <= config.beta2 < 1):
+        raise ValueError("beta1 and beta2 must be at least 0 and below 1")
+
+
+def dense_weights(module: nn.Module) -> list[str]:
+    """Names of the weights of dense layers: the parameters with weight decay.
+
+    Biases, norms, embeddings and convolutions have none.
+    """
+    return [
+        f"{name}.weight" if name else "weight"
+        for name, layer in module.named_modules()
+        if isinstance(layer, Linear)
+    ]
