@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
 from reverie.spaces import Space
 
@@ -57,7 +58,7 @@ def main() -> None:
     for storage in ("ram", "disk"):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             replay = make_replay(storage, arguments.capacity, Path(folder))
-            print(replay.plan.sentence)
+            print(replay.plan.describe())
             results |= measure(replay, storage, arguments)
             if storage == "disk":
                 results |= measure_memory(replay, arguments.resident_steps)
@@ -141,7 +142,7 @@ def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
             replay.sample("train", out=batch)
             replay.write_back(ids, extras)
         if turn % (1024 // ENVS * 8) == 0:
-            replay.collect([])
+            replay.delete_unused_files([])
         if turn % max(1, steps // ENVS // 40) == 0:
             sizes.append(resident())
     half = len(sizes) // 4

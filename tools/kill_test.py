@@ -37,7 +37,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from reverie.replay.archive import named_files
+from reverie.replay.segment_files import listed_files
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.storage.array_file import find_damage
@@ -190,7 +190,7 @@ class Torture:
         resumed = said.count("Resumed ")
         if resumed != self.arguments.kills:
             self.problems.append(f"only {resumed} starts resumed")
-        for word in ("damaged", "goes on without", "Traceback"):
+        for word in ("damaged", "continues without", "Traceback"):
             if word in said:
                 self.problems.append(f"a start said {word!r}: {said[-2000:]}")
         lines = (self.logdir / "metrics.jsonl").read_text().splitlines()
@@ -218,7 +218,7 @@ class Torture:
         """Replay files a finished save lists that are gone or changed."""
         index = checkpoint.read_part(newest, "replay")["files"]
         folder = self.logdir / "replay"
-        records = [*named_files(index, "rows"), *named_files(index, "extras")]
+        records = listed_files(index)
         found = {r.name: find_damage(folder, r) for r in records if r.name}
         return [f"{name}: {why}" for name, why in found.items() if why]
 
@@ -237,7 +237,7 @@ def is_inside_save(logdir: Path) -> bool:
     if not names:
         return False
     index = checkpoint.read_part(checkpoints.paths()[-1], "replay")
-    total = int(index["timeline"]["total"])
+    total = int(index["index"]["total"])
     sizes = _segment_sizes(logdir)
     whole = max(sizes.values(), default=0)
     return any(first + n > total and n < whole for (_, first), n in sizes.items())
@@ -258,7 +258,7 @@ def _leftovers(logdir: Path) -> list[str]:
     named = set()
     for path in Checkpoints(logdir / "ckpt").paths():
         index = checkpoint.read_part(path, "replay")["files"]
-        for record in (*named_files(index, "rows"), *named_files(index, "extras")):
+        for record in listed_files(index):
             named.add(record.name)
     files = [p.name for p in (logdir / "replay").iterdir() if p.name not in named]
     return [*files, *(p.name for p in (logdir / "ckpt").glob(".partial-*"))]

@@ -31,9 +31,9 @@ import torch
 from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
 from reverie.bench.table import rows_of, table
 from reverie.capabilities import Profilable
-from reverie.replay import device_copy as ring
+from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
-from reverie.replay.device_copy import Ring
+from reverie.replay.device_copy import DeviceCopy
 from reverie.replay.feed import ReplayFeed
 from reverie.run import device as devices
 from reverie.run.config import Config
@@ -153,7 +153,7 @@ class Bench:
     feed: Feed
     capacity = 0
     """Steps of the replay."""
-    ring: Ring | None = None
+    device_copy: DeviceCopy | None = None
     """The replay on the device, if it is there."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         while self._closing:
             self._closing.pop()()
-        for name in ("agent", "feed", "ring", "replay", "envs"):
+        for name in ("agent", "feed", "device_copy", "replay", "envs"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
@@ -213,10 +213,10 @@ class Bench:
             self.agent.windows,
             self.device,
             prefetch=self.device.type == "cuda",
-            resident=ring.fits(self.replay, self.device),
+            on_device=device_copy.fits_on_device(self.replay, self.device),
         )
         self._closing.append(feed.close)
-        self.feed, self.ring = feed, feed.ring
+        self.feed, self.device_copy = feed, feed.device_copy
 
     def measure(self, waited: float = 0.0) -> dict[str, Any]:
         """Everything there is to say about this config, which waited to be alone."""
@@ -227,7 +227,7 @@ class Bench:
             "precision": self.precision,
             "compile": devices.pick_compile(self.config.compile, self.device),
             "parameters": self.parameters(),
-            "replay_on_device": self.ring is not None,
+            "replay_on_device": self.device_copy is not None,
         }
         found["first_update_s"] = self.first_update() - waited
         found["update_ms"] = self.update().ms
@@ -344,7 +344,7 @@ class Bench:
         used = {"peak_gb": _resident_peak() / 1e9}
         if self.device.type == "cuda":
             used["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            held = 0 if self.ring is None else self.ring.nbytes
+            held = 0 if self.device_copy is None else self.device_copy.nbytes
             used["gpu_replay_gb"] = held / 1e9
         return used
 

@@ -10,7 +10,7 @@ import torch
 from reverie.api import UserError
 from reverie.datasets.readers import npz
 from reverie.replay.buffer import Replay
-from reverie.replay.cut_episodes import cut_episodes
+from reverie.replay.stored_episodes import stored_episodes
 from reverie.run import checkpoint
 from reverie.run.factory import make_agent
 from reverie.run.folder import home_of, read_config, read_spaces
@@ -42,9 +42,7 @@ def export_episodes(logdir: Path, folder: Path) -> int:
         {key: space for key, space in stored.items() if key[:4] != "log/"},
         agent.extras,
         replace(config.replay, storage="ram"),
-        capacity=max(
-            1, int(state["timeline"]["total"]) - int(state["timeline"]["first"])
-        ),
+        capacity=max(1, int(state["index"]["total"]) - int(state["index"]["first"])),
         streams=config.run.envs,
         windows=agent.windows,
         directory=home / "replay",
@@ -52,7 +50,7 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     )
     replay.load(state)
     count = 0
-    for count, episode in enumerate(cut_episodes(replay), 1):
+    for count, episode in enumerate(stored_episodes(replay), 1):
         rows = {key: value for key, value in episode.items() if key not in agent.extras}
         npz.write_folder_file(folder, f"episode_{count:06d}", rows, spaces.act_space)
     replay.close()

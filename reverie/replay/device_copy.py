@@ -1,12 +1,12 @@
-"""The replay once more, on the device, so that batches are cut where they are used.
+"""A copy of the replay on the device, so that batches are gathered there.
 
-The wide columns (images, latents) live in device memory in the same ring of rows as on
-the host. A batch then costs one small copy: the host chooses the steps and sends their
-rows with the narrow keys, and the device gathers the rest. Extras are written back on
-the device alone; the host gets them before the replay is saved.
+Wide keys (images, latents) are stored in device memory, in the same ring buffer layout
+as on the host. For each batch the host samples the steps and sends their rows with the
+narrow keys in one small copy; the device gathers the other keys. Extras are written
+back on the device only, and copied to the host before the replay is saved.
 
-New steps are brought over just before the next batch is cut. Nothing here waits for
-the device, and no result depends on the order of its threads.
+New steps are uploaded just before the next batch is sampled. The host never waits for
+the device, and results do not depend on the order of GPU threads.
 """
 
 from __future__ import annotations
@@ -19,79 +19,85 @@ from torch import Tensor
 
 from reverie.api import Batch, Extras
 from reverie.replay.buffer import Replay
-from reverie.replay.staging import Arrays, Packed, Staging, torch_dtype
+from reverie.replay.staging import PackedBatch, StagingPool, torch_dtype
 from reverie.spaces import Spaces
+from reverie.storage.array_file import Arrays
 
-NARROW = 256
-"""Bytes below which a key comes from the host with each batch, unless it is a note."""
+NARROW_BYTES = 256
+"""Keys with fewer bytes per step are sent with each batch, unless they are extras."""
 
-BULK = 1 << 25
-"""Bytes brought over at once when a whole replay is."""
+UPLOAD_BYTES = 1 << 25
+"""Bytes per copy when many steps are uploaded."""
+
+DOWNLOAD_STEPS = 8192
+"""Steps per copy when extras are downloaded."""
 
 EMPTY = -(1 << 62)
-"""The step of a row that holds none."""
+"""Step id of an unused row."""
 
 ROWS = "#rows"
-WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+WORD_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-class Ring:
-    """Columns of a replay on a device: cuts batches, takes extras back."""
+class DeviceCopy:
+    """Wide keys and extras of a replay on a device."""
 
     def __init__(self, replay: Replay, device: torch.device) -> None:
         self.replay = replay
         self.device = device
         self.capacity = replay.capacity
-        self.spaces = held(replay.spaces, replay.extras)
-        # One row more than the replay has, where writes for evicted steps end up.
+        self.spaces = copied_spaces(replay.spaces, replay.extras)
+        # An additional last row receives the writes to evicted steps.
         count = self.capacity + 1
         self.columns = {
             key: torch.zeros(
-                (count, space.nbytes // word(space.nbytes).itemsize),
-                dtype=word(space.nbytes),
+                (count, space.nbytes // word_dtype(space.nbytes).itemsize),
+                dtype=word_dtype(space.nbytes),
                 device=device,
             )
             for key, space in self.spaces.items()
         }
         self.ids = torch.full((count,), EMPTY, dtype=torch.int64, device=device)
         self.changed = torch.zeros(count, dtype=torch.bool, device=device)
-        self._turn = torch.zeros(count, dtype=torch.int64, device=device)
-        self._now = torch.zeros((), dtype=torch.int64, device=device)
-        self._written = torch.zeros((), dtype=torch.int64, device=device)
-        self._seen = 0  # steps before this id have been brought over
-        self._batches = {
-            name: Staging(self._small(name), device) for name in replay.windows
+        # Number of the last write to each row, to resolve duplicates in order.
+        self._last_write = torch.zeros(count, dtype=torch.int64, device=device)
+        self._total_writes = torch.zeros((), dtype=torch.int64, device=device)
+        self._num_writes = torch.zeros((), dtype=torch.int64, device=device)
+        self._next_id = 0  # steps before this id have been uploaded
+        self._batch_pools = {
+            name: StagingPool(self._host_keys(name), device) for name in replay.windows
         }
-        self._few = max(64, 2 * len(replay.timeline.slots))
-        self._uploads = Staging(self._rows(self._few), device)
+        self._upload_steps = max(64, 2 * len(replay.index.slot_stream))
+        self._upload_pool = StagingPool(self._empty_rows(self._upload_steps), device)
 
     @property
     def nbytes(self) -> int:
-        return ring_bytes(self.replay.spaces, self.replay.extras, self.capacity)
+        """Device memory in bytes."""
+        return device_bytes(self.replay.spaces, self.replay.extras, self.capacity)
 
-    def cut(self, name: str, out: Batch | None = None) -> Batch:
-        """The next batch of this kind, in the tensors of an earlier one if given."""
-        if out is None or isinstance(out, Packed):
-            return self._cut(name, out)
-        for key, value in self._cut(name, None).items():
+    def sample(self, name: str, out: Batch | None = None) -> Batch:
+        """Return the next batch of this window, copied into `out` if given."""
+        if out is None or isinstance(out, PackedBatch):
+            return self._sample(name, out)
+        for key, value in self._sample(name, None).items():
             out[key].copy_(value)
         return out
 
-    def write(self, stepid: Tensor, extras: Extras) -> None:
-        """Store fresher extras for these steps; evicted ones are passed over.
+    def write_back(self, stepid: Tensor, extras: Extras) -> None:
+        """Replace the extras of these steps; evicted steps are skipped.
 
-        Of several rows for one step the last counts, as on the host. Only kernels are
-        queued, so this can be part of a CUDA graph.
+        If a step occurs several times, its last row counts, as on the host. Only queues
+        kernels, so it can be captured in a CUDA graph.
         """
         ids = stepid.reshape(-1)
-        nowhere = self.capacity
+        discard = self.capacity  # the additional row
         rows = ids % self.capacity
-        rows = torch.where(self.ids[rows] == ids, rows, nowhere)
-        self._written += (rows != nowhere).sum()
-        order = self._now + torch.arange(1, len(ids) + 1, device=self.device)
-        self._turn.scatter_reduce_(0, rows, order, "amax")
-        rows = torch.where(self._turn[rows] == order, rows, nowhere)
-        self._now += len(ids)
+        rows = torch.where(self.ids[rows] == ids, rows, discard)
+        self._num_writes += (rows != discard).sum()
+        order = self._total_writes + torch.arange(1, len(ids) + 1, device=self.device)
+        self._last_write.scatter_reduce_(0, rows, order, "amax")
+        rows = torch.where(self._last_write[rows] == order, rows, discard)
+        self._total_writes += len(ids)
         self.changed.index_fill_(0, rows, True)
         for key, value in extras.items():
             space = self.spaces[key]
@@ -101,44 +107,46 @@ class Ring:
             flat = value.detach().reshape(len(ids), *space.shape)
             column.index_copy_(0, rows, as_words(flat, column))
 
-    def catch_up(self) -> None:
-        """Bring over the steps that were added since the last time."""
-        timeline = self.replay.timeline
-        at, total = max(self._seen, timeline.first), timeline.total
-        staging, most = self._uploads, self._few
-        if total - at > most:
-            row = sum(space.nbytes for space in self.spaces.values())
-            most = min(max(most, BULK // row), total - at)
-            staging = Staging(self._rows(most), self.device, depth=2)
-        while at < total:
-            stop = min(total, at + most, at + self.capacity - at % self.capacity)
-            self._bring(at, stop, staging)
-            at = stop
-        self._seen = total
+    def upload_new_steps(self) -> None:
+        """Copy the steps that were added since the last call."""
+        index = self.replay.index
+        start, total = max(self._next_id, index.first), index.total
+        pool, max_steps = self._upload_pool, self._upload_steps
+        if total - start > max_steps:
+            row_bytes = sum(space.nbytes for space in self.spaces.values())
+            max_steps = max(max_steps, UPLOAD_BYTES // row_bytes)
+            max_steps = min(max_steps, total - start)
+            pool = StagingPool(self._empty_rows(max_steps), self.device, depth=2)
+        while start < total:
+            ring_end = start + self.capacity - start % self.capacity
+            stop = min(total, start + max_steps, ring_end)
+            self._upload(start, stop, pool)
+            start = stop
+        self._next_id = total
 
     def reload(self) -> None:
-        """The replay holds other steps than it did."""
+        """Discard all steps, because the replay has loaded others."""
         self.ids.fill_(EMPTY)
         self.changed.zero_()
-        self._written.zero_()
-        self._seen = 0
+        self._num_writes.zero_()
+        self._next_id = 0
 
-    def take_count(self) -> int:
-        """How many rows have been written since the last call. Waits for the device."""
-        count = int(self._written)
-        self._written.zero_()
+    def pop_num_writes(self) -> int:
+        """Number of rows written since the last call. Waits for the device."""
+        count = int(self._num_writes)
+        self._num_writes.zero_()
         return count
 
-    def changes(self, since: int) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """Extras written since the last call, of steps from the id `since` on.
+    def pop_changes(self, first: int) -> Iterator[tuple[np.ndarray, Arrays]]:
+        """Yield ids and extras changed since the last call, from the id `first` on.
 
         Waits for the device.
         """
         rows = self.changed[:-1].nonzero()[:, 0]
-        rows = rows[self.ids[rows] >= since]
+        rows = rows[self.ids[rows] >= first]
         self.changed.zero_()
         extras = {k: s for k, s in self.spaces.items() if k in self.replay.extras}
-        for part in torch.split(rows, 8192):
+        for part in torch.split(rows, DOWNLOAD_STEPS):
             arrays = {}
             for key, space in extras.items():
                 words = self.columns[key][part].cpu()
@@ -146,97 +154,98 @@ class Ring:
                 arrays[key] = typed.reshape(len(part), *space.shape).numpy()
             yield self.ids[part].cpu().numpy(), arrays
 
-    def _cut(self, name: str, out: Packed | None) -> Packed:
-        self.catch_up()
-        staging = self._batches[name]
-        parcel = staging.take()
-        small = self.replay.sample(name, out=parcel.arrays)
-        np.remainder(small["stepid"], self.capacity, out=small[ROWS])
+    def _sample(self, name: str, out: PackedBatch | None) -> PackedBatch:
+        self.upload_new_steps()
+        pool = self._batch_pools[name]
+        buffer = pool.acquire()
+        host = self.replay.sample(name, out=buffer.arrays)
+        np.remainder(host["stepid"], self.capacity, out=host[ROWS])
         if out is None:
-            out = parcel.send(self.device)
-            shape = small["stepid"].shape
+            out = buffer.send(self.device)
+            shape = host["stepid"].shape
             for key, space in self.spaces.items():
                 dtype = torch_dtype(space.dtype)
                 size = (*shape, *space.shape)
                 out[key] = torch.empty(size, dtype=dtype, device=self.device)
             words = {k: as_words(out[k], c) for k, c in self.columns.items()}
-            out.ring = (out.pop(ROWS).view(-1), words)
+            out.gathered = (out.pop(ROWS).view(-1), words)
         else:
-            parcel.copy_to(out.memory)
-        staging.done(parcel)
-        assert out.ring is not None
-        rows, words = out.ring
+            buffer.copy_to(out.memory)
+        pool.release(buffer)
+        assert out.gathered is not None
+        rows, words = out.gathered
         for key, column in self.columns.items():
             torch.index_select(column, 0, rows, out=words[key])
         return out
 
-    def _bring(self, start: int, stop: int, staging: Staging) -> None:
-        """Bring over steps whose rows lie side by side, without those that are lost."""
+    def _upload(self, start: int, stop: int, pool: StagingPool) -> None:
+        """Copy the live steps in `[start, stop)`, whose rows are contiguous."""
         ids = np.arange(start, stop)
-        live = self.replay.timeline.live(ids)
+        live = self.replay.index.is_live(ids)
         if not live.all():
             edges = np.flatnonzero(np.diff(live, prepend=False, append=False))
             for first, last in (edges + start).reshape(-1, 2).tolist():
-                self._bring(first, last, staging)
+                self._upload(first, last, pool)
             return
-        parcel = staging.take()
+        buffer = pool.acquire()
         count = stop - start
-        read = {key: parcel.arrays[key][:count] for key in self.spaces}
-        if not self.replay.read(ids, read):
-            self._bring(start, stop, staging)
+        arrays = {key: buffer.arrays[key][:count] for key in self.spaces}
+        if not self.replay.read(ids, arrays):
+            self._upload(start, stop, pool)
             return
         row = start % self.capacity
-        here = slice(row, row + count)
+        rows = slice(row, row + count)
         for key, column in self.columns.items():
-            part = as_words(parcel.tensors[key][:count], column)
-            column[here].copy_(part, non_blocking=parcel.pinned)
-        torch.arange(start, stop, out=self.ids[here])
-        staging.done(parcel)
+            words = as_words(buffer.tensors[key][:count], column)
+            column[rows].copy_(words, non_blocking=buffer.pinned)
+        torch.arange(start, stop, out=self.ids[rows])
+        pool.release(buffer)
 
-    def _small(self, name: str) -> Arrays:
-        """What the host sends with each batch."""
-        like = self.replay.buffers(name)
-        like = {key: value for key, value in like.items() if key not in self.spaces}
-        return {**like, ROWS: np.empty_like(like["stepid"])}
+    def _host_keys(self, name: str) -> Arrays:
+        """Arrays that the host sends with each batch."""
+        batch = self.replay.empty_batch(name)
+        batch = {key: value for key, value in batch.items() if key not in self.spaces}
+        return {**batch, ROWS: np.empty_like(batch["stepid"])}
 
-    def _rows(self, count: int) -> Arrays:
+    def _empty_rows(self, count: int) -> Arrays:
         return {key: space.zeros(count) for key, space in self.spaces.items()}
 
 
-def held(spaces: Spaces, extras: Spaces) -> Spaces:
-    """The keys a ring holds: extras, which change, and all that is wide."""
+def copied_spaces(spaces: Spaces, extras: Spaces) -> Spaces:
+    """Keys that are copied to the device: extras and all wide keys."""
     return {
         key: space
         for key, space in spaces.items()
-        if key in extras or space.nbytes >= NARROW
+        if key in extras or space.nbytes >= NARROW_BYTES
     }
 
 
-def ring_bytes(spaces: Spaces, extras: Spaces, capacity: int) -> int:
-    """What a ring takes on the device."""
-    row = sum(space.nbytes for space in held({**spaces, **extras}, extras).values())
+def device_bytes(spaces: Spaces, extras: Spaces, capacity: int) -> int:
+    """Device memory that a copy of the replay needs, in bytes."""
+    copied = copied_spaces({**spaces, **extras}, extras)
+    row = sum(space.nbytes for space in copied.values())
     return (capacity + 1) * (row + 8 + 8 + 1)
 
 
-def fits(replay: Replay, device: torch.device) -> bool:
-    """Whether the device has room for a ring, by what the replay's config allows."""
+def fits_on_device(replay: Replay, device: torch.device) -> bool:
+    """True if a CUDA device has enough free memory for a copy of the replay."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)
-    needed = ring_bytes(replay.spaces, replay.extras, replay.capacity)
+    needed = device_bytes(replay.spaces, replay.extras, replay.capacity)
     return needed <= free * replay.config.device_memory
 
 
-def word(nbytes: int) -> torch.dtype:
-    """The widest integers that rows of this many bytes consist of.
+def word_dtype(nbytes: int) -> torch.dtype:
+    """Widest integer type that divides rows of this many bytes.
 
-    Gathering wide words is several times as fast as gathering bytes.
+    Gathering wide integers is several times faster than gathering bytes.
     """
-    return next(dtype for dtype in WORDS if nbytes % dtype.itemsize == 0)
+    return next(dtype for dtype in WORD_DTYPES if nbytes % dtype.itemsize == 0)
 
 
 def as_words(values: Tensor, column: Tensor) -> Tensor:
-    """Rows of values, reshaped and read as the words of a column."""
+    """View rows of values as the integers of a column, if necessary as a copy."""
     flat = values.reshape(-1, column.shape[1] * column.itemsize // values.itemsize)
     if flat.storage_offset() * flat.itemsize % column.itemsize:
         flat = flat.clone()

@@ -1,10 +1,11 @@
-"""From the replay to the device: batches as tensors, extras and priorities back.
+"""Batches of the replay as tensors on the device, and write-back of extras.
 
-On a CPU a batch is cut out of the replay in the very memory its tensors share. For a
-GPU there are two ways. If the replay fits there too, it is kept on the device as well
-(`ring.py`), and batches are cut and extras written back without leaving it. Otherwise
-batches are cut ahead by a thread, in pinned memory that a stream of its own copies
-over, and extras come back the same way a little later. Neither waits for the device.
+On a CPU the tensors share the memory into which a batch is sampled. On a GPU there are
+two modes. If the replay fits into GPU memory, it is copied there (`device_copy.py`),
+and batches are gathered and extras written back on the GPU. Otherwise a thread samples
+batches in advance into pinned memory, a separate CUDA stream copies them, and extras
+are copied back in the same way with a short delay. In both modes the host does not wait
+for the GPU.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch, Extras
-from reverie.replay.budget import size
 from reverie.replay.buffer import Replay
-from reverie.replay.device_copy import Ring
+from reverie.replay.device_copy import DeviceCopy
+from reverie.replay.memory_plan import format_bytes
 from reverie.replay.staging import (
-    AHEAD,
-    Arrays,
-    Mailbox,
-    Packed,
-    Staging,
+    MAX_AHEAD,
+    AsyncWriteback,
+    PackedBatch,
+    StagingPool,
+    make_stream,
     record_event,
-    side_stream,
 )
 from reverie.rows import Window
+from reverie.storage.array_file import Arrays
+
+_STEPID, _PRIORITY = "#stepid", "#priority"
 
 
 class ReplayFeed:
-    """Serves the windows of a windows from a replay; implements `api.Feed`.
+    """Samples batches from a replay; implements `api.Feed`.
 
-    With `prefetch`, the next batch of a kind is cut by a thread while the agent works
-    on the last one. What the agent writes back meanwhile then shows up a batch or more
-    later, as in the original. With `resident` the replay is kept on the device as well;
-    that needs no thread, and everything written shows up at once. Leave `prefetch` off
-    where runs must repeat exactly; then priorities are waited for as well.
+    With `prefetch`, a thread samples the next batch while the agent trains on the last
+    one. Extras and priorities then take effect one or more batches later, as in the
+    original DreamerV3. With `on_device`, the replay is copied to the device, which
+    needs no thread and no delay. Disable `prefetch` if runs must be reproducible;
+    priorities then take effect immediately, too.
     """
 
     def __init__(
@@ -49,131 +52,134 @@ class ReplayFeed:
         device: torch.device | str = "cpu",
         *,
         prefetch: bool = False,
-        resident: bool = False,
+        on_device: bool = False,
     ) -> None:
         for name, window in windows.items():
             assert replay.windows[name] == window, name
         self.replay = replay
         self.windows = windows
         self.device = torch.device(device)
-        self.ring = Ring(replay, self.device) if resident else None
-        self.served = 0  # rows handed out so far
-        self._cutter = _Cutter(replay, self.device)
-        self._thread = None
-        if prefetch and not resident:
-            self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._next: dict[str, Future[_Cut]] = {}
-        self._mailbox = Mailbox(self.device, AHEAD if prefetch else 0)
-        replay.followers.append(self)
+        self.device_copy = DeviceCopy(replay, self.device) if on_device else None
+        self.served = 0  # rows returned so far
+        self._sampler = _BatchSampler(replay, self.device)
+        self._prefetch_thread = None
+        if prefetch and not on_device:
+            self._prefetch_thread = ThreadPoolExecutor(1, "prefetch")
+        self._prefetched: dict[str, Future[_InFlightBatch]] = {}
+        self._writeback = AsyncWriteback(self.device, MAX_AHEAD if prefetch else 0)
+        replay.listeners.append(self)
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
+        """Return the next batch, copied into `out` if given (for CUDA graphs)."""
         self.served += self.windows[name].batch * self.windows[name].length
-        self._mailbox.deliver()
-        if self.ring is not None:
-            return self.ring.cut(name, out)
-        if self._thread is None:
-            return self._cutter.cut(name).hand_over(out)
-        waiting = self._next.pop(name, None)
-        cut = self._cutter.cut(name) if waiting is None else waiting.result()
-        self._next[name] = self._thread.submit(self._cutter.cut, name)
-        return cut.hand_over(out)
+        self._writeback.process()
+        if self.device_copy is not None:
+            return self.device_copy.sample(name, out)
+        if self._prefetch_thread is None:
+            return self._sampler.sample(name).wait(out)
+        future = self._prefetched.pop(name, None)
+        batch = self._sampler.sample(name) if future is None else future.result()
+        self._prefetched[name] = self._prefetch_thread.submit(
+            self._sampler.sample, name
+        )
+        return batch.wait(out)
 
-    @property
-    def sentence(self) -> str:
-        """What the device holds, to be read after the replay's own sentence."""
-        if self.ring is None:
+    def describe(self) -> str:
+        """Text about the device memory, to append to the description of the plan."""
+        if self.device_copy is None:
             return ""
-        return f", {size(self.ring.nbytes)} of {self.device.type} memory"
+        size = format_bytes(self.device_copy.nbytes)
+        return f", {size} of {self.device.type} memory"
 
     def ready(self, name: str) -> bool:
+        """True if enough steps are stored to sample batches of this window."""
         return self.replay.ready(name)
 
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
-        if self.ring is not None:
-            self.ring.write(stepid, extras)
+        """Replace the stored extras of these steps; evicted steps are skipped."""
+        if self.device_copy is not None:
+            self.device_copy.write_back(stepid, extras)
         else:
-            self._mailbox.post({**extras, _STEPID: stepid}, self._write)
+            self._writeback.enqueue({**extras, _STEPID: stepid}, self._write_extras)
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        letter = {_STEPID: stepid, _PRIORITY: priority.detach().float()}
-        self._mailbox.post(letter, self._prioritize)
+        """Set the priorities of these steps for prioritized sampling."""
+        tensors = {_STEPID: stepid, _PRIORITY: priority.detach().float()}
+        self._writeback.enqueue(tensors, self._write_priorities)
 
     def count_uses(self, name: str, on: bool) -> None:
+        """Turn counting of episode uses on or off for this window."""
         self.replay.count_uses(name, on)
 
     def close(self) -> None:
-        """Drop what was fetched ahead and end the thread."""
-        self._next.clear()
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-        self._mailbox.forget()
-        if self in self.replay.followers:
-            self.replay.followers.remove(self)
+        """Discard prefetched batches and stop the thread."""
+        self._prefetched.clear()
+        if self._prefetch_thread is not None:
+            self._prefetch_thread.shutdown(wait=True, cancel_futures=True)
+        self._writeback.clear()
+        if self in self.replay.listeners:
+            self.replay.listeners.remove(self)
 
-    # What the replay tells those who follow it.
+    # Called by the replay (`ReplayListener`).
 
-    def settle(self) -> None:
-        """Give everything to the replay that it would have without a device.
+    def flush(self) -> None:
+        """Write all pending updates on the device back to the replay.
 
-        Batches that were cut ahead are put back, so that a resumed run gets them too.
+        Prefetched batches are put back, so that a resumed run samples them again.
         """
-        self._mailbox.deliver(lag=0)
-        for name in self._take_back():
+        self._writeback.flush()
+        for name in self._discard_prefetched():
             self.replay.put_back(name)
-        if self.ring is not None and self.replay.archive is not None:
-            exact = self.replay.exact_extras  # or else files keep the extras they have
-            for ids, extras in self.ring.changes(0 if exact else self._unsealed):
-                self.replay.rewrite(ids, extras)
+        files = self.replay.files
+        if self.device_copy is not None and files is not None:
+            # Unless extras must be exact, files keep the extras they were written with.
+            first = 0 if self.replay.exact_extras else files.first_unwritten
+            for ids, extras in self.device_copy.pop_changes(first):
+                self.replay.write_extras(ids, extras)
 
     def reload(self) -> None:
-        self._take_back()
-        self._mailbox.forget()
-        if self.ring is not None:
-            self.ring.reload()
+        """Discard all prefetched and copied data."""
+        self._discard_prefetched()
+        self._writeback.clear()
+        if self.device_copy is not None:
+            self.device_copy.reload()
 
-    def take_count(self) -> int:
-        return 0 if self.ring is None else self.ring.take_count()
+    def pop_num_writes(self) -> int:
+        """Number of steps written on the device since the last call."""
+        return 0 if self.device_copy is None else self.device_copy.pop_num_writes()
 
-    @property
-    def _unsealed(self) -> int:
-        assert self.replay.archive is not None
-        return self.replay.archive.sealed
-
-    def _take_back(self) -> list[str]:
-        names = []
-        for name, waiting in self._next.items():
-            waiting.result()
-            names.append(name)
-        self._next.clear()
+    def _discard_prefetched(self) -> list[str]:
+        """Discard prefetched batches; returns the names of their windows."""
+        names = list(self._prefetched)
+        for future in self._prefetched.values():
+            future.result()
+        self._prefetched.clear()
         return names
 
-    def _write(self, arrays: Arrays) -> None:
+    def _write_extras(self, arrays: Arrays) -> None:
         stepid = arrays.pop(_STEPID)
         self.replay.write_back(stepid, arrays)
 
-    def _prioritize(self, arrays: Arrays) -> None:
+    def _write_priorities(self, arrays: Arrays) -> None:
         self.replay.prioritize(arrays[_STEPID], arrays[_PRIORITY])
 
 
-_STEPID, _PRIORITY = "#stepid", "#priority"
-
-
-class _Cut(NamedTuple):
-    """A batch on its way, and the event after which it has arrived."""
+class _InFlightBatch(NamedTuple):
+    """A batch that is being copied to the device, and the event after the copy."""
 
     batch: Batch
-    arrived: Any
+    copied: Any
 
-    def hand_over(self, out: Batch | None) -> Batch:
-        """The batch for the current stream, in the tensors of an earlier one if any."""
+    def wait(self, out: Batch | None) -> Batch:
+        """Make the current stream wait for the copy; copy into `out` if given."""
         batch = self.batch
-        if self.arrived is not None and isinstance(batch, Packed):
+        if self.copied is not None and isinstance(batch, PackedBatch):
             stream = torch.cuda.current_stream(batch.memory.device)
-            stream.wait_event(self.arrived)
+            stream.wait_event(self.copied)
             batch.memory.record_stream(stream)
         if out is None:
             return batch
-        if isinstance(out, Packed) and isinstance(batch, Packed):
+        if isinstance(out, PackedBatch) and isinstance(batch, PackedBatch):
             out.memory.copy_(batch.memory)
         else:
             for key, value in batch.items():
@@ -181,50 +187,50 @@ class _Cut(NamedTuple):
         return out
 
 
-class _Cutter:
-    """Cuts batches in host memory and sends them to the device."""
+class _BatchSampler:
+    """Samples batches into host memory and copies them to the device."""
 
     def __init__(self, replay: Replay, device: torch.device) -> None:
         self.replay = replay
         self.device = device
-        self._pools: dict[str, list[Pool]] = {name: [] for name in replay.windows}
-        self._staging: dict[str, Staging] = {}
-        self._stream = side_stream(device)
+        self._buffers: dict[str, list[_HostBuffer]] = {n: [] for n in replay.windows}
+        self._staging: dict[str, StagingPool] = {}
+        self._stream = make_stream(device)
 
-    def cut(self, name: str) -> _Cut:
+    def sample(self, name: str) -> _InFlightBatch:
         if self._stream is None:
-            pool = self._free(name)
-            self.replay.sample(name, out=pool.arrays)
-            return _Cut(pool.tensors(self.device), None)
+            host_buffer = self._free_buffer(name)
+            self.replay.sample(name, out=host_buffer.arrays)
+            return _InFlightBatch(host_buffer.tensors(self.device), None)
         if name not in self._staging:
-            self._staging[name] = Staging(self.replay.buffers(name), self.device)
-        staging = self._staging[name]
-        parcel = staging.take()
-        self.replay.sample(name, out=parcel.arrays)
+            batch = self.replay.empty_batch(name)
+            self._staging[name] = StagingPool(batch, self.device)
+        pool = self._staging[name]
+        buffer = pool.acquire()
+        self.replay.sample(name, out=buffer.arrays)
         with torch.cuda.stream(self._stream):
-            batch = parcel.send(self.device)
-            staging.done(parcel)
-            return _Cut(batch, record_event(self.device))
+            packed = buffer.send(self.device)
+            pool.release(buffer)
+            return _InFlightBatch(packed, record_event(self.device))
 
-    def _free(self, name: str) -> Pool:
-        """Buffers nobody reads any more, or new ones."""
-        for pool in self._pools[name]:
-            if pool.is_free():
-                return pool
-        pool = Pool(self.replay.buffers(name))
-        self._pools[name].append(pool)
-        return pool
+    def _free_buffer(self, name: str) -> _HostBuffer:
+        for buffer in self._buffers[name]:
+            if buffer.is_free():
+                return buffer
+        buffer = _HostBuffer(self.replay.empty_batch(name))
+        self._buffers[name].append(buffer)
+        return buffer
 
 
-class Pool:
-    """The buffers of one batch, reused once no tensor shares their memory."""
+class _HostBuffer:
+    """Arrays of one batch, reused when no tensor shares their memory any more."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
-        self._idle = self._references()
+        self._free_count = self._reference_counts()
 
     def is_free(self) -> bool:
-        return self._references() == self._idle
+        return self._reference_counts() == self._free_count
 
     def tensors(self, device: torch.device) -> Batch:
         return {
@@ -232,6 +238,6 @@ class Pool:
             for key, value in self.arrays.items()
         }
 
-    def _references(self) -> list[int]:
-        # A tensor made from an array holds on to it, and so does every view of it.
+    def _reference_counts(self) -> list[int]:
+        # Tensors created from an array, and their views, keep a reference to it.
         return [sys.getrefcount(array) for array in self.arrays.values()]

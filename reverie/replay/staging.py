@@ -1,10 +1,10 @@
-"""Memory between host and device, used again and again without waiting.
+"""Reusable host buffers for asynchronous copies to and from the device.
 
-A `Parcel` holds all arrays of one batch side by side, so that one copy moves them all.
-`Staging` takes a few parcels in turn, and `Mailbox` brings tensors back from the device
-and hands them over when they have arrived. Nothing here waits for the device unless
-the host has run several batches ahead of it: that bound is what keeps memory and
-staleness small.
+A `StagingBuffer` holds all arrays of a batch in one block of (pinned) memory, so that a
+single copy transfers them. `StagingPool` reuses a few of them, and `AsyncWriteback`
+copies tensors from the device to the host and processes them when they have arrived.
+The host waits for the device only if it is several batches ahead, which bounds memory
+and the delay of write-backs.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch
+from reverie.storage.array_file import Arrays
 
-AHEAD = 4
-"""Batches that the host may be ahead of the device."""
+MAX_AHEAD = 4
+"""Number of batches that the host may be ahead of the device."""
 
 ALIGN = 64
-"""Bytes; every array begins at a multiple of this."""
-
-Arrays = dict[str, np.ndarray]
+"""Alignment of the arrays in a staging buffer, in bytes."""
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return the torch dtype of a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class Packed(dict[str, Any]):
-    """A batch whose tensors are views of one piece of memory."""
+class PackedBatch(dict[str, Any]):
+    """A batch whose tensors are views of one block of memory."""
 
     def __init__(self, memory: Tensor, views: Batch) -> None:
         super().__init__(views)
         self.memory = memory
-        self.ring: tuple[Tensor, Batch] | None = None
-        """Where the rest of it comes from: rows of a ring, and where they go."""
+        self.gathered: tuple[Tensor, Batch] | None = None
+        """Rows of a `DeviceCopy`, and the tensors into which they are gathered."""
 
 
-class Parcel:
-    """Arrays side by side in one piece of host memory, pinned for a CUDA device."""
+class StagingBuffer:
+    """Arrays in one block of host memory, pinned for a CUDA device."""
 
     def __init__(self, like: Arrays, pinned: bool) -> None:
-        self._slots: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
+        self._layout: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
         size = 0
         for key, value in like.items():
-            slot = (size, value.nbytes, torch_dtype(value.dtype), value.shape)
-            self._slots[key] = slot
+            dtype = torch_dtype(value.dtype)
+            self._layout[key] = (size, value.nbytes, dtype, value.shape)
             size += -(-value.nbytes // ALIGN) * ALIGN
         self.pinned = pinned
         self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
@@ -58,117 +58,125 @@ class Parcel:
         self.arrays: Arrays = {k: view.numpy() for k, view in self.tensors.items()}
 
     def views(self, memory: Tensor) -> Batch:
-        """The arrays of a copy of this parcel, as tensors."""
+        """Return the arrays in a copy of this memory, as tensors."""
         return {
             key: memory[start : start + count].view(dtype).view(shape)
-            for key, (start, count, dtype, shape) in self._slots.items()
+            for key, (start, count, dtype, shape) in self._layout.items()
         }
 
-    def send(self, device: torch.device) -> Packed:
-        """A copy on the device; on CUDA it is made later, by the current stream."""
+    def send(self, device: torch.device) -> PackedBatch:
+        """Copy to the device; on CUDA, asynchronously on the current stream."""
         memory = torch.empty_like(self.memory, device=device)
         self.copy_to(memory)
-        return Packed(memory, self.views(memory))
+        return PackedBatch(memory, self.views(memory))
 
     def copy_to(self, memory: Tensor) -> None:
         memory.copy_(self.memory, non_blocking=self.pinned)
 
 
-class Staging:
-    """A few parcels in turn; each is free again once the device has read it."""
+class StagingPool:
+    """Reuses staging buffers once the device has read them."""
 
     def __init__(
-        self, like: Arrays, device: torch.device, depth: int = AHEAD + 1
+        self, like: Arrays, device: torch.device, depth: int = MAX_AHEAD + 1
     ) -> None:
         self._device = device
         self._like = like
         self._depth = depth
-        self._sent: deque[tuple[Parcel, Any]] = deque()
+        self._in_use: deque[tuple[StagingBuffer, Any]] = deque()
 
-    def take(self) -> Parcel:
-        """A parcel to fill; `done` must follow once its copies are under way."""
-        if len(self._sent) < self._depth and not (
-            self._sent and _has_passed(self._sent[0][1])
+    def acquire(self) -> StagingBuffer:
+        """Return a buffer to fill; call `release` after starting its copies."""
+        if len(self._in_use) < self._depth and not (
+            self._in_use and _is_complete(self._in_use[0][1])
         ):
-            return Parcel(self._like, self._device.type == "cuda")
-        parcel, event = self._sent.popleft()
+            return StagingBuffer(self._like, self._device.type == "cuda")
+        buffer, event = self._in_use.popleft()
         if event is not None:
             event.synchronize()
-        return parcel
+        return buffer
 
-    def done(self, parcel: Parcel) -> None:
-        self._sent.append((parcel, record_event(self._device)))
+    def release(self, buffer: StagingBuffer) -> None:
+        """Make a buffer available again once its copies are complete."""
+        self._in_use.append((buffer, record_event(self._device)))
 
 
-class Mailbox:
-    """Brings tensors back to the host and hands them over in order, a little later.
+class AsyncWriteback:
+    """Copies tensors to the host and passes them to a callback in order, with a delay.
 
-    On a CPU at once. `lag` is how many letters may be under way; with 0 every one is
-    waited for.
+    `max_pending` is the number of copies that may be in flight; with 0, every copy is
+    waited for. On a CPU the callback is called immediately.
     """
 
-    def __init__(self, device: torch.device, lag: int = AHEAD) -> None:
+    def __init__(self, device: torch.device, max_pending: int = MAX_AHEAD) -> None:
         self._device = device
-        self._lag = lag
-        self._stream = side_stream(device)
-        self._letters: deque[tuple[Callable[[Arrays], None], Batch, Any]] = deque()
-        self._free: list[Batch] = []
+        self._max_pending = max_pending
+        self._stream = make_stream(device)
+        self._pending: deque[tuple[Callable[[Arrays], None], Batch, Any]] = deque()
+        self._free_buffers: list[Batch] = []
 
-    def post(
-        self, tensors: Mapping[str, Tensor], receive: Callable[[Arrays], None]
+    def enqueue(
+        self, tensors: Mapping[str, Tensor], callback: Callable[[Arrays], None]
     ) -> None:
-        """Send these tensors, as they are now; `receive` gets them as arrays."""
+        """Copy the current values of the tensors; the callback gets them as arrays."""
         if self._stream is None:
-            receive({k: v.detach().cpu().numpy() for k, v in tensors.items()})
+            callback({k: v.detach().cpu().numpy() for k, v in tensors.items()})
             return
-        # The caller may write into its tensors again, so a copy makes the journey.
+        # A copy on the device, because the caller may overwrite the tensors.
         copies = {key: value.detach().clone() for key, value in tensors.items()}
-        landing = self._landing(copies)
-        event = copy_aside(copies, landing, self._stream)
-        self._letters.append((receive, landing, event))
-        self.deliver(self._lag)
+        buffer = self._pinned_buffer(copies)
+        event = copy_on_stream(copies, buffer, self._stream)
+        self._pending.append((callback, buffer, event))
+        self.process(self._max_pending)
 
-    def deliver(self, lag: int | None = None) -> None:
-        """Hand over what has arrived, and wait while more than `lag` are under way."""
-        while self._letters:
-            receive, landing, event = self._letters[0]
+    def process(self, max_pending: int | None = None) -> None:
+        """Call the callbacks of completed copies.
+
+        Waits while more than `max_pending` copies are in flight; never if None.
+        """
+        while self._pending:
+            callback, buffer, event = self._pending[0]
             if not event.query():
-                if lag is None or len(self._letters) <= lag:
+                if max_pending is None or len(self._pending) <= max_pending:
                     return
                 event.synchronize()
-            self._letters.popleft()
-            receive({key: value.numpy() for key, value in landing.items()})
-            self._free.append(landing)
+            self._pending.popleft()
+            callback({key: value.numpy() for key, value in buffer.items()})
+            self._free_buffers.append(buffer)
 
-    def forget(self) -> None:
-        """Throw away what is under way."""
-        for *_, event in self._letters:
+    def flush(self) -> None:
+        """Wait for all copies and call their callbacks."""
+        self.process(max_pending=0)
+
+    def clear(self) -> None:
+        """Discard all copies in flight."""
+        for *_, event in self._pending:
             event.synchronize()
-        self._letters.clear()
+        self._pending.clear()
 
-    def _landing(self, tensors: Batch) -> Batch:
-        """Pinned memory to arrive in."""
-        kind = {key: (value.shape, value.dtype) for key, value in tensors.items()}
-        for index, found in enumerate(self._free):
-            if {k: (v.shape, v.dtype) for k, v in found.items()} == kind:
-                return self._free.pop(index)
+    def _pinned_buffer(self, tensors: Batch) -> Batch:
+        """Return pinned memory of the same shapes, reused if possible."""
+        shapes = {key: (value.shape, value.dtype) for key, value in tensors.items()}
+        for i, buffer in enumerate(self._free_buffers):
+            if {k: (v.shape, v.dtype) for k, v in buffer.items()} == shapes:
+                return self._free_buffers.pop(i)
         return {
             key: torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
-            for key, (shape, dtype) in kind.items()
+            for key, (shape, dtype) in shapes.items()
         }
 
 
-def side_stream(device: torch.device) -> Any:
-    """A stream beside the current one; None on a CPU, which has none."""
+def make_stream(device: torch.device) -> Any:
+    """Create a CUDA stream for copies; None on a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def copy_aside(source: Batch, target: Batch, stream: Any) -> Any:
-    """Copy on a stream of its own what the current one has computed by then.
+def copy_on_stream(source: Batch, target: Batch, stream: Any) -> Any:
+    """Copy on another stream, after the work queued on the current one.
 
-    Returns the event after which all of it has arrived.
+    Returns the event that marks the end of the copies.
     """
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
@@ -179,11 +187,11 @@ def copy_aside(source: Batch, target: Batch, stream: Any) -> Any:
 
 
 def record_event(device: torch.device) -> Any:
-    """The moment the current stream gets here; None on a CPU, where that is now."""
+    """Record an event on the current stream; None on a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.current_stream(device).record_event()
 
 
-def _has_passed(event: Any) -> bool:
+def _is_complete(event: Any) -> bool:
     return event is None or bool(event.query())

@@ -22,7 +22,7 @@ from reverie.datasets import sequences as sources
 from reverie.datasets.sequences import SourceConfig
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
-from reverie.replay.buffer import ReplayConfig
+from reverie.replay.config import ReplayConfig
 from reverie.run.clock import RunConfig
 from reverie.run.offline_data import OfflineConfig
 

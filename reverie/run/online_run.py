@@ -15,7 +15,7 @@ from reverie.api import Action, Carry, Extras, Metrics, Obs, UserError, VecEnv
 from reverie.capabilities import NeedsStatistics
 from reverie.datasets.readers import npz
 from reverie.log.episodes import EpisodeStats
-from reverie.replay import device_copy as ring
+from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
 from reverie.replay.feed import ReplayFeed
 from reverie.run import checkpoint, device
@@ -145,7 +145,7 @@ class OnlineRun(BaseRun):
             self.agent.windows,
             self.device,
             prefetch=ahead,
-            resident=ring.fits(replay, self.device),
+            on_device=device_copy.fits_on_device(replay, self.device),
         )
         self._closing.append(feed.close)
         return feed
@@ -168,7 +168,7 @@ class OnlineRun(BaseRun):
             self.say(f"Resumed {found.name} at agent step {self.clock.step}.")
             return obs, carry
         # Whatever lies here was written by a run that died before its first save.
-        self.replay.collect([])
+        self.replay.delete_unused_files([])
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.say(take_over(self.agent, self.config))
@@ -372,13 +372,13 @@ class OnlineRun(BaseRun):
             f"  run folder {self.path}\n"
             f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"{len(self.envs)} at a time\n{due}"
-            f"  {self.replay.plan.sentence}{self.feed.sentence}"
+            f"  {self.replay.plan.describe()}{self.feed.describe()}"
         )
 
     def _release(self, kept: list[Path]) -> None:
         """Let go of all replay files that no kept checkpoint needs."""
         self._kept = {path: self._index(path) for path in kept}
-        self.replay.collect(list(self._kept.values()))
+        self.replay.delete_unused_files(list(self._kept.values()))
 
     def _index(self, path: Path) -> Any:
         if path not in self._kept:

@@ -17,7 +17,8 @@ from reverie.capabilities import HasEpisodeLosses, Profilable
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.nets.rng import Rng
-from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
 from reverie.run.config import resolve

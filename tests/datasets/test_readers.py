@@ -21,7 +21,8 @@ from reverie.datasets.episode_format import (
 from reverie.datasets.readers import READERS, Reader, in_order, npz, open_reader, some
 from reverie.datasets.readers.metadata import About, read_about
 from reverie.datasets.split import split_by_mask
-from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Space
 from reverie.storage.episodes import write_episode

@@ -31,8 +31,9 @@ from reverie.api import WorldLoss
 from reverie.convert.delta_iris.names import places, take_over
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
 from reverie.nets.optim.adam import AdamConfig
-from reverie.replay.buffer import Replay, ReplayConfig
-from reverie.replay.episodes import Cutter, Episodes
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
+from reverie.replay.episode_sampler import EpisodeIndex, EpisodeSampler
 from reverie.rows import Window
 from reverie.spaces import Space
 from reverie.storage.episode_windows import episode_probabilities, window_start
@@ -202,12 +203,12 @@ def test_segments_drawn_with_the_same_numbers(kind):
     np.testing.assert_array_equal(np.stack([ids, start, start + length], 1), wanted)
 
 
-class FakeTimeline:
+class FakeStepIndex:
     """Rows lie one after the other; an episode has one row more than transitions."""
 
     first = 0
 
-    def locate(self, starts, offsets):
+    def ids_at(self, starts, offsets):
         return starts[:, None] + offsets
 
 
@@ -217,18 +218,18 @@ def test_segments_are_spread_like_the_original_s(kind):
     r = under(functions, f"sampler/{kind}/")
     lengths, counts = functions["sampler/lengths"], functions["priority/counts"]
     begin = np.cumsum(np.append(0, lengths + 1))[:-1]
-    episodes = Episodes.__new__(Episodes)
-    episodes.timeline = FakeTimeline()
-    episodes._size, episodes._seen, episodes.dropped = len(lengths), 0, 0
+    episodes = EpisodeIndex.__new__(EpisodeIndex)
+    episodes.index = FakeStepIndex()
+    episodes._size, episodes._first, episodes.num_removed = len(lengths), 0, 0
     episodes._table = {"begin": begin, "rows": lengths + 1}
     draws = int(r["episode_histogram"].sum())
     length = int(r["sequence_length"])
     window = Window(
         draws, length + 1, select="episodes", pad=PADS[kind], alpha=1.0, online=False
     )
-    cutter = Cutter(episodes, window)
-    cutter._counts = counts.copy()
-    ids, mask = cutter.cut(np.random.default_rng(0))
+    sampler = EpisodeSampler(episodes, window)
+    sampler._counts = counts.copy()
+    ids, mask = sampler.sample(np.random.default_rng(0))
     chosen = np.searchsorted(begin, ids[:, 0], "right") - 1
     alike(np.bincount(chosen, minlength=len(lengths)), r["episode_histogram"])
     mine = chosen == 7

@@ -1,4 +1,4 @@
-"""A replay kept on the device serves what the replay on the host would."""
+"""A device copy returns the same batches as the replay on the host."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 from test_replay import EXTRAS, make_replay, make_rows
 
-from reverie.replay import device_copy as rings
-from reverie.replay.buffer import Replay, ReplayConfig
-from reverie.replay.device_copy import as_words, held, ring_bytes, word
+from reverie.replay import device_copy
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig, SelectorFractions
+from reverie.replay.device_copy import as_words, copied_spaces, device_bytes, word_dtype
 from reverie.replay.feed import ReplayFeed
-from reverie.replay.sampling import Fractions
-from reverie.replay.staging import Packed
+from reverie.replay.staging import PackedBatch
 from reverie.rows import Window
 from reverie.spaces import Space
 
@@ -25,21 +25,26 @@ WINDOWS = {
 CONFIGS = {
     "uniform": ReplayConfig(storage="ram", online=False),
     "online": ReplayConfig(storage="ram"),
-    "mixture": ReplayConfig(storage="ram", fracs=Fractions(0.4, 0.3, 0.3)),
+    "mixture": ReplayConfig(storage="ram", fracs=SelectorFractions(0.4, 0.3, 0.3)),
 }
 
 
-def pair(config, directory=None, capacity=90, streams=3, **more):
-    """The same replay twice: on the host alone, and with its ring."""
+def pair(config, directory=None, capacity=90, streams=3, **options):
+    """The same replay twice, without and with a device copy."""
     replays = [
         make_replay(
-            capacity, streams, config, directory and directory / name, **WINDOWS, **more
+            capacity,
+            streams,
+            config,
+            directory and directory / name,
+            **WINDOWS,
+            **options,
         )
-        for name in ("host", "ring")
+        for name in ("host", "device")
     ]
     feeds = [
-        ReplayFeed(replay, WINDOWS, resident=resident)
-        for replay, resident in zip(replays, (False, True), strict=True)
+        ReplayFeed(replay, WINDOWS, on_device=on_device)
+        for replay, on_device in zip(replays, (False, True), strict=True)
     ]
     return feeds
 
@@ -51,8 +56,8 @@ def same(one, two):
         assert torch.equal(one[key], two[key]), key
 
 
-def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
-    """Act and train with both; every batch must be the same, extras included."""
+def act_and_train(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
+    """Add, sample and write back with both; all batches must be equal."""
     rng = np.random.default_rng(seed)
     outs = {} if outs is None else outs
     for turn in range(turns):
@@ -62,16 +67,16 @@ def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
         if turn < 25 or turn % 3:
             continue
         for name in names:
-            host, ring = feeds[0](name), feeds[1](name, outs.get(name))
-            same(host, ring)
+            host, device = feeds[0](name), feeds[1](name, outs.get(name))
+            same(host, device)
             if turn % 2:
-                outs[name] = ring
+                outs[name] = device
             shape = host["stepid"].shape
             extras = {
                 "deter": torch.from_numpy(rng.normal(size=(*shape, 300))).float(),
                 "stoch": torch.from_numpy(rng.integers(0, 9, (*shape, 4))).byte(),
             }
-            stale = host["stepid"] - int(rng.integers(0, 2)) * 40  # some are gone
+            stale = host["stepid"] - int(rng.integers(0, 2)) * 40  # some are evicted
             priority = torch.from_numpy(rng.random(shape))
             for feed in feeds:
                 feed.write_back(stale, extras)
@@ -80,15 +85,15 @@ def live(feeds, seed=0, turns=120, names=tuple(WINDOWS), outs=None):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_batches_notes_and_evictions_agree_with_the_host(kind):
+def test_batches_and_extras_equal_those_of_the_host(kind):
     feeds = pair(CONFIGS[kind])
-    live(feeds)
+    act_and_train(feeds)
     metrics = [feed.replay.metrics() for feed in feeds]
     assert metrics[0] == metrics[1]
     assert metrics[0]["updates"] > 100
 
 
-def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
+def test_a_step_that_occurs_twice_keeps_the_last_extras():
     feeds = pair(CONFIGS["uniform"])
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -103,8 +108,8 @@ def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
     }
     for feed in feeds:
         feed.write_back(stepid, extras)
-    ring = feeds[1].ring
-    deter = ring.columns["deter"].view(torch.float32)
+    copy = feeds[1].device_copy
+    deter = copy.columns["deter"].view(torch.float32)
     assert deter[[5, 7, 9], 0].tolist() == [3, 4, 5]
     for _ in range(10):
         same(feeds[0]("plain"), feeds[1]("plain"))
@@ -112,28 +117,30 @@ def test_a_step_that_occurs_twice_in_a_batch_keeps_the_last_notes():
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("kind", ["online", "mixture"])
-def test_a_save_holds_the_fresh_notes_and_resumes_exactly(tmp_path, storage, kind):
+def test_a_save_has_the_extras_of_the_device_and_resumes_exactly(
+    tmp_path, storage, kind
+):
     fracs = CONFIGS[kind].fracs
     config = ReplayConfig(storage=storage, segment=16, fracs=fracs)
     feeds = pair(config, tmp_path, exact_extras=True)
-    live(feeds, turns=60)
+    act_and_train(feeds, turns=60)
     states = [feed.replay.save() for feed in feeds]
     again = pair(config, tmp_path, exact_extras=True)
     for feed, state in zip(again, states, strict=True):
         feed.replay.load(state)
-    live(feeds, seed=7, turns=50)
-    live(again, seed=7, turns=50)
+    act_and_train(feeds, seed=7, turns=50)
+    act_and_train(again, seed=7, turns=50)
     for old, new in zip(feeds, again, strict=True):
         for name in WINDOWS:
             same(old(name), new(name))
 
 
-def test_loading_replaces_what_the_device_held(tmp_path):
+def test_loading_replaces_the_device_copy(tmp_path):
     config = ReplayConfig(storage="ram", segment=16, online=False)
     feeds = pair(config, tmp_path)
-    live(feeds, turns=40)
+    act_and_train(feeds, turns=40)
     states = [feed.replay.save() for feed in feeds]
-    live(feeds, seed=3, turns=40)
+    act_and_train(feeds, seed=3, turns=40)
     for feed, state in zip(feeds, states, strict=True):
         feed.replay.load(state)
     for _ in range(5):
@@ -143,8 +150,8 @@ def test_loading_replaces_what_the_device_held(tmp_path):
                 assert torch.equal(one[key], two[key]), key
 
 
-def test_recorded_episodes_reach_the_device_in_pieces(monkeypatch):
-    monkeypatch.setattr(rings, "BULK", 70 * 1504)
+def test_many_steps_are_uploaded_in_parts(monkeypatch):
+    monkeypatch.setattr(device_copy, "UPLOAD_BYTES", 70 * 1504)
     feeds = pair(CONFIGS["uniform"], capacity=500)
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -157,9 +164,9 @@ def test_recorded_episodes_reach_the_device_in_pieces(monkeypatch):
             same(feeds[0](name), feeds[1](name))
 
 
-def test_batches_can_be_cut_into_tensors_of_ones_own():
+def test_batches_can_be_copied_into_given_tensors():
     feeds = pair(CONFIGS["uniform"])
-    live(feeds, turns=40)
+    act_and_train(feeds, turns=40)
     first = feeds[1]("plain")
     mine = {key: torch.zeros_like(value) for key, value in first.items()}
     feeds[0]("plain")
@@ -168,29 +175,29 @@ def test_batches_can_be_cut_into_tensors_of_ones_own():
     again = feeds[0]("plain", mine)
     assert again is mine
     same(feeds[1]("plain", first), mine)
-    assert isinstance(first, Packed)
+    assert isinstance(first, PackedBatch)
 
 
-def test_narrow_keys_stay_on_the_host_unless_they_are_notes():
+def test_only_wide_keys_and_extras_are_copied():
     spaces = {
         "image": Space(np.uint8, (8, 8, 4)),
         "reward": Space(np.float32),
         "index": Space(np.uint8, (3,)),
     }
     extras = {"index": spaces["index"]}
-    assert held(spaces, extras).keys() == {"image", "index"}
-    assert ring_bytes(spaces, extras, 99) == 100 * (256 + 3 + 17)
-    assert [word(n).itemsize for n in (256, 12, 6, 3)] == [8, 4, 2, 1]
+    assert copied_spaces(spaces, extras).keys() == {"image", "index"}
+    assert device_bytes(spaces, extras, 99) == 100 * (256 + 3 + 17)
+    assert [word_dtype(n).itemsize for n in (256, 12, 6, 3)] == [8, 4, 2, 1]
 
 
-def test_words_are_read_from_any_offset():
+def test_words_can_be_viewed_at_any_offset():
     column = torch.zeros((5, 2), dtype=torch.int64)
     values = torch.arange(33, dtype=torch.uint8)[1:].reshape(2, 16)
     words = as_words(values, column)
     assert torch.equal(words.view(torch.uint8), values)
 
 
-def test_a_lost_file_does_not_stop_the_ring(tmp_path):
+def test_a_lost_file_is_skipped(tmp_path):
     config = ReplayConfig(storage="disk", segment=16, online=False)
     replay = Replay(
         *(make_replay().spaces, {}),
@@ -205,7 +212,7 @@ def test_a_lost_file_does_not_stop_the_ring(tmp_path):
     for _ in range(90):
         replay.add(make_rows(rng, 2))
     sorted(tmp_path.iterdir())[1].unlink()
-    feed = ReplayFeed(replay, replay.windows, resident=True)
+    feed = ReplayFeed(replay, replay.windows, on_device=True)
     with pytest.warns(RuntimeWarning, match="lost while in use"):
         feed("train")
     for _ in range(20):
@@ -217,24 +224,24 @@ def test_a_lost_file_does_not_stop_the_ring(tmp_path):
 CUDA = torch.device("cuda")
 
 
-def cuda_pair(config, resident, **more):
-    """The same replay twice: one feed on the CPU, one on the GPU."""
-    host, other = (make_replay(90, 3, config, **WINDOWS, **more) for _ in range(2))
+def cuda_pair(config, on_device, **options):
+    """The same replay twice, with a feed on the CPU and one on the GPU."""
+    host, other = (make_replay(90, 3, config, **WINDOWS, **options) for _ in range(2))
     return [
         ReplayFeed(host, WINDOWS),
-        ReplayFeed(other, WINDOWS, CUDA, resident=resident),
+        ReplayFeed(other, WINDOWS, CUDA, on_device=on_device),
     ]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("resident", [False, True], ids=["staged", "ring"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["staged", "device"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_batches_on_the_gpu_agree_with_the_host(kind, resident):
-    feeds = cuda_pair(CONFIGS[kind], resident)
+def test_batches_on_the_gpu_equal_those_of_the_host(kind, on_device):
+    feeds = cuda_pair(CONFIGS[kind], on_device)
     to_gpu = feeds[1]
 
-    class Here:
-        """The GPU's feed, seen from the CPU."""
+    class OnCpu:
+        """The feed of the GPU, with tensors on the CPU."""
 
         replay = to_gpu.replay
 
@@ -249,18 +256,18 @@ def test_batches_on_the_gpu_agree_with_the_host(kind, resident):
         def prioritize(self, stepid, priority):
             to_gpu.prioritize(stepid.to(CUDA), priority.to(CUDA))
 
-    live([feeds[0], Here()])
+    act_and_train([feeds[0], OnCpu()])
     assert feeds[0].replay.metrics() == to_gpu.replay.metrics()
 
 
 @pytest.mark.gpu
-def test_neither_cutting_nor_writing_waits_for_the_gpu():
-    config = ReplayConfig(storage="ram", fracs=Fractions(0.5, 0.5, 0.0))
+def test_sampling_and_writing_do_not_wait_for_the_gpu():
+    config = ReplayConfig(storage="ram", fracs=SelectorFractions(0.5, 0.5, 0.0))
     replay = make_replay(90, 3, config, **WINDOWS)
     rng = np.random.default_rng(0)
     for _ in range(40):
         replay.add(make_rows(rng, 3))
-    feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, resident=True)
+    feed = ReplayFeed(replay, WINDOWS, CUDA, prefetch=True, on_device=True)
     batch = feed("plain")
     extras = {key: torch.ones_like(batch[key]) for key in EXTRAS}
     priority = torch.ones(batch["stepid"].shape, device=CUDA)
@@ -273,20 +280,20 @@ def test_neither_cutting_nor_writing_waits_for_the_gpu():
         batch = feed("plain", batch)
         feed.write_back(batch["stepid"], extras)
         feed.prioritize(batch["stepid"], priority)
-        assert not torch.cuda.current_stream().query(), "the GPU was waited for"
+        assert not torch.cuda.current_stream().query(), "the host waited for the GPU"
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    everything = torch.arange(0, 200, device=CUDA)
+    all_ids = torch.arange(0, 200, device=CUDA)
     one = {k: torch.ones((200, *s.shape), device=CUDA) for k, s in EXTRAS.items()}
     one["stoch"] = one["stoch"].byte()
-    feed.write_back(everything, one)
+    feed.write_back(all_ids, one)
     assert (feed("plain")["deter"] == 1).all()
-    feed.settle()
+    feed.flush()
 
 
 @pytest.mark.gpu
-def test_writing_back_can_be_part_of_a_graph():
-    feeds = cuda_pair(CONFIGS["uniform"], resident=True)
+def test_write_back_can_be_captured_in_a_cuda_graph():
+    feeds = cuda_pair(CONFIGS["uniform"], on_device=True)
     rng = np.random.default_rng(0)
     for _ in range(40):
         rows = make_rows(rng, 3)

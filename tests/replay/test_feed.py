@@ -1,4 +1,4 @@
-"""Batches as tensors, cut ahead or not."""
+"""Batches as tensors, with and without prefetching."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import pytest
 import torch
 from test_replay import make_replay, make_rows
 
-from reverie.replay.buffer import ReplayConfig
+from reverie.replay.config import ReplayConfig, SelectorFractions
 from reverie.replay.feed import ReplayFeed
-from reverie.replay.sampling import Fractions
 from reverie.rows import Window
 
 WINDOW = Window(3, 4, context=1)
 
 
-def filled(**options):
+def make_filled_replay(**options):
     replay = make_replay(200, 2, train=WINDOW, **options)
     rng = np.random.default_rng(0)
     for _ in range(60):
@@ -23,36 +22,36 @@ def filled(**options):
     return replay
 
 
-def test_cutting_ahead_gives_the_same_batches():
-    plain = ReplayFeed(filled(), {"train": WINDOW})
-    ahead = ReplayFeed(filled(), {"train": WINDOW}, prefetch=True)
+def test_prefetching_returns_the_same_batches():
+    plain = ReplayFeed(make_filled_replay(), {"train": WINDOW})
+    prefetching = ReplayFeed(make_filled_replay(), {"train": WINDOW}, prefetch=True)
     for _ in range(20):
-        one, two = plain("train"), ahead("train")
+        one, two = plain("train"), prefetching("train")
         assert one.keys() == two.keys()
         for key in one:
             assert torch.equal(one[key], two[key]), key
-    ahead.close()
+    prefetching.close()
 
 
-def test_notes_written_back_show_up_at_the_latest_one_batch_later():
-    replay = filled()
+def test_extras_written_back_appear_at_most_one_batch_later():
+    replay = make_filled_replay()
     feed = ReplayFeed(replay, {"train": WINDOW}, prefetch=True)
     feed("train")
-    everything = torch.arange(replay.timeline.first, replay.timeline.total)
-    feed.write_back(everything, {"deter": torch.full((len(everything), 300), 7.0)})
+    all_ids = torch.arange(replay.index.first, replay.index.total)
+    feed.write_back(all_ids, {"deter": torch.full((len(all_ids), 300), 7.0)})
     feed("train")
     assert (feed("train")["deter"] == 7).all()
     feed.close()
 
 
-def test_adding_while_batches_are_cut_ahead_is_safe():
-    replay = filled()
+def test_adding_while_prefetching_is_safe():
+    replay = make_filled_replay()
     feed = ReplayFeed(replay, {"train": WINDOW}, prefetch=True)
     rng = np.random.default_rng(1)
     for _ in range(300):
         replay.add(make_rows(rng, 2))
         batch = feed("train")
-        # the image repeats the reward, so a row overwritten half-way would show
+        # The image repeats the reward, so partly overwritten rows would differ.
         tag = batch["image"][:, :, 0, 0, 0].float()
         assert torch.equal(tag, batch["reward"])
         assert torch.equal(batch["image"][:, :, -1, -1, -1].float(), tag)
@@ -60,17 +59,19 @@ def test_adding_while_batches_are_cut_ahead_is_safe():
 
 
 def test_priorities_reach_the_selector():
-    config = ReplayConfig(storage="ram", online=False, fracs=Fractions(0.0, 1.0, 0.0))
-    replay = filled(config=config)
+    config = ReplayConfig(
+        storage="ram", online=False, fracs=SelectorFractions(0.0, 1.0, 0.0)
+    )
+    replay = make_filled_replay(config=config)
     feed = ReplayFeed(replay, {"train": WINDOW})
-    everything = torch.arange(replay.timeline.first, replay.timeline.total)
-    feed.prioritize(everything, torch.zeros(len(everything)))
-    feed.prioritize(everything[40:41], torch.ones(1, dtype=torch.bfloat16))
+    all_ids = torch.arange(replay.index.first, replay.index.total)
+    feed.prioritize(all_ids, torch.zeros(len(all_ids)))
+    feed.prioritize(all_ids[40:41], torch.ones(1, dtype=torch.bfloat16))
     batch = feed("train")
-    assert (batch["stepid"][0] == everything[40]).any()
+    assert (batch["stepid"][0] == all_ids[40]).any()
 
 
-def test_a_batch_cut_ahead_is_not_lost_by_a_save(tmp_path):
+def test_a_save_keeps_prefetched_batches(tmp_path):
     windows = {
         "train": Window(4, 6, context=1, consec=2),
         "episodes": Window(3, 4, select="episodes"),
@@ -109,11 +110,11 @@ def equal(one, two):
 
 
 @pytest.mark.gpu
-def test_batches_reach_the_gpu_whole():
-    replay, twin = filled(), filled()
+def test_batches_on_the_gpu_are_complete():
+    replay, reference = make_filled_replay(), make_filled_replay()
     feed = ReplayFeed(replay, {"train": WINDOW}, "cuda", prefetch=True)
     for _ in range(50):
-        batch, want = feed("train"), twin.sample("train")
+        batch, want = feed("train"), reference.sample("train")
         for key, value in want.items():
             assert batch[key].is_cuda
             np.testing.assert_array_equal(batch[key].cpu().numpy(), value)

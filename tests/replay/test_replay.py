@@ -1,4 +1,4 @@
-"""The replay against a plain list of everything that was added."""
+"""The replay, compared to a plain list of all added steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.replay import columns
-from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay import column_store
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
 from reverie.spaces import Space
@@ -49,7 +50,7 @@ def make_replay(
 
 
 def make_rows(rng, count, first=None):
-    """Random rows; the image repeats the reward, so mixed-up keys are noticed."""
+    """Random rows; the image repeats the reward, to detect mixed-up rows."""
     tag = rng.integers(0, 250, count)
     return {
         "image": np.broadcast_to(tag[:, None, None, None], (count, 20, 20, 3)).astype(
@@ -68,13 +69,13 @@ def make_rows(rng, count, first=None):
 
 
 class Reference:
-    """A list of (stream, row): everything the replay should know."""
+    """A list of (stream, row) of all added steps."""
 
     def __init__(self, capacity, streams):
         self.capacity = capacity
         self.steps = []
         self.stream = list(range(streams))
-        self.made = streams
+        self.num_streams = streams
 
     def add(self, rows, slots):
         for i, slot in enumerate(slots):
@@ -82,11 +83,11 @@ class Reference:
             self.steps.append((self.stream[slot], row))
 
     def new_stream(self, slot):
-        self.stream[slot] = self.made
-        self.made += 1
+        self.stream[slot] = self.num_streams
+        self.num_streams += 1
 
     def windows(self, span):
-        """Every whole window: start id -> ids."""
+        """All complete windows: start id -> ids."""
         live = range(max(0, len(self.steps) - self.capacity), len(self.steps))
         by_stream = {}
         for g in live:
@@ -99,11 +100,11 @@ class Reference:
 
 
 def check_batch(reference, window, batch):
-    whole = reference.windows(window.span)
+    complete = reference.windows(window.span)
     for row in range(window.batch):
         ids = batch["stepid"][row].tolist()
         if window.consec == 1:
-            assert whole[ids[0]] == ids
+            assert complete[ids[0]] == ids
         stored = [reference.steps[g][1] for g in ids]
         for key in (*SPACES, *EXTRAS):
             if key.startswith("log/"):
@@ -122,8 +123,8 @@ def check_batch(reference, window, batch):
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("seed", range(6))
 def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "OPEN_MAPS", 3)
-    monkeypatch.setattr(columns, "RESIDENT", 20_000)
+    monkeypatch.setattr(column_store, "MAX_OPEN_MAPS", 3)
+    monkeypatch.setattr(column_store, "MAX_RESIDENT_BYTES", 20_000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1 + seed % 3)
     rng = np.random.default_rng(seed)
     streams = int(rng.integers(1, 6))
@@ -136,7 +137,7 @@ def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkey
         if rng.random() < 0.7:
             slots = np.arange(streams)
             named = None
-        else:  # some environments are late
+        else:  # some environments skip a step
             slots = named = np.flatnonzero(rng.random(streams) < 0.6)
             if not len(slots):
                 continue
@@ -151,31 +152,33 @@ def test_batches_equal_a_plain_list_of_all_steps(seed, storage, tmp_path, monkey
             replay.new_stream(slot)
             reference.new_stream(slot)
         if rng.random() < 0.2:
-            some = rng.integers(0, len(reference.steps), 9)  # some of them evicted
+            some = rng.integers(0, len(reference.steps), 9)  # some are evicted
             some = np.unique(some)
-            fresh = make_rows(rng, len(some))
-            extras = {key: fresh[key] for key in EXTRAS}
+            new = make_rows(rng, len(some))
+            extras = {key: new[key] for key in EXTRAS}
             replay.write_back(some, extras)
             for i, g in enumerate(some):
                 reference.steps[g][1].update({k: v[i] for k, v in extras.items()})
         if turn % 5 == 0:
             assert len(replay) == min(capacity, len(reference.steps))
             for name, window in windows.items():
-                whole = reference.windows(window.span)
-                assert replay.items(name) == len(whole)
-                assert replay.timeline.starts(window.span).tolist() == sorted(whole)
-                if whole:
+                complete = reference.windows(window.span)
+                assert replay.num_windows(name) == len(complete)
+                assert replay.index.window_starts(window.span).tolist() == sorted(
+                    complete
+                )
+                if complete:
                     check_batch(reference, window, replay.sample(name))
     replay.close()
 
 
-def test_every_whole_window_is_equally_likely():
+def test_every_window_is_equally_likely():
     rng = np.random.default_rng(0)
     replay = make_replay(60, 3, train=Window(50, 4))
     for turn in range(100):
         late = None if turn % 3 else np.array([0, 2])
         replay.add(make_rows(rng, 3 if late is None else 2), late)
-    starts = replay.timeline.starts(4)
+    starts = replay.index.window_starts(4)
     counts = dict.fromkeys(starts.tolist(), 0)
     for _ in range(400):
         for g in replay.sample("train")["stepid"][:, 0]:
@@ -185,35 +188,35 @@ def test_every_whole_window_is_equally_likely():
     assert chi < len(starts) + 4 * np.sqrt(2 * len(starts))
 
 
-def test_few_whole_windows_among_many_steps_are_found():
+def test_few_complete_windows_among_many_steps_are_found():
     rng = np.random.default_rng(0)
     replay = make_replay(2000, 200, train=Window(20, 5))
     for _ in range(4):
         replay.add(make_rows(rng, 200))
     replay.add(make_rows(rng, 2), np.array([7, 9]))
-    assert replay.items("train") == 2
+    assert replay.num_windows("train") == 2
     starts = set(replay.sample("train")["stepid"][:, 0].tolist())
     assert starts == {7, 9}
 
 
-def test_consecutive_pieces_overlap_by_the_context_and_restart_only_once():
+def test_consecutive_chunks_overlap_by_the_context():
     rng = np.random.default_rng(0)
     window = Window(2, 3, context=1, consec=3)
     replay = make_replay(100, 1, train=window)
     for _ in range(60):
         replay.add(make_rows(rng, 1, first=np.zeros(1, bool)))
-    pieces = [replay.sample("train") for _ in range(4)]
-    for k, (a, b) in enumerate(pairwise(pieces[:3])):
+    chunks = [replay.sample("train") for _ in range(4)]
+    for k, (a, b) in enumerate(pairwise(chunks[:3])):
         np.testing.assert_array_equal(a["stepid"][:, -1:], b["stepid"][:, :1])
         np.testing.assert_array_equal(a["consec"], np.full((2, 4), k))
-    assert pieces[0]["is_first"][:, 0].all()
-    assert not pieces[1]["is_first"].any()
-    assert not pieces[2]["is_first"].any()
-    assert (pieces[3]["consec"] == 0).all()
-    assert pieces[3]["is_first"][:, 0].all()
+    assert chunks[0]["is_first"][:, 0].all()
+    assert not chunks[1]["is_first"].any()
+    assert not chunks[2]["is_first"].any()
+    assert (chunks[3]["consec"] == 0).all()
+    assert chunks[3]["is_first"][:, 0].all()
 
 
-def test_an_abandoned_episode_ends_also_at_the_border_of_consecutive_pieces():
+def test_is_last_is_set_before_a_reset_also_between_chunks():
     rng = np.random.default_rng(0)
     replay = make_replay(100, 1, train=Window(4, 3, consec=2))
     for t in range(30):
@@ -228,7 +231,7 @@ def test_an_abandoned_episode_ends_also_at_the_border_of_consecutive_pieces():
     np.testing.assert_array_equal(joined, want)
 
 
-def test_a_row_evicted_between_pieces_is_replaced_and_counted_anew():
+def test_a_sequence_evicted_between_chunks_is_replaced():
     rng = np.random.default_rng(0)
     replay = make_replay(20, 1, train=Window(8, 3, consec=2))
     for _ in range(20):
@@ -237,13 +240,13 @@ def test_a_row_evicted_between_pieces_is_replaced_and_counted_anew():
     for _ in range(8):
         replay.add(make_rows(rng, 1))
     batch = replay.sample("train")
-    gone = before < replay.timeline.first
-    assert gone.any()
-    np.testing.assert_array_equal(batch["consec"][:, 0], np.where(gone, 0, 1))
-    np.testing.assert_array_equal(batch["stepid"][~gone, 0], before[~gone] + 3)
+    evicted = before < replay.index.first
+    assert evicted.any()
+    np.testing.assert_array_equal(batch["consec"][:, 0], np.where(evicted, 0, 1))
+    np.testing.assert_array_equal(batch["stepid"][~evicted, 0], before[~evicted] + 3)
 
 
-def test_the_online_queue_serves_every_fresh_step_once():
+def test_online_sampling_returns_every_new_step_once():
     rng = np.random.default_rng(0)
     config = ReplayConfig(storage="ram")
     windows = {"train": Window(2, 4), "report": Window(1, 5, online=False)}
@@ -259,18 +262,18 @@ def test_the_online_queue_serves_every_fresh_step_once():
     assert set(range(3 * 80 - 24)) <= set(seen)
 
 
-def test_a_replay_too_small_for_its_window_is_refused_with_the_size_it_needs():
+def test_a_capacity_below_one_window_raises_with_the_needed_capacity():
     with pytest.raises(UserError, match="capacity 9"):
         make_replay(8, 2, ReplayConfig(capacity=8), train=Window(1, 5))
     make_replay(9, 2, ReplayConfig(capacity=9), train=Window(1, 5))
 
 
-def test_a_short_run_still_has_room_for_one_window():
+def test_the_capacity_of_a_short_run_holds_one_window():
     replay = make_replay(3, 2, train=Window(1, 5))
     assert replay.capacity == 9
 
 
-def test_a_row_of_the_wrong_shape_names_its_key():
+def test_a_row_of_the_wrong_shape_raises_with_its_key():
     replay = make_replay()
     rows = make_rows(np.random.default_rng(0), 2)
     rows["vector"] = rows["vector"][:, :2]
@@ -278,7 +281,7 @@ def test_a_row_of_the_wrong_shape_names_its_key():
         replay.add(rows)
 
 
-def test_training_may_begin_at_batch_times_length_steps():
+def test_ready_at_batch_times_length_steps():
     replay = make_replay(100, 2, train=Window(4, 5))
     rng = np.random.default_rng(0)
     for t in range(11):
@@ -286,7 +289,7 @@ def test_training_may_begin_at_batch_times_length_steps():
         replay.add(make_rows(rng, 2))
 
 
-def test_the_feed_hands_out_tensors_and_takes_notes_back():
+def test_the_feed_returns_tensors_and_writes_extras_back():
     rng = np.random.default_rng(0)
     window = Window(3, 4, context=1)
     replay = make_replay(100, 2, train=window)
@@ -301,11 +304,11 @@ def test_the_feed_hands_out_tensors_and_takes_notes_back():
     feed.write_back(batch["stepid"][:, 1:], extras)
     ids = batch["stepid"][0, 1:].numpy()
     out = {"deter": np.zeros((4, 300), np.float32)}
-    replay.columns.gather(ids, out)
+    replay.store.gather(ids, out)
     assert (out["deter"] == 1).all()
 
 
-def test_the_feed_never_writes_into_a_batch_that_is_still_held():
+def test_the_feed_does_not_overwrite_batches_in_use():
     rng = np.random.default_rng(0)
     window = Window(3, 4)
     replay = make_replay(100, 2, train=window)
@@ -318,10 +321,10 @@ def test_the_feed_never_writes_into_a_batch_that_is_still_held():
         feed("train")
     for tensor, copy in zip(held, copies, strict=True):
         assert torch.equal(tensor, copy)
-    assert len(feed._cutter._pools["train"]) <= 6
+    assert len(feed._sampler._buffers["train"]) <= 6
 
 
 @pytest.mark.parametrize("name", ["capacity", "segment"])
-def test_a_replay_of_no_steps_is_refused(name):
+def test_a_size_of_zero_raises(name):
     with pytest.raises(UserError, match=f"replay.{name} is 0"):
         ReplayConfig(**{name: 0})

@@ -1,4 +1,4 @@
-"""Memory on its way to and from a device, with a device that passes when told to."""
+"""Staging buffers and asynchronous write-back, with simulated CUDA events."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from reverie.replay import staging
-from reverie.replay.staging import Mailbox, Parcel, Staging
+from reverie.replay.staging import AsyncWriteback, StagingBuffer, StagingPool
 
 CPU = torch.device("cpu")
 
 
 class Event:
-    """A moment that comes when it is waited for, or when somebody says so."""
+    """A CUDA event that completes when waited for, or when `passed` is set."""
 
     def __init__(self):
         self.passed = self.waited_for = False
@@ -39,88 +39,92 @@ def events(monkeypatch):
         return record()
 
     monkeypatch.setattr(staging, "record_event", record)
-    monkeypatch.setattr(staging, "side_stream", lambda device: "a stream")
-    monkeypatch.setattr(staging, "copy_aside", copy)
+    monkeypatch.setattr(staging, "make_stream", lambda device: "a stream")
+    monkeypatch.setattr(staging, "copy_on_stream", copy)
     return made
 
 
-def test_letters_on_a_cpu_are_handed_over_at_once():
+def test_callbacks_on_a_cpu_are_called_immediately():
     found = []
-    box = Mailbox(CPU)
-    box.post({"x": torch.tensor(3)}, lambda arrays: found.append(int(arrays["x"])))
+    writeback = AsyncWriteback(CPU)
+    writeback.enqueue(
+        {"x": torch.tensor(3)}, lambda arrays: found.append(int(arrays["x"]))
+    )
     assert found == [3]
-    box.deliver(0)
-    box.forget()
+    writeback.flush()
+    writeback.clear()
 
 
-def test_letters_arrive_in_order_and_only_a_few_are_under_way(events):
+def test_callbacks_are_called_in_order_and_few_copies_are_pending(events):
     found = []
-    box = Mailbox(CPU, lag=2)
+    writeback = AsyncWriteback(CPU, max_pending=2)
     value = torch.zeros(2)
     for i in range(4):
         value.fill_(i)
-        box.post({"x": value}, lambda arrays: found.append(float(arrays["x"][0])))
-    assert found == [0, 1]  # waited for, as two more are under way
+        writeback.enqueue(
+            {"x": value}, lambda arrays: found.append(float(arrays["x"][0]))
+        )
+    assert found == [0, 1]  # waited for, because two more are pending
     assert [event.waited_for for event in events] == [True, True, False, False]
     events[3].passed = True
-    box.deliver()
-    assert found == [0, 1], "the third has not arrived"
+    writeback.process()
+    assert found == [0, 1], "the third copy is not complete"
     events[2].passed = True
-    box.deliver()
+    writeback.process()
     assert found == [0, 1, 2, 3]
 
 
-def test_everything_is_waited_for_when_nothing_may_lag(events):
+def test_every_copy_is_waited_for_if_none_may_be_pending(events):
     found = []
-    box = Mailbox(CPU, lag=0)
-    box.post({"x": torch.ones(1)}, lambda arrays: found.append(1))
+    writeback = AsyncWriteback(CPU, max_pending=0)
+    writeback.enqueue({"x": torch.ones(1)}, lambda arrays: found.append(1))
     assert found == [1]
     assert events[0].waited_for
 
 
-def test_forgotten_letters_are_never_handed_over(events):
+def test_callbacks_of_discarded_copies_are_not_called(events):
     found = []
-    box = Mailbox(CPU, lag=3)
-    box.post({"x": torch.ones(1)}, lambda arrays: found.append(1))
-    box.forget()
-    box.deliver(0)
+    writeback = AsyncWriteback(CPU, max_pending=3)
+    writeback.enqueue({"x": torch.ones(1)}, lambda arrays: found.append(1))
+    writeback.clear()
+    writeback.flush()
     assert found == []
 
 
-def test_landing_memory_is_used_again(events):
-    box = Mailbox(CPU, lag=0)
-    places = []
+def test_pinned_memory_is_reused(events):
+    writeback = AsyncWriteback(CPU, max_pending=0)
+    addresses = []
     for shape in (3, 3, 4, 3):
-        box.post(
+        writeback.enqueue(
             {"x": torch.ones(shape)},
-            lambda arrays: places.append(arrays["x"].__array_interface__["data"][0]),
+            lambda arrays: addresses.append(arrays["x"].__array_interface__["data"][0]),
         )
-    assert places[0] == places[1] == places[3]
+    assert addresses[0] == addresses[1] == addresses[3]
 
 
-def test_a_parcel_is_refilled_only_after_the_device_has_read_it(events):
-    staged = Staging({"x": np.zeros(3)}, CPU, depth=2)
-    first = staged.take()
-    staged.done(first)
-    second = staged.take()
+def test_a_buffer_is_reused_only_after_the_device_has_read_it(events):
+    pool = StagingPool({"x": np.zeros(3)}, CPU, depth=2)
+    first = pool.acquire()
+    pool.release(first)
+    second = pool.acquire()
     assert second is not first
-    staged.done(second)
-    assert staged.take() is first, "the host is too far ahead, so it waits"
+    pool.release(second)
+    assert pool.acquire() is first, "the host is too far ahead and waits"
     assert events[0].waited_for
     assert not events[1].waited_for
-    staged.done(first)
+    pool.release(first)
     events[1].passed = True
-    assert staged.take() is second
+    assert pool.acquire() is second
 
 
-def test_a_parcel_arrives_whole_with_every_array_aligned():
+def test_a_copy_is_complete_and_every_array_is_aligned():
     like = {"a": np.zeros((2, 3), np.uint8), "b": np.zeros(5), "c": np.zeros(1, bool)}
-    parcel = Parcel(like, pinned=False)
-    parcel.arrays["a"][:] = 7
-    parcel.arrays["b"][:] = np.arange(5)
-    parcel.arrays["c"][:] = True
-    sent = parcel.send(CPU)
-    parcel.arrays["b"][:] = -1
+    buffer = StagingBuffer(like, pinned=False)
+    buffer.arrays["a"][:] = 7
+    buffer.arrays["b"][:] = np.arange(5)
+    buffer.arrays["c"][:] = True
+    sent = buffer.send(CPU)
+    buffer.arrays["b"][:] = -1
     assert sent["b"].tolist() == [0, 1, 2, 3, 4]
     assert sent["a"].dtype == torch.uint8
     assert sent["c"].tolist() == [True]

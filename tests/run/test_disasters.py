@@ -32,8 +32,8 @@ from reverie.cli.arguments import parse_arguments
 from reverie.cli.main import main
 from reverie.cli.train import training_config
 from reverie.envs.vector.env_slot import EnvFailure
-from reverie.replay.archive import named_files
-from reverie.replay.cut_episodes import cut_episodes
+from reverie.replay.segment_files import listed_files
+from reverie.replay.stored_episodes import stored_episodes
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.factory import EVAL_SEEDS
@@ -156,7 +156,7 @@ class Lab:
         assert path
         index = checkpoint.read_part(path, "replay")["files"]
         if index is not None:
-            for record in (*named_files(index, "rows"), *named_files(index, "extras")):
+            for record in listed_files(index):
                 assert not record.name or not find_damage(
                     self.logdir / "replay", record
                 )
@@ -349,7 +349,7 @@ def test_wherever_a_full_disk_stops_a_run_the_last_save_stays(lab):
         assert not turn["left"]
         assert "Resumed" in turn["resumed"]
         assert "damaged" not in turn["resumed"]
-        assert "goes on without" not in turn["resumed"]
+        assert "continues without" not in turn["resumed"]
     errors = " ".join(turn["error"] for turn in seen)
     for kind in ("config.yaml", "run/ckpt", "run/replay", "The jsonl log fails"):
         assert kind in errors, kind
@@ -429,9 +429,9 @@ def test_a_damaged_replay_file_is_put_aside_and_its_steps_missed(lab, how, stora
     run.switch("pixels")
     assert run.train(200)[0] == 0
     index = checkpoint.read_part(run.logdir / "ckpt" / run.newest()[0], "replay")
-    name = named_files(index["files"], "rows")[1].name
+    name = listed_files(index["files"])[1].name
     harm(run.logdir / "replay" / name, how)
-    with pytest.warns(RuntimeWarning, match=f"{name}.*goes on without steps"):
+    with pytest.warns(RuntimeWarning, match=f"{name}.*continues without steps"):
         code, error = run.train(300)
     assert code == 0, error
     assert "Resumed 000000000200" in error
@@ -509,7 +509,7 @@ def test_a_worker_killed_or_frozen_is_replaced_and_the_run_ends_well(lab, number
     assert last["env/restarts"] == last[cause] == 1
     with OnlineRun(read_config(run.logdir)) as opened:
         opened.start()
-        episodes = list(cut_episodes(opened.replay, partial=True))
+        episodes = list(stored_episodes(opened.replay, partial=True))
     ends = [e for e in episodes if e["is_last"].any()]
     assert len(ends) == 1
     assert ends[0]["is_last"].tolist()[-1]

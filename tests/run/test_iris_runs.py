@@ -65,7 +65,7 @@ def state_of(path: Path) -> dict:
     state = {p: checkpoint.read_part(newest, p) for p in ("agent", "envs", "loop")}
     state["loop"]["logger"].pop("sinks", None)  # byte offsets of this folder's files
     replay = checkpoint.read_part(newest, "replay")
-    state["replay"] = {key: replay[key] for key in ("cursors", "episodes", "timeline")}
+    state["replay"] = {key: replay[key] for key in ("samplers", "episodes", "index")}
     return state
 
 

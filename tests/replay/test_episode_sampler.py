@@ -1,4 +1,4 @@
-"""Windows cut by episode, against a plain list of what was added."""
+"""Sampling by episode, compared to a plain list of all added steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from reverie.api import UserError
-from reverie.replay.buffer import Replay, ReplayConfig
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Window
 from reverie.spaces import Space
@@ -35,7 +36,7 @@ def make_replay(capacity=200, streams=3, directory=None, **windows):
 
 
 class Filler:
-    """Adds episodes of random lengths, and remembers which rows belong together."""
+    """Adds episodes of random lengths and keeps a list of their step ids."""
 
     def __init__(self, replay, streams=3, longest=20):
         self.replay, self.streams, self.longest = replay, streams, longest
@@ -70,13 +71,13 @@ class Filler:
                 self.newest[slot].append(int(step))
 
     def live(self):
-        oldest = self.replay.timeline.first
+        oldest = self.replay.index.first
         cut = [[i for i in rows if i >= oldest] for rows in self.episodes]
         return [rows for rows in cut if rows]
 
 
 @pytest.mark.parametrize("pad", ["both", "left"])
-def test_a_sequence_is_one_episode_and_sticks_out_only_where_it_may(pad):
+def test_sequences_stay_in_one_episode_and_are_padded_on_the_right_sides(pad):
     window = Window(16, 7, select="episodes", pad=pad)
     replay = make_replay(train=window)
     filler = Filler(replay)
@@ -97,24 +98,24 @@ def test_a_sequence_is_one_episode_and_sticks_out_only_where_it_may(pad):
             if not mask[-1]:
                 assert pad == "both"
                 assert inside[-1] == rows[-1]
-            # one transition at least: a row whose outcome is stored
+            # At least one transition: a row whose next row is stored.
             assert len(inside) > 1 or (pad == "both" and inside[0] == rows[-1]) or at
 
 
-def test_left_padded_sequences_end_with_an_outcome_that_is_stored():
+def test_left_padded_sequences_end_with_a_transition():
     replay = make_replay(train=Window(64, 6, select="episodes", pad="left"))
     Filler(replay).add(60)
     assert replay.sample("train")["mask"][:, -2:].all()
 
 
-def test_both_sided_sequences_hold_a_transition():
+def test_sequences_padded_on_both_sides_contain_a_transition():
     replay = make_replay(train=Window(64, 6, select="episodes", pad="both"))
     Filler(replay).add(60)
     mask = replay.sample("train")["mask"]
     assert (mask[:, 1:] & mask[:, :-1]).any(1).all()
 
 
-def test_one_transition_is_enough_to_begin():
+def test_ready_after_one_transition():
     window = Window(4, 9, select="episodes")
     replay = make_replay(streams=1, train=window)
     filler = Filler(replay, 1, longest=3)
@@ -129,7 +130,7 @@ def test_one_transition_is_enough_to_begin():
     assert feed("train")["mask"].shape == (4, 9)
 
 
-def test_episodes_of_one_step_crowd_out_the_last_transition():
+def test_sampling_raises_if_the_last_transition_is_evicted():
     window = Window(4, 3, select="episodes")
     replay = make_replay(capacity=8, streams=1, train=window)
     row = {key: np.zeros(1, space.dtype) for key, space in SPACES.items()}
@@ -139,14 +140,14 @@ def test_episodes_of_one_step_crowd_out_the_last_transition():
     for _ in range(8):
         replay.add({**row, "is_first": np.array([True])})
     assert not replay.ready("train")
-    with pytest.raises(UserError, match="8 steps, and none has a next one"):
+    with pytest.raises(UserError, match="8 steps, but no two consecutive"):
         replay.sample("train")
     replay.add(row)
     assert replay.ready("train")
     assert replay.sample("train")["mask"].any()
 
 
-def test_every_episode_has_the_same_chance_whatever_its_length():
+def test_episodes_are_equally_likely_independent_of_length():
     window = Window(5000, 4, select="episodes")
     replay = make_replay(streams=3, train=window)
     filler = Filler(replay)
@@ -159,33 +160,33 @@ def test_every_episode_has_the_same_chance_whatever_its_length():
     np.testing.assert_allclose(share, 1 / len(episodes), atol=0.025)
 
 
-def test_what_was_served_grows_rare_once_it_counts():
+def test_counted_uses_make_an_episode_less_likely():
     window = Window(8, 4, select="episodes", alpha=5.0)
     replay = make_replay(streams=1, train=window)
     filler = Filler(replay, 1)
     filler.add(100)
-    cutter = replay._cursors["train"].cutter
+    sampler = replay._samplers["train"].episode_sampler
     replay.sample("train")
-    assert not cutter.counts.any()  # not told to count
+    assert not sampler.counts.any()  # counting is off
     replay.count_uses("train", True)
     for _ in range(40):
         replay.sample("train")
-    assert cutter.counts.sum() == 8 * 40
-    known = replay.timeline.total
+    assert sampler.counts.sum() == 8 * 40
+    total = replay.index.total
     filler.left[:] = 0
-    filler.add(12)  # something new
+    filler.add(12)  # new episodes
     batch = replay.sample("train")
-    assert (batch["stepid"][:, 0] >= known).all()
+    assert (batch["stepid"][:, 0] >= total).all()
 
 
-def test_chances_fall_with_use():
+def test_probabilities_decrease_with_uses():
     np.testing.assert_allclose(
         episode_probabilities(np.array([0, 1, 3]), 1.0), [4 / 7, 2 / 7, 1 / 7]
     )
     np.testing.assert_allclose(episode_probabilities(np.array([0, 9]), 0.0), [0.5, 0.5])
 
 
-def test_chances_are_numbers_however_steeply_they_fall():
+def test_probabilities_are_finite_for_a_large_alpha():
     counts = np.array([5, 5, 900])
     np.testing.assert_allclose(episode_probabilities(counts, 1000.0), [0.5, 0.5, 0])
     window = Window(8, 4, select="episodes", alpha=1000.0)
@@ -196,17 +197,17 @@ def test_chances_are_numbers_however_steeply_they_fall():
     for _ in range(20):
         replay.sample("train")
     filler.left[:] = 0
-    filler.add(1)  # an episode that was never served, but has no transition yet
+    filler.add(1)  # an episode that was never sampled, but has no transition yet
     assert replay.sample("train")["mask"].any(1).all()
 
 
-def test_a_sequence_is_placed_around_a_step():
+def test_window_start_around_a_step():
     step, offset, length = np.array([0, 3]), np.array([2, 0]), np.array([4, 4])
     assert window_start(step, offset, length, 3, "both").tolist() == [-2, 3]
     assert window_start(step, offset, length, 3, "left").tolist() == [0, 1]
 
 
-def test_counts_outlive_a_restart_and_forget_what_is_evicted(tmp_path):
+def test_counts_are_saved_and_removed_with_evicted_episodes(tmp_path):
     window = Window(8, 5, select="episodes", alpha=2.0)
     replay = make_replay(capacity=120, directory=tmp_path, train=window)
     filler = Filler(replay)
@@ -223,13 +224,13 @@ def test_counts_outlive_a_restart_and_forget_what_is_evicted(tmp_path):
         for key in batch:
             np.testing.assert_array_equal(found[key], batch[key], err_msg=key)
     filler.add(20)
-    replay.episodes.follow()
+    replay.episodes.remove_evicted()
     assert replay.episodes.rows.sum() == 120
     lengths = [len(rows) for rows in filler.live()]
     assert sorted(replay.episodes.rows[replay.episodes.rows > 0]) == sorted(lengths)
 
 
-def test_a_lost_file_costs_its_rows_and_nothing_else(tmp_path):
+def test_a_lost_file_loses_only_its_rows(tmp_path):
     window = Window(8, 5, select="episodes", alpha=2.0)
     replay = make_replay(capacity=120, directory=tmp_path, train=window)
     Filler(replay).add(60)
@@ -244,7 +245,7 @@ def test_a_lost_file_costs_its_rows_and_nothing_else(tmp_path):
     assert mask.any(1).all()
 
 
-def test_recorded_episodes_are_episodes_too():
+def test_recorded_episodes_are_sampled():
     window = Window(8, 5, select="episodes")
     replay = make_replay(train=window)
     for length in (4, 9):
@@ -265,8 +266,8 @@ def test_recorded_episodes_are_episodes_too():
     assert (steps == 1).all()
 
 
-def test_an_episode_that_went_on_after_all_of_it_was_evicted():
-    """One environment stands still while the other fills the whole ring."""
+def test_an_episode_continues_after_all_its_rows_were_evicted():
+    """One environment adds no steps while the other fills the replay."""
     window = Window(8, 5, select="episodes")
     replay = make_replay(capacity=20, streams=2, train=window)
 
@@ -288,10 +289,10 @@ def test_an_episode_that_went_on_after_all_of_it_was_evicted():
     add(0, False)
     for _ in range(4):
         add(1, True, 6)
-    replay.sample("train")  # by now nothing of the first episode is left
+    replay.sample("train")  # all rows of the first episode are evicted
     add(0, False, 3)
-    replay.episodes.follow()
+    replay.episodes.remove_evicted()
     assert replay.episodes.rows.sum() == 20
     batch = replay.sample("train")
-    streams = replay.timeline.stream[batch["stepid"] % 20]
+    streams = replay.index.stream[batch["stepid"] % 20]
     assert (streams == streams[:, :1]).all()

@@ -1,4 +1,4 @@
-"""What was saved comes back, whatever happens in between."""
+"""Saving and loading a replay, also after crashes and with damaged files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 from test_replay import EXTRAS, SPACES, make_replay, make_rows
 
 from reverie.api import UserError
-from reverie.replay.buffer import Replay, ReplayConfig
-from reverie.replay.sampling import Fractions
+from reverie.replay.buffer import Replay
+from reverie.replay.config import ReplayConfig, SelectorFractions
 from reverie.rows import Window
 from reverie.spaces import Space
 
-WINDOWS = {"train": Window(4, 5, context=1), "pieces": Window(2, 4, consec=3)}
+WINDOWS = {"train": Window(4, 5, context=1), "chunks": Window(2, 4, consec=3)}
 
 
 def config(storage="ram", **options):
@@ -40,7 +40,7 @@ def same(one, two):
 
 
 def through_checkpoint(state):
-    """A checkpoint gives arrays back as tensors."""
+    """Convert arrays to tensors, as a checkpoint does."""
     if isinstance(state, dict):
         return {key: through_checkpoint(value) for key, value in state.items()}
     return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
@@ -51,7 +51,7 @@ def files_in(path):
 
 
 def train(replay, rng, turns):
-    """Add, sample and write back, as a run does; returns all batches."""
+    """Add, sample and write back as a run does; returns all batches."""
     batches = []
     for _ in range(turns):
         replay.add(make_rows(rng, 3))
@@ -68,27 +68,27 @@ def train(replay, rng, turns):
 
 @pytest.mark.parametrize("turns", [20, 90], ids=["filling", "full"])
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_a_resumed_replay_goes_on_bit_for_bit(storage, turns, tmp_path):
-    fracs = Fractions(0.4, 0.3, 0.3)
+def test_a_resumed_replay_is_bit_identical(storage, turns, tmp_path):
+    fracs = SelectorFractions(0.4, 0.3, 0.3)
     arguments = (150, 3, config(storage, fracs=fracs), tmp_path)
     replay = make_replay(*arguments, exact_extras=True, **WINDOWS)
     rng = np.random.default_rng(1)
     fill(replay, rng, 20)
     train(replay, rng, turns)
     state = replay.save()
-    onward = rng.bit_generator.state
+    rng_state = rng.bit_generator.state
     expected = train(replay, rng, 12)
-    replay.save()  # a later save whose checkpoint never came to be
+    replay.save()  # a later save without a checkpoint
     again = make_replay(*arguments, seed=5, exact_extras=True, **WINDOWS)
     again.load(through_checkpoint(state))
-    rng.bit_generator.state = onward
+    rng.bit_generator.state = rng_state
     for one, two in zip(expected, train(again, rng, 12), strict=True):
         same(one, two)
 
 
 @pytest.mark.parametrize("before", ["ram", "disk"])
 @pytest.mark.parametrize("after", ["ram", "disk"])
-def test_a_replay_moves_between_memory_and_disk(before, after, tmp_path):
+def test_a_replay_can_change_between_memory_and_disk(before, after, tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(150, 3, config(before), tmp_path, exact_extras=True, **WINDOWS)
     fill(replay, rng, 70)
@@ -101,21 +101,21 @@ def test_a_replay_moves_between_memory_and_disk(before, after, tmp_path):
         same(batch, other.sample("train"))
 
 
-def test_a_save_writes_only_what_is_new(tmp_path):
+def test_a_save_writes_only_new_steps(tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(1000, 3, config(), tmp_path, **WINDOWS)
     fill(replay, rng, 100)
     replay.save()
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in files_in(tmp_path)}
     fill(replay, rng, 10)
-    replay.collect([replay.save()])
+    replay.delete_unused_files([replay.save()])
     after = {name: (tmp_path / name).stat().st_mtime_ns for name in files_in(tmp_path)}
-    assert len(set(before) - set(after)) == 1  # the partial segment was superseded
+    assert len(set(before) - set(after)) == 1  # the partial segment was replaced
     assert all(after[name] == before[name] for name in set(after) & set(before))
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_files_do_not_pile_up_and_none_that_is_needed_goes(storage, tmp_path):
+def test_unused_files_are_deleted_and_needed_files_kept(storage, tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(150, 3, config(storage), tmp_path, **WINDOWS)
     states, sizes = [], []
@@ -124,7 +124,7 @@ def test_files_do_not_pile_up_and_none_that_is_needed_goes(storage, tmp_path):
         train(replay, rng, 7)
         states = [*states, replay.save()][-2:]
         (tmp_path / ".0000-half.tmp").write_bytes(b"left by a crash")
-        replay.collect(states)
+        replay.delete_unused_files(states)
         sizes.append(len(files_in(tmp_path)))
         for state in states:
             assert set(state["files"]["rows_name"]) <= set(files_in(tmp_path))
@@ -142,7 +142,7 @@ def test_segments_are_plain_safetensors_files(tmp_path):
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "empty"])
-def test_a_damaged_file_is_named_put_aside_and_done_without(storage, damage, tmp_path):
+def test_a_damaged_file_is_reported_and_quarantined(storage, damage, tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     fill(replay, rng, 60)
@@ -167,34 +167,34 @@ def test_a_damaged_file_is_named_put_aside_and_done_without(storage, damage, tmp
     for _ in range(100):
         ids = again.sample("train")["stepid"]
         assert not lost & set(ids.reshape(-1).tolist())
-        assert (np.diff(ids, axis=1) == 3).all()  # no window crosses the hole
-    train(again, rng, 80)  # and the run goes on past the eviction of the hole
+        assert (np.diff(ids, axis=1) == 3).all()  # no window crosses the gap
+    train(again, rng, 80)  # until the gap is evicted
     state = again.save()
-    again.collect([state])
+    again.delete_unused_files([state])
     once_more = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     once_more.load(state)
     assert len(once_more) == len(again) == 200
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_losing_the_newest_file_begins_new_streams(storage, tmp_path):
+def test_losing_the_newest_file_starts_new_streams(storage, tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     fill(replay, rng, 50)
     state = replay.save()
     (tmp_path / state["files"]["rows_name"][-1]).unlink()
     again = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
-    with pytest.warns(RuntimeWarning, match="goes on without"):
+    with pytest.warns(RuntimeWarning, match="continues without"):
         again.load(state)
     fill(again, rng, 20)
-    for g in again.timeline.starts(6):
-        ids = again.timeline.walk(np.array([g]), 6)[0]
+    for g in again.index.window_starts(6):
+        ids = again.index.window_ids(np.array([g]), 6)[0]
         assert (ids < 144).all() or (ids >= 150).all()
     again.load(again.save())
     assert len(again) == 200 - 6
 
 
-def test_everything_lost_is_still_a_start(tmp_path):
+def test_a_replay_without_any_of_its_files_is_empty(tmp_path):
     replay = make_replay(200, 3, config(), tmp_path, **WINDOWS)
     fill(replay, np.random.default_rng(0), 20)
     state = replay.save()
@@ -208,7 +208,7 @@ def test_everything_lost_is_still_a_start(tmp_path):
     assert again.sample("train")["stepid"].min() >= 60
 
 
-def test_other_data_than_was_saved_is_refused(tmp_path):
+def test_loading_other_shapes_raises(tmp_path):
     replay = make_replay(100, 3, config(), tmp_path, **WINDOWS)
     fill(replay, np.random.default_rng(0), 5)
     state = replay.save()
@@ -227,7 +227,7 @@ def test_other_data_than_was_saved_is_refused(tmp_path):
         other.load(state)
 
 
-def test_more_environments_on_resume_begin_streams_of_their_own(tmp_path):
+def test_more_environments_on_resume_start_new_streams(tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(400, 3, config(), tmp_path, **WINDOWS)
     fill(replay, rng, 40)
@@ -235,12 +235,12 @@ def test_more_environments_on_resume_begin_streams_of_their_own(tmp_path):
     wider = make_replay(400, 5, config(), tmp_path, **WINDOWS)
     wider.load(state)
     fill(wider, rng, 20, streams=5)
-    for g in wider.timeline.starts(6):
-        ids = wider.timeline.walk(np.array([g]), 6)[0]
+    for g in wider.index.window_starts(6):
+        ids = wider.index.window_ids(np.array([g]), 6)[0]
         assert len(set(np.diff(ids))) == 1
 
 
-def test_without_saving_only_counters_are_remembered(tmp_path):
+def test_without_saving_only_counters_are_restored(tmp_path):
     replay = make_replay(200, 3, config(save=False), tmp_path, **WINDOWS)
     fill(replay, np.random.default_rng(0), 20)
     state = replay.save()
@@ -252,22 +252,22 @@ def test_without_saving_only_counters_are_remembered(tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_a_full_disk_is_one_clear_sentence_and_loses_nothing(storage, tmp_path):
-    # A limit on the size of files makes the kernel itself refuse the write.
+def test_a_full_disk_raises_and_loses_nothing(storage, tmp_path):
+    # A limit on the file size makes writes fail as on a full disk.
     script = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from test_replay import make_replay, make_rows
-from test_replay_save import WINDOWS, config, fill, train, same
+from test_saving import WINDOWS, config, fill, train, same
 from reverie.storage.atomic import DiskFull
 path = Path({str(tmp_path)!r})
 rng = np.random.default_rng(0)
 replay = make_replay(200, 3, config({storage!r}), path, exact_extras=True, **WINDOWS)
 fill(replay, rng, 40)
 state = replay.save()
-replay.collect([state])
+replay.delete_unused_files([state])
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
 caught = 0
@@ -280,13 +280,13 @@ for attempt in range(3):
         message = str(error)
 assert caught == 3, caught
 assert "The disk is full" in message and "Fix:" in message, message
-assert not list(path.glob(".*")), "half files are left"
+assert not list(path.glob(".*")), "temporary files are left"
 again = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
 again.load(state)
 assert len(again) == 120
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 train(replay, rng, 6)
-state = replay.save()  # the same replay goes on when there is room again
+state = replay.save()  # works again when there is space
 once_more = make_replay(200, 3, config({storage!r}), path, **WINDOWS)
 once_more.load(state)
 same(replay.sample("train"), once_more.sample("train"))
@@ -300,14 +300,14 @@ same(replay.sample("train"), once_more.sample("train"))
 @pytest.mark.parametrize(
     "storage", [pytest.param("ram", marks=pytest.mark.slow), "disk"]
 )
-def test_killed_at_any_moment_the_last_index_finds_all_its_steps(storage, tmp_path):
+def test_the_last_state_can_be_loaded_after_a_kill_at_any_time(storage, tmp_path):
     script = f"""
 import json, os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from test_replay import make_replay
-from test_replay_save import WINDOWS, config, fill, train
+from test_saving import WINDOWS, config, fill, train
 path = Path(sys.argv[1])
 def plain(x):
     return x.tolist() if isinstance(x, np.ndarray) else int(x)
@@ -318,7 +318,7 @@ if (path / "index.json").exists():
     state = json.loads((path / "index.json").read_text())
     import warnings; warnings.simplefilter("error")
     replay.load(state)
-    first, total = state["timeline"]["first"], state["timeline"]["total"]
+    first, total = state["index"]["first"], state["index"]["total"]
     assert len(replay) == total - first, (len(replay), first, total)
     print("resumed", total, flush=True)
 else:
@@ -329,7 +329,7 @@ while True:
     state = replay.save()
     (path / "index.tmp").write_text(json.dumps(state, default=plain))
     os.replace(path / "index.tmp", path / "index.json")
-    replay.collect([state])
+    replay.delete_unused_files([state])
 """
     rng = np.random.default_rng(0)
     total = 0
@@ -354,13 +354,13 @@ while True:
     assert len(leftovers) < 100
 
 
-def test_a_file_lost_while_in_use_is_done_without(tmp_path):
+def test_a_file_lost_while_in_use_is_skipped(tmp_path):
     rng = np.random.default_rng(0)
     replay = make_replay(300, 3, config("disk"), tmp_path, **WINDOWS)
     fill(replay, rng, 90)
     replay.sample("train")
-    replay.columns.close()  # forget what is mapped
-    (tmp_path / replay.archive.segments[4].rows.record.name).unlink()
+    replay.store.close()  # unmap all files
+    (tmp_path / replay.files.segments[4].rows.record.name).unlink()
     with pytest.warns(RuntimeWarning, match="without steps 64 to 79"):
         batches = train(replay, rng, 15)
     used = set(np.concatenate([b["stepid"].reshape(-1) for b in batches]).tolist())
@@ -373,16 +373,16 @@ def test_a_file_lost_while_in_use_is_done_without(tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_a_replay_can_go_back_to_its_own_last_save(storage, tmp_path):
+def test_a_replay_can_load_its_own_last_save(storage, tmp_path):
     rng = np.random.default_rng(0)
     arguments = (300, 3, config(storage), tmp_path)
     replay = make_replay(*arguments, exact_extras=True, **WINDOWS)
     fill(replay, rng, 80)
     train(replay, rng, 5)
     state = replay.save()
-    onward = rng.bit_generator.state
+    rng_state = rng.bit_generator.state
     expected = train(replay, rng, 10)
     replay.load(state)
-    rng.bit_generator.state = onward
+    rng.bit_generator.state = rng_state
     for one, two in zip(expected, train(replay, rng, 10), strict=True):
         same(one, two)

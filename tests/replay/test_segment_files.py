@@ -1,4 +1,4 @@
-"""Files that threads write: what is read, changed, saved or fails in the meantime."""
+"""Segments that are written by threads while steps are read, changed and saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_replay import EXTRAS, make_replay, make_rows
 
-from reverie.replay.buffer import ReplayConfig
+from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
 from reverie.storage import array_file
 from reverie.storage.atomic import DiskFull
@@ -19,7 +19,7 @@ STREAMS, SEGMENT = 2, 8
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Files are written once this is set."""
+    """Files are not written until this event is set."""
     opened = threading.Event()
     write = array_file.write_arrays
 
@@ -50,10 +50,10 @@ def read(replay, ids):
     return out
 
 
-def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
+def test_steps_of_pending_files_can_be_read_and_changed(gate, tmp_path):
     replay = make(tmp_path, exact_extras=True)
     ids, rows = fill(replay, 8, np.random.default_rng(0))
-    assert replay.archive.sealed == 0  # the first segment waits
+    assert replay.files.first_unwritten == 0  # the first segment is pending
     rng = np.random.default_rng(1)
     fresh = make_rows(rng, 3)
     changed = ids[[1, 4, 6]]
@@ -66,7 +66,7 @@ def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
         if before:
             gate.set()
             state = replay.save()
-            assert replay.archive.sealed == 16
+            assert replay.files.first_unwritten == 16
     replay.close()
     again = make(tmp_path, exact_extras=True)
     again.load(state)
@@ -75,10 +75,12 @@ def test_steps_on_their_way_to_a_file_are_read_and_changed(gate, tmp_path):
     again.close()
 
 
-def test_adding_waits_before_memory_runs_out(gate, tmp_path):
+def test_adding_waits_if_the_tail_is_full(gate, tmp_path):
     replay = make(tmp_path)
     rng = np.random.default_rng(0)
-    _, rows = fill(replay, 14, rng)  # 28 steps: three segments wait, the tail holds 32
+    _, rows = fill(
+        replay, 14, rng
+    )  # 28 steps: three segments are pending, the tail holds 32
     thread = threading.Thread(target=fill, args=(replay, 4, rng))
     thread.start()
     thread.join(0.2)
@@ -93,12 +95,12 @@ def test_adding_waits_before_memory_runs_out(gate, tmp_path):
     replay.close()
 
 
-def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
+def test_segments_that_failed_to_be_written_are_written_later(monkeypatch, tmp_path):
     write, failing = array_file.write_arrays, [True]
 
     def sometimes(*arguments):
         if failing[0]:
-            raise DiskFull("no room")
+            raise DiskFull("full")
         return write(*arguments)
 
     monkeypatch.setattr(array_file, "write_arrays", sometimes)
@@ -115,7 +117,7 @@ def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
         [add() for _ in range(20)]
     failing[0] = False
     held = len(replay)
-    assert held == STREAMS * len(rows)  # the row that could not be added is not there
+    assert held == STREAMS * len(rows)  # the row that could not be added is not stored
     fill(replay, 10, rng)
     out = read(replay, np.arange(held))
     for key, value in out.items():
@@ -124,11 +126,11 @@ def test_what_failed_to_be_written_is_written_later(monkeypatch, tmp_path):
     replay.close()
 
 
-def test_clearing_up_leaves_files_that_are_being_written(gate, tmp_path):
+def test_pending_files_are_not_deleted(gate, tmp_path):
     replay = make(tmp_path)
     ids, rows = fill(replay, 8, np.random.default_rng(0))
     threading.Timer(0.2, gate.set).start()
-    replay.collect([])
+    replay.delete_unused_files([])
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
     np.testing.assert_array_equal(read(replay, ids)["image"], rows["image"])
     replay.close()

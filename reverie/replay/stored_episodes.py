@@ -1,4 +1,4 @@
-"""Take whole episodes out of a replay buffer."""
+"""Read complete episodes from a replay buffer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from reverie.replay.buffer import Replay
 from reverie.storage.episodes import Episode
 
 
-def cut_episodes(replay: Replay, partial: bool = False) -> Iterator[Episode]:
-    """The episodes in a replay, oldest stream first.
+def stored_episodes(replay: Replay, partial: bool = False) -> Iterator[Episode]:
+    """Yield the episodes in a replay, ordered by stream and position.
 
-    With `partial` also those whose beginning was evicted or whose end is yet to come.
+    With `partial`, also those whose first steps were evicted or that are not over yet.
     """
-    timeline = replay.timeline
-    live = np.arange(timeline.first, timeline.total)
-    live = live[timeline.live(live)]
-    rows = live % timeline.capacity
-    order = np.lexsort((timeline.position[rows], timeline.stream[rows]))
-    ids, stream = live[order], timeline.stream[rows][order]
+    index = replay.index
+    live = np.arange(index.first, index.total)
+    live = live[index.is_live(live)]
+    rows = live % index.capacity
+    order = np.lexsort((index.position[rows], index.stream[rows]))
+    ids, stream = live[order], index.stream[rows][order]
     flags = {key: np.empty(len(ids), bool) for key in ("is_first", "is_last")}
-    replay.columns.gather(ids, flags)
+    replay.store.gather(ids, flags)
     begins = flags["is_first"].copy()
     begins[:1] = True
     begins[1:] |= stream[1:] != stream[:-1]
@@ -31,5 +31,5 @@ def cut_episodes(replay: Replay, partial: bool = False) -> Iterator[Episode]:
     for start, stop in pairwise(edges):
         if partial or (flags["is_first"][start] and flags["is_last"][stop - 1]):
             episode = {k: s.zeros(stop - start) for k, s in replay.spaces.items()}
-            replay.columns.gather(ids[start:stop], episode)
+            replay.store.gather(ids[start:stop], episode)
             yield episode

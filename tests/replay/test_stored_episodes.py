@@ -1,4 +1,4 @@
-"""Episodes as files: ours, and those of dreamerv3-torch."""
+"""Episodes from a replay and in files, including those of dreamerv3-torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from test_replay import make_replay, make_rows
 
 from reverie.api import UserError
 from reverie.datasets.readers import npz
-from reverie.replay.buffer import ReplayConfig
-from reverie.replay.cut_episodes import cut_episodes
+from reverie.replay.config import ReplayConfig
+from reverie.replay.stored_episodes import stored_episodes
 from reverie.rows import Window
 from reverie.spaces import Space
 from reverie.storage import episodes as store
@@ -179,7 +179,7 @@ def test_spaces_are_read_off_a_file(tmp_path):
     assert act_space["action"].shape == (4,)
 
 
-def test_our_own_files_give_back_what_was_written(tmp_path):
+def test_episode_files_round_trip_and_detect_damage(tmp_path):
     episodes = {f"ep{i}": make_episode(ACTS["several"], seed=i) for i in range(3)}
     for name, episode in episodes.items():
         store.write_episode(tmp_path, name, episode)
@@ -195,11 +195,11 @@ def test_our_own_files_give_back_what_was_written(tmp_path):
         store.read_episode(victim)
 
 
-def test_a_replay_is_cut_into_its_episodes_and_filled_with_them():
+def test_stored_episodes_can_be_read_and_added_to_another_replay():
     rng = np.random.default_rng(0)
     window = Window(2, 3)
     replay = make_replay(100, 2, train=window)
-    lived = []
+    added = []
     for _ in range(4):
         length = int(rng.integers(4, 7))
         rows = []
@@ -208,28 +208,28 @@ def test_a_replay_is_cut_into_its_episodes_and_filled_with_them():
             row["is_last"][:] = t == length - 1
             replay.add(row)
             rows.append(row)
-        lived.append(rows)
+        added.append(rows)
     replay.add(make_rows(rng, 2, first=np.ones(2, bool)))  # not over yet
-    episodes = list(cut_episodes(replay))
+    episodes = list(stored_episodes(replay))
     assert len(episodes) == 8
     for i, episode in enumerate(episodes):
         slot, which = divmod(i, 4)
-        want = np.stack([row["vector"][slot] for row in lived[which]])
+        want = np.stack([row["vector"][slot] for row in added[which]])
         np.testing.assert_array_equal(episode["vector"], want)
-    assert len(list(cut_episodes(replay, partial=True))) == 10
+    assert len(list(stored_episodes(replay, partial=True))) == 10
 
     other = make_replay(1000, 2, train=window)
     for episode in episodes:
         other.add_episode({k: v for k, v in episode.items() if k != "deter"})
     assert len(other) == sum(len(e["reward"]) for e in episodes)
-    for one, two in zip(episodes, cut_episodes(other), strict=True):
+    for one, two in zip(episodes, stored_episodes(other), strict=True):
         np.testing.assert_array_equal(one["image"], two["image"])
         assert (two["deter"] == 0).all()
     other.add(make_rows(rng, 2))
     assert other.sample("train")["stepid"].shape == (2, 3)
 
 
-def test_recorded_episodes_pass_the_online_queue_once():
+def test_recorded_episodes_are_sampled_online_once():
     rng = np.random.default_rng(0)
     config = ReplayConfig(storage="ram")
     replay = make_replay(1000, 2, config, train=Window(1, 4))

@@ -1,0 +1,191 @@
+"""Memory and disk space that a replay needs, checked before the run starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from reverie.api import UserError
+from reverie.replay.column_store import MAX_RESIDENT_BYTES, WIDE_BYTES
+from reverie.rows import Window
+from reverie.spaces import Spaces
+
+MEMORY_FRACTION = 0.6
+"""Fraction of the available memory that a replay may take."""
+
+INDEX_BYTES = 4 + 8 + 4 + 4
+"""Bytes per step of the step index in memory."""
+
+FILE_INDEX_BYTES = 8 + 8 + 4
+"""Bytes per step of stream, position and order in a segment file."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where a replay is stored and how much space it needs."""
+
+    storage: Literal["ram", "disk"]
+    capacity: int
+    step_bytes: int
+    ram_bytes: int
+    disk_bytes: int
+
+    def describe(self) -> str:
+        where = "in memory" if self.storage == "ram" else "on disk"
+        disk = f", {format_bytes(self.disk_bytes)} of disk" if self.disk_bytes else ""
+        return (
+            f"Replay of {self.capacity:,} steps {where}: "
+            f"{format_bytes(self.step_bytes)} per step, "
+            f"{format_bytes(self.ram_bytes)} of memory{disk}"
+        )
+
+
+def check_capacity(capacity: int, streams: int, windows: dict[str, Window]) -> int:
+    """Return the capacity that one window needs; raise if the configured is lower."""
+    longest = max((window.span for window in windows.values()), default=1)
+    needed = max((longest - 1) * streams + 1, streams)
+    if capacity < needed:
+        raise UserError(
+            f"A replay of {capacity} steps from {streams} environments cannot "
+            f"hold a sequence of {longest} steps.\n"
+            f"  Fix: --replay.capacity {needed} or more."
+        )
+    return needed
+
+
+def make_memory_plan(
+    spaces: Spaces,
+    extras: Spaces,
+    *,
+    capacity: int,
+    storage: Literal["auto", "ram", "disk"],
+    tail: int,
+    saves: bool,
+    directory: Path | None,
+    selector_bytes: int = 0,
+    min_capacity: int = 1,
+) -> MemoryPlan:
+    """Choose the storage and raise a UserError with advice if it does not fit.
+
+    `tail` is the number of steps a disk store keeps in memory, `selector_bytes` the
+    memory per step of the selectors; the advice is never less than `min_capacity`.
+    """
+    sizes = {key: space.nbytes for key, space in {**spaces, **extras}.items()}
+    step = sum(sizes.values())
+    wide = sum(size for size in sizes.values() if size >= WIDE_BYTES)
+    wide_extras = sum(sizes[key] for key in extras if sizes[key] >= WIDE_BYTES)
+    index = INDEX_BYTES + selector_bytes
+    file_bytes = capacity * (step + FILE_INDEX_BYTES)
+    ram = MemoryPlan(
+        "ram",
+        capacity,
+        step,
+        capacity * (step + index),
+        file_bytes if saves and directory else 0,
+    )
+    disk = MemoryPlan(
+        "disk",
+        capacity,
+        step,
+        capacity * (step - wide + index + 4) + tail * wide + MAX_RESIDENT_BYTES,
+        file_bytes + capacity * wide_extras,
+    )
+    memory = available_memory()
+    space = free_space(directory) if directory else 0
+    if storage == "disk" and directory is None:
+        raise UserError(
+            "A replay on disk needs a folder.\n  Fix: give --logdir, or "
+            "--replay.storage ram"
+        )
+    problems = {
+        "ram": _find_problem(ram, memory, space),
+        "disk": _find_problem(disk, memory, space) if directory else "it has no folder",
+    }
+    choices = {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
+    for plan in choices:
+        if problems[plan.storage] is None:
+            return plan
+    reasons = "; ".join(f"{p.storage}: {problems[p.storage]}" for p in choices)
+    largest = max(_largest_capacity(plan, memory, space) for plan in choices)
+    smaller = f"--replay.capacity {largest}, " if largest >= min_capacity else ""
+    use_disk = ", --replay.storage disk" if storage == "ram" else ""
+    raise UserError(
+        f"A replay of {capacity:,} steps ({format_bytes(step)} each) does not fit: "
+        f"{reasons}.\n"
+        f"  Fix: {smaller}smaller images or latents{use_disk}, or a --logdir on a "
+        "larger disk."
+    )
+
+
+def _find_problem(plan: MemoryPlan, memory: int, space: int) -> str | None:
+    if plan.ram_bytes > memory * MEMORY_FRACTION:
+        return (
+            f"needs {format_bytes(plan.ram_bytes)} of memory, but "
+            f"{format_bytes(memory)} are available, of which {MEMORY_FRACTION:.0%} may "
+            "be used"
+        )
+    if plan.disk_bytes > space:
+        needed, free = format_bytes(plan.disk_bytes), format_bytes(space)
+        return f"needs {needed} of disk, but {free} are free"
+    return None
+
+
+def _largest_capacity(plan: MemoryPlan, memory: int, space: int) -> int:
+    """Approximate number of steps that would fit, rounded down to two digits."""
+    fraction = min(
+        memory * MEMORY_FRACTION / plan.ram_bytes,
+        space / plan.disk_bytes if plan.disk_bytes else 1.0,
+    )
+    steps = int(plan.capacity * fraction * 0.95)
+    digits = max(0, len(str(steps)) - 2)
+    return steps // 10**digits * 10**digits
+
+
+def available_memory() -> int:
+    """Bytes that this process can still allocate on this machine or in its cgroup."""
+    limits = []
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    limits.append(int(line.split()[1]) * 1024)
+    except OSError:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limits.append(pages // 2)
+    for limit_file, usage_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = Path("/sys/fs/cgroup", limit_file).read_text().strip()
+            usage = Path("/sys/fs/cgroup", usage_file).read_text().strip()
+            if limit.isdigit() and usage.isdigit():
+                limits.append(max(0, int(limit) - int(usage)))
+        except OSError:
+            continue
+    return min(limits)
+
+
+def free_space(directory: Path) -> int:
+    """Free bytes on the disk of this folder, including the files in the folder.
+
+    Its files are counted because a resumed run replaces them.
+    """
+    parent = directory.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    return free + sum(p.stat().st_size for p in directory.glob("*") if p.is_file())
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes: 1500 -> 1.5 KB."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1000:
+            digits = 0 if count >= 100 or unit == "bytes" else 1
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

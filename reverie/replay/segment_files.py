@@ -1,0 +1,388 @@
+"""The replay on disk: which files hold which steps.
+
+Full segments are written by threads during training; until a file is complete, its
+steps are read from memory. A save waits for these files and writes the remaining steps.
+Files are never changed. The manifest, which is part of a checkpoint, lists them with
+their checksums. A file is deleted only if neither the replay nor a kept checkpoint
+lists it, so the newest complete checkpoint finds all of its files even if the program
+is killed at any time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from reverie.api import StateDict
+from reverie.replay.column_store import SCRATCH_SUFFIX, ColumnStore, ReplaySegment
+from reverie.replay.step_index import StepIndex
+from reverie.spaces import Spaces
+from reverie.storage import array_file
+from reverie.storage.array_file import ArrayFile, Arrays, FileRecord
+from reverie.storage.atomic import TEMPORARY, explain_full_disk, fsync
+from reverie.storage.segments import ORDER, POSITION, STREAM, segment_stem
+
+WRITERS = 2
+"""Number of threads that write files."""
+
+MAX_PENDING = WRITERS + 1
+"""Maximum number of segments that are being written or wait for a thread."""
+
+
+@dataclass
+class PendingSegment:
+    """Consecutive steps that a thread is writing, as they were when it began."""
+
+    first: int
+    order: np.ndarray
+    arrays: Arrays
+    file: Future[ArrayFile]
+    changed_ids: list[np.ndarray] = field(default_factory=list)
+    """Steps whose extras have changed since."""
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.order)
+
+
+class SegmentFiles:
+    """Writes steps to segment files, loads them, and deletes unused files.
+
+    `block` is the largest number of steps added at once and `tail` the number of steps
+    that a disk store can hold in memory. With `exact_extras`, a save writes all extras
+    that were changed by write-backs, so that a resumed run continues exactly.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        index: StepIndex,
+        store: ColumnStore,
+        spaces: Spaces,
+        extras: Spaces,
+        *,
+        segment: int,
+        block: int,
+        tail: int,
+        exact_extras: bool,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.index = index
+        self.store = store
+        self.spaces = spaces
+        self.extras = extras
+        self.segment = segment
+        self.block, self.tail = block, tail
+        self.exact_extras = exact_extras
+        self.segments: list[ReplaySegment] = []
+        self.partial: ReplaySegment | None = None  # incomplete, replaced by next save
+        self.first_unwritten = 0  # steps before this id are in full segments
+        self._changed: set[ReplaySegment] = set()  # extras differ from the file
+        self._pending: deque[PendingSegment] = deque()
+        self._executor: ThreadPoolExecutor | None = None
+        self._unsynced: list[str] = []
+        self._buffers: list[Arrays] = []  # reused, because new memory is slow to touch
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(
+            file.record.size
+            for segment in self._listed_segments()
+            for file in (segment.rows, segment.extras, segment.scratch)
+            if file is not None
+        )
+
+    def make_room(self, count: int) -> None:
+        """Write full segments before `count` new steps would overflow the tail."""
+        index = self.index
+        if index.total + count - max(self.first_unwritten, index.first) <= self.block:
+            return
+        self._write_full_segments()
+        self.wait(MAX_PENDING, until=index.total + count - self.tail)
+        held = index.total - max(self.first_unwritten, index.first)
+        assert held + count <= self.tail, (held, count, self.tail)
+        self.evict()
+
+    def wait(self, max_pending: int = 0, until: int = 0) -> None:
+        """Take over the files that are complete, and wait for others if necessary.
+
+        Waits until all steps before the id `until` are written and at most
+        `max_pending` files are being written.
+        """
+        while self._pending and (
+            self._pending[0].file.done()
+            or len(self._pending) > max_pending
+            or self.first_unwritten < until
+        ):
+            try:
+                file = self._pending[0].file.result()
+            except BaseException:
+                self._cancel_pending()  # segments must be added in order
+                raise
+            self._take_over(self._pending.popleft(), file)
+
+    def extras_changed(self, ids: np.ndarray) -> None:
+        """Record that the extras of these steps were overwritten."""
+        for pending in self._pending:
+            inside = (ids >= pending.first) & (ids < pending.stop)
+            if inside.any():
+                pending.changed_ids.append(ids[inside])
+        if self.exact_extras:
+            firsts = np.array([segment.first for segment in self.segments], np.int64)
+            written = ids[ids < self.first_unwritten]
+            numbers = np.unique(np.searchsorted(firsts, written, "right") - 1)
+            self._changed |= {self.segments[n] for n in numbers if n >= 0}
+
+    def evict(self) -> None:
+        """Release the segments whose steps are all evicted."""
+        while self.segments and self.segments[0].stop <= self.index.first:
+            self.segments.pop(0)
+        self.store.evict_before(self.index.first)
+
+    def save(self) -> StateDict:
+        """Write all steps that no file holds yet, and flush; returns the manifest."""
+        self.wait()
+        self.evict()
+        if self.exact_extras:
+            self._write_changed_extras()
+        self._write_full_segments()
+        self.wait()
+        self._write_partial()
+        manifest = self._manifest()
+        listed = {*manifest["rows_name"], *manifest["extras_name"]}
+        with explain_full_disk(self.directory):
+            for name in self._unsynced:
+                if name in listed:
+                    fsync(self.directory / name)
+            fsync(self.directory)
+        self._unsynced = []
+        return manifest
+
+    def load(
+        self, manifest: StateDict, oldest: int, total: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Load the steps from `oldest` on; returns their ids, streams and positions.
+
+        A damaged file is moved to quarantine with a warning, and its steps are lost.
+        """
+        self._cancel_pending()
+        self._changed.clear()
+        self.partial, self.segments, self.first_unwritten = None, [], total
+        ids = [np.zeros(0, np.int64)]
+        stream, position = list(ids), list(ids)
+        for segment, arrays in self._open_listed(manifest, oldest):
+            steps = segment.first + np.array(arrays[ORDER], np.int64)
+            live = steps >= oldest
+            self.store.load_segment(segment, steps, live, arrays)
+            ids.append(steps[live])
+            stream.append(np.array(arrays[STREAM])[live])
+            position.append(np.array(arrays[POSITION])[live])
+        return np.concatenate(ids), np.concatenate(stream), np.concatenate(position)
+
+    def remove_lost(self, segment: ReplaySegment, reason: str) -> None:
+        """Move a file that failed while in use to quarantine."""
+        self.segments.remove(segment)
+        self._quarantine_rows(segment.rows.record, reason, segment.first, segment.count)
+        self.store.remove_segment(segment)
+
+    def delete_unused(self, kept: list[StateDict]) -> None:
+        """Delete files that neither the replay nor one of these manifests lists."""
+        self.wait()
+        self.evict()
+        names = set()
+        for manifest in (self._manifest(), *kept):
+            names |= {record.name for record in listed_files(manifest)}
+        names |= {s.scratch.record.name for s in self.segments if s.scratch}
+        for path in self.directory.iterdir():
+            is_ours = path.suffix in (array_file.SUFFIX, TEMPORARY, SCRATCH_SUFFIX)
+            if is_ours and path.name not in names and path.is_file():
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _listed_segments(self) -> list[ReplaySegment]:
+        return [*self.segments, *([self.partial] if self.partial else [])]
+
+    def _manifest(self) -> StateDict:
+        segments = self._listed_segments()
+        rows = [segment.rows.record for segment in segments]
+        missing = FileRecord("", 0, 0)
+        extras = [s.extras.record if s.extras else missing for s in segments]
+        return {
+            "first": np.array([segment.first for segment in segments], np.int64),
+            "count": np.array([segment.count for segment in segments], np.int64),
+            **_pack_records("rows", rows),
+            **_pack_records("extras", extras),
+        }
+
+    def _open_listed(
+        self, manifest: StateDict, oldest: int
+    ) -> Iterator[tuple[ReplaySegment, Arrays]]:
+        """Verify the listed files, then map those with steps from `oldest` on."""
+        firsts, counts = np.asarray(manifest["first"]), np.asarray(manifest["count"])
+        rows = _unpack_records(manifest, "rows")
+        extras = _unpack_records(manifest, "extras")
+        damages = self._find_damages([*rows, *extras])
+        for i, (first, count) in enumerate(
+            zip(firsts.tolist(), counts.tolist(), strict=True)
+        ):
+            if first + count <= oldest:
+                continue
+            if damage := damages[i]:
+                self._quarantine_rows(rows[i], damage, first, count)
+                continue
+            file = array_file.read_layout(self.directory, rows[i])
+            segment = ReplaySegment(first, count, file)
+            arrays = file.open(self.directory)[1]
+            if damage := damages[len(rows) + i]:
+                consequence = f"Older extras are used for {_steps(first, count)}."
+                name = extras[i].name
+                array_file.quarantine(self.directory, name, damage, consequence)
+            elif extras[i].name:
+                segment.extras = array_file.read_layout(self.directory, extras[i])
+                arrays |= segment.extras.open(self.directory)[1]
+            self.segments.append(segment)
+            yield segment, arrays
+
+    def _find_damages(self, records: list[FileRecord]) -> list[str | None]:
+        def check(record: FileRecord) -> str | None:
+            if not record.name:
+                return None
+            return array_file.find_damage(self.directory, record)
+
+        with ThreadPoolExecutor(4) as executor:
+            return list(executor.map(check, records))
+
+    def _quarantine_rows(
+        self, record: FileRecord, damage: str, first: int, count: int
+    ) -> None:
+        consequence = f"The replay continues without {_steps(first, count)}."
+        array_file.quarantine(self.directory, record.name, damage, consequence)
+
+    def _next_to_write(self) -> int:
+        """Id of the first step that is neither in a full segment nor pending."""
+        stop = self._pending[-1].stop if self._pending else self.first_unwritten
+        return max(stop, self.index.first)
+
+    def _write_full_segments(self) -> None:
+        """Start writing all full segments, in threads."""
+        while self.index.total - (first := self._next_to_write()) >= self.segment:
+            self.wait(MAX_PENDING - 1)
+            arrays, order = self._copy_steps(first, self.segment)
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(WRITERS, "replay-files")
+            stem = segment_stem(first, self.segment)
+            file = self._executor.submit(
+                array_file.write_arrays, self.directory, stem, arrays
+            )
+            self._pending.append(PendingSegment(first, order, arrays, file))
+
+    def _write_partial(self) -> None:
+        """Write the steps after the last full segment, if they have changed."""
+        first = self._next_to_write()
+        count = self.index.total - first
+        if not count:
+            self.partial = None
+            return
+        old = self.partial
+        if old and (old.first, old.count) == (first, count) and not self.extras:
+            return
+        arrays, _ = self._copy_steps(first, count)
+        file = self._write(segment_stem(first, count), arrays)
+        self.partial = ReplaySegment(first, count, file)
+
+    def _write_changed_extras(self) -> None:
+        """Write the extras of segments that have changed since the last save."""
+        changed = self._changed.intersection(self.segments)
+        for segment in sorted(changed, key=lambda segment: segment.first):
+            _, arrays = segment.rows.open(self.directory)
+            order = np.array(arrays[ORDER], np.int64)
+            ids = np.maximum(segment.first + order, self.index.first)
+            extras = {k: space.zeros(segment.count) for k, space in self.extras.items()}
+            self.store.gather(ids, extras)
+            stem = segment_stem(segment.first, segment.count) + "-extras"
+            segment.extras = self._write(stem, extras)
+        self._changed.clear()
+
+    def _write(self, stem: str, arrays: Arrays) -> ArrayFile:
+        file = array_file.write_arrays(self.directory, stem, arrays)
+        self._unsynced.append(file.record.name)
+        return file
+
+    def _copy_steps(self, first: int, count: int) -> tuple[Arrays, np.ndarray]:
+        """Copy these steps in the order of the file; returns also that order."""
+        ids = np.arange(first, first + count)
+        stream = self.index.stream[ids % self.index.capacity]
+        # Steps of one stream are contiguous, so that a window is one or two reads.
+        order = np.argsort(stream, kind="stable")
+        ids = ids[order]
+        if count == self.segment and self._buffers:
+            arrays = self._buffers.pop()
+        else:
+            arrays = {key: space.zeros(count) for key, space in self.spaces.items()}
+        self.store.gather(ids, arrays)
+        positions: Arrays = {
+            STREAM: stream[order].astype(np.int64),
+            POSITION: self.index.position[ids % self.index.capacity],
+            ORDER: order.astype(np.int32),
+        }
+        return {**arrays, **positions}, order
+
+    def _take_over(self, pending: PendingSegment, file: ArrayFile) -> None:
+        """Read the steps of a completed file from it instead of from memory."""
+        segment = ReplaySegment(pending.first, len(pending.order), file)
+        none = np.zeros(0, np.int64)
+        changed = np.unique(np.concatenate([none, *pending.changed_ids]))
+        extras = {key: space.zeros(len(changed)) for key, space in self.extras.items()}
+        if len(changed):
+            self.store.gather(changed, extras)
+        self._unsynced.append(file.record.name)
+        self.segments.append(segment)
+        self.first_unwritten = segment.stop
+        self.store.add_segment(segment, pending.order)
+        if len(changed):
+            self.store.scatter(changed, extras)
+            if self.exact_extras:
+                self._changed.add(segment)
+        self._buffers.append({key: pending.arrays[key] for key in self.spaces})
+
+    def _cancel_pending(self) -> None:
+        """Wait for the files being written and ignore them; memory has their steps."""
+        while self._pending:
+            self._pending.popleft().file.exception()
+
+
+def listed_files(manifest: StateDict) -> list[FileRecord]:
+    """Return the records of all files that a manifest lists."""
+    records = _unpack_records(manifest, "rows") + _unpack_records(manifest, "extras")
+    return [record for record in records if record.name]
+
+
+def _pack_records(prefix: str, records: list[FileRecord]) -> StateDict:
+    return {
+        f"{prefix}_name": [record.name for record in records],
+        f"{prefix}_size": np.array([record.size for record in records], np.int64),
+        f"{prefix}_crc": np.array([record.crc for record in records], np.int64),
+    }
+
+
+def _unpack_records(manifest: StateDict, prefix: str) -> list[FileRecord]:
+    """Records of the `rows` or `extras` files; the name is empty if there is none."""
+    columns = (manifest[f"{prefix}_{key}"] for key in ("name", "size", "crc"))
+    return [
+        FileRecord(str(name), int(size), int(crc))
+        for name, size, crc in zip(*columns, strict=True)
+    ]
+
+
+def _steps(first: int, count: int) -> str:
+    return f"steps {first} to {first + count - 1}"

@@ -1,0 +1,166 @@
+"""Samples the steps of each batch of one window.
+
+Windows of new steps are queued and sampled first, each once (online sampling); the
+others come from a selector. A window that selects episodes uses an `EpisodeSampler`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from reverie.api import StateDict
+from reverie.replay.episode_sampler import EpisodeIndex, EpisodeSampler
+from reverie.replay.selectors import Selector
+from reverie.replay.step_index import StepIndex
+from reverie.rows import Window
+
+
+class WindowSampler:
+    """Chooses the step ids of each batch.
+
+    With `consec` > 1, each sampled sequence is returned in that many chunks, one per
+    batch; `chunk` counts them for each row of the batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        window: Window,
+        index: StepIndex,
+        make_selector: Callable[[], Selector],
+        episodes: EpisodeIndex | None,
+        seed: int,
+    ) -> None:
+        self.window = window
+        self.index = index
+        self.selector = make_selector()
+        self.rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        self.starts = np.zeros(window.batch, np.int64)
+        self.chunk = np.full(window.batch, window.consec, np.int64)
+        self.queue: deque[int] = deque()  # starts of complete windows of new steps
+        self.pending: dict[int, int] = {}  # stream -> start of an incomplete window
+        self._make_selector = make_selector
+        self._episodes = episodes if window.select == "episodes" else None
+        self.episode_sampler = self._make_episode_sampler()
+        # Ids and mask of the last batch sampled by episode, and those put back.
+        self._last: tuple[np.ndarray, np.ndarray] | None = None
+        self._put_back: tuple[np.ndarray, np.ndarray] | None = None
+
+    def enqueue(self, ids: np.ndarray) -> None:
+        """Queue the windows completed by these new steps, for online sampling.
+
+        Each stream is divided into adjacent windows, so every step is queued once.
+        """
+        index, span = self.index, self.window.span
+        rows = ids % index.capacity
+        offset = index.position[rows] % span
+        streams = index.stream[rows]
+        for i in np.flatnonzero((offset == 0) | (offset == span - 1)):
+            stream = int(streams[i])
+            if offset[i] == 0:
+                self.pending[stream] = int(ids[i])
+            if offset[i] == span - 1:
+                start = self.pending.pop(stream, -1)
+                if start >= index.first:
+                    self.queue.append(start)
+        while self.queue and self.queue[0] < index.first:
+            self.queue.popleft()
+
+    def sample_episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sample the next batch by episode; returns step ids and mask."""
+        assert self.episode_sampler is not None
+        batch, self._put_back = self._put_back, None
+        if batch is None or not self.index.is_live(batch[0]).all():
+            batch = self.episode_sampler.sample(self.rng)
+        self._last = batch
+        return batch
+
+    def sample_windows(self) -> np.ndarray:
+        """Ids of the full windows that the chunks of the next batch belong to.
+
+        A row gets a new window when its window is used up or partly evicted.
+        """
+        is_done = self.chunk >= self.window.consec
+        is_done |= ~self.index.is_live(self.starts)
+        if is_done.any():
+            self.starts[is_done] = self._sample_starts(int(is_done.sum()))
+            self.chunk[is_done] = 0
+        return self.index.window_ids(self.starts, self.window.span)
+
+    def put_back(self) -> None:
+        """Return the last batch again at the next call, because it was not used."""
+        if self.episode_sampler is not None:
+            self._put_back = self._last
+        else:
+            self.chunk -= 1
+
+    def state_dict(self) -> StateDict:
+        sampler = self.episode_sampler
+        return {
+            "rng": json.dumps(self.rng.bit_generator.state),
+            "starts": self.starts.copy(),
+            "chunk": self.chunk.copy(),
+            "queue": np.array(self.queue, np.int64),
+            "pending": np.array(list(self.pending.values()), np.int64),
+            "pending_streams": np.array(list(self.pending), np.int64),
+            "selector": self.selector.state_dict(),
+            "put_back": list(self._put_back or ()),
+            **({"episode_sampler": sampler.state_dict()} if sampler else {}),
+        }
+
+    def load_state_dict(self, state: StateDict, episodes: StateDict | None) -> None:
+        """Load a state, without the windows that are no longer stored.
+
+        `episodes` is the state of the episode index that was saved with it, if any.
+        """
+        index, span = self.index, self.window.span
+        self.rng.bit_generator.state = json.loads(state["rng"])
+        if np.shape(state["starts"]) == self.starts.shape:
+            self.starts = np.array(state["starts"], np.int64)
+            self.chunk = np.array(state["chunk"], np.int64)
+            self.chunk[~index.has_window(self.starts, span)] = self.window.consec
+        queue = np.array(state["queue"], np.int64)
+        self.queue = deque(queue[index.has_window(queue, span)].tolist())
+        starts = np.array(state["pending"], np.int64)
+        streams = np.array(state["pending_streams"], np.int64)
+        is_same = index.is_live(starts) & (
+            index.stream[starts % index.capacity] == streams
+        )
+        self.pending = dict(
+            zip(streams[is_same].tolist(), starts[is_same].tolist(), strict=True)
+        )
+        self._last = self._put_back = None
+        if len(state["put_back"]):
+            self._put_back = (state["put_back"][0], state["put_back"][1])
+        try:
+            self.selector.load_state_dict(state["selector"])
+        except KeyError:  # saved with other fractions: treat all steps as new
+            self.selector = self._make_selector()
+        saved = state.get("episode_sampler")
+        if self.episode_sampler is not None and saved and episodes is not None:
+            self.episode_sampler.load_state_dict(saved, episodes)
+        else:
+            self.episode_sampler = self._make_episode_sampler()
+
+    def _make_episode_sampler(self) -> EpisodeSampler | None:
+        if self._episodes is None:
+            return None
+        return EpisodeSampler(self._episodes, self.window)
+
+    def _sample_starts(self, count: int) -> np.ndarray:
+        """Start ids from the online queue, then from the selector."""
+        queued: list[int] = []
+        while self.queue and len(queued) < count:
+            start = self.queue.popleft()
+            if start >= self.index.first:
+                queued.append(start)
+        missing = count - len(queued)
+        starts = np.array(queued, np.int64)
+        if missing:
+            starts = np.append(starts, self.selector.draw(missing, self.rng))
+        return starts
