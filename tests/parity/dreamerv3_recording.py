@@ -39,7 +39,7 @@ def under(data: dict, prefix: str) -> dict:
     return {k[len(prefix) :]: v for k, v in data.items() if k.startswith(prefix)}
 
 
-class RecordedDice(Rng):
+class RecordedSamples(Rng):
     """Hands out recorded draws in the order in which they are asked for."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Recording:
         self.params = load(f"{variant}_params")
         first = load(f"{variant}_call0")
         self.obs_space, self.act_space = self._spaces(first)
-        self.rng = RecordedDice()
+        self.rng = RecordedSamples()
 
     def make_agent(self) -> Dreamer:
         agent = Dreamer(

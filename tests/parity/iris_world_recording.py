@@ -1,4 +1,4 @@
-"""Recordings of the original Δ-IRIS, and worlds set up to replay them.
+"""Recordings of the original Δ-IRIS, and worlds with its weights.
 
 A recording is a folder of npz files. Sizes are read from the arrays, so any recording
 of the same format will do.
@@ -43,7 +43,7 @@ FOLDER = (
     Path(os.environ.get("REVERIE_PARITY_DIR", HERE.parent / "fixtures")) / "delta_iris"
 )
 REVIVE_UNTIL = 10
-"""Not among the arrays; the folder's description says so."""
+"""Setting of the recorded run, which is not stored in the arrays."""
 SCALES = {"": (1.0, 1.0, 1.0), "classes/": (0.1, 1.0, 0.1)}
 """Loss scales of latents, rewards and ends, with two-hot rewards and with signs."""
 SIZES = ("crafter", "atari")
@@ -51,7 +51,7 @@ SIZES = ("crafter", "atari")
 
 @cache
 def load(name: str) -> dict[str, np.ndarray]:
-    """One file, or all the parts into which it was split."""
+    """Load one file, or all files into which it was split."""
     data: dict[str, np.ndarray] = {}
     paths = [FOLDER / f"{name}.npz", *sorted(FOLDER.glob(f"{name}_part*.npz"))]
     for path in paths:
@@ -75,7 +75,7 @@ def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def as_bytes(frames: np.ndarray) -> torch.Tensor:
-    """Recorded frames (..., c, h, w) as bytes (..., h, w, c)."""
+    """Convert recorded frames (..., c, h, w) to uint8 (..., h, w, c)."""
     frames = np.moveaxis(frames, -3, -1)
     if frames.dtype != np.uint8:
         scaled = frames * 255
@@ -85,7 +85,7 @@ def as_bytes(frames: np.ndarray) -> torch.Tensor:
 
 
 def as_recorded(frames: torch.Tensor) -> np.ndarray:
-    """Our frames (..., h, w, c) as they are recorded."""
+    """Convert frames (..., h, w, c) to the recorded layout (..., c, h, w)."""
     return np.moveaxis(frames.detach().numpy(), -1, -3)
 
 
@@ -100,8 +100,8 @@ def segment(data: Mapping[str, np.ndarray]) -> EpisodeSegment:
     )
 
 
-class RecordedDice(Rng):
-    """Hands out recorded draws in order, and keeps the probabilities asked for."""
+class RecordedSamples(Rng):
+    """Returns recorded samples in order, and stores the log-probabilities."""
 
     def __init__(self, draws=(), shuffles=()) -> None:
         self.draws, self.shuffles = list(draws), list(shuffles)
@@ -122,10 +122,10 @@ class RecordedDice(Rng):
 
 
 def frame_config(shapes: Mapping[str, tuple], net: str, decoder=False) -> FrameConfig:
-    """The sizes of a convolutional network, from the shapes of its tensors."""
+    """Infer the config of a convolutional network from the shapes of its tensors."""
     inside = under(shapes, f"{net}.")
     last = max(int(name.split(".")[0]) for name in inside)
-    blocks: list[list[int]] = []  # output (in a decoder: input) channels, and halving
+    blocks: list[list[int]] = []  # channels (decoder: input channels), and downsampling
     doubling = 0
     for i in range(1, last - 2):
         if f"{i}.conv.weight" in inside:
@@ -192,7 +192,7 @@ def shapes_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple]:
 
 
 def tiny_world(variant: str = "", heads: int | None = None, attention="causal"):
-    """The small recorded world; `variant` is "" or "classes/"."""
+    """Return the small recorded world; `variant` is "" or "classes/"."""
     tokenizer = load("tokenizer_params")
     model = dict(load("world_model_params"))
     others = under(model, "classes/")
@@ -217,7 +217,7 @@ def tiny_world(variant: str = "", heads: int | None = None, attention="causal"):
 
 @cache
 def tiny_heads() -> int:
-    """How many heads the small transformer has, which no array says by its shape."""
+    """Find the number of heads, which the shapes do not determine, by trial."""
     recorded = load("world_model_io")
     wanted = torch.tensor(recorded["output_sequence"])
 
@@ -239,13 +239,13 @@ def fill(world: IrisWorld, tokenizer: dict, model: dict) -> None:
 
 
 def by_original_name(module: torch.nn.Module, values: list, rules: list, names) -> dict:
-    """Values of our parameters (gradients, say) under the original's names."""
+    """Return values of parameters, such as gradients, by their original names."""
     ours = dict(zip(dict(module.named_parameters()), values, strict=True))
     return {name: place.of(ours) for name, place in places(names, rules).items()}
 
 
 def full_world(size: str) -> tuple[IrisWorld, dict[str, np.ndarray]]:
-    """A world of the default sizes, filled by the rule of the recording."""
+    """Return a world of the default sizes, with the weights of the recording's rule."""
     data = load(f"fullsize_{size}")
     seed = int(data["rule_seed"])
     filled: dict[str, dict[str, torch.Tensor]] = {}
@@ -299,7 +299,7 @@ def by_rule(part: str, name: str, shape: tuple, seed: int) -> np.ndarray | None:
 
 
 def close(ours, theirs, tolerance=1e-4):
-    """Equal up to a part of the largest entry."""
+    """Compare with a tolerance relative to the largest entry."""
     ours = np.asarray(ours.detach() if isinstance(ours, torch.Tensor) else ours)
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(
@@ -308,11 +308,11 @@ def close(ours, theirs, tolerance=1e-4):
 
 
 def close_gradients(ours, theirs, norm):
-    """Relative to the largest entry of each; noise is let pass only where it must be.
+    """Compare gradients with tolerances relative to their largest entries.
 
-    Biases of convolutions that a group norm follows have no influence where a group is
-    one channel, nor have biases of keys, which softmax follows: what is recorded for
-    them is rounding.
+    Biases of convolutions before a group norm with one channel per group, and key
+    biases before the softmax, have no effect: their recorded gradients are rounding
+    noise, which is compared with the total gradient norm instead.
     """
     assert set(theirs) <= set(ours)
     for name, wanted in theirs.items():
@@ -324,20 +324,20 @@ def close_gradients(ours, theirs, norm):
 
 
 def close_update(module, rules, theirs, recorded, config: AdamConfig, grads):
-    """One step of the optimizer, from the recorded gradients and from our own.
+    """Compare one optimizer step, from recorded and from computed gradients.
 
-    Adam makes steps of one size of gradients of any size, so a difference in the last
-    digit shows where a gradient is almost zero: our own count where they are not.
+    Adam normalizes gradients, so rounding differences matter where a gradient is almost
+    zero: computed gradients are compared only where they are not.
     """
     norm = float(recorded["opt/grad_norm_before_clip"])
     like = dict(module.named_parameters())
     exact = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
     for name, place in places(theirs, rules).items():
         place.of(exact).copy_(torch.tensor(theirs[name]))
-    for found, sure in ((list(exact.values()), 0.0), (grads, 1e-4)):
+    for gradients, threshold in ((list(exact.values()), 0.0), (grads, 1e-4)):
         moved = copy.deepcopy(module)
         opt = Optimizer(dict(moved.named_parameters()), config, dense_weights(moved))
-        ok, metrics = opt.apply(torch.zeros(()), found)
+        ok, metrics = opt.apply(torch.zeros(()), gradients)
         assert bool(ok)
         assert abs(float(metrics["opt/grad_norm"]) / norm - 1) < 1e-4
         after = by_original_name(moved, opt.tensors, rules, theirs)
@@ -345,7 +345,7 @@ def close_update(module, rules, theirs, recorded, config: AdamConfig, grads):
             name = name.removeprefix("model.")
             size = np.abs(theirs[name])
             off = np.abs(after[name].detach().numpy() - wanted)
-            worst = off[size >= sure * size.max()].max()
+            worst = off[size >= threshold * size.max()].max()
             assert worst <= 1e-6, f"{name}: off by {worst}"
 
 
@@ -355,7 +355,7 @@ def before_a_norm(name, names):
     match = re.fullmatch(r"(.*coder)\.(\d+)\.(.*)bias", name)
     if not match:
         return False
-    if re.fullmatch(r"f\.[03]\.", match[3]):  # a norm itself
+    if re.fullmatch(r"f\.[03]\.", match[3]):  # the bias of a norm
         return False
     inside = [re.match(rf"{re.escape(match[1])}\.(\d+)\.", other) for other in names]
     last = max(int(found[1]) for found in inside if found)
@@ -363,7 +363,7 @@ def before_a_norm(name, names):
 
 
 def nearly_same_frames(ours, theirs):
-    """The same bytes, but for a few ties that were rounded the other way."""
+    """Compare frames; a few pixels may be rounded differently by one."""
     off = (ours.int() - as_bytes(theirs).int()).abs()
     assert off.max() <= 1
     assert off.float().mean() <= 1e-3

@@ -15,7 +15,7 @@ import torch
 from dreamerv3_recording import (
     VARIANTS,
     Feed,
-    RecordedDice,
+    RecordedSamples,
     Recording,
     has,
     load,
@@ -37,7 +37,7 @@ DIFFERENCES = ("adv", "ret", "val", "slowval", "tar", "rew", "loss/policy")
 """Metrics whose parts cancel; they are covered by the losses and gradients."""
 
 
-class RacingDice(RecordedDice):
+class RecordedClocks(RecordedSamples):
     """Recorded choices as clocks: the one that was chosen has already rung."""
 
     def categorical(self, probs):
@@ -64,7 +64,7 @@ def make_fast(recording: Recording) -> Dreamer:
         compile="step",
     )
     agent.load_state_dict(from_original(recording.params, agent.state_dict()))
-    recording.rng = RacingDice()
+    recording.rng = RecordedClocks()
     agent.rng = dict.fromkeys(agent.rng, recording.rng)
     return agent
 

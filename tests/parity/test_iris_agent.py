@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from iris_world_recording import (
-    RecordedDice,
+    RecordedSamples,
     as_bytes,
     by_original_name,
     close_gradients,
@@ -319,7 +319,7 @@ def test_episodes_are_judged_in_the_original_s_pieces():
     image = torch.zeros(*real.shape, 1, 1, 3, dtype=torch.uint8)
     segment = EpisodeSegment(image, real.long() * 0, real * 0.0, real & False, real)
     lengths = {"world_model": length}
-    _, counts = episode_losses(Silent(), segment, lengths, RecordedDice())
+    _, counts = episode_losses(Silent(), segment, lengths, RecordedSamples())
     wanted = torch.zeros_like(real)
     for row in functions["traverse/rows_batch_episode_start_stop"].tolist():
         _, episode, start, stop = row

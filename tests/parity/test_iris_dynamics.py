@@ -1,4 +1,4 @@
-"""The transformer of Δ-IRIS, and dreams in it, against numbers of the original."""
+"""The Δ-IRIS transformer and imagination compared with the original."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from einops import rearrange
 from iris_world_recording import (
     SCALES,
     WORLD_MODEL,
-    RecordedDice,
+    RecordedSamples,
     as_bytes,
     by_original_name,
     close,
@@ -59,13 +59,13 @@ def test_embeddings(world):
 def test_outputs_and_logits(world):
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
     close(outputs, IO["output_sequence"])
-    seen = world.dynamics.predict(outputs)
-    close(seen.latents, IO["logits_latents"])
-    close(seen.rewards, IO["logits_rewards"])
-    close(seen.ends, IO["logits_ends"])
+    logits = world.dynamics.predict(outputs)
+    close(logits.latents, IO["logits_latents"])
+    close(logits.rewards, IO["logits_rewards"])
+    close(logits.ends, IO["logits_ends"])
 
 
-def test_sign_classes():
+def test_sign_rewards():
     world = tiny_world("classes/")
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
     close(world.dynamics.predict(outputs).rewards, IO["classes/logits_rewards"])
@@ -73,12 +73,12 @@ def test_sign_classes():
     assert np.array_equal(labels, IO["classes/reward_labels"])
 
 
-def test_attention_inside_blocks():
+def test_block_causal_attention():
     world = tiny_world(attention="block_causal")
     outputs, _ = world.dynamics(torch.tensor(IO["sequence"]))
     close(outputs, IO["block_causal/output_sequence"])
-    seen = world.dynamics.predict(outputs)
-    close(seen.latents, IO["block_causal/logits_latents"])
+    logits = world.dynamics.predict(outputs)
+    close(logits.latents, IO["block_causal/logits_latents"])
 
 
 @pytest.mark.parametrize("variant", SCALES)
@@ -141,7 +141,7 @@ def test_gradients_and_one_update(variant):
     close_update(module, WORLD_MODEL, theirs, recorded, config, list(grads))
 
 
-def test_which_parameters_decay(world):
+def test_weight_decay_groups(world):
     recorded, module = load("world_model_grads"), world.dynamics
     names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
     decays = set(dense_weights(module))
@@ -156,18 +156,18 @@ PLANS = sorted({key.split("/")[1] for key in IO if key.startswith("kv/")})
 @pytest.mark.parametrize("plan", PLANS)
 def test_cached_steps_equal_the_full_forward(world, plan):
     c, dynamics = under(IO, f"kv/{plan}/"), world.dynamics
-    whole, start, pieces, heads = torch.tensor(IO["sequence"]), 0, [], []
-    cache = dynamics.transformer.cache(len(whole), torch.float32)
+    sequence, start, pieces, heads = torch.tensor(IO["sequence"]), 0, [], []
+    cache = dynamics.transformer.cache(len(sequence), torch.float32)
     for i, new in enumerate(c["chunk_sizes"]):
-        outputs, cache = dynamics(whole[:, start : start + new], cache)
-        seen = dynamics.predict(outputs, before=start)
-        rows = [logits.shape[1] for logits in seen]
+        outputs, cache = dynamics(sequence[:, start : start + new], cache)
+        logits = dynamics.predict(outputs, before=start)
+        rows = [x.shape[1] for x in logits]
         assert rows == c["head_rows_per_chunk"][i].tolist()
         pieces.append(outputs)
-        heads.append(seen)
+        heads.append(logits)
         start += int(new)
         assert cache.size == start
-    full, _ = dynamics(whole[:, :start])
+    full, _ = dynamics(sequence[:, :start])
     outputs = torch.cat(pieces, 1)
     torch.testing.assert_close(outputs, full, rtol=0, atol=1e-5)
     latents, rewards, ends = (torch.cat(parts, 1) for parts in zip(*heads, strict=True))
@@ -187,7 +187,7 @@ def test_cached_steps_equal_the_full_forward(world, plan):
 
 
 @pytest.mark.parametrize("case", sorted(under(FUNCTIONS, "slicer/")))
-def test_which_rows_a_head_sees(case):
+def test_head_positions(case):
     head, counts = case.split("/")
     new, before = (int(n) for n in counts.removeprefix("new").split("_prev"))
     places = range(1, 5) if head == "latents" else range(1, 2)
@@ -196,7 +196,7 @@ def test_which_rows_a_head_sees(case):
 
 
 @pytest.mark.parametrize("variant", ["two_hot", "classes"])
-def test_a_dream_through_a_flush(variant):
+def test_imagination_when_the_cache_is_cleared(variant):
     recorded = load("world_model_env")
     c = under(recorded, f"{variant}/")
     world = tiny_world("" if variant == "two_hot" else "classes/")
@@ -214,7 +214,7 @@ def test_a_dream_through_a_flush(variant):
         assert state.cache.size == c["cache_before"][t]
         signs = [c["reward_samples"][:, t]] if "reward_samples" in c else []
         dones = c["dones"][:, t].astype(int)
-        rng = RecordedDice([*signs, dones, *c["tokens"][:, t].T])
+        rng = RecordedSamples([*signs, dones, *c["tokens"][:, t].T])
         outputs.clear()
         step = world.step(state, torch.tensor(c["actions"][:, t]), rng)
         assert not rng.draws
@@ -233,7 +233,9 @@ def test_a_dream_through_a_flush(variant):
         assert np.array_equal(step.state.end, c["dones"][:, t])
         assert np.array_equal(step.tokens, c["tokens"][:, t])
         images.append(step.state.image)
-        frame = as_bytes(c["frames"][:, t])  # so that no rounding tie is carried on
+        frame = as_bytes(
+            c["frames"][:, t]
+        )  # so that rounding differences do not accumulate
         embedded = world.dynamics.embed_frames(frame, torch.float32)
         state = step.state._replace(image=frame, i_token=embedded)
     assert flushes == 1

@@ -1,4 +1,4 @@
-"""Δ-IRIS at its default sizes against numbers of the original."""
+"""The Δ-IRIS world at its default sizes compared with the original."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from iris_world_recording import (
     SIZES,
     TOKENIZER,
     WORLD_MODEL,
-    RecordedDice,
+    RecordedSamples,
     as_recorded,
     before_a_norm,
     by_original_name,
@@ -48,15 +48,15 @@ def test_sizes(recorded):
     assert count(world.dynamics) == data["param_count/world_model"]
 
 
-@pytest.mark.parametrize("frugal", [False, True])
-def test_tokenizer(recorded, frugal):
+@pytest.mark.parametrize("save_memory", [False, True])
+def test_tokenizer(recorded, save_memory):
     world, data = recorded
     batch = segment(data)
-    world.save_memory(frugal)
-    if not frugal:
-        drawn = as_recorded(world.reconstruct(batch.image, batch.action)) / 255
+    world.save_memory(save_memory)
+    if not save_memory:
+        decoded = as_recorded(world.reconstruct(batch.image, batch.action)) / 255
         wanted = data["tokenizer/encode_decode_subsampled"]
-        off = np.abs(drawn[:, 1:, :, ::4, ::4] - wanted)
+        off = np.abs(decoded[:, 1:, :, ::4, ::4] - wanted)
         assert off.max() < 1.5 / 255
         assert (off > 0.5 / 255).mean() <= 1e-3
         features = world.tokenizer.encode(
@@ -68,7 +68,7 @@ def test_tokenizer(recorded, frugal):
         vectors = world.tokenizer.quantizer(features).vectors
         wanted = data["tokenizer/unit_vectors"]
         close(vectors.view(wanted.shape), wanted)
-    out = world.tokenizer_loss(batch, RecordedDice(), update_codebook=False)
+    out = world.tokenizer_loss(batch, RecordedSamples(), update_codebook=False)
     assert np.array_equal(out.states, data["tokenizer/tokens"])
     compare(out.losses, world.tokenizer, "tokenizer", TOKENIZER, data)
 
@@ -78,10 +78,10 @@ def test_dynamics(recorded):
     out = world.dynamics_loss(segment(data))
     outputs = out.states
     close(outputs[..., :16], data["world_model/output_sequence_first16"])
-    seen = world.dynamics.predict(outputs)
-    close(seen.latents[..., ::8], data["world_model/logits_latents_every8"])
-    close(seen.rewards, data["world_model/logits_rewards"])
-    close(seen.ends, data["world_model/logits_ends"])
+    logits = world.dynamics.predict(outputs)
+    close(logits.latents[..., ::8], data["world_model/logits_latents_every8"])
+    close(logits.rewards, data["world_model/logits_rewards"])
+    close(logits.ends, data["world_model/logits_ends"])
     compare(out.losses, world.dynamics, "world_model", WORLD_MODEL, data)
 
 
@@ -114,8 +114,8 @@ def compare(losses, module, part, rules, data):
         assert abs(float(grad.sum()) - total) <= 2e-3 * reach, name
 
 
-def test_the_first_step_of_a_dream(recorded):
-    """Later ones hang on tokens that were drawn and not recorded."""
+def test_the_first_imagined_step(recorded):
+    """Later steps depend on sampled tokens that were not recorded."""
     world, data = recorded
     start, stop = data["imagine/context_slice"]
     batch = segment(data)
@@ -127,7 +127,7 @@ def test_the_first_step_of_a_dream(recorded):
     tokens = np.zeros((world.dynamics.tokens, len(signs)), int)
     draws = [*([] if two_hot else [signs]), data["imagine/ends"][:, 0], *tokens]
     action = torch.tensor(data["imagine/actions"][:, 0])
-    step = world.step(state, action, RecordedDice(draws))
+    step = world.step(state, action, RecordedSamples(draws))
     wanted = data["imagine/rewards"][:, 0]
     np.testing.assert_allclose(step.state.reward, wanted, rtol=1e-3, atol=1e-5)
     assert np.array_equal(step.state.end, data["imagine/ends"][:, 0])

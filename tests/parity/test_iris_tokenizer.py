@@ -1,4 +1,4 @@
-"""The tokenizer of Δ-IRIS against recorded numbers of the original."""
+"""The Δ-IRIS tokenizer compared with the original."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from iris_world_recording import (
     TOKENIZER,
-    RecordedDice,
+    RecordedSamples,
     as_bytes,
     as_recorded,
     by_original_name,
@@ -42,7 +42,7 @@ def world():
 
 
 def flat(data):
-    """Transitions of a recorded batch: frames, actions, next frames, as rows."""
+    """Return frames, actions and next frames of all recorded transitions."""
     images = as_bytes(data["in/observations"])
     actions = torch.tensor(data["in/actions"])[:, :-1]
     return images[:, :-1].flatten(0, 1), actions.flatten(), images[:, 1:].flatten(0, 1)
@@ -69,41 +69,45 @@ def test_tokens_and_their_features(world):
     close(maps.reshape(IO["eval/q_map"].shape), IO["eval/q_map"])
 
 
-def test_tokens_of_whole_stretches(world):
+def test_tokens_of_segments(world):
     images, actions = as_bytes(IO["in/observations"]), torch.tensor(IO["in/actions"])
     tokens = world.tokenize(images, actions)
     assert np.array_equal(tokens, IO["eval/tokens"])
     assert np.array_equal(tokens, IO["eval/burn_in_tokens"])
 
 
-def test_drawing_the_next_frame(world):
+def test_decoding_the_next_frame(world):
     tokenizer = world.tokenizer
     image, action, _ = flat(IO)
     shape = IO["eval/decoded"].shape
-    seen = as_recorded(tokenizer.frame(image / 255))
-    close(seen.reshape(IO["eval/frame_cnn_output"].shape), IO["eval/frame_cnn_output"])
+    features = as_recorded(tokenizer.frame(image / 255))
+    close(
+        features.reshape(IO["eval/frame_cnn_output"].shape), IO["eval/frame_cnn_output"]
+    )
     tokens = torch.tensor(IO["eval/tokens"]).flatten(0, 1)
     features = tokenizer.quantizer.embed(tokens, torch.float32)
     decoded = as_recorded(tokenizer.decode(image, action, features))
     close(decoded.reshape(shape), IO["eval/decoded"])
-    drawn = tokenizer.decode_tokens(image, action, tokens, torch.float32)
-    nearly_same_frames(drawn, IO["eval/decoded_clamped"].reshape(-1, *shape[2:]))
+    decoded_frames = tokenizer.decode_tokens(image, action, tokens, torch.float32)
+    nearly_same_frames(
+        decoded_frames, IO["eval/decoded_clamped"].reshape(-1, *shape[2:])
+    )
 
 
 def test_reconstructions(world):
     images, actions = as_bytes(IO["in/observations"]), torch.tensor(IO["in/actions"])
-    drawn = world.reconstruct(images, actions)
-    assert torch.equal(drawn[:, 0], images[:, 0])
-    nearly_same_frames(drawn[:, 1:], IO["eval/encode_decode"])
+    decoded_frames = world.reconstruct(images, actions)
+    assert torch.equal(decoded_frames[:, 0], images[:, 0])
+    nearly_same_frames(decoded_frames[:, 1:], IO["eval/encode_decode"])
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("frugal", [False, True])
-def test_losses(mode, frugal):
+@pytest.mark.parametrize("save_memory", [False, True])
+def test_losses(mode, save_memory):
     world = tiny_world()
-    world.save_memory(frugal)
+    world.save_memory(save_memory)
     out = world.tokenizer_loss(
-        segment(IO), RecordedDice(), update_codebook=mode == "train"
+        segment(IO), RecordedSamples(), update_codebook=mode == "train"
     )
     rows, length = IO["in/actions"].shape
     total = 0.0
@@ -117,13 +121,15 @@ def test_losses(mode, frugal):
     assert np.array_equal(out.states, IO["eval/tokens"])
 
 
-def test_a_training_batch_moves_the_codebook(world):
+def test_a_training_batch_updates_the_codebook(world):
     world = tiny_world()
     before = world.tokenizer.quantizer.codebook.clone()
-    quiet = world.tokenizer_loss(segment(IO), RecordedDice(), update_codebook=False)
+    evaluated = world.tokenizer_loss(
+        segment(IO), RecordedSamples(), update_codebook=False
+    )
     assert torch.equal(world.tokenizer.quantizer.codebook, before)
-    assert not quiet.metrics
-    out = world.tokenizer_loss(segment(IO), RecordedDice())
+    assert not evaluated.metrics
+    out = world.tokenizer_loss(segment(IO), RecordedSamples())
     quantizer = world.tokenizer.quantizer
     close(quantizer.codebook, IO["train/codebook_after"])
     close(quantizer.usage, IO["train/codewords_freqs_after"])
@@ -132,14 +138,14 @@ def test_a_training_batch_moves_the_codebook(world):
     assert int(out.metrics["codes_revived"]) == IO["train/metric/codewords_revived"]
 
 
-@pytest.mark.parametrize("frugal", [False, True])
-def test_gradients_and_one_update(frugal):
+@pytest.mark.parametrize("save_memory", [False, True])
+def test_gradients_and_one_update(save_memory):
     recorded = load("tokenizer_grads")
     world = tiny_world()
-    world.save_memory(frugal)
+    world.save_memory(save_memory)
     module = world.tokenizer
     theirs = under(recorded, "grad/")
-    out = world.tokenizer_loss(segment(IO), RecordedDice())
+    out = world.tokenizer_loss(segment(IO), RecordedSamples())
     loss = torch.stack([x.mean() for x in out.losses.values()]).sum()
     grads = torch.autograd.grad(loss, list(module.parameters()))
     norm = float(recorded["opt/grad_norm_before_clip"])
@@ -148,7 +154,7 @@ def test_gradients_and_one_update(frugal):
     close_update(module, TOKENIZER, theirs, recorded, AdamConfig(wd=0.01), list(grads))
 
 
-def test_which_parameters_decay(world):
+def test_weight_decay_groups(world):
     recorded, module = load("tokenizer_grads"), world.tokenizer
     names = [*recorded["opt/names_decay"], *recorded["opt/names_no_decay"]]
     decays = set(dense_weights(module))
@@ -176,7 +182,7 @@ def test_revival(case):
     metrics = quantizer.update_codebook(
         torch.tensor(c["vectors"]),
         torch.tensor(c["tokens"]),
-        RecordedDice(shuffles=orders),
+        RecordedSamples(shuffles=orders),
     )
     close(quantizer.codebook, c["codebook_after"], 1e-5)
     close(quantizer.usage, c["freqs_after"], 1e-5)

@@ -1,7 +1,7 @@
-"""With the GPU twins in place, Δ-IRIS is still the original's function.
+"""Δ-IRIS with fused kernels compared with the original.
 
-What is asked of the plain parts is asked again of parts that were replaced, in Triton's
-interpreter, with the same tolerances. The interpreter takes minutes for it.
+Repeats the tests of the plain modules with fast versions in Triton's interpreter, with
+the same tolerances. This takes minutes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ pytestmark = [
 ]
 
 
-def quick(make):
-    """The same, with every part replaced that has a twin."""
+def with_fast_versions(make):
+    """Wrap a factory so that it returns modules with fast versions."""
 
-    def made(*args, **kwargs):
+    def make_fast(*args, **kwargs):
         module = make(*args, **kwargs)
         accelerate.use_fast_versions(module)
         kinds = {type(part).__name__ for part in module.modules()}
         assert {"FastFrameEncoder", "FastResidual"} <= kinds
         return module
 
-    return made
+    return make_fast
 
 
 @pytest.fixture(autouse=True)
-def _twins(monkeypatch):
+def _use_fast_versions(monkeypatch):
     for module in (tokenizer, dynamics):
-        monkeypatch.setattr(module, "tiny_world", quick(tiny_world))
-    monkeypatch.setattr(agent, "build", quick(agent.build))
+        monkeypatch.setattr(module, "tiny_world", with_fast_versions(tiny_world))
+    monkeypatch.setattr(agent, "build", with_fast_versions(agent.build))
     monkeypatch.setattr(iris_world_recording, "Optimizer", FusedOptimizer)
 
 
@@ -68,8 +68,8 @@ def test_cached_steps(plan):
 
 
 @pytest.mark.parametrize("variant", ["two_hot", "classes"])
-def test_a_dream(variant):
-    dynamics.test_a_dream_through_a_flush(variant)
+def test_imagination(variant):
+    dynamics.test_imagination_when_the_cache_is_cleared(variant)
 
 
 @pytest.mark.parametrize("form", agent.FORMS)

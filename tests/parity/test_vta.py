@@ -1,4 +1,4 @@
-"""Our VTA against recordings of the authors' code and of its port with actions."""
+"""VTA compared with recordings of the authors' code and of its port with actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from vta_recording import (
     MODELS,
-    NoiseDice,
+    RecordedNoise,
     VTARecording,
     groups,
     load,
@@ -40,7 +40,7 @@ TRACE = {
     "abs_feat": "abs_feat",
     "obs_feat": "obs_feat",
 }
-COSTS = {
+LOSSES = {
     "obs_cost": ("image", 5e-2),
     "kl_abs_state": ("abs", 5e-4),
     "kl_obs_state": ("obs", 5e-4),
@@ -59,7 +59,7 @@ def total(terms):
 
 
 def compare(terms, data):
-    """Everything a recording holds of one pass."""
+    """Compare all recorded results of one forward pass."""
     post = terms.posterior
     assert torch.equal(post.mask[..., :1].detach(), data["mask_data"])
     for theirs, ours in TRACE.items():
@@ -71,20 +71,20 @@ def compare(terms, data):
                 close(head.mean, data[f"{side}_{level}_mean"])
                 close(head.std, data[f"{side}_{level}_std"])
     close(terms.image, data["rec_data"])
-    for theirs, (ours, atol) in COSTS.items():
+    for theirs, (ours, atol) in LOSSES.items():
         close(terms.losses[ours], data[theirs], atol, 0)
-    for theirs, chance in (("p", terms.prior_prob), ("q", terms.post_prob)):
-        close(chance, data[f"{theirs}_mask"])
-        close(bernoulli_entropy(chance), data[f"{theirs}_ent"])
+    for theirs, prob in (("p", terms.prior_prob), ("q", terms.post_prob)):
+        close(prob, data[f"{theirs}_mask"])
+        close(bernoulli_entropy(prob), data[f"{theirs}_ent"])
     close(total(terms), data["train_loss"], 1e-2, 0)
 
 
-def test_there_are_models_to_compare_with():
-    assert MODELS, "without any, the tests below would be skipped in silence"
+def test_the_recordings_contain_models():
+    assert MODELS, "without models, the tests below would not run"
 
 
 @models
-def test_a_window_in_training(name):
+def test_forward_pass_in_training_mode(name):
     recording = VTARecording(name)
     world = recording.make_world().train()
     terms = world.elbo(recording.batch, recording.rng())
@@ -113,11 +113,11 @@ def test_all_gradients(name):
 
 
 @models
-def test_a_window_in_evaluation(name):
+def test_forward_pass_in_evaluation_mode(name):
     recording = VTARecording(name)
     world = recording.make_world().eval()
     normals = [torch.tensor(recording.data[f"eval/noise_{key}"]) for key in "zs"]
-    terms = world.elbo(recording.batch, NoiseDice(normals))
+    terms = world.elbo(recording.batch, RecordedNoise(normals))
     compare(terms, tensors(recording.data, "eval/"))
 
 
@@ -128,7 +128,7 @@ def test_generation(name, kind):
     world = recording.make_world().eval()
     data = tensors(recording.data, f"{kind}/")
     noise = zip(data["noise_z"].unbind(1), data["noise_s"].unbind(1), strict=True)
-    rng = NoiseDice([draw for pair in noise for draw in pair])
+    rng = RecordedNoise([sample for pair in noise for sample in pair])
     context, length = recording.context, recording.length
     start = world.state_from_frames(recording.obs[:, :context], rng)
     acts = iter(recording.act[:, context:].unbind(1))
@@ -146,7 +146,7 @@ def test_generation(name, kind):
         close(states.next_flag_logits, data["prior_boundary_logits"])
     image = world.decode(states)["image"].movedim(-1, -3)
     images = data["images"]
-    if world.config.loss == "gaussian":  # ours are made for showing
+    if world.config.loss == "gaussian":  # decode clips to [0, 1]
         images = images.clamp(0, 1)
     close(image, images)
 
@@ -159,7 +159,7 @@ def test_three_steps_of_the_optimizer(name):
     adam = Optimizer(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
-        rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
+        rng = RecordedNoise(normals, [recording.gumbel(data["gumbel_u"][i])])
         losses = world.loss(recording.batch, rng).losses
         close(world.temperature.double(), data["beta"][i], 1e-6)
         loss = torch.stack([loss.mean() for loss in losses.values()]).sum()
@@ -168,12 +168,12 @@ def test_three_steps_of_the_optimizer(name):
         close(metrics["opt/grad_norm"], data["grad_norm"][i])
     ours = dict(world.named_parameters())
     for key, value in from_reference(under(data, "param_after/")).items():
-        if not cannot_matter(key, world):
+        if not is_redundant_bias(key, world):
             close(ours[key], value, 1e-4, 0)
 
 
-def cannot_matter(key, world):
-    """Biases in front of a norm: their gradient is rounding noise."""
+def is_redundant_bias(key, world):
+    """True for biases before batch norm: their gradient is rounding noise."""
     part, place, leaf = key.rsplit(".", 2) if key.count(".") == 2 else ("", "", "")
     if part not in ("enc", "dec") or not place.startswith("conv") or leaf != "bias":
         return False
@@ -196,14 +196,14 @@ def test_segment_limits(case):
 def test_boundary_sampler(case, mode):
     everything = tensors(load("boundary_sampler"), f"{case}/")
     data = under(everything, f"{mode}/")
-    heat = float(case.removeprefix("beta"))
+    temperature = float(case.removeprefix("beta"))
     logits = everything["logits"].clone().requires_grad_()
     prior = everything["prior_logits"].clone().requires_grad_()
     noise = everything["u"] if mode == "train" else None
-    mask, log_sample = sample_flags(logits, heat, noise)
+    mask, log_sample = sample_flags(logits, temperature, noise)
     assert torch.equal(mask.detach(), data["mask"])
-    post_density = log_density(logits, log_sample, heat)
-    prior_density = log_density(prior, log_sample, heat)
+    post_density = log_density(logits, log_sample, temperature)
+    prior_density = log_density(prior, log_sample, temperature)
     close(log_sample, data["log_sample"], 1e-5, 1e-5)
     close(post_density, data["log_density_post"], 1e-5, 1e-5)
     close(prior_density, data["log_density_prior"], 1e-5, 1e-5)

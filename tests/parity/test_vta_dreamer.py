@@ -1,4 +1,4 @@
-"""The recurrent form of VTA against a recording of the one under Dreamer."""
+"""Recurrent VTA compared with a recording of the port's Dreamer variant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vta_recording import NoiseDice, load, tensors, under
+from vta_recording import RecordedNoise, load, tensors, under
 
 from reverie.spaces import Space
 from reverie.worlds.vta.boundaries import UPDATE
@@ -54,8 +54,8 @@ def close(ours, theirs, atol=1e-4):
     torch.testing.assert_close(ours.detach(), theirs, atol=atol, rtol=0)
 
 
-def to_ours(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights, gradients or statistics of the recording under our names."""
+def converted(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert recorded weights, gradients or statistics to the names used here."""
     ours = {}
     heads: dict[str, dict] = {}
     last = max(
@@ -102,7 +102,7 @@ def make_dynamics(**changes) -> RecurrentVTADynamics:
     config = RecurrentVTAConfig(**{**CONFIG, **changes})
     dynamics = RecurrentVTADynamics(MODEL["embed_size"], actions, config)
     state = dynamics.state_dict()
-    ours = to_ours(tensors(DATA, "param/")) | to_ours(tensors(DATA, "buffer/"))
+    ours = converted(tensors(DATA, "param/")) | converted(tensors(DATA, "buffer/"))
     trained = {k for k, p in dynamics.named_parameters() if p.requires_grad}
     assert trained <= ours.keys() <= state.keys()
     biases = {k: torch.zeros_like(v) for k, v in state.items() if k[-4:] == "bias"}
@@ -116,15 +116,15 @@ def observe(dynamics, embed, prefix="noise/", uniforms=()):
         tensors(DATA, prefix)["post_obs"].unbind(1),
         strict=True,
     )
-    rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
-    seen = embed
+    rng = RecordedNoise([sample for pair in noise for sample in pair], uniforms)
+    inputs = embed
     if dynamics.config.reward_to_detector:
-        seen = torch.cat([embed, IN["reward"][..., None]], -1)
-    found = dynamics.detector(seen)
+        inputs = torch.cat([embed, IN["reward"][..., None]], -1)
+    logits = dynamics.detector(inputs)
     start = dynamics.initial(len(embed), torch.float32)
     first = IN["is_first"].bool()
     action = {"action": IN["action"]}
-    return dynamics.observe(start, embed, found, action, first, rng)
+    return dynamics.observe(start, embed, logits, action, first, rng)
 
 
 def check_states(states, data):
@@ -138,31 +138,31 @@ def check_head(head, data, level):
     close(head.std, data[f"{level}_std"])
 
 
-def only_states(data, *drawn):
-    """What both sides of a step agree about, and what was `drawn`."""
-    keys = STATE.keys() - {"abs_stoch", "obs_stoch"} | set(drawn)
+def only_states(data, *sampled):
+    """Select the fields that prior and posterior share, and those in `sampled`."""
+    keys = STATE.keys() - {"abs_stoch", "obs_stoch"} | set(sampled)
     return {key: data[key] for key in keys}
 
 
-DRAWN = "abs_stoch", "obs_stoch"
+SAMPLED = "abs_stoch", "obs_stoch"
 RECORDED = under(DATA, "post/").keys()
 
 
-def test_following_a_sequence_and_all_gradients():
+def test_observe_and_all_gradients():
     dynamics = make_dynamics().train()
     embed = IN["embed"].clone().requires_grad_()
     noise = torch.tensor(DATA["noise/u"])
     states, dists = observe(dynamics, embed, uniforms=[noise])
     post, prior = tensors(DATA, "post/"), tensors(DATA, "prior/")
-    check_states(states, only_states(post, *DRAWN))
+    check_states(states, only_states(post, *SAMPLED))
     check_states(states, only_states(prior))
     assert torch.equal(states.boundary.detach(), post["boundary"][..., 0])
     for name, side in (("post", post), ("prior", prior)):
         for level in ("abs", "obs"):
             check_head(getattr(dists, f"{name}_{level}"), side, level)
         close(getattr(dists, f"{name}_flag"), side["boundary_logit"])
-    after = to_ours(tensors(DATA, "buffer_after/"))
-    assert after.keys() == to_ours(tensors(DATA, "buffer/")).keys()
+    after = converted(tensors(DATA, "buffer_after/"))
+    assert after.keys() == converted(tensors(DATA, "buffer/")).keys()
     for key, value in after.items():
         close(dynamics.state_dict()[key], value)
 
@@ -188,7 +188,7 @@ def test_following_a_sequence_and_all_gradients():
     total.backward()
     grads = tensors(DATA, "grad/")
     close(embed.grad, grads.pop("in_embed"), 1e-3)
-    theirs = to_ours(grads)
+    theirs = converted(grads)
     ours = {k: p.grad for k, p in dynamics.named_parameters() if p.requires_grad}
     assert ours.keys() == theirs.keys()
     for key, grad in theirs.items():
@@ -196,18 +196,18 @@ def test_following_a_sequence_and_all_gradients():
         close(mine.reshape(grad.shape), grad, 1e-3)
 
 
-def test_following_a_sequence_in_evaluation():
+def test_observe_in_evaluation_mode():
     dynamics = make_dynamics().eval()
     states, dists = observe(dynamics, IN["embed"], "eval/noise_")
     data = tensors(DATA, "eval/post/")
-    check_states(states, only_states(data, *DRAWN))
+    check_states(states, only_states(data, *SAMPLED))
     check_head(dists.post_abs, data, "abs")
     check_head(dists.post_obs, data, "obs")
     close(dists.post_flag, data["boundary_logit"])
 
 
 @pytest.mark.parametrize("mode", ["prior", "fixed", "none", "jumpy"])
-def test_dreams(mode):
+def test_imagination(mode):
     changes = (
         {"imagination": "jumpy"} if mode == "jumpy" else {"imagined_boundaries": mode}
     )
@@ -215,7 +215,7 @@ def test_dreams(mode):
     data = tensors(DATA, f"imag_{mode}/")
     noise = zip(data["noise_abs"].unbind(1), data["noise_obs"].unbind(1), strict=True)
     uniforms = data["u"].unbind(1) if "u" in data else ()
-    rng = NoiseDice([draw for pair in noise for draw in pair], uniforms)
+    rng = RecordedNoise([sample for pair in noise for sample in pair], uniforms)
     start = {ours: data[theirs][:, 0] for theirs, ours in STATE.items()}
     scalars = {k: start[k][..., 0] for k in ("length", "number", "boundary")}
     state = RecurrentVTAState(**{**start, **scalars})
@@ -224,12 +224,12 @@ def test_dreams(mode):
         if mode != "jumpy":
             close(dynamics.prior_flag(state), now["boundary_logit"])
         state = dynamics.imagine(state, {"action": action}, rng)
-        check_states(state, only_states(now, *DRAWN))
+        check_states(state, only_states(now, *SAMPLED))
         check_head(dynamics.prior_abs(state.abs_belief), now, "abs")
         check_head(dynamics.prior_obs(state.obs_belief), now, "obs")
 
 
-def test_limits_on_segments():
+def test_segment_limits():
     data = tensors(DATA, "constraint/")
     dynamics = make_dynamics()
     batch = len(data["logits"])

@@ -1,8 +1,8 @@
-"""VTA with its fast twins in place, against the same recordings.
+"""VTA with fused kernels compared with the same recordings.
 
-On the GPU where there is one, else in Triton's interpreter. The recorded units are
-narrower than the kernels take, so the loop over units is compared with the plain one
-at a width of 16 instead: all costs of a window, and every gradient.
+Runs on the GPU if there is one, otherwise in Triton's interpreter. The recorded
+recurrent cells are narrower than the kernels support, so the fused recurrent loop is
+compared with the plain one at a width of 16: all losses of a window and all gradients.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_vta import cannot_matter, close
-from vta_recording import MODELS, NoiseDice, VTARecording, tensors, under
+from test_vta import close, is_redundant_bias
+from vta_recording import MODELS, RecordedNoise, VTARecording, tensors, under
 
 from reverie.convert.vta.weights import from_reference
 from reverie.nets.optim.amsgrad import AMSGradConfig
@@ -34,7 +34,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
-    """The interpreter takes its time for each program, not for what it does."""
+    """Use large tiles: the interpreter takes a fixed time per program."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(batch_norm, "TILE", 1 << 16)
         monkeypatch.setattr(im2col, "ENTRIES", 1 << 16)
@@ -44,8 +44,8 @@ def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack([loss.mean() for loss in losses.values()]).sum()
 
 
-def make_world(recording: VTARecording, anneal: float = 0.0, **more) -> VTA:
-    world = recording.make_world(anneal, **more).train().to(DEVICE)
+def make_world(recording: VTARecording, anneal: float = 0.0, **options) -> VTA:
+    world = recording.make_world(anneal, **options).train().to(DEVICE)
     use_fast_versions(world)
     assert isinstance(world.enc, FastImageEncoder)
     assert isinstance(world.dec, FastImageDecoder)
@@ -78,19 +78,19 @@ def test_three_steps_of_the_optimizer():
     opt = FusedOptimizer(dict(world.named_parameters()), AMSGradConfig())
     for i in range(len(data["loss"])):
         normals = [data["noise_z"][i], data["noise_s"][i]]
-        rng = NoiseDice(normals, [recording.gumbel(data["gumbel_u"][i])])
+        rng = RecordedNoise(normals, [recording.gumbel(data["gumbel_u"][i])])
         loss = total(world.loss(batch, rng).losses)
         close(loss.cpu(), data["loss"][i], 1e-2)
         _, metrics = opt.update(loss)
         close(metrics["opt/grad_norm"].cpu(), data["grad_norm"][i])
     ours = dict(world.named_parameters())
     for key, value in from_reference(under(data, "param_after/")).items():
-        if not cannot_matter(key, world):
+        if not is_redundant_bias(key, world):
             close(ours[key].cpu(), value, 1e-4, 0)
 
 
 @pytest.mark.parametrize("acts", [False, True])
-def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypatch):
+def test_losses_and_all_gradients_equal_the_plain_ones(acts, monkeypatch):
     calls = []
     apply = unit_scan.apply_autograd
     monkeypatch.setattr(
@@ -114,10 +114,10 @@ def test_costs_and_all_gradients_of_a_window_equal_the_plain_ones(acts, monkeypa
         grads = torch.autograd.grad(total(out.losses), list(world.parameters()))
         names = [name for name, _ in world.named_parameters()]
         named = dict(zip(names, grads, strict=True))
-        kept = {key: g for key, g in named.items() if not cannot_matter(key, world)}
+        kept = {key: g for key, g in named.items() if not is_redundant_bias(key, world)}
         buffers = dict(world.named_buffers())
         found.append({**out.losses, **out.metrics, **kept, **buffers})
-    assert len(calls) == 4  # three loops of units, and one that holds
+    assert len(calls) == 4  # three recurrent loops and the copied upper state
     for key, theirs in found[0].items():
         allowed = max(1e-5, 1e-3 * float(theirs.detach().abs().max()))
         gap = (found[1][key] - theirs).abs().max()

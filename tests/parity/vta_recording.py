@@ -1,4 +1,4 @@
-"""Recordings of two implementations of VTA, and a world set up to replay them.
+"""Recordings of two implementations of VTA, and worlds with their weights.
 
 Sizes are read from the recordings, so any of the same format will do.
 """
@@ -38,14 +38,14 @@ def tensors(data: dict, prefix: str) -> dict[str, torch.Tensor]:
 
 def groups(data: dict, prefix: str) -> list[str]:
     """`case0/x`, `case1/x` -> case0, case1."""
-    found = {key.split("/")[0] for key in data if "/" in key}
-    names = sorted(name for name in found if name.startswith(prefix))
-    assert names, f"nothing is recorded under {prefix}*, only {sorted(found)}"
+    prefixes = {key.split("/")[0] for key in data if "/" in key}
+    names = sorted(name for name in prefixes if name.startswith(prefix))
+    assert names, f"no recording starts with {prefix}; available: {sorted(prefixes)}"
     return names
 
 
-class NoiseDice(Rng):
-    """Hands out recorded noise in the order in which it is asked for."""
+class RecordedNoise(Rng):
+    """Returns recorded noise, in the order of the calls."""
 
     def __init__(self, normals=(), uniforms=()):
         self.normals, self.uniforms = list(normals), list(uniforms)
@@ -62,7 +62,7 @@ class NoiseDice(Rng):
 
 
 class VTARecording:
-    """One variant: its world, its window, and what should come out."""
+    """One recorded model: its weights, its inputs and the expected results."""
 
     def __init__(self, name: str):
         self.data = load(name)
@@ -81,7 +81,7 @@ class VTARecording:
 
     def make_world(self, anneal: float = 0.0, temperature: float | None = None) -> VTA:
         sizes = self.sizes
-        heat = sizes["beta"] if temperature is None else temperature
+        beta = sizes["beta"] if temperature is None else temperature
         config = VTAConfig(
             context=self.context,
             length=self.length,
@@ -93,8 +93,8 @@ class VTARecording:
             obs_std=sizes["obs_std"],
             max_segment=sizes["seg_len"],
             max_segments=sizes["seg_num"],
-            temperature=heat,
-            min_temperature=min(heat, VTAConfig().min_temperature),
+            temperature=beta,
+            min_temperature=min(beta, VTAConfig().min_temperature),
             anneal=anneal,
         )
         world = VTA(self.obs_space, self.act_space, config)
@@ -109,9 +109,11 @@ class VTARecording:
         return world
 
     def gumbel(self, u: torch.Tensor) -> torch.Tensor:
-        """The number in [0, 1) from which our noise becomes `u`."""
+        """Return the uniform sample that VTA turns into `u`."""
         return (u - 1e-4) / (1 - 2e-4)
 
-    def rng(self, prefix: str = "noise/", gumbel: str = "noise/gumbel_u") -> NoiseDice:
+    def rng(
+        self, prefix: str = "noise/", gumbel: str = "noise/gumbel_u"
+    ) -> RecordedNoise:
         normals = [torch.tensor(self.data[f"{prefix}{key}"]) for key in ("z", "s")]
-        return NoiseDice(normals, [self.gumbel(torch.tensor(self.data[gumbel]))])
+        return RecordedNoise(normals, [self.gumbel(torch.tensor(self.data[gumbel]))])

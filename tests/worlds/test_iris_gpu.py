@@ -101,7 +101,7 @@ def test_fused_kernels_give_the_same_gradients(part):
     world = make()
     quick = copy.deepcopy(world)
     accelerate.use_fast_versions(quick)
-    found = []
+    results = []
     for w in (world, quick):
         if part == "tokenizer":
             losses = w.tokenizer_loss(batch(), rng(), update_codebook=False).losses
@@ -109,10 +109,10 @@ def test_fused_kernels_give_the_same_gradients(part):
             losses = w.dynamics_loss(batch()).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()
         grads = torch.autograd.grad(loss, list(getattr(w, part).parameters()))
-        found.append([loss.detach(), *grads])
-    whole = torch.stack([x.norm() for x in found[0][1:]]).norm()
-    for plain, other in zip(*found, strict=True):
-        limit = max(2e-3 * float(plain.abs().max()), 3e-5 * float(whole))
+        results.append([loss.detach(), *grads])
+    total_norm = torch.stack([x.norm() for x in results[0][1:]]).norm()
+    for plain, other in zip(*results, strict=True):
+        limit = max(2e-3 * float(plain.abs().max()), 3e-5 * float(total_norm))
         assert float((plain - other).abs().max()) <= limit
 
 
@@ -125,12 +125,12 @@ def test_fused_kernels_give_the_same_rollout():
     steps = []
     for w in (world, quick):
         state = w.state_from_frames(segment.image[:, :3], segment.action[:, :2])
-        generator, found = rng(), []
+        generator, results = rng(), []
         for t in range(2):
             step = w.step(state, segment.action[:, t], generator)
             state = step.state
-            found.append(step)
-        steps.append(found)
+            results.append(step)
+        steps.append(results)
     for plain, other in zip(*steps, strict=True):
         assert torch.equal(plain.tokens, other.tokens)
         torch.testing.assert_close(
@@ -162,7 +162,7 @@ def test_a_captured_update_equals_the_eager_one(part):
 def test_a_captured_rollout_equals_the_eager_one():
     from reverie.kernels.graphs.runner import CudaGraphRunner
 
-    segment, found = batch(), []
+    segment, results = batch(), []
     for captured in (False, True):
         world, generator = make(torch.bfloat16), rng()
         accelerate.use_fast_versions(world)
@@ -178,11 +178,11 @@ def test_a_captured_rollout_equals_the_eager_one():
             imagine = CudaGraphRunner(imagine, "imagine", device, [generator.generator])
         for _ in range(5):
             states = imagine(segment.image, segment.action)
-        found.append(states)
+        results.append(states)
         if captured:
             assert imagine.works
             assert any(not isinstance(x, int) for x in imagine.recordings.values())
-    for plain, other in zip(*found, strict=True):
+    for plain, other in zip(*results, strict=True):
         torch.testing.assert_close(plain, other)
 
 

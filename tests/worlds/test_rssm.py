@@ -87,9 +87,9 @@ def test_rows_without_extras_restore_the_initial_state():
     state, first = world.from_replay(zeros), world.initial(2)
     assert torch.equal(state.deter, first.deter)
     assert torch.equal(state.stoch, first.stoch)
-    seen = world.observe(first, batch(), rng())
-    again = world.from_replay(world.to_replay(seen))
-    torch.testing.assert_close(again.stoch, seen.stoch)
+    states = world.observe(first, batch(), rng())
+    restored = world.from_replay(world.to_replay(states))
+    torch.testing.assert_close(restored.stoch, states.stoch)
 
 
 def test_observe_does_not_update_image_statistics():
@@ -217,7 +217,7 @@ def test_dyn_trains_the_prior_and_rep_the_posterior():
 def test_the_continue_target_is_the_discount():
     world, data = make(), batch()
     data["is_terminal"][0, 2] = True
-    seen = []
+    targets = []
     forward = world.con.forward
 
     class RecordTarget:
@@ -225,13 +225,13 @@ def test_the_continue_target_is_the_discount():
             self.out = out
 
         def loss(self, target):
-            seen.append(target)
+            targets.append(target)
             return self.out.loss(target)
 
     world.con.forward = lambda feat: RecordTarget(forward(feat))
     world.loss(world.initial(2), data, rng())
-    assert float(seen[0][0, 2]) == 0
-    assert float(seen[0][0, 3]) == pytest.approx(1 - 1 / 333)
+    assert float(targets[0][0, 2]) == 0
+    assert float(targets[0][0, 3]) == pytest.approx(1 - 1 / 333)
 
 
 @pytest.mark.parametrize("reward_grad", [True, False])

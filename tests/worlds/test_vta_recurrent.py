@@ -170,8 +170,8 @@ def test_imagined_boundaries(settings, expected):
 
 def test_losses_are_named_finite_and_per_row():
     world = make_world(boundary_rate=0.1, reward_to_detector=True).train()
-    found = world.loss(world.initial(B), make_batch(), rng())
-    assert found.losses.keys() == {
+    result = world.loss(world.initial(B), make_batch(), rng())
+    assert result.losses.keys() == {
         "image",
         "rew",
         "con",
@@ -180,10 +180,10 @@ def test_losses_are_named_finite_and_per_row():
         "boundary",
         "boundary_rate",
     }
-    for key, loss in found.losses.items():
+    for key, loss in result.losses.items():
         assert loss.shape == (B, T), key
         assert torch.isfinite(loss).all(), key
-    total = sum(loss.mean() for loss in found.losses.values())
+    total = sum(loss.mean() for loss in result.losses.values())
     total.backward()
     assert float(world.dyn.detector.out.weight.grad.abs().sum()) > 0
     for name, parameter in world.named_parameters():

@@ -47,11 +47,11 @@ def test_a_stack_of_grus_equals_torch_gru_cells():
     stack = GRU(4, 6, 2)
     stack.initialize(torch.Generator().manual_seed(0))
     x, state = torch.randn(3, 4), torch.randn(2, 3, 6)
-    ours = stack.step(stack.gates(x), state)
+    stepped = stack.step(stack.gates(x), state)
     for i in range(2):
         cell = torch.nn.GRUCell(4, 6)
         cell.load_state_dict({k: v[i] for k, v in stack.state_dict().items()})
-        torch.testing.assert_close(ours[i], cell(x, state[i]))
+        torch.testing.assert_close(stepped[i], cell(x, state[i]))
 
 
 @pytest.mark.gpu
@@ -67,11 +67,11 @@ def test_the_fused_gru_step_equals_the_plain_one():
     plain = combine(gates, hidden, state)
     fused = stack.step(gates, state)
     torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-3)
-    ours, theirs = (
+    fused_grad, plain_grad = (
         torch.autograd.grad(y.square().sum(), state, retain_graph=True)[0]
         for y in (fused, plain)
     )
-    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(fused_grad, plain_grad, atol=1e-3, rtol=1e-3)
 
 
 def test_flags_are_exactly_zero_or_one_and_have_a_gradient():
@@ -94,8 +94,8 @@ def test_segment_counts():
 
 
 def test_bernoulli_entropy_is_in_nats():
-    found = bernoulli_entropy(torch.tensor([0.5, 0.0, 1.0]))
-    torch.testing.assert_close(found, torch.tensor([np.log(2), 0.0, 0.0]).float())
+    entropy = bernoulli_entropy(torch.tensor([0.5, 0.0, 1.0]))
+    torch.testing.assert_close(entropy, torch.tensor([np.log(2), 0.0, 0.0]).float())
 
 
 def test_the_first_modeled_frame_always_begins_a_segment():
@@ -132,11 +132,11 @@ def test_evaluation_assigns_the_flag_loss_to_its_own_frame():
     mask = world.elbo(batch, rng()).losses["mask"]
     assert torch.equal(losses["mask"][:, 1:], mask[:, :-1])
     assert torch.allclose(losses["mask"].mean(), mask.mean())
-    cost, found = losses["mask"][:, 1:], boundary[:, 1:]
-    assert found.any()
-    assert not found.all()
-    assert cost[found].min() > cost[~found].max()
-    assert (detector_prob[:, 1:][found] > 0.5).all()
+    loss, detected = losses["mask"][:, 1:], boundary[:, 1:]
+    assert detected.any()
+    assert not detected.all()
+    assert loss[detected].min() > loss[~detected].max()
+    assert (detector_prob[:, 1:][detected] > 0.5).all()
     assert (prior_prob[:, 1:] < 0.5).all()
 
 
@@ -206,8 +206,8 @@ def test_a_static_lower_belief_has_a_constant_prior_within_a_segment():
 
 def test_a_static_lower_belief_trains_and_imagines():
     world = make_world(static_lower_belief=True, kl_to_detector=True)
-    found = world.train().loss(make_batch(), rng())
-    sum(x.mean() for x in found.losses.values()).backward()
+    result = world.train().loss(make_batch(), rng())
+    sum(x.mean() for x in result.losses.values()).backward()
     assert all(p.grad is not None for p in world.parameters())
     start = world.eval().state_from_frames(make_batch()["image"][:, :2], rng())
     states = world.imagine(start, lambda _: {}, 6, rng()).states
@@ -219,11 +219,11 @@ def test_a_static_lower_belief_trains_and_imagines():
 def test_boundaries_are_random_during_the_warm_up():
     world = make_world(random_boundary_steps=2).train()
     for uses_detector in (False, False, True):
-        found = world.loss(make_batch(), rng())
-        prob = float(found.metrics["boundary_prob/post"])
+        result = world.loss(make_batch(), rng())
+        prob = float(result.metrics["boundary_prob/post"])
         assert (prob == 0.5) != uses_detector
         weights = list(world.detector.parameters())
-        loss = sum(x.mean() for x in found.losses.values())
+        loss = sum(x.mean() for x in result.losses.values())
         grads = torch.autograd.grad(loss, weights)
         assert any(bool(grad.any()) for grad in grads) == uses_detector
 
