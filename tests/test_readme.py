@@ -104,7 +104,9 @@ def understand(words: list[str]) -> None:
     """Raise, or fail, unless the command line would be accepted."""
     name, rest = words[0], words[1:]
     assert name in COMMANDS, f"there is no command {name!r}"
-    if name in BASE_BLOCKS:
+    if "--help" in rest:
+        assert main(words) == 0
+    elif name in BASE_BLOCKS:
         command_config(name, rest)
     elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
         assert main(words) == 0

@@ -1,19 +1,20 @@
-"""How many steps per second environments give: alone, in pools, and without us.
+"""Benchmark of environments: steps per second and overhead over the simulator.
 
     reverie bench envs --tasks atari_pong crafter_reward --counts 8 16
 
-The measure of a pool is the simulator itself (`raw`), without our adapters, wrappers
-and pools: for Atari the emulator with the screens the settings ask for, made with plain
-numpy and Pillow; for Crafter the stock game (with worlds made our way: its own takes
-seconds for one); for other suites the adapter alone. A pool is held against as many of
-them in turn (`8 raw`), because they crowd each other out of the cache. `8 raw x 2` is
-the same simulators in two processes that know nothing of each other: two busy cores
-are slower each, and no pool of two workers could do better.
+Every variant (one environment, vectorized environments, with and without worker
+processes) is compared with the same number of bare simulators, without the adapters and
+wrappers of Reverie. For Atari, the bare simulator is the emulator with screens resized
+by NumPy and Pillow; for Crafter, the original game (with the faster world generation of
+Reverie, because the original takes seconds per world); for other suites, the adapter
+without wrappers. `8 simulators` step in turn in one process, because several simulators
+compete for the CPU cache. `8 simulators x 2` step in two independent processes: an
+upper bound for vectorized environments with two workers.
 
-Overhead is what a step costs in processor time beyond the simulator, workers included:
-steps per second say as much about what else a machine is doing. All ways play the same
-episodes with the same actions, step for step, and take turns; the overhead is that of
-the median turn.
+The overhead is the additional CPU time per step, including worker processes. CPU time
+depends less on other load on the machine than steps per second do. All variants play
+the same episodes with the same actions and are measured alternately; the overhead is
+the median over repeats.
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ from reverie.envs.wrappers import Wrapper
 from reverie.spaces import Space
 
 
-class Sample(NamedTuple):
-    """What one or more turns brought."""
+class StepTiming(NamedTuple):
+    """Environment steps, with the wall-clock and CPU time they took."""
 
     steps: float
     seconds: float
-    work: float
-    """Processor time, in seconds."""
+    cpu_seconds: float
 
     @property
     def rate(self) -> float:
@@ -52,234 +52,244 @@ class Sample(NamedTuple):
 
     @property
     def cost(self) -> float:
-        return self.work / max(1.0, self.steps)
+        """CPU seconds per step."""
+        return self.cpu_seconds / max(1.0, self.steps)
 
 
 Step = Callable[[int], Any]
-"""Takes a step; the number picks its action. Simulators return their image."""
+"""Takes a step with the action of the given index. Simulators return their image."""
 
-Turn = Callable[[int], Sample]
-"""Takes so many steps in every environment."""
+Measure = Callable[[int], StepTiming]
+"""Takes the given number of steps in every environment, and measures them."""
 
-ACTIONS = 1000
-"""Actions after which they repeat."""
+NUM_ACTIONS = 1000
+"""Number of random actions; they repeat after that."""
 
 
 @dataclass(frozen=True)
 class EnvBenchConfig:
     tasks: tuple[str, ...] = ("atari_pong", "crafter_reward", "catch")
-    """What to measure; tasks whose package is missing are passed over."""
+    """Tasks to measure; tasks of suites that are not installed are skipped."""
     counts: tuple[int, ...] = (8, 16)
-    """Environments in a pool."""
+    """Numbers of vectorized environments."""
     workers: int = -1
-    """Worker processes of a pool; -1 for one per core."""
+    """Worker processes; -1 for one per CPU core."""
     seconds: float = 1.0
-    """How long the simulators take for their turn; other ways take as many steps."""
-    turns: int = 5
-    """How often each way has its turn."""
+    """Duration of each measurement of the simulators; other variants take as many
+    steps."""
+    repeats: int = 5
+    """Number of measurements of each variant."""
     native: bool = True
-    """Measure the vector environments written in C++, where they are installed."""
+    """Also measure vectorized environments in C++, if they are installed."""
     output: str = ""
-    """A file for the numbers as JSON."""
+    """JSON file for the results."""
 
     def __post_init__(self) -> None:
-        if not self.tasks or min(self.counts, default=0) < 1 or self.turns < 1:
+        if not self.tasks or min(self.counts, default=0) < 1 or self.repeats < 1:
             raise UserError(
-                "There is nothing to measure.\n  Fix: give --tasks, --counts of at "
-                "least 1 and --turns of at least 1."
+                "A benchmark of environments needs tasks, counts of at least 1, and at "
+                "least 1 repeat.\n  Fix: --tasks catch --counts 8 16 --repeats 5"
             )
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to step a task, and what it is held against."""
+class EnvVariant:
+    """One way to step the environments of a task."""
 
     name: str
-    turn: Turn
+    measure: Measure
     close: Callable[[], object]
     count: int = 1
-    """Environments it steps."""
+    """Number of environments."""
 
     @property
-    def against(self) -> str:
-        return "raw" if self.count == 1 else f"{self.count} raw"
+    def baseline(self) -> str:
+        """Name of the variant it is compared with."""
+        return _simulators(self.count)
+
+
+def _simulators(count: int) -> str:
+    return "simulator" if count == 1 else f"{count} simulators"
 
 
 def bench_envs(
     config: EnvBenchConfig, settings: envs.EnvConfig | None = None
 ) -> dict[str, Any]:
-    """Measure every task and print a table; returns the numbers."""
+    """Measure every task, print a table, and return the results."""
     settings = settings or envs.EnvConfig()
-    found: dict[str, Any] = {"cores": os.cpu_count(), "seconds": config.seconds}
-    print(f"{os.cpu_count()} cores, {config.turns} turns of {config.seconds} seconds")
-    print(f"{'task':<16} {'way':<18} {'steps/s':>9} {'us/step':>9} {'overhead':>9}")
+    results: dict[str, Any] = {"cores": os.cpu_count(), "seconds": config.seconds}
+    print(f"{os.cpu_count()} cores, {config.repeats} x {config.seconds} seconds")
+    print(f"{'task':<16} {'variant':<18} {'steps/s':>9} {'us/step':>9} {'overhead':>9}")
     for task in config.tasks:
         suite = envs.SUITES.get(envs.split_task(task)[0])
         if suite is not None and not suite.is_installed:
             print(f"{task:<16} is not installed: {suite.install}")
             continue
-        found[task] = measured = _measure(task, config, settings)
-        for name, row in measured.items():
+        results[task] = variants = _measure_task(task, config, settings)
+        for name, row in variants.items():
             cost = f"{1e6 * row['cost']:.0f}"
             line = f"{task:<16} {name:<18} {row['rate']:>9.0f} {cost:>9}"
-            print(f"{line} {row['overhead']:>9.0%} of {row['against']}")
-    if any(task.startswith("crafter") for task in found):
-        found["crafter world"] = worlds = crafter_worlds(config.turns)
+            print(f"{line} {row['overhead']:>9.0%} over {row['baseline']}")
+    if any(task.startswith("crafter") for task in results):
+        results["crafter world"] = seconds = time_crafter_worlds(config.repeats)
         print(
-            f"A Crafter world takes the stock code {worlds['stock']:.3f} s and ours "
-            f"{worlds['ours']:.3f} s, {worlds['stock'] / worlds['ours']:.1f} times "
-            "less, and is the same."
+            f"Generating a Crafter world takes {seconds['original']:.3f} s in the "
+            f"original and {seconds['reverie']:.3f} s here "
+            f"({seconds['original'] / seconds['reverie']:.1f}x faster, same result)."
         )
     if config.output:
         path = Path(config.output).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n")
-    return found
+        path.write_text(json.dumps(results, indent=2) + "\n")
+    return results
 
 
-def _measure(
+def _measure_task(
     task: str, config: EnvBenchConfig, settings: envs.EnvConfig
 ) -> dict[str, dict[str, Any]]:
-    """Every way's steps per second, cost of a step, and overhead over `raw`."""
-    pace = _pace(raw(task, settings), config.seconds)
-    ways = _ways(task, config, settings)
-    samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
+    """Steps per second, CPU time per step and overhead of every variant."""
+    rate = _estimate_rate(simulators(task, settings), config.seconds)
+    variants = _make_variants(task, config, settings)
+    timings: dict[str, list[StepTiming]] = {variant.name: [] for variant in variants}
     try:
-        for _ in range(config.turns):
-            for way in ways:
-                steps = max(1, round(config.seconds * pace / way.count))
-                samples[way.name].append(way.turn(steps))
+        for _ in range(config.repeats):
+            for variant in variants:
+                steps = max(1, round(config.seconds * rate / variant.count))
+                timings[variant.name].append(variant.measure(steps))
     finally:
-        for way in ways:
-            way.close()
-    sums = {
-        name: Sample(*map(sum, zip(*each, strict=True)))
-        for name, each in samples.items()
+        for variant in variants:
+            variant.close()
+    totals = {
+        name: StepTiming(*map(sum, zip(*each, strict=True)))
+        for name, each in timings.items()
     }
     return {
-        way.name: {
-            "rate": sums[way.name].rate,
-            "cost": sums[way.name].cost,
-            "against": way.against,
-            "overhead": overhead(samples[way.name], samples[way.against]),
+        variant.name: {
+            "rate": totals[variant.name].rate,
+            "cost": totals[variant.name].cost,
+            "baseline": variant.baseline,
+            "overhead": overhead(timings[variant.name], timings[variant.baseline]),
         }
-        for way in ways
+        for variant in variants
     }
 
 
-def overhead(ours: list[Sample], theirs: list[Sample]) -> float:
-    """What one way costs beyond another that took the same steps beside it."""
-    ratios = [one.cost / two.cost for one, two in zip(ours, theirs, strict=True)]
-    return statistics.median(ratios) - 1
+def overhead(timings: list[StepTiming], baseline: list[StepTiming]) -> float:
+    """Median additional CPU time per step, as a fraction of the baseline."""
+    pairs = zip(timings, baseline, strict=True)
+    return statistics.median([one.cost / other.cost for one, other in pairs]) - 1
 
 
-def _pace(turn: Turn, seconds: float) -> float:
-    """Roughly how many steps a second something takes."""
-    steps, sample = 1, turn(1)
-    while sample.seconds < seconds / 2:
+def _estimate_rate(measure: Measure, seconds: float) -> float:
+    """Roughly how many steps per second are possible."""
+    steps, timing = 1, measure(1)
+    while timing.seconds < seconds / 2:
         steps *= 2
-        sample = turn(steps)
-    return sample.rate
+        timing = measure(steps)
+    return timing.rate
 
 
-def _ways(task: str, config: EnvBenchConfig, settings: envs.EnvConfig) -> list[Way]:
+def _make_variants(
+    task: str, config: EnvBenchConfig, settings: envs.EnvConfig
+) -> list[EnvVariant]:
     factory = envs.TaskFactory(task, settings, seed=0)
     workers = config.workers if config.workers > 0 else os.cpu_count() or 1
-    ways: list[Way] = []
+    variants: dict[str, EnvVariant] = {}
 
-    def add(name: str, turn: Turn, close: Any, count: int) -> None:
-        if name not in [way.name for way in ways]:
-            ways.append(Way(name, turn, close, count))
+    def add(name: str, measure: Measure, close: Any, count: int) -> None:
+        variants.setdefault(name, EnvVariant(name, measure, close, count))
 
-    single = factory(0)
-    add("raw", raw(task, settings), lambda: None, 1)
-    add("single", steps_of(single), single.close, 1)
+    def add_vec_env(name: str, count: int, **options: Any) -> None:
+        vec = envs.make_vec_env(factory, count, envs.VecEnvConfig(**options))
+        add(name, measure_vec_env(vec), vec.close, count)
+
+    env = factory(0)
+    add("simulator", simulators(task, settings), lambda: None, 1)
+    add("env", measure_env(env), env.close, 1)
     for count in config.counts:
-        bare = "raw" if count == 1 else f"{count} raw"
-        add(bare, raw(task, settings, range(count)), lambda: None, count)
-        local = envs.make_vec_env(factory, count, envs.VecEnvConfig())
-        add(f"pool of {count}", steps_of_pool(local), local.close, count)
-        split = min(workers, count)
+        bare = _simulators(count)
+        add(bare, simulators(task, settings, range(count)), lambda: None, count)
+        add_vec_env(f"{count} vectorized", count)
+        processes = min(workers, count)
         if workers > 1:
-            together = Together(task, settings, count, split)
-            add(f"{bare} x {split}", together, together.close, count)
-            pool = envs.make_vec_env(factory, count, envs.VecEnvConfig(workers=split))
-            name = f"{count} in {split} workers"
-            add(name, steps_of_pool(pool), pool.close, count)
-        for backend in _native(task) if config.native else ():
-            made = envs.make_vec_env(factory, count, envs.VecEnvConfig(native=backend))
-            add(f"{count} in {backend}", steps_of_pool(made), made.close, count)
-    return ways
+            parallel = ParallelSimulators(task, settings, count, processes)
+            add(f"{bare} x {processes}", parallel, parallel.close, count)
+            add_vec_env(f"{count} in {processes} workers", count, workers=processes)
+        for backend in _native_backends(task) if config.native else ():
+            add_vec_env(f"{count} in {backend}", count, native=backend)
+    return list(variants.values())
 
 
-def _native(task: str) -> list[Any]:
-    """The vector environments a task could run on here."""
+def _native_backends(task: str) -> list[Any]:
+    """The installed C++ implementations of vectorized environments for a task."""
     from importlib.util import find_spec
 
-    known = {"ale": "ale_py", "envpool": "envpool"} if task[:5] == "atari" else {}
-    return [name for name, package in known.items() if find_spec(package)]
+    backends = {"ale": "ale_py", "envpool": "envpool"} if task[:5] == "atari" else {}
+    return [name for name, package in backends.items() if find_spec(package)]
 
 
-def steps_of(env: Env) -> Turn:
-    """Steps one environment with random actions."""
-    return _timed(_stepping(env, 0))
+def measure_env(env: Env) -> Measure:
+    """Measure one environment with random actions."""
+    return _timed(_make_step(env, 0))
 
 
-def _stepping(env: Env, index: int, seed: int | None = None) -> Step:
-    actions = {k: s.sample(_rng(index), ACTIONS) for k, s in env.act_space.items()}
+def _make_step(env: Env, index: int, seed: int | None = None) -> Step:
+    actions = {k: s.sample(_rng(index), NUM_ACTIONS) for k, s in env.act_space.items()}
     env.reset(seed)
 
-    def step(turn: int) -> None:
-        if env.step({key: value[turn] for key, value in actions.items()})["is_last"]:
+    def step(i: int) -> None:
+        if env.step({key: value[i] for key, value in actions.items()})["is_last"]:
             env.reset()
 
     return step
 
 
-def steps_of_pool(pool: Any) -> Turn:
-    """Steps a pool with random actions; counts every environment."""
+def measure_vec_env(vec: Any) -> Measure:
+    """Measure vectorized environments with random actions; all of them count."""
     actions = {
-        key: np.stack([space.sample(_rng(i), ACTIONS) for i in range(len(pool))], 1)
-        for key, space in pool.act_space.items()
+        key: np.stack([space.sample(_rng(i), NUM_ACTIONS) for i in range(len(vec))], 1)
+        for key, space in vec.act_space.items()
     }
-    pool.reset()
+    vec.reset()
 
-    def step(turn: int) -> None:
-        pool.step({key: value[turn] for key, value in actions.items()})
+    def step(i: int) -> None:
+        vec.step({key: value[i] for key, value in actions.items()})
 
-    return _timed(step, len(pool), getattr(pool, "pids", ()))
+    return _timed(step, len(vec), getattr(vec, "pids", ()))
 
 
 def _rng(index: int) -> np.random.Generator:
-    """Where the actions of an environment come from, however it is stepped."""
+    """Random generator of the actions of an environment, the same in all variants."""
     return np.random.default_rng(index)
 
 
-def raw(task: str, settings: envs.EnvConfig, indices: Sequence[int] = (0,)) -> Turn:
-    """Steps simulators of a task without anything of ours, one after the other."""
-    steps = [_raw_step(task, settings, index) for index in indices]
+def simulators(
+    task: str, settings: envs.EnvConfig, indices: Sequence[int] = (0,)
+) -> Measure:
+    """Measure bare simulators of a task that step in turn."""
+    steps = [_simulator_step(task, settings, index) for index in indices]
 
-    def step(turn: int) -> None:
-        for each in steps:
-            each(turn)
+    def step(i: int) -> None:
+        for step_one in steps:
+            step_one(i)
 
     return _timed(step, len(steps))
 
 
-def _raw_step(task: str, settings: envs.EnvConfig, index: int) -> Step:
+def _simulator_step(task: str, settings: envs.EnvConfig, index: int) -> Step:
     suite, name = envs.split_task(task)
     seed = derive_seed(0, index)
     if suite.startswith("atari"):
-        return _raw_atari(name, settings, index, seed)
+        return _atari_step(name, settings, index, seed)
     if suite == "crafter":
-        return _raw_crafter(settings, index, seed)
+        return _crafter_step(settings, index, seed)
     env: Any = envs.make(task, settings)
     while isinstance(env, Wrapper):
         env = env.env
-    return _stepping(env, index, seed)
+    return _make_step(env, index, seed)
 
 
-def _raw_atari(name: str, settings: envs.EnvConfig, index: int, seed: int) -> Step:
+def _atari_step(name: str, settings: envs.EnvConfig, index: int, seed: int) -> Step:
     from ale_py import ALEInterface, LoggerMode, roms
     from PIL import Image
 
@@ -287,51 +297,51 @@ def _raw_atari(name: str, settings: envs.EnvConfig, index: int, seed: int) -> St
 
     config = settings.atari
     ALEInterface.setLoggerMode(LoggerMode.Error)
-    console = ALEInterface()
-    console.setFloat("repeat_action_probability", config.sticky)
-    console.setInt("random_seed", seed)
+    ale = ALEInterface()
+    ale.setFloat("repeat_action_probability", config.sticky)
+    ale.setInt("random_seed", seed)
     rom: Any = roms.get_rom_path(find_game(name))
-    console.loadROM(rom)
-    everything = config.actions == "all"
-    known = console.getLegalActionSet() if everything else console.getMinimalActionSet()
-    picks = Space(np.dtype(np.int32), (), 0, len(known)).sample(_rng(index), ACTIONS)
-    actions = [known[pick].value for pick in picks]
+    ale.loadROM(rom)
+    use_all = config.actions == "all"
+    legal = ale.getLegalActionSet() if use_all else ale.getMinimalActionSet()
+    space = Space(np.dtype(np.int32), (), 0, len(legal))
+    actions = [legal[i].value for i in space.sample(_rng(index), NUM_ACTIONS)]
     size = config.size[::-1]
     rng = np.random.default_rng(seed)
 
-    def begin() -> None:
-        console.reset_game()
+    def reset() -> None:
+        ale.reset_game()
         for _ in range(rng.integers(config.noops + 1)):
-            console.act(NOOP)
+            ale.act(NOOP)
 
-    def step(turn: int) -> np.ndarray:
+    def step(i: int) -> np.ndarray:
         screens = []
         for frame in range(config.repeat):
-            console.act(actions[turn])
+            ale.act(actions[i])
             if frame >= config.repeat - config.pooling:
-                screens.append(console.getScreenRGB())
+                screens.append(ale.getScreenRGB())
         screen = Image.fromarray(np.max(screens, 0))
         image = np.asarray(screen.resize(size, Image.Resampling.BILINEAR))
         if config.gray:
             image = (image @ GRAY).astype(np.uint8)
-        if console.game_over():
-            begin()
+        if ale.game_over():
+            reset()
         return image
 
-    begin()
+    reset()
     return step
 
 
-def _raw_crafter(settings: envs.EnvConfig, index: int, seed: int) -> Step:
+def _crafter_step(settings: envs.EnvConfig, index: int, seed: int) -> Step:
     from reverie.envs.suites.crafter import make_game
 
     game = make_game(settings.crafter, reward=True, seed=seed)
     game.reset()
-    known = Space(np.dtype(np.int32), (), 0, game.action_space.n)
-    actions = known.sample(_rng(index), ACTIONS)
+    space = Space(np.dtype(np.int32), (), 0, game.action_space.n)
+    actions = space.sample(_rng(index), NUM_ACTIONS)
 
-    def step(turn: int) -> np.ndarray:
-        image, _, done, _ = game.step(actions[turn])
+    def step(i: int) -> np.ndarray:
+        image, _, done, _ = game.step(actions[i])
         if done:
             game.reset()
         return np.asarray(image)
@@ -339,39 +349,39 @@ def _raw_crafter(settings: envs.EnvConfig, index: int, seed: int) -> Step:
     return step
 
 
-def _timed(step: Step, count: int = 1, pids: Any = ()) -> Turn:
-    """Turns of a function that takes `count` steps, with the help of processes."""
-    counter = 0
+def _timed(step: Step, count: int = 1, pids: Any = ()) -> Measure:
+    """Measure a function that steps `count` environments, with worker processes."""
+    index = 0
 
-    def turn(steps: int) -> Sample:
-        nonlocal counter
-        begin, work = time.perf_counter(), _work(pids)
+    def measure(steps: int) -> StepTiming:
+        nonlocal index
+        start, cpu_start = time.perf_counter(), _cpu_seconds(pids)
         for _ in range(steps):
-            step(counter % ACTIONS)
-            counter += 1
-        spent = time.perf_counter() - begin
-        return Sample(steps * count, spent, _work(pids) - work)
+            step(index % NUM_ACTIONS)
+            index += 1
+        seconds = time.perf_counter() - start
+        return StepTiming(steps * count, seconds, _cpu_seconds(pids) - cpu_start)
 
-    return turn
+    return measure
 
 
-def _work(pids: Any) -> float:
-    """Processor time this process and others have used, in seconds."""
+def _cpu_seconds(pids: Any) -> float:
+    """CPU time of this process and of the processes `pids`."""
     total = time.process_time()
-    if sys.platform.startswith("linux"):  # elsewhere only our own time is known
+    if sys.platform.startswith("linux"):  # not available elsewhere
         for pid in pids:
             total += time.clock_gettime((~pid << 3) | 2)  # see clock_getcpuclockid
     return total
 
 
-class Together:
-    """Simulators in several processes at once: what workers could reach at best."""
+class ParallelSimulators:
+    """Measures bare simulators in several independent processes at the same time."""
 
-    def __init__(self, task: str, settings: envs.EnvConfig, count: int, helpers: int):
+    def __init__(self, task: str, settings: envs.EnvConfig, count: int, processes: int):
         import cloudpickle
 
-        shares = np.array_split(np.arange(count), helpers)
-        self._helpers = [
+        shares = np.array_split(np.arange(count), processes)
+        self._processes = [
             subprocess.Popen(
                 [
                     *(sys.executable, "-m", "reverie.bench.envs"),
@@ -383,53 +393,56 @@ class Together:
             )
             for share in shares
         ]
-        self(0)  # until all of them are there
+        self(0)  # returns when all of them have started
 
-    def __call__(self, steps: int) -> Sample:
-        for helper in self._helpers:
-            assert helper.stdin is not None
-            print(steps, file=helper.stdin, flush=True)
-        answers = [helper.stdout.readline() for helper in self._helpers]  # type: ignore
-        each = [Sample(*map(float, answer.split())) for answer in answers]
-        taken, work = sum(one.steps for one in each), sum(one.work for one in each)
-        return Sample(taken, max(one.seconds for one in each), work)
+    def __call__(self, steps: int) -> StepTiming:
+        for process in self._processes:
+            assert process.stdin is not None
+            print(steps, file=process.stdin, flush=True)
+        lines = [process.stdout.readline() for process in self._processes]  # type: ignore
+        each = [StepTiming(*map(float, line.split())) for line in lines]
+        return StepTiming(
+            sum(timing.steps for timing in each),
+            max(timing.seconds for timing in each),
+            sum(timing.cpu_seconds for timing in each),
+        )
 
     def close(self) -> None:
-        for helper in self._helpers:
-            helper.communicate()
+        for process in self._processes:
+            process.communicate()
 
 
-def _help(parcel: str) -> None:
-    """The life of one of the processes: read how many steps, write what they took."""
+def _serve_measurements(pickled: str) -> None:
+    """Main function of a process: read numbers of steps, and write their timings."""
     import cloudpickle
 
-    turn = raw(*cloudpickle.loads(bytes.fromhex(parcel)))
+    measure = simulators(*cloudpickle.loads(bytes.fromhex(pickled)))
     for line in sys.stdin:
-        print(*turn(int(line)), flush=True)
+        print(*measure(int(line)), flush=True)
 
 
-def crafter_worlds(turns: int) -> dict[str, float]:
-    """Seconds to generate a Crafter world, by the stock code and by ours."""
+def time_crafter_worlds(repeats: int) -> dict[str, float]:
+    """Seconds to generate a Crafter world, in the original and in Reverie."""
     from crafter import constants, engine, objects, worldgen
 
     from reverie.envs.suites.crafter.terrain import generate_world
 
-    ways = {"stock": worldgen.generate_world, "ours": generate_world}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for seed in range(turns):
+    functions = {"original": worldgen.generate_world, "reverie": generate_world}
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for seed in range(repeats):
         maps = []
-        for name, generate in ways.items():
+        for name, generate in functions.items():
             world = engine.World((64, 64), constants.materials, (12, 12))
             world.reset(seed)
             player = objects.Player(world, (32, 32))
             world.add(player)
-            begin = time.perf_counter()
+            start = time.perf_counter()
             generate(world, player)
-            times[name].append(time.perf_counter() - begin)
+            times[name].append(time.perf_counter() - start)
             maps.append(world._mat_map.copy())
         assert np.array_equal(*maps), f"the worlds of seed {seed} differ"
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 if __name__ == "__main__":
-    _help(sys.argv[1])
+    _serve_measurements(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What a bench found, for people."""
+"""Text tables of benchmark results."""
 
 from __future__ import annotations
 
@@ -6,43 +6,45 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
-def table(found: dict[str, Any]) -> str:
-    """The results of one config, for people."""
-    head = (
-        f"{found['agent']} on {found['task']}: {found['parameters'] / 1e6:.1f}M "
-        f"parameters, {found['device']}, {found['precision']}, "
-        f"--compile {found['compile']}"
+def format_table(results: dict[str, Any]) -> str:
+    """The results of one config."""
+    title = (
+        f"{results['agent']} on {results['task']}: {results['parameters'] / 1e6:.1f}M "
+        f"parameters, {results['device']}, {results['precision']}, "
+        f"--compile {results['compile']}"
     )
     rows: list[tuple[str, Any]] = [
-        ("first update, s from the start", found["first_update_s"]),
-        *((f"{name}, ms", ms) for name, ms in _times(found)),
+        ("process start to first update, s", results["first_update_s"]),
+        *((f"{name}, ms", ms) for name, ms in _timings(results)),
     ]
-    whole, pieces = _mean(found["update_ms"]), found["parts_ms"].values()
-    if pieces:
-        rows.append(("sum of the parts, ms", sum(_mean(ms) for ms in pieces)))
-    rows.append(("updates per second", 1000 / whole))
-    if "env_steps_per_s" in found:
-        rows.append(("environment steps per second", found["env_steps_per_s"]))
-    for verb, rate in found.get("replay_mb_per_s", {}).items():
-        rows.append((f"replay {verb}, MB/s", rate))
-    if "sequences_per_s" in found:
-        rows.append(("sequences per second", found["sequences_per_s"]))
-    for name, most in found["parts_gb"].items():
-        rows.append((f"GPU memory of {name}, GB", most))
-    for key in ("peak_gb", "gpu_peak_gb", "gpu_replay_gb"):
-        if key in found:
-            label = {"peak_gb": "memory", "gpu_peak_gb": "GPU memory"}
-            rows.append((f"{label.get(key, 'of it replay')}, GB", found[key]))
-    return head + "\n" + rows_of(rows)
+    if results["sections_ms"]:
+        total = sum(_mean(ms) for ms in results["sections_ms"].values())
+        rows.append(("sum of the sections, ms", total))
+    rows.append(("updates per second", 1000 / _mean(results["update_ms"])))
+    if "env_steps_per_s" in results:
+        rows.append(("environment steps per second", results["env_steps_per_s"]))
+    for operation, rate in results.get("replay_mb_per_s", {}).items():
+        rows.append((f"replay {operation}, MB/s", rate))
+    if "sequences_per_s" in results:
+        rows.append(("sequences per second", results["sequences_per_s"]))
+    for name, peak in results["sections_gb"].items():
+        rows.append((f"peak GPU memory of {name}, GB", peak))
+    labels = {
+        "peak_gb": "peak memory, GB",
+        "gpu_peak_gb": "peak GPU memory, GB",
+        "gpu_replay_gb": "replay buffer on the GPU, GB",
+    }
+    rows += [(label, results[key]) for key, label in labels.items() if key in results]
+    return title + "\n" + format_rows(rows)
 
 
-def _times(found: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
-    yield "update", found["update_ms"]
-    for name, ms in found["parts_ms"].items():
+def _timings(results: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
+    yield "update", results["update_ms"]
+    for name, ms in results["sections_ms"].items():
         yield f"  {name}", ms
-    if "batch_ms" in found:
-        yield "batch", found["batch_ms"]
-    for envs, ms in found.get("policy_ms", {}).items():
+    if "batch_ms" in results:
+        yield "batch", results["batch_ms"]
+    for envs, ms in results.get("policy_ms", {}).items():
         yield f"policy, {envs} env{'s' if envs != '1' else ''}", ms
 
 
@@ -50,12 +52,12 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def rows_of(rows: Iterable[tuple[str, Any]]) -> str:
-    """Names and numbers; of several measurements their mean and half their range."""
+def format_rows(rows: Iterable[tuple[str, Any]]) -> str:
+    """One row per value; repeated measurements as their mean ± half their range."""
     lines = []
     for name, value in rows:
-        many = isinstance(value, list)
-        mean = _mean(value) if many else value
-        spread = f" ± {(max(value) - min(value)) / 2:.3f}" if many else ""
+        repeated = isinstance(value, list)
+        mean = _mean(value) if repeated else value
+        spread = f" ± {(max(value) - min(value)) / 2:.3f}" if repeated else ""
         lines.append(f"  {name:<32} {mean:>12.3f}{spread}")
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""How fast a config is on this machine: one table, and the same numbers as JSON.
+"""Benchmark of a config: time and memory of updates, policy, environments and replay.
 
-Updates are timed as a run makes them: many in a row, fed from a full replay, with one
-wait at the end. The pieces of an update are timed alone in the same way, for agents
-that can name them (`capabilities.Profilable`). An agent that only watches gets its
-sequences from their source (`bench_watch.py`). A policy call takes observations from
-host memory and is over when its actions are there. Every number is taken several times.
+Updates are timed as in a run: many in a row, with batches from a full replay buffer,
+and one synchronization at the end. The sections of an update are timed separately for
+agents that define them (`capabilities.Profilable`). Agents that train on sequence
+datasets are measured in `sequences.py`. The time of a policy call includes the copies
+of observations and actions between host and device. Every measurement is repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
-from reverie.bench.table import rows_of, table
+from reverie.bench.table import format_rows, format_table
 from reverie.capabilities import Profilable
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
@@ -43,46 +43,48 @@ from reverie.run.sequences import watches
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
-WARM_UP = 4
-"""Calls before the first measured one: kernels are built and graphs recorded then."""
+WARMUP_CALLS = 4
+"""Calls before the first measurement, which build kernels and capture graphs."""
 
 
 @dataclass(frozen=True)
 class BenchConfig:
     repeats: int = 3
-    """How often each number is taken."""
+    """Number of measurements of each value."""
     seconds: float = 1.0
-    """How long each of them is measured."""
+    """Duration of each measurement."""
     steps: int = 100_000
-    """Steps in the replay, if its capacity allows."""
+    """Steps in the replay buffer, if its capacity allows."""
     vary: Literal["", "size", "batch", "length", "image"] = ""
-    """Instead of one table: how an update grows with this."""
-    at_once: int = 1
-    """How many of those configurations are brought up side by side, each in a process
-    of its own; they are still timed one by one."""
+    """Measure how the time of an update scales with model size, batch size, sequence
+    length or image size."""
+    jobs: int = 1
+    """Number of configs that `vary` prepares at the same time, in separate processes;
+    measurements are never at the same time."""
     compare: bool = False
-    """Instead: how many times as fast it is as without anything that speeds it up."""
+    """Measure the speedup over `--compile none`."""
     output: str = ""
-    """The JSON file; by itself `bench.json` in the logdir."""
+    """JSON file for the results; empty for `bench.json` in the run folder."""
 
     def __post_init__(self) -> None:
-        counts = (self.repeats, self.steps, self.at_once)
+        counts = (self.repeats, self.steps, self.jobs)
         if min(counts) < 1 or self.seconds < 0:
             raise UserError(
-                "A measurement takes at least one repetition and one step.\n"
+                "A benchmark needs at least 1 repetition, 1 step and 1 job, and a "
+                "duration of at least 0 seconds.\n"
                 "  Fix: --bench.repeats 3 --bench.seconds 1 --bench.steps 100000"
             )
 
 
 @dataclass(frozen=True)
 class BenchFlags:
-    """The options by the names that flags have."""
+    """Adds the prefix `bench.` to the options."""
 
     bench: BenchConfig = field(default_factory=BenchConfig)
 
 
-class Timing(NamedTuple):
-    """How long one call takes, by several measurements of many calls."""
+class CallTiming(NamedTuple):
+    """Repeated measurements of the time of one call."""
 
     ms: list[float]
 
@@ -90,71 +92,67 @@ class Timing(NamedTuple):
     def mean(self) -> float:
         return sum(self.ms) / len(self.ms)
 
-    @property
-    def spread(self) -> float:
-        """Half the distance between the largest and the smallest."""
-        return (max(self.ms) - min(self.ms)) / 2
 
-
-def bench(
+def bench_config(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
-    """Measure one config, print the table, write the JSON; returns what it says."""
+    """Measure a config, print a table, and write the results as JSON."""
     with (
-        the_machine(alone=True) as waited,
-        subject_of(config, options, make_env) as subject,
+        machine_lock(exclusive=True) as waited,
+        make_benchmark(config, options, make_env) as benchmark,
     ):
-        results = subject.measure(waited)
-    print(table(results))
-    return write(config, options, {"about": about(), "results": results})
+        results = benchmark.measure(waited)
+    print(format_table(results))
+    return write_results(config, options, {"about": about(), "results": results})
 
 
-def compare(
+def bench_speedup(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
-    """Measure a config plainly and fast, and print how many times as fast it is.
+    """Measure how much faster a config is than with `--compile none`.
 
-    Both take turns, so that a machine that is busy at times is so for both.
+    Both are measured alternately, so that other load on the machine affects both.
     """
-    quick = config if config.compile != "none" else replace(config, compile="auto")
-    slow = replace(config, compile="none")
-    with (
-        the_machine(alone=True),
-        subject_of(slow, options, make_env) as plain,
-        subject_of(quick, options, make_env) as fast,
-    ):
-        calls = [subject.calls() for subject in (plain, fast)]
-        found: dict[str, Any] = {"plain_ms": {}, "fast_ms": {}, "ratios": {}}
-        for name in calls[0]:
-            before, after = plain.time(*(each[name] for each in calls))
-            found["plain_ms"][name], found["fast_ms"][name] = before.ms, after.ms
-            pairs = zip(before.ms, after.ms, strict=True)
-            found["ratios"][name] = [a / b for a, b in pairs]
-    print(
-        f"--compile none / --compile {quick.compile}\n"
-        + rows_of(found["ratios"].items())
+    fast_config = (
+        config if config.compile != "none" else replace(config, compile="auto")
     )
-    return write(config, options, {"about": about(), **found})
+    plain_config = replace(config, compile="none")
+    with (
+        machine_lock(exclusive=True),
+        make_benchmark(plain_config, options, make_env) as plain,
+        make_benchmark(fast_config, options, make_env) as fast,
+    ):
+        plain_calls, fast_calls = plain.calls(), fast.calls()
+        results: dict[str, Any] = {"plain_ms": {}, "fast_ms": {}, "ratios": {}}
+        for name in plain_calls:
+            slow, quick = plain.time(plain_calls[name], fast_calls[name])
+            results["plain_ms"][name], results["fast_ms"][name] = slow.ms, quick.ms
+            pairs = zip(slow.ms, quick.ms, strict=True)
+            results["ratios"][name] = [a / b for a, b in pairs]
+    print(
+        f"Speedup of --compile {fast_config.compile} over --compile none\n"
+        + format_rows(results["ratios"].items())
+    )
+    return write_results(config, options, {"about": about(), **results})
 
 
-def subject_of(
+def make_benchmark(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
-) -> Bench:
-    """What is to be measured: an agent that acts, or one that watches."""
-    from reverie.bench.sequences import WatchBench
+) -> UpdateBenchmark:
+    from reverie.bench.sequences import SequenceBenchmark
 
-    kind = WatchBench if watches(config) else Bench
-    return kind(config, options, make_env)
+    benchmark = SequenceBenchmark if watches(config) else UpdateBenchmark
+    return benchmark(config, options, make_env)
 
 
-class Bench:
-    """One config brought up on this machine: environments, agent, a full replay."""
+class UpdateBenchmark:
+    """Measures one config with its environments, agent and a full replay buffer."""
 
     feed: Feed
     capacity = 0
-    """Steps of the replay."""
+    """Steps in the replay buffer."""
     device_copy: DeviceCopy | None = None
-    """The replay on the device, if it is there."""
+    """The copy of the replay buffer on the device, if there is one."""
 
     def __init__(
         self, config: Config, options: BenchConfig, make_env: MakeEnv | None = None
@@ -164,7 +162,7 @@ class Bench:
         self._make_env = make_env
         self._closing: list[Callable[[], None]] = []
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> UpdateBenchmark:
         try:
             self._open()
         except BaseException:
@@ -219,8 +217,8 @@ class Bench:
         self.feed, self.device_copy = feed, feed.device_copy
 
     def measure(self, waited: float = 0.0) -> dict[str, Any]:
-        """Everything there is to say about this config, which waited to be alone."""
-        found: dict[str, Any] = {
+        """All measurements; `waited` seconds for the lock are not counted."""
+        results: dict[str, Any] = {
             "task": self.config.task,
             "agent": self.config.agent,
             "device": self._device_name(),
@@ -229,14 +227,14 @@ class Bench:
             "parameters": self.parameters(),
             "replay_on_device": self.device_copy is not None,
         }
-        found["first_update_s"] = self.first_update() - waited
-        found["update_ms"] = self.update().ms
-        found.update(self.memory())  # before others use any
-        found["parts_ms"], found["parts_gb"] = self.parts()
-        return {**found, **self.around()}
+        results["first_update_s"] = self.first_update() - waited
+        results["update_ms"] = self.update().ms
+        results.update(self.memory())  # before the other measurements use memory
+        results["sections_ms"], results["sections_gb"] = self.sections()
+        return {**results, **self.measure_collection()}
 
-    def around(self) -> dict[str, Any]:
-        """What a run does besides updates."""
+    def measure_collection(self) -> dict[str, Any]:
+        """Measurements of policy, environments and replay buffer."""
         return {
             "policy_ms": {str(n): self.policy(n).ms for n in (1, 16)},
             "env_steps_per_s": self.env_rate(),
@@ -245,117 +243,117 @@ class Bench:
 
     def first_update(self) -> float:
         """Seconds from the start of this process to the end of the first update."""
-        self.fill(self._needed())
+        self.fill(self._min_steps())
         self.agent.train(self.feed)
-        self.wait()
-        return time.time() - started()
+        self.synchronize()
+        return time.time() - process_start_time()
 
     def warm_up(self) -> None:
-        """Have the replay full and kernels built; the rest is better done alone."""
+        """Fill the replay buffer and build the kernels."""
         self.fill(self.capacity)
         with devices.not_choosing():
             self.agent.train(self.feed)
-        self.wait()
+        self.synchronize()
 
-    def update(self) -> Timing:
-        """A whole update, fed from a full replay."""
+    def update(self) -> CallTiming:
+        """Time of an update with a full replay buffer."""
         self.fill(self.capacity)
         return self.time(lambda: self.agent.train(self.feed))[0]
 
     def calls(self) -> dict[str, Callable[[], Any]]:
-        """What can be done plainly and fast: updates, their parts, acting."""
+        """Functions to compare: the update, its sections, and the policy."""
         self.fill(self.capacity)
-        parts = (
+        sections = (
             self.agent.sections(self.feed) if isinstance(self.agent, Profilable) else {}
         )
         return {
             "update": lambda: self.agent.train(self.feed),
-            **{f"  {name}": piece for name, piece in parts.items()},
-            "policy, 1 env": self._acting(1),
-            "policy, 16 envs": self._acting(16),
+            **{f"  {name}": section for name, section in sections.items()},
+            "policy, 1 env": self._policy_call(1),
+            "policy, 16 envs": self._policy_call(16),
         }
 
-    def parts(self) -> tuple[dict[str, list[float]], dict[str, float]]:
-        """The pieces of an update, each alone, and the GPU memory each takes at most.
+    def sections(self) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Time and peak GPU memory of each section of an update.
 
-        That of the agent's weights is part of it, that of the replay is not.
+        The memory includes the weights of the agent, but not the replay buffer.
         """
         if not isinstance(self.agent, Profilable):
             return {}, {}
-        times, most = dict[str, list[float]](), dict[str, float]()
-        for name, piece in self.agent.sections(self.feed).items():
+        times, peaks = dict[str, list[float]](), dict[str, float]()
+        for name, section in self.agent.sections(self.feed).items():
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times[name] = self.time(piece)[0].ms
+            times[name] = self.time(section)[0].ms
             memory = self.memory()
             if "gpu_peak_gb" in memory:
-                most[name] = memory["gpu_peak_gb"] - memory["gpu_replay_gb"]
-        return times, most
+                peaks[name] = memory["gpu_peak_gb"] - memory["gpu_replay_gb"]
+        return times, peaks
 
-    def policy(self, envs: int) -> Timing:
-        """One call of the policy, from arrays to arrays."""
-        return self.time(self._acting(envs))[0]
+    def policy(self, envs: int) -> CallTiming:
+        """Time of a policy call, from NumPy arrays to NumPy arrays."""
+        return self.time(self._policy_call(envs))[0]
 
-    def _acting(self, envs: int) -> Callable[[], None]:
+    def _policy_call(self, envs: int) -> Callable[[], None]:
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
-        memory = self.agent.initial(envs)
-        # agents with a schedule of their own may begin by acting at random
+        carry = self.agent.initial(envs)
+        # agents with a schedule may start with random actions in train mode
         mode: Mode = "train" if self.agent.schedule is None else "eval"
 
         def call() -> None:
-            nonlocal memory
-            memory, _, _ = self.agent.policy(memory, obs, mode)
+            nonlocal carry
+            carry, _, _ = self.agent.policy(carry, obs, mode)
 
         return call
 
     def env_rate(self) -> list[float]:
-        """Agent steps per second of the environments, all of them together."""
+        """Agent steps per second of all environments together."""
         rng = np.random.default_rng(0)
         self.envs.reset()
-        many = [sample(self.envs.act_space, rng, len(self.envs)) for _ in range(16)]
-        turn = 0
+        actions = [sample(self.envs.act_space, rng, len(self.envs)) for _ in range(16)]
+        count = 0
 
         def call() -> None:
-            nonlocal turn
-            turn += 1
-            self.envs.step(many[turn % len(many)])
+            nonlocal count
+            count += 1
+            self.envs.step(actions[count % len(actions)])
 
         return [1000 * len(self.envs) / ms for ms in self.time(call)[0].ms]
 
     def replay_rates(self) -> dict[str, list[float]]:
-        """Megabytes per second that can be stored, and cut into batches."""
+        """Throughput of adding steps and of sampling batches, in MB per second."""
         rng = np.random.default_rng(0)
-        row = sum(space.nbytes for space in self.replay.spaces.values())
+        row_bytes = sum(space.nbytes for space in self.replay.spaces.values())
         rows = sample(self.replay.spaces, rng, self.config.run.envs)
         for key in ("is_first", "is_last", "is_terminal"):
-            rows[key][:] = False  # or every step would be an episode of its own
+            rows[key][:] = False  # no episode ends
         name, window = next(iter(self.agent.windows.items()))
         steps = window.batch * (window.context + window.length)
         add = self.time(lambda: self.replay.add(rows))[0]
-        serve = self.time(lambda: self.feed(name))[0]
+        sampling = self.time(lambda: self.feed(name))[0]
         return {
-            "add": [self.config.run.envs * row / ms / 1e3 for ms in add.ms],
-            "sample": [steps * row / ms / 1e3 for ms in serve.ms],
+            "add": [self.config.run.envs * row_bytes / ms / 1e3 for ms in add.ms],
+            "sample": [steps * row_bytes / ms / 1e3 for ms in sampling.ms],
         }
 
     def memory(self) -> dict[str, float]:
-        """The most memory that was taken at once, in GB."""
-        used = {"peak_gb": _resident_peak() / 1e9}
+        """Peak memory in GB."""
+        peaks = {"peak_gb": _peak_memory() / 1e9}
         if self.device.type == "cuda":
-            used["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            held = 0 if self.device_copy is None else self.device_copy.nbytes
-            used["gpu_replay_gb"] = held / 1e9
-        return used
+            peaks["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
+            replay_bytes = 0 if self.device_copy is None else self.device_copy.nbytes
+            peaks["gpu_replay_gb"] = replay_bytes / 1e9
+        return peaks
 
     def parameters(self) -> int:
-        """How many numbers the agent learns, if it says."""
+        """Number of trainable parameters, 0 if the agent has no optimizer."""
         each = getattr(self.agent, "opts", {"": getattr(self.agent, "opt", None)})
         tensors = [x for opt in each.values() for x in getattr(opt, "tensors", ())]
         return sum(tensor.numel() for tensor in tensors)
 
     def fill(self, steps: int) -> None:
-        """Random rows, until the replay holds this many."""
+        """Add random episodes until the replay buffer has this many steps."""
         rng = np.random.default_rng(self.config.seed)
         block: dict[str, np.ndarray] = {}
         while (missing := min(steps, self.replay.capacity) - len(self.replay)) > 0:
@@ -367,37 +365,35 @@ class Bench:
                 block["is_terminal"][:] = False
             self.replay.add_episode(block)
 
-    def time(self, *calls: Callable[[], Any]) -> list[Timing]:
-        """Milliseconds each call takes when many follow each other.
-
-        Several calls take turns.
-        """
-        found: list[Timing] = []
+    def time(self, *calls: Callable[[], Any]) -> list[CallTiming]:
+        """Measure the time per call of each function, alternating between them."""
+        timings: list[CallTiming] = []
         counts = []
         for call in calls:
-            for _ in range(WARM_UP):
+            for _ in range(WARMUP_CALLS):
                 call()
-            self.wait()
+            self.synchronize()
             once = max(self._seconds(call, 1), 1e-7)
             counts.append(max(1, math.ceil(self.options.seconds / once)))
-            found.append(Timing([]))
+            timings.append(CallTiming([]))
         for _ in range(self.options.repeats):
-            for call, count, timing in zip(calls, counts, found, strict=True):
+            for call, count, timing in zip(calls, counts, timings, strict=True):
                 timing.ms.append(1000 * self._seconds(call, count) / count)
-        return found
+        return timings
 
     def _seconds(self, call: Callable[[], Any], count: int) -> float:
         start = time.perf_counter()
         for _ in range(count):
             call()
-        self.wait()
+        self.synchronize()
         return time.perf_counter() - start
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _needed(self) -> int:
+    def _min_steps(self) -> int:
+        """Steps in the replay buffer that the first update needs."""
         windows = self.agent.windows.values()
         return max(w.batch * (w.length + w.context) + w.span for w in windows)
 
@@ -408,34 +404,33 @@ class Bench:
 
 
 @contextmanager
-def the_machine(alone: bool) -> Iterator[float]:
-    """Use it beside others that do, or wait until nobody does and have it alone.
+def machine_lock(exclusive: bool) -> Iterator[float]:
+    """Hold the lock that all benchmarks of a user on this machine share.
 
-    Whatever a user measures on this machine takes part in it, in whatever process.
-    Gives the seconds it had to wait.
+    Measurements need it exclusively; preparations share it. Yields the seconds it had
+    to wait.
     """
     path = Path(tempfile.gettempdir()) / f"reverie-bench-{os.getuid()}.lock"
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         lock = path.open("w")
     except OSError as error:
         raise UserError(
-            f"Measurements take turns by {path}, which cannot be written "
-            f"({error.strerror}).\n"
-            "  Fix: remove it, or set TMPDIR to a folder of your own."
+            f"Cannot write the lock file of benchmarks, {path}: {error.strerror}.\n"
+            "  Fix: remove it, or set TMPDIR to a folder that you can write to."
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield time.perf_counter() - begun
+        fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield time.perf_counter() - start
 
 
 def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action:
-    """Random rows of every key."""
+    """Random values of every key."""
     return {key: space.sample(rng, count) for key, space in spaces.items()}
 
 
-def started() -> float:
-    """When this process began, in seconds since the epoch."""
+def process_start_time() -> float:
+    """Start time of this process, in seconds since the epoch."""
     try:
         text = Path("/proc/self/stat").read_text()
         ticks = int(text.rsplit(")", 1)[1].split()[19])
@@ -446,26 +441,26 @@ def started() -> float:
         )
         return boot + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration):
-        return _LOADED
+        return _IMPORT_TIME
 
 
-_LOADED = time.time()
+_IMPORT_TIME = time.time()
 
 
-def _resident_peak() -> int:
+def _peak_memory() -> int:
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-def write(
-    config: Config, options: BenchConfig, found: dict[str, Any]
+def write_results(
+    config: Config, options: BenchConfig, results: dict[str, Any]
 ) -> dict[str, Any]:
-    """Keep what was found beside its config; returns both."""
+    """Write the results and the config to a JSON file, and return both."""
     path = Path(options.output).expanduser()
     if not options.output:
         path = place(config.logdir) / "bench.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {**found, "config": dataclasses.asdict(config)}
-    write_file(path, json.dumps(found, indent=1, default=str).encode())
+    results = {**results, "config": dataclasses.asdict(config)}
+    write_file(path, json.dumps(results, indent=1, default=str).encode())
     print(f"\n{path}", file=sys.stderr)
-    return found
+    return results

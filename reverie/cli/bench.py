@@ -12,7 +12,7 @@ from reverie.cli.arguments import parse_arguments, path_errors, to_config
 def bench(words: list[str]) -> int:
     from reverie.bench import update
     from reverie.bench.envs import bench_envs
-    from reverie.bench.scaling import growth
+    from reverie.bench.scaling import bench_scaling
 
     with path_errors():
         if words[:1] == ["envs"]:
@@ -20,11 +20,11 @@ def bench(words: list[str]) -> int:
             return 0
         options, resolve = bench_request(words)
         if options.vary:
-            growth(resolve, options)
+            bench_scaling(resolve, options)
         elif options.compare:
-            update.compare(resolve([], {}), options)
+            update.bench_speedup(resolve([], {}), options)
         else:
-            update.bench(resolve([], {}), options)
+            update.bench_config(resolve([], {}), options)
     return 0
 
 

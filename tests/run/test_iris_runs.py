@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.bench.update import BenchConfig, bench
+from reverie.bench.update import BenchConfig, bench_config
 from reverie.evaluation.episodes import evaluate
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
@@ -303,10 +303,10 @@ def test_phases_need_an_agent_that_has_them(tmp_path):
 def test_a_bench_times_each_part_and_acting(tmp_path, capsys):
     output = tmp_path / "numbers.json"
     options = BenchConfig(1, 0.0, 200, output=str(output))
-    bench(settings(tmp_path, deterministic=False), options)
+    bench_config(settings(tmp_path, deterministic=False), options)
     printed = capsys.readouterr().out
     found = json.loads(output.read_text())["results"]
-    assert list(found["parts_ms"]) == ["tokenizer", "world_model", "actor_critic"]
-    assert found["parts_gb"] == {}  # of a GPU
+    assert list(found["sections_ms"]) == ["tokenizer", "world_model", "actor_critic"]
+    assert found["sections_gb"] == {}  # of a GPU
     assert found["policy_ms"].keys() == {"1", "16"}
     assert "  actor_critic, ms" in printed
