@@ -58,17 +58,20 @@ def test_updates_equal_those_of_the_plain_optimizer(name):
     plain = Optimizer(expected, CONFIGS[name], decayed)
     fused = FusedOptimizer(parameters, CONFIGS[name], decayed)
     generator = torch.Generator().manual_seed(1)
-    # The third update is skipped; the large one makes AMSGrad differ from Adam.
-    for i, size in enumerate((1e-4, 1e-2, 1.0, 1e2, 1e-2)):
+    # AMSGrad differs from Adam if gradients become smaller again.
+    skipped, sizes = 2, (1e-4, 1e-2, 1.0, 1e2)
+    if "amsgrad" in name:
+        skipped, sizes = 3, (1e-3, 1.0, 1e2, 1.0, 1e-2)
+    for i, size in enumerate(sizes):
         grads = [
             size * torch.randn(x.shape, generator=generator) for x in plain.tensors
         ]
         grads = [grad.to(DEVICE) for grad in grads]
-        if i == 2:
+        if i == skipped:
             grads[1] = grads[1] * (torch.nan if "amsgrad" in name else torch.inf)
         loss = torch.ones((), device=DEVICE)
         ok, expected_metrics = plain.apply(loss, [grad.clone() for grad in grads])
-        assert bool(ok) == (i != 2)
+        assert bool(ok) == (i != skipped)
         _, metrics = fused.apply(loss, grads)
         for key in parameters:
             torch.testing.assert_close(
@@ -79,7 +82,8 @@ def test_updates_equal_those_of_the_plain_optimizer(name):
             torch.testing.assert_close(
                 value, expected_metrics[key], rtol=1e-5, atol=1e-8, equal_nan=True
             )
-        assert fused.nonfinite() == plain.nonfinite() == (["a.bias"] if i == 2 else [])
+        assert fused.nonfinite() == plain.nonfinite()
+        assert plain.nonfinite() == (["a.bias"] if i == skipped else [])
     assert list(fused.moments) == list(plain.moments)
     for key, moments in fused.moments.items():
         for moment, other in zip(moments, plain.moments[key], strict=True):

@@ -66,40 +66,53 @@ def _update(
     parameters = tl.load(row).to(tl.pointer_type(tl.float32)) + at
     mus = tl.load(row + 1).to(tl.pointer_type(tl.float32)) + at
     nus = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + at
-    parameter = tl.load(parameters, mask, 0.0)
-    mu, nu = tl.load(mus, mask, 0.0), tl.load(nus, mask, 0.0)
 
+    # The order of loads and stores is part of the result: the compiler selects by it
+    # which products it fuses with an addition.
     if RULE == "laprop":
+        nu = tl.load(nus, mask, 0.0)
         nu = nu * (1 - (1 - beta2) * gate) + grad * grad * ((1 - beta2) * gate)
+        tl.store(nus, nu, mask)
         grad = grad / (tl.sqrt(nu / nu_correction) + eps)
+        mu = tl.load(mus, mask, 0.0)
         mu = mu * (1 - (1 - beta1) * gate) + grad * ((1 - beta1) * gate)
+        tl.store(mus, mu, mask)
         if NESTEROV:
             change = mu * (beta1 / mu_correction) + grad * ((1 - beta1) / mu_correction)
         else:
             change = mu / mu_correction
+        parameter = tl.load(parameters, mask, 0.0)
         change = -(change + tl.load(decays + tensor) * parameter) * rate
         change = tl.where(mask, change, 0.0)
         parameter += change
-        tl.store(sums + 2 * chunk, tl.sum(change * change))
-        tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
     elif RULE == "adam":
+        mu = tl.load(mus, mask, 0.0)
         mu = mu * (1 - (1 - beta1) * gate) + grad * ((1 - beta1) * gate)
+        tl.store(mus, mu, mask)
+        nu = tl.load(nus, mask, 0.0)
         nu = nu * (1 - (1 - beta2) * gate) + grad * grad * ((1 - beta2) * gate)
+        tl.store(nus, nu, mask)
+        parameter = tl.load(parameters, mask, 0.0)
         parameter *= 1 - tl.load(decays + tensor) * gate
         parameter -= rate * mu / (tl.sqrt(nu / nu_correction) + eps)
     else:
-        mu = mu * (1 - (1 - beta1) * gate) + grad * (1 - beta1)
-        nu = nu * (1 - (1 - beta2) * gate)
-        nu += grad * grad * (1 - beta2)
         nu_maxs = tl.load(row + 4).to(tl.pointer_type(tl.float32)) + at
+        mu = tl.load(mus, mask, 0.0) * (1 - (1 - beta1) * gate) + grad * (1 - beta1)
+        tl.store(mus, mu, mask)
+        nu = tl.load(nus, mask, 0.0) * (1 - (1 - beta2) * gate)
+        nu += grad * grad * (1 - beta2)
+        tl.store(nus, nu, mask)
         nu_max = tl.maximum(tl.load(nu_maxs, mask, 0.0), nu)
         tl.store(nu_maxs, nu_max, mask)
-        parameter = parameter - rate * mu / (tl.sqrt(nu_max) / nu_correction + eps)
-    tl.store(mus, mu, mask)
-    tl.store(nus, nu, mask)
+        change = rate * mu / (tl.sqrt(nu_max) / nu_correction + eps)
+        parameter = tl.load(parameters, mask, 0.0) - change
     tl.store(parameters, parameter, mask)
+
     copy, dtype = tl.load(row + 3), tl.load(dtypes + 2 * tensor + 1)
     store_low_precision(copy, dtype, at, parameter, mask)
+    if RULE == "laprop":
+        tl.store(sums + 2 * chunk, tl.sum(change * change))
+        tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
 
 
 class FusedOptimizer(Optimizer):
