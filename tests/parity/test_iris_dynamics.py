@@ -41,9 +41,8 @@ def sequence(world, frames=None):
     tokens = torch.tensor(IO["latent_tokens"])
     filled = torch.nn.functional.pad(tokens, (0, 0, 0, 1))
     batch = segment(IO)
-    return world.dynamics.embed_sequence(
-        batch.image, batch.action, filled, torch.float32
-    )
+    i_tokens = world.dynamics.embed_frames(batch.image, torch.float32)
+    return world.dynamics.embed_sequence(i_tokens, batch.action, filled)
 
 
 def test_embeddings(world):

@@ -221,9 +221,8 @@ def test_cached_steps_equal_the_full_forward_pass():
     images = [one.image[:, 0], *(step.state.image for step in steps[:-1])]
     tokens = torch.stack([step.tokens for step in steps], 1)
     dynamics = world.dynamics
-    sequence = dynamics.embed_sequence(
-        torch.stack(images, 1), one.action, tokens, torch.float32
-    )
+    i_tokens = dynamics.embed_frames(torch.stack(images, 1), torch.float32)
+    sequence = dynamics.embed_sequence(i_tokens, one.action, tokens)
     outputs, _ = dynamics(sequence)
     full = dynamics.predict(outputs)
     logits = torch.cat([step.latent_logits for step in steps], 1)

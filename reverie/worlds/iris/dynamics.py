@@ -76,12 +76,12 @@ class TransformerDynamics(nn.Module):
         super().__init__()
         self.config, self.tokens, self.block = config, tokens, tokens + 2
         embed = config.transformer.width
-        self.frame = FrameEncoder(shape[-1], config.frame)
+        self.frame = FrameEncoder(shape[-1], config.frame)  # of I-tokens
         self.frame_norm = Norm("layer1em5", embed)
         self.action = Embedding(actions, embed)
-        self.latent = Embedding(codes, embed)
+        self.latent = Embedding(codes, embed)  # of Δ-tokens
         self.transformer = Transformer(self.block, config.transformer)
-        self.latents = LogitHead(embed, codes)
+        self.latents = LogitHead(embed, codes)  # next Δ-token
         self.rewards = LogitHead(embed, BINS if config.two_hot_rewards else SIGNS)
         self.ends = LogitHead(embed, 2)
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
@@ -96,28 +96,18 @@ class TransformerDynamics(nn.Module):
 
     def embed_sequence(
         self,
-        image: UInt8[Tensor, "B L h w c"],
-        action: Int[Tensor, "B L"],
-        tokens: Int[Tensor, "B L K"],
-        dtype: torch.dtype,
-    ) -> Float[Tensor, "B S E"]:
-        """Embed frames, actions and Δ-tokens as a sequence of whole blocks."""
-        return self.interleave(self.embed_frames(image, dtype), action, tokens)
-
-    def interleave(
-        self,
-        frames: Float[Tensor, "B L E"],
+        i_tokens: Float[Tensor, "B L E"],
         action: Int[Tensor, "B L"],
         tokens: Int[Tensor, "B L K"],
     ) -> Float[Tensor, "B S E"]:
-        """`embed_sequence` for given I-tokens."""
-        dtype = frames.dtype
-        parts = [
-            frames[:, :, None],
+        """Embed actions and Δ-tokens, and interleave them with I-tokens."""
+        dtype = i_tokens.dtype
+        block = [
+            i_tokens[:, :, None],
             self.action(action, dtype)[:, :, None],
             self.latent(tokens, dtype),
         ]
-        return torch.cat(parts, 2).flatten(1, 2)
+        return torch.cat(block, 2).flatten(1, 2)
 
     def forward(
         self, sequence: Float[Tensor, "B S E"], cache: Cache | None = None
@@ -149,14 +139,15 @@ class TransformerDynamics(nn.Module):
         tokens: Int[Tensor, "B T K"],
         dtype: torch.dtype,
     ) -> WorldLoss:
-        """Return the scaled losses of each row; `tokens` are those of T = L - 1.
+        """Return the scaled losses of each row; T = L - 1 rows have Δ-tokens.
 
         The mean of each loss is the corresponding term of the original. As in the
         original, a row counts if its *own* frame is real, even if the next is padding.
         """
         config = self.config
         padded = F.pad(tokens, (0, 0, 0, 1))  # the last row has no transition
-        sequence = self.embed_sequence(segment.image, segment.action, padded, dtype)
+        i_tokens = self.embed_frames(segment.image, dtype)
+        sequence = self.embed_sequence(i_tokens, segment.action, padded)
         outputs, _ = self(sequence)
         logits = self.predict(outputs)
 

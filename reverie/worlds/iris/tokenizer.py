@@ -50,7 +50,7 @@ class Tokenizer(nn.Module):
         self.decoder_action = Embedding(actions, config.action_planes * area)
         self.quantizer = Quantizer(latent * area // config.tokens, config.quantizer)
         self.encoder = FrameEncoder(2 * channels + 1, config.encoder)
-        self.frame = FrameEncoder(channels, config.frame)
+        self.frame = FrameEncoder(channels, config.frame)  # of the decoder input
         inputs = config.frame.latent + config.action_planes + latent
         self.decoder = FrameDecoder(inputs, channels, config.decoder)
 

@@ -9,8 +9,8 @@ Imagination starts from real frames and has no gradients:
     step = world.step(state, action, rng)             # step.state.image, .reward, .end
 
 No method synchronizes with the device, so loops over them can be captured in CUDA
-graphs. The fill level of the KV cache and the tokens that are not yet fed to it are the
-same for all rows of a batch, and are Python numbers.
+graphs: the fill level of the KV cache, and which tokens are not yet in it, are the same
+for all sequences of a batch and stored as Python values.
 
 The class meets `api.World`. A policy gets the whole state; the states of a rollout are
 `IrisFrames`, without the KV cache.
@@ -197,7 +197,7 @@ class IrisWorld(nn.Module):
         wait_for(image, I_TOKEN)
         sequence = i_tokens[:, -1:]
         if tokens is not None:
-            blocks = dynamics.interleave(i_tokens[:, :-1], action, tokens)
+            blocks = dynamics.embed_sequence(i_tokens[:, :-1], action, tokens)
             sequence = torch.cat([blocks, sequence], 1)
         _, cache = self._extend(sequence, cache)
         reward = torch.zeros(rows, device=image.device)
@@ -271,7 +271,7 @@ class IrisWorld(nn.Module):
         """Imagine `horizon` steps. Sequences continue after an end.
 
         The states of the rollout are `IrisFrames` `(N, H + 1)`. Reward and end belong
-        to *arriving* at a frame, so those of the first frame are zero.
+        to *arriving* at a frame; they are zero for the last of the real frames.
         """
         frames, actions = [IrisFrames(*state[:3])], []
         for _ in range(horizon):
@@ -285,7 +285,7 @@ class IrisWorld(nn.Module):
     def decode(self, states: IrisFrames) -> Obs:
         return {self.key: to_float(states.image, torch.float32)}
 
-    # Copies
+    # Low-precision copy
 
     def frozen_copy(self, dtype: torch.dtype) -> IrisWorld:
         """Return a copy for imagination, with weights converted to `dtype`.
