@@ -1,9 +1,9 @@
-"""Collect metrics where they are made, and write them now and then.
+"""The logger: collects metrics at every step and writes them at intervals.
 
-Between two writes scalars are averaged: tensors on their own device, without waiting
-for it, numbers on the host. NaNs are left out of the average. Of images, videos and
-texts the last one counts. The logger tells them apart by rank: 0 is a scalar, 1 several
-values of one scalar, 3 an image (h w c) and 4 a video (t h w c).
+Scalars are averaged between two writes, ignoring NaN: tensors on their device, without
+waiting for it, and numbers on the host. Of images, videos and texts the last one is
+written. The number of dimensions determines the type: 0 is a scalar, 1 several values
+of a scalar, 3 an image (h w c) and 4 a video (t h w c).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,55 +27,58 @@ from reverie.log.record import Record, Score, Sink
 OUTPUTS = ("terminal", "jsonl", "media", "tensorboard", "wandb", "scope")
 
 SCORE = "episode/score"
-"""Every value under this name also becomes a line of its own in `scores.jsonl`."""
+"""Every value of this metric is also written as a line of `scores.jsonl`."""
 
 
 @dataclass(frozen=True)
 class LoggerConfig:
+    """Which metrics are written, and where."""
+
     outputs: tuple[str, ...] = ("terminal", "jsonl", "media")
-    """Where metrics go: any of terminal, jsonl, media, tensorboard, wandb, scope."""
+    """Sinks: any of terminal, jsonl, media, tensorboard, wandb, scope."""
 
     filter: str = "score|length|fps|ratio|train/loss/|train/rand/"
-    """Regular expression for the metrics the terminal shows; files get them all."""
+    """Regular expression of the metrics printed to the terminal; files have all."""
 
-    line: tuple[str, ...] = ()
-    """Metrics that the progress line shows besides loss and score."""
+    progress_metrics: tuple[str, ...] = ()
+    """Metrics in the progress line, in addition to loss and score."""
 
     timer: bool = True
-    """Log how long the parts of the loop take."""
+    """Log the time spent in each section of the training loop."""
 
-    clocked: bool = True
-    """Write fps, timers and usage to the files; off, equal runs leave equal files."""
+    timing_metrics: bool = True
+    """Write fps, timer and usage metrics to the JSON files. Without them, equal runs
+    write equal files."""
 
     fps: int = 15
-    """Frames per second of written videos."""
+    """Frames per second of videos."""
 
     keep_media: int = 10
-    """How many of the newest pictures of each name stay in the media folder."""
+    """Number of images and videos per metric to keep in the media folder."""
 
 
 class Logger:
-    """Averages metrics between writes and hands them to every sink.
+    """Averages metrics between writes and passes them to all sinks.
 
-    A sink that fails (a full disk, a server that is down) is named once, and the run
-    goes on; it is tried again at every write.
+    If a sink fails (full disk, server not reachable), one warning is printed and the
+    run continues; the sink is tried again at every write.
     """
 
     def __init__(self, sinks: Sequence[Sink]):
         self.sinks = list(sinks)
-        self.step = -1  # of the last write
-        self._pools: dict[tuple[str, ...], _Pool] = {}
-        self._sums: dict[str, tuple[float, int]] = {}
+        self.step = -1  # step of the last write
+        self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
+        self._host_sums: dict[str, tuple[float, int]] = {}
         self._texts: dict[str, str] = {}
-        self._pictures: dict[str, Tensor | np.ndarray] = {}
+        self._images: dict[str, Tensor | np.ndarray] = {}
         self._scores: list[tuple[int | None, str, float]] = []
         self._failing: set[str] = set()
 
     def add(self, metrics: Metrics, prefix: str = "", step: int | None = None) -> None:
-        """Take metrics in. `step` dates scores; without it they get the next write's.
+        """Add metrics. Scores are logged at `step`, by default that of the next write.
 
-        Tensors are read before this returns, so their memory may be used again, but
-        nothing waits for the device.
+        Tensors are copied or added on their device, so the caller may overwrite them,
+        without waiting for the device.
         """
         on_device: dict[torch.device, dict[str, Tensor]] = {}
         for key, value in metrics.items():
@@ -87,16 +90,17 @@ class Logger:
             else:
                 self._add_array(name, value, step)
         for device, scalars in on_device.items():
-            pool = self._pools.setdefault((str(device), *scalars), _Pool())
-            pool.add(list(scalars.values()))
+            group = (str(device), *scalars)
+            sums = self._device_sums.setdefault(group, _DeviceSums())
+            sums.add(list(scalars.values()))
 
     def write(self, step: int) -> Record:
-        """Give every sink what came in since the last write."""
+        """Pass the metrics since the last write to all sinks."""
         scores = tuple(
             Score(step if at is None else at, name, value)
             for at, name, value in self._scores
         )
-        pictures = {name: _to_uint8(value) for name, value in self._pictures.items()}
+        pictures = {name: _to_uint8(value) for name, value in self._images.items()}
         record = Record(
             step=step,
             scalars=self._averages(),
@@ -105,40 +109,45 @@ class Logger:
             videos={k: v for k, v in pictures.items() if v.ndim == 4},
             scores=scores,
         )
-        self._forget()
+        self._clear()
         self.step = step
         for sink in self.sinks:
-            self._try(sink, "write", record)
+            self._call(sink, "write", record)
         return record
 
     def progress(self, step: int) -> None:
-        """Say how far the run is, on sinks that show it. Cheap: call it every step."""
+        """Update the progress line, if a sink has one. Cheap enough for every step."""
         for sink in self.sinks:
-            show = getattr(sink, "progress", None)
-            if show is not None:
-                show(step)
+            progress = getattr(sink, "progress", None)
+            if progress is not None:
+                progress(step)
 
     def truncate_after(self, step: int) -> None:
-        """Forget what was written beyond `step`; -1 forgets everything.
+        """Remove what was written after `step`; -1 removes everything.
 
-        For a run that begins anew in a folder where an earlier one left no checkpoint.
+        For a run that starts in the folder of a run that has not saved a checkpoint.
         """
-        self._forget()
+        self._clear()
         self.step = min(self.step, step)
         for sink in self.sinks:
-            self._try(sink, "truncate_after", step)
+            self._call(sink, "truncate_after", step)
 
     def state_dict(self) -> StateDict:
-        """What was added and not yet written, and where the files end."""
-        pools = []
-        for (device, *names), pool in self._pools.items():
-            total, count = pool.read()
-            pools.append(_packed(names, total, count) | {"device": device})
+        """Metrics that are not written yet, and the state of the sinks."""
+        device_sums = []
+        for (device, *names), sums in self._device_sums.items():
+            total, count = sums.read()
+            device_sums.append(_pack_sums(names, total, count) | {"device": device})
+        host_sums = self._host_sums.values()
         steps = [-1 if at is None else at for at, _, _ in self._scores]
         return {
             "step": self.step,
-            "host": _packed(list(self._sums), *_columns(self._sums.values())),
-            "pools": pools,
+            "host_sums": _pack_sums(
+                list(self._host_sums),
+                [total for total, _ in host_sums],
+                [count for _, count in host_sums],
+            ),
+            "device_sums": device_sums,
             "texts": dict(self._texts),
             "score_steps": np.array(steps, np.int64),
             "score_names": [name for _, name, _ in self._scores],
@@ -151,58 +160,59 @@ class Logger:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go back to where the state was taken. Pending pictures are not kept."""
-        self._forget()
+        """Restore a state, and the files at that time. Unwritten images are lost."""
+        self._clear()
         self.step = int(state["step"])
-        host = state["host"]
-        columns = zip(host["sum"].tolist(), host["count"].tolist(), strict=True)
-        self._sums = dict(zip(host["names"], columns, strict=True))
-        for saved in state["pools"]:
-            # Sums go on in the order they began in, so that they end in the same bits.
-            pool = self._pools[(saved["device"], *saved["names"])] = _Pool()
-            pool.sum = torch.as_tensor(saved["sum"])
-            pool.count = torch.as_tensor(saved["count"])
+        host = state["host_sums"]
+        pairs = zip(host["sum"].tolist(), host["count"].tolist(), strict=True)
+        self._host_sums = dict(zip(host["names"], pairs, strict=True))
+        for saved in state["device_sums"]:
+            # Separate sums per group, so that results stay bit-identical.
+            sums = _DeviceSums()
+            sums.sum = torch.as_tensor(saved["sum"])
+            sums.count = torch.as_tensor(saved["count"])
+            self._device_sums[(saved["device"], *saved["names"])] = sums
         self._texts = dict(state["texts"])
         steps = [None if at < 0 else int(at) for at in state["score_steps"]]
         values = [float(value) for value in state["score_values"]]
         self._scores = list(zip(steps, state["score_names"], values, strict=True))
         for sink in self.sinks:
             if isinstance(sink, Stateful) and sink.name in state["sinks"]:
-                self._try(sink, "load_state_dict", state["sinks"][sink.name])
+                self._call(sink, "load_state_dict", state["sinks"][sink.name])
             else:
-                self._try(sink, "truncate_after", self.step)
+                self._call(sink, "truncate_after", self.step)
 
     def close(self) -> None:
         for sink in self.sinks:
-            self._try(sink, "close")
+            self._call(sink, "close")
 
     def _add_array(self, name: str, value: Any, step: int | None) -> None:
-        rank = value.ndim if isinstance(value, Tensor | np.ndarray) else np.ndim(value)
-        if rank in (3, 4):
-            # A copy: the next step may write into the same memory.
+        ndim = value.ndim if isinstance(value, Tensor | np.ndarray) else np.ndim(value)
+        if ndim in (3, 4):
+            # A copy, because the caller may overwrite the memory.
             copy = value.detach().clone() if isinstance(value, Tensor) else value.copy()
-            self._pictures[name] = copy
-        elif rank < 2:
+            self._images[name] = copy
+        elif ndim < 2:
             values = _to_numpy(value).astype(np.float64).reshape(-1)
             if _is_score(name):
                 self._scores += [(step, name, float(score)) for score in values]
-            total, count = self._sums.get(name, (0.0, 0))
+            total, count = self._host_sums.get(name, (0.0, 0))
             for number in values[~np.isnan(values)].tolist():
                 total, count = total + number, count + 1
-            self._sums[name] = (total, count)
+            self._host_sums[name] = (total, count)
         else:
             raise ValueError(
-                f"Metric {name!r} has shape {tuple(value.shape)}; the logger takes "
-                "scalars, texts, images (h w c) and videos (t h w c)."
+                f"Metric {name!r} has shape {tuple(value.shape)}, expected a scalar, "
+                "vector, text, image (h w c) or video (t h w c)."
             )
 
     def _totals(self) -> dict[str, tuple[float, int]]:
-        """Sum and count of everything pending: the one place that waits for devices."""
-        totals = dict(self._sums)
-        for (_, *names), pool in self._pools.items():
-            for name, total, count in zip(names, *pool.read(), strict=True):
-                before, counted = totals.get(name, (0.0, 0))
-                totals[name] = (before + total, counted + count)
+        """Sum and count of each scalar. Waits for the devices."""
+        totals = dict(self._host_sums)
+        for (_, *names), sums in self._device_sums.items():
+            for name, total, count in zip(names, *sums.read(), strict=True):
+                other_total, other_count = totals.get(name, (0.0, 0))
+                totals[name] = (other_total + total, other_count + count)
         return totals
 
     def _averages(self) -> dict[str, float]:
@@ -211,29 +221,29 @@ class Logger:
             for name, (total, count) in self._totals().items()
         }
 
-    def _forget(self) -> None:
-        for pending in (self._pools, self._sums, self._texts, self._pictures):
+    def _clear(self) -> None:
+        for pending in (self._device_sums, self._host_sums, self._texts, self._images):
             pending.clear()
         self._scores.clear()
 
-    def _try(self, sink: Sink, verb: str, *args: Any) -> None:
-        """A run of days must not die of its log, whatever a sink's library raises."""
+    def _call(self, sink: Sink, method: str, *args: Any) -> None:
+        """Call a method of a sink; print a warning if it raises."""
         try:
-            getattr(sink, verb)(*args)
+            getattr(sink, method)(*args)
         except Exception as error:
             if sink.name not in self._failing:
                 self._failing.add(sink.name)
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 reason = (reason or "").partition("\n")[0]
-                warn(f"The {sink.name} log fails, the run goes on: {reason}")
+                warn(f"The {sink.name} log fails, the run continues: {reason}")
         else:
-            if sink.name in self._failing and verb == "write":
+            if sink.name in self._failing and method == "write":
                 self._failing.discard(sink.name)
                 warn(f"The {sink.name} log works again.")
 
 
-class _Pool:
-    """Sum and count of a fixed list of device scalars, in a handful of kernels."""
+class _DeviceSums:
+    """Sum and count of a fixed list of scalars on a device, with few kernels."""
 
     def __init__(self) -> None:
         self.sum: Tensor | None = None
@@ -243,8 +253,8 @@ class _Pool:
         device = scalars[0].device
         wide = torch.float32 if device.type == "mps" else torch.float64
         with torch.no_grad():
-            # Stacked as they come where they are float32, as nearly all are; counters
-            # may need more digits, and stacking promotes the rest to theirs.
+            # Nearly all scalars are float32 and are stacked without a conversion; if
+            # others (counters) need more digits, stacking promotes all of them.
             usual = torch.float32
             values = torch.stack(
                 [s if s.dtype == usual else s.to(wide) for s in scalars]
@@ -269,10 +279,10 @@ def make_logger(
     total: int | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Logger:
-    """The logger with the outputs its config names.
+    """Build the logger with the sinks in the config.
 
-    `total` is the step at which the run ends, for the progress line; `settings` the
-    resolved config, for sinks that show it.
+    `total` is the last step of the run, for the progress line; `settings` is the
+    resolved config, for sinks that display it.
     """
     sinks = []
     for name in dict.fromkeys(config.outputs):
@@ -281,8 +291,8 @@ def make_logger(
         except UserError:
             raise
         except Exception as error:
-            # A server that cannot be reached, an account without access, ...
-            warn(f"The {name} log cannot start, the run goes on without it: {error}")
+            # For example a server that is not reachable, or missing permissions.
+            warn(f"The {name} log cannot start, the run continues without: {error}")
     return Logger(sinks)
 
 
@@ -293,55 +303,51 @@ def _make_sink(
     total: int | None,
     settings: dict[str, Any] | None,
 ) -> Sink:
-    """Sinks are imported here, so that a run loads only those it writes to."""
+    """Build a sink. Imports are local, so that only used sinks are loaded."""
     if name == "terminal":
-        from reverie.log.terminal import Terminal
+        from reverie.log.terminal import TerminalSink
 
-        return Terminal(config.filter, total, line=config.line)
+        progress = config.progress_metrics
+        return TerminalSink(config.filter, total, progress_metrics=progress)
     if name == "jsonl":
-        from reverie.log.jsonl import Jsonl
+        from reverie.log.jsonl import JsonlSink
 
-        return Jsonl(logdir, config.clocked)
+        return JsonlSink(logdir, config.timing_metrics)
     if name == "media":
-        from reverie.log.media import Media
+        from reverie.log.media import MediaSink
 
-        return Media(logdir, config.fps, config.keep_media)
+        return MediaSink(logdir, config.fps, config.keep_media)
     if name == "tensorboard":
-        from reverie.log.tensorboard import Tensorboard
+        from reverie.log.tensorboard import TensorboardSink
 
-        return Tensorboard(logdir, config.fps)
+        return TensorboardSink(logdir, config.fps)
     if name == "wandb":
-        from reverie.log.wandb import Wandb
+        from reverie.log.wandb import WandbSink
 
-        return Wandb(logdir, config.fps, settings)
+        return WandbSink(logdir, config.fps, settings)
     if name == "scope":
-        from reverie.log.scope import Scope
+        from reverie.log.scope import ScopeSink
 
-        return Scope(logdir)
+        return ScopeSink(logdir)
     raise UserError(
-        f"logger.outputs names {name!r}, which is not an output.\n"
+        f"logger.outputs has {name!r}, which is not a known output.\n"
         f"  Fix: choose from {', '.join(OUTPUTS)}"
     )
 
 
 def warn(message: str) -> None:
-    """One line for the person who runs this, not a traceback."""
-    with contextlib.suppress(OSError, ValueError):  # it may be what cannot be written
+    """Print a warning of one line to stderr."""
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed or full
         print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-def _packed(names: list[str], total: list[float], count: list[int]) -> StateDict:
-    """Sums as arrays, which hold infinities and every last bit."""
+def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateDict:
+    """Sums as arrays, which store infinities and all bits."""
     return {
         "names": list(names),
         "sum": np.array(total, np.float64),
         "count": np.array(count, np.int64),
     }
-
-
-def _columns(rows: Iterable[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    rows = list(rows)
-    return [total for total, _ in rows], [count for _, count in rows]
 
 
 def _is_score(name: str) -> bool:
@@ -355,7 +361,7 @@ def _to_numpy(value: Any) -> np.ndarray:
 
 
 def _to_uint8(value: Tensor | np.ndarray) -> np.ndarray:
-    """Pictures as bytes; floats are taken to lie in [0, 1]."""
+    """Convert images to uint8; floats are expected in [0, 1]."""
     array: np.ndarray = value.cpu().numpy() if isinstance(value, Tensor) else value
     if array.dtype == np.uint8:
         return array

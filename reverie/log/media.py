@@ -1,4 +1,4 @@
-"""Pictures and films as files a person can open, in `<logdir>/media`."""
+"""Sink that writes images and videos to `<logdir>/media`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from reverie.log.record import Record
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
 
 
-class Media:
-    """PNG and GIF files (MP4 where an encoder is installed), the newest few per name.
+class MediaSink:
+    """Writes PNG and GIF files (MP4 if an encoder is installed).
 
     `train/openloop/image` at step 5000 becomes
-    `media/train-openloop-image-000000005000.gif`.
+    `media/train-openloop-image-000000005000.gif`. The newest `keep` files of each name
+    are kept.
     """
 
     name = "media"
@@ -21,32 +22,32 @@ class Media:
         self.folder = logdir / "media"
         self.fps = fps
         self.keep = keep
-        self.film = ".mp4" if can_write_mp4() else ".gif"
+        self.video_suffix = ".mp4" if can_write_mp4() else ".gif"
 
     def write(self, record: Record) -> None:
         for name, image in record.images.items():
             write_image(self._path(name, record.step, ".png"), enlarge(image))
-            self._forget_old(name)
+            self._delete_old(name)
         for name, video in record.videos.items():
-            path = self._path(name, record.step, self.film)
+            path = self._path(name, record.step, self.video_suffix)
             write_video(path, enlarge(video), self.fps)
-            self._forget_old(name)
+            self._delete_old(name)
 
     def truncate_after(self, step: int) -> None:
-        """Old pictures are overwritten when the run passes their step again."""
+        """Do nothing: files are overwritten when the run reaches their step again."""
 
     def close(self) -> None:
         pass
 
     def _path(self, name: str, step: int, suffix: str) -> Path:
-        return self.folder / f"{_flat(name)}-{step:012d}{suffix}"
+        return self.folder / f"{_file_stem(name)}-{step:012d}{suffix}"
 
-    def _forget_old(self, name: str) -> None:
+    def _delete_old(self, name: str) -> None:
         digits = "[0-9]" * 12
-        files = sorted(self.folder.glob(f"{_flat(name)}-{digits}.*"))
+        files = sorted(self.folder.glob(f"{_file_stem(name)}-{digits}.*"))
         for path in files[: max(0, len(files) - self.keep)]:
             path.unlink(missing_ok=True)
 
 
-def _flat(name: str) -> str:
+def _file_stem(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-." else "-" for c in name)

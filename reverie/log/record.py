@@ -1,4 +1,4 @@
-"""What a logger hands to its sinks at every write, and what a sink is."""
+"""The data passed from the logger to its sinks, and the protocol of a sink."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Score:
-    """The outcome of one episode, at the step it ended."""
+    """Score of one episode, at the step it ended."""
 
     step: int
     name: str
@@ -19,7 +19,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything there is to say at one step, on the host and sorted by kind."""
+    """All metrics of one write, in host memory."""
 
     step: int
     scalars: dict[str, float] = field(default_factory=dict)
@@ -30,16 +30,22 @@ class Record:
 
 
 class Sink(Protocol):
-    """One place where records go.
+    """A destination of metrics.
 
-    `write` may raise: the logger says so once and the run goes on. `truncate_after`
-    forgets what lies beyond a step the run has gone back to, where the place can.
+    All methods may raise: the logger prints one warning and the run continues. Sinks
+    may also have `state_dict` and `load_state_dict` to resume exactly, and
+    `progress(step)`, which is called at every step.
     """
 
     name: str
 
     def write(self, record: Record) -> None: ...
 
-    def truncate_after(self, step: int) -> None: ...
+    def truncate_after(self, step: int) -> None:
+        """Remove what was written after this step, if possible.
+
+        Called when a run resumes from a checkpoint of this step.
+        """
+        ...
 
     def close(self) -> None: ...

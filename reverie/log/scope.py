@@ -1,22 +1,22 @@
-"""Scope, the metrics viewer the original DreamerV3 logs to."""
+"""Sink for Scope, the metrics viewer of the original DreamerV3."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from reverie.log.packages import need
+from reverie.log.optional import import_optional
 from reverie.log.record import Record
 
 
-class Scope:
-    """Columns in `<logdir>/scope`, for `python -m scope.viewer --basedir ...`."""
+class ScopeSink:
+    """Writes `<logdir>/scope`, for `python -m scope.viewer --basedir ...`."""
 
     name = "scope"
 
     def __init__(self, logdir: Path):
         self._logdir = logdir
-        self._scope = need("scope", "scope")
+        self._scope = import_optional("scope", "scope")
         self._writer = self._open()
 
     def write(self, record: Record) -> None:
@@ -27,15 +27,15 @@ class Scope:
             self._writer.add(record.step, record.videos)
             self._writer.flush()
         except Exception:
-            self._writer = self._open()  # or it would write the same again next time
+            self._writer = self._open()  # the old one would write the same data again
             raise
 
     def truncate_after(self, step: int) -> None:
-        """Scope has no way to forget; the steps lived again appear twice."""
+        """Do nothing: Scope cannot remove data, so repeated steps appear twice."""
 
     def close(self) -> None:
         self._writer.flush()
 
     def _open(self) -> Any:
-        # Without worker threads, so that an error is raised where it happens.
+        # Without worker threads, so that errors are raised here.
         return self._scope.Writer(self._logdir, workers=0)

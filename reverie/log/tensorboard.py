@@ -1,8 +1,8 @@
-"""TensorBoard: scalars, text, images and films, with the tensorboard package alone.
+"""Sink for TensorBoard that needs only the tensorboard package.
 
-Films are written as image summaries that hold a GIF, which TensorBoard plays. Records
-are appended by this process itself, not by a writer thread, so that a full disk is seen
-where it happens and no event file ends in half a record.
+Videos are written as image summaries that contain a GIF, which TensorBoard plays.
+Records are appended by this process instead of a writer thread, so that a full disk is
+reported and no event file ends with an incomplete record.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from reverie.log.appender import Appender
-from reverie.log.packages import need
+from reverie.log.append_file import AppendFile
+from reverie.log.optional import import_optional
 from reverie.log.record import Record
 from reverie.render.video import encode_gif, encode_png
 
 
-class Tensorboard:
-    """Event files in the logdir itself: `tensorboard --logdir LOGDIR` shows them."""
+class TensorboardSink:
+    """Writes event files to the logdir, for `tensorboard --logdir LOGDIR`."""
 
     name = "tensorboard"
 
     def __init__(self, logdir: Path, fps: int = 15):
-        need("tensorboard", "tensorboard")
+        import_optional("tensorboard", "tensorboard")
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
         from tensorboard.plugins.text import metadata
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -37,8 +37,8 @@ class Tensorboard:
         self._text_metadata = metadata.create_summary_metadata("", "")
         self._record_writer = RecordWriter
         stem = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}"
-        self._file = Appender(logdir / stem)
-        self._started = False
+        self._file = AppendFile(logdir / stem)
+        self._has_header = False
 
     def write(self, record: Record) -> None:
         Value, Summary = self._summary.Summary.Value, self._summary.Summary
@@ -52,13 +52,13 @@ class Tensorboard:
         for name, image in record.images.items():
             values.append(Value(tag=name, image=self._image(image, encode_png(image))))
         for name, video in record.videos.items():
-            film = encode_gif(video, self.fps)
-            values.append(Value(tag=name, image=self._image(video[0], film)))
+            gif = encode_gif(video, self.fps)
+            values.append(Value(tag=name, image=self._image(video[0], gif)))
         if values:
             self._append(step=record.step, summary=Summary(value=values))
 
     def truncate_after(self, step: int) -> None:
-        """Tell the reader to forget what earlier event files say beyond `step`."""
+        """Write an event that makes TensorBoard ignore earlier data after `step`."""
         log = self._event.SessionLog
         self._append(step=step + 1, session_log=log(status=log.START))
 
@@ -76,7 +76,7 @@ class Tensorboard:
 
     def _append(self, **fields: Any) -> None:
         events = [self._event.Event(wall_time=time.time(), **fields)]
-        if not self._started:
+        if not self._has_header:
             header = self._event.Event(
                 wall_time=time.time(), file_version="brain.Event:2"
             )
@@ -86,4 +86,4 @@ class Tensorboard:
         for event in events:
             writer.write(event.SerializeToString())
         self._file.write(buffer.getvalue())
-        self._started = True
+        self._has_header = True

@@ -1,4 +1,4 @@
-"""Metrics for the person at the keyboard: a block per write and a line of progress."""
+"""Sink that prints metrics and a progress line to the terminal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import TextIO
 from reverie.api import UserError
 from reverie.log.record import Record
 
-REFRESH = 0.5
-"""Seconds between two progress lines on a terminal."""
+REFRESH_SECONDS = 0.5
+"""Time between two updates of the progress line."""
 
-WINDOW = 60.0
-"""Seconds over which the rate in the progress line is taken."""
+RATE_SECONDS = 60.0
+"""Time over which the steps per second are averaged."""
 
 LOSSES = ("train/opt/loss", "train/loss")
-"""The total loss, under the names agents give it; else the named losses are added."""
+"""Metrics with the total loss; if none exists, all `train/loss/*` are added."""
 
 
-class Terminal:
-    """Prints the metrics whose name the filter finds, and how far the run is.
+class TerminalSink:
+    """Prints the metrics whose name matches the filter, and the progress of the run.
 
-    On a terminal the progress line is rewritten in place; into a file or a pipe it is
-    written once with every block.
+    On a terminal the progress line is updated in place; in a file or pipe it is
+    printed once per write.
     """
 
     name = "terminal"
@@ -38,7 +38,7 @@ class Terminal:
         filter: str,
         total: int | None = None,
         stream: TextIO | None = None,
-        line: Sequence[str] = (),
+        progress_metrics: Sequence[str] = (),
     ):
         try:
             self.filter = re.compile(filter)
@@ -49,71 +49,71 @@ class Terminal:
             ) from error
         self.total = total
         self._stream = stream
-        self._last = "", ""  # loss and score, as shown
-        self._line = dict.fromkeys(line, "")  # what else the progress line shows
-        self._marks: deque[tuple[float, int]] = deque()
-        self._shown = -math.inf
-        self._open_line = False
+        self._loss = self._score = ""  # as printed
+        self._progress_metrics = dict.fromkeys(progress_metrics, "")
+        self._step_times: deque[tuple[float, int]] = deque()
+        self._last_refresh = -math.inf
+        self._has_progress_line = False
 
     @property
     def stream(self) -> TextIO:
         return self._stream or sys.stdout
 
     def write(self, record: Record) -> None:
-        loss, score = self._last
-        found = _loss_of(record.scalars)
-        loss = loss if found is None else format_number(found)
-        score = format_number(record.scores[-1].value) if record.scores else score
-        self._last = loss, score
-        for name in self._line.keys() & record.scalars.keys():
-            self._line[name] = format_number(record.scalars[name])
-        self._mark(record.step)
+        loss = _total_loss(record.scalars)
+        if loss is not None:
+            self._loss = format_number(loss)
+        if record.scores:
+            self._score = format_number(record.scores[-1].value)
+        for name in self._progress_metrics.keys() & record.scalars.keys():
+            self._progress_metrics[name] = format_number(record.scalars[name])
+        self._add_time(record.step)
         self._clear_line()
-        shown = {
+        metrics = {
             key: format_number(value)
             for key, value in record.scalars.items()
             if self.filter.search(key)
         }
-        shown |= {k: v for k, v in record.texts.items() if self.filter.search(k)}
+        metrics |= {k: v for k, v in record.texts.items() if self.filter.search(k)}
         width = min(shutil.get_terminal_size((88, 24)).columns, 100)
-        print(self._progress(record.step), file=self.stream)
-        for line in in_columns(shown, width):
+        print(self._progress_line(record.step), file=self.stream)
+        for line in in_columns(metrics, width):
             print(line, file=self.stream)
         self.stream.flush()
 
     def progress(self, step: int) -> None:
-        """Rewrite the progress line, if this is a terminal and it is time."""
+        """Update the progress line on a terminal, at most every REFRESH_SECONDS."""
         now = time.monotonic()
-        if not self.stream.isatty() or now - self._shown < REFRESH:
+        if not self.stream.isatty() or now - self._last_refresh < REFRESH_SECONDS:
             return
-        self._shown = now
-        self._mark(step)
-        line = self._progress(step)
+        self._last_refresh = now
+        self._add_time(step)
+        line = self._progress_line(step)
         width = shutil.get_terminal_size((88, 24)).columns
         self.stream.write("\r" + line[: width - 1] + "\x1b[K")
         self.stream.flush()
-        self._open_line = True
+        self._has_progress_line = True
 
     def truncate_after(self, step: int) -> None:
-        self._marks.clear()
+        self._step_times.clear()
 
     def close(self) -> None:
         self._clear_line()
         self.stream.flush()
 
     def _clear_line(self) -> None:
-        if self._open_line:
+        if self._has_progress_line:
             self.stream.write("\r\x1b[K")
-            self._open_line = False
+            self._has_progress_line = False
 
-    def _mark(self, step: int) -> None:
+    def _add_time(self, step: int) -> None:
         now = time.monotonic()
-        self._marks.append((now, step))
-        while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW:
-            self._marks.popleft()
+        self._step_times.append((now, step))
+        while len(self._step_times) > 2 and self._step_times[1][0] < now - RATE_SECONDS:
+            self._step_times.popleft()
 
-    def _progress(self, step: int) -> str:
-        (start, first), (end, last) = self._marks[0], self._marks[-1]
+    def _progress_line(self, step: int) -> str:
+        (start, first), (end, last) = self._step_times[0], self._step_times[-1]
         rate = (last - first) / (end - start) if end > start else 0.0
         parts = [f"step {step:,}"]
         if self.total:
@@ -122,15 +122,12 @@ class Terminal:
             parts.append(f"{format_number(rate)} steps/s")
         if rate > 0 and self.total and step < self.total:
             parts.append(f"{format_seconds((self.total - step) / rate)} left")
-        loss, score = self._last
-        parts += [f"loss {loss}"] if loss else []
-        parts += [f"score {score}"] if score else []
-        named = [(k.rsplit("/", 1)[-1], v) for k, v in self._line.items() if v]
-        parts += [f"{name} {value}" for name, value in named]
+        values = {"loss": self._loss, "score": self._score, **self._progress_metrics}
+        parts += [f"{k.rsplit('/', 1)[-1]} {v}" for k, v in values.items() if v]
         return " · ".join(parts)
 
 
-def _loss_of(scalars: dict[str, float]) -> float | None:
+def _total_loss(scalars: dict[str, float]) -> float | None:
     for name in LOSSES:
         if name in scalars:
             return scalars[name]
@@ -139,7 +136,7 @@ def _loss_of(scalars: dict[str, float]) -> float | None:
 
 
 def format_number(value: float) -> str:
-    """Four digits that matter: 1234567 -> 1,234,567, 0.00001 -> 1.0e-05."""
+    """Format with about four digits: 1234567 -> 1,234,567, 0.00001 -> 1.0e-05."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -152,12 +149,12 @@ def format_number(value: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """The two largest units: 93784 -> 1d 2h."""
-    rest = round(seconds)
+    """Format with the two largest units: 93784 -> 1d 2h."""
+    remaining = round(seconds)
     units = [("d", 86400), ("h", 3600), ("m", 60), ("s", 1)]
     parts = []
     for unit, size in units:
-        count, rest = divmod(rest, size)
+        count, remaining = divmod(remaining, size)
         parts.append((count, unit))
     while len(parts) > 1 and not parts[0][0]:
         parts.pop(0)
@@ -165,7 +162,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def in_columns(pairs: dict[str, str], width: int) -> list[str]:
-    """Names and values in as many columns as fit, read downwards."""
+    """Format names and values in as many columns as fit, sorted downwards."""
     pairs = dict(sorted(pairs.items()))
     short = {k: v for k, v in pairs.items() if "\n" not in v and len(k) + len(v) < 60}
     lines = []

@@ -1,4 +1,4 @@
-"""Where the time goes: named sections and rates."""
+"""Wall-clock time of named sections, and events per second."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from reverie.api import Metrics
 
 
 class Timer:
-    """Times named parts of a loop.
+    """Measures the time spent in named sections of a loop.
 
         with timer("policy"):
             ...
 
-    On an accelerator this is the time until the work was handed over, not until it was
-    done; whoever waits for the result pays for it.
+    On a GPU this is the time until the work is queued, not until it is done; the time
+    until it is done appears in the section that waits for the result.
     """
 
     def __init__(self, enabled: bool = True):
@@ -35,29 +35,29 @@ class Timer:
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             with self._lock:
                 section = self._sections.setdefault(name, [0, 0.0, 0.0])
                 section[0] += 1
-                section[1] += spent
-                section[2] = max(section[2], spent)
+                section[1] += seconds
+                section[2] = max(section[2], seconds)
 
     def metrics(self) -> Metrics:
-        """Mean and longest milliseconds, and the share of the time since last asked."""
+        """Mean and maximum milliseconds, and share of the time since the last call."""
         with self._lock:
             now = time.perf_counter()
             wall = max(now - self._start, 1e-9)
             sections, self._sections, self._start = self._sections, {}, now
-        result: Metrics = {}
+        metrics: Metrics = {}
         for name, (count, total, longest) in sections.items():
-            result[f"timer/{name}/avg_ms"] = 1000 * total / count
-            result[f"timer/{name}/max_ms"] = 1000 * longest
-            result[f"timer/{name}/share"] = total / wall
-        return result
+            metrics[f"timer/{name}/avg_ms"] = 1000 * total / count
+            metrics[f"timer/{name}/max_ms"] = 1000 * longest
+            metrics[f"timer/{name}/share"] = total / wall
+        return metrics
 
 
 class Rates:
-    """Counts things, and says how many there were per second: `fps/policy`."""
+    """Counts events and returns their number per second, such as `fps/policy`."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -67,9 +67,10 @@ class Rates:
         self._counts[name] = self._counts.get(name, 0) + count
 
     def metrics(self) -> Metrics:
+        """Events per second since the last call."""
         now = time.perf_counter()
         wall = max(now - self._start, 1e-9)
-        result = {f"fps/{name}": n / wall for name, n in self._counts.items()}
+        metrics = {f"fps/{name}": n / wall for name, n in self._counts.items()}
         self._start = now
         self._counts = dict.fromkeys(self._counts, 0)
-        return result
+        return metrics

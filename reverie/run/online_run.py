@@ -14,7 +14,7 @@ from reverie import envs as suites
 from reverie.api import Action, Carry, Extras, Metrics, Obs, UserError, VecEnv
 from reverie.capabilities import NeedsStatistics
 from reverie.datasets.readers import npz
-from reverie.log.episodes import EpisodeStats
+from reverie.log.episode_stats import EpisodeStats
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
 from reverie.replay.feed import ReplayFeed

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.log.jsonl import drop_torn_line
+from reverie.log.jsonl import remove_incomplete_line
 from reverie.sweep.spec import DEFAULT_TRIALS, SweepSpec
 from reverie.sweep.trials import Trial, TrialState
 
@@ -48,7 +48,7 @@ class Study:
         self.optuna = optuna = _import_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.spec = spec
-        drop_torn_line(path)
+        remove_incomplete_line(path)
         # A sweep that was killed may have left the lock file of the journal.
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))

@@ -1,4 +1,4 @@
-"""Lines that are whole, and files that can be gone back in."""
+"""The JSON lines sink: complete lines, truncation, full disks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import math
 import subprocess
 import sys
 
-from reverie.log.jsonl import Jsonl, drop_torn_line, keep_lines, read_lines
+from reverie.log.jsonl import (
+    JsonlSink,
+    read_lines,
+    remove_incomplete_line,
+    remove_lines_after,
+)
 from reverie.log.record import Record, Score
 
 
@@ -15,8 +20,8 @@ def record(step, **scalars):
     return Record(step, scalars=scalars, scores=(Score(step, "episode/score", 0.5),))
 
 
-def test_lines_are_valid_json_and_scores_are_apart(tmp_path):
-    sink = Jsonl(tmp_path)
+def test_lines_are_valid_json_and_scores_are_separate(tmp_path):
+    sink = JsonlSink(tmp_path)
     sink.write(record(1, b=2.0, a=math.nan, c=math.inf))
     sink.write(Record(2, scalars={"a": 0.1}))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -27,18 +32,18 @@ def test_lines_are_valid_json_and_scores_are_apart(tmp_path):
 
 
 def test_a_write_can_be_read_before_the_file_is_closed(tmp_path):
-    sink = Jsonl(tmp_path)
+    sink = JsonlSink(tmp_path)
     sink.write(record(1, a=1.0))
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1}]
 
 
-def test_both_files_are_there_before_an_episode_ends(tmp_path):
-    Jsonl(tmp_path).write(Record(1, scalars={"a": 1.0}))
+def test_both_files_exist_before_an_episode_ends(tmp_path):
+    JsonlSink(tmp_path).write(Record(1, scalars={"a": 1.0}))
     assert (tmp_path / "scores.jsonl").read_bytes() == b""
 
 
-def test_truncation_drops_later_and_torn_lines(tmp_path):
-    sink = Jsonl(tmp_path)
+def test_truncation_removes_later_and_incomplete_lines(tmp_path):
+    sink = JsonlSink(tmp_path)
     for step in (1, 2, 3):
         sink.write(record(step, a=step))
     with open(tmp_path / "metrics.jsonl", "ab") as file:
@@ -54,17 +59,17 @@ def test_truncation_drops_later_and_torn_lines(tmp_path):
     ]
 
 
-def test_nothing_to_truncate_is_fine(tmp_path):
-    keep_lines(tmp_path / "none.jsonl", 5)
-    drop_torn_line(tmp_path / "none.jsonl")
-    path = tmp_path / "torn.jsonl"
+def test_truncating_missing_files(tmp_path):
+    remove_lines_after(tmp_path / "none.jsonl", 5)
+    remove_incomplete_line(tmp_path / "none.jsonl")
+    path = tmp_path / "incomplete.jsonl"
     path.write_bytes(b"x" * 10_000)
-    drop_torn_line(path)
+    remove_incomplete_line(path)
     assert path.read_bytes() == b""
 
 
-def test_a_file_shorter_than_the_state_only_loses_its_torn_line(tmp_path):
-    sink = Jsonl(tmp_path)
+def test_a_file_shorter_than_the_state_loses_only_its_incomplete_line(tmp_path):
+    sink = JsonlSink(tmp_path)
     for step in (1, 2, 3):
         sink.write(record(step, a=step))
     state = sink.state_dict()
@@ -74,31 +79,33 @@ def test_a_file_shorter_than_the_state_only_loses_its_torn_line(tmp_path):
     assert [line["step"] for line in read_lines(path)] == [1, 2]
 
 
-FULL = """
+FULL_DISK_SCRIPT = """
 import resource, signal, sys
 from pathlib import Path
-from reverie.log.jsonl import Jsonl
+from reverie.log.jsonl import JsonlSink
 from reverie.log.logger import Logger
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
-logger = Logger([Jsonl(folder)])
+logger = Logger([JsonlSink(folder)])
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
 for step in range(20):
     logger.add({"name": step})
     logger.write(step)
-whole = (folder / "metrics.jsonl").read_bytes()
-assert len(whole) <= 200 and whole.endswith(b"\\n"), whole
+content = (folder / "metrics.jsonl").read_bytes()
+assert len(content) <= 200 and content.endswith(b"\\n"), content
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 logger.write(20)
 logger.close()
 """
 
 
-def test_a_full_disk_costs_no_line_and_one_warning(tmp_path):
-    """The limit is real: the operating system refuses the write in the middle."""
+def test_a_full_disk_loses_no_line_and_gives_one_warning(tmp_path):
+    """A limit on the file size makes a write fail in the middle of a line."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-c", FULL_DISK_SCRIPT, str(tmp_path)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     steps = [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")]

@@ -1,4 +1,4 @@
-"""Averages without waiting, sinks that may fail, and a state that resumes exactly."""
+"""The logger: averages, failing sinks, exact resume."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.log.jsonl import Jsonl
+from reverie.log.jsonl import JsonlSink
 from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.record import Record
 
 
-class Memory:
-    """A sink that keeps what it is given, and fails on demand."""
+class ListSink:
+    """Stores records in a list, or fails if `broken`."""
 
     name = "memory"
 
@@ -39,7 +39,7 @@ class Memory:
 
 @pytest.fixture
 def sink():
-    return Memory()
+    return ListSink()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def logger(sink):
     return Logger([sink])
 
 
-def test_scalars_are_averaged_between_writes_and_nans_left_out(logger):
+def test_scalars_are_averaged_between_writes_ignoring_nan(logger):
     for value in (1.0, math.nan, 3.0):
         logger.add({"loss": torch.tensor(value), "plain": value}, prefix="train")
     scalars = logger.write(5).scalars
@@ -56,7 +56,7 @@ def test_scalars_are_averaged_between_writes_and_nans_left_out(logger):
     assert logger.write(6).scalars == {"train/loss": 7.0}
 
 
-def test_a_metric_that_was_always_nan_says_so(logger):
+def test_a_metric_that_is_always_nan_is_nan(logger):
     logger.add({"a": torch.tensor(math.nan), "b": math.nan, "c": np.inf})
     scalars = logger.write(0).scalars
     assert math.isnan(scalars["a"])
@@ -64,7 +64,7 @@ def test_a_metric_that_was_always_nan_says_so(logger):
     assert scalars["c"] == math.inf
 
 
-def test_every_way_to_write_a_number_is_a_scalar(logger):
+def test_all_number_types_are_scalars(logger):
     values = {
         "int": 3,
         "bool": True,
@@ -81,22 +81,22 @@ def test_every_way_to_write_a_number_is_a_scalar(logger):
     assert logger.write(0).scalars == want
 
 
-def test_metrics_that_come_and_go_are_averaged_by_name(logger):
+def test_metrics_of_different_calls_are_averaged_by_name(logger):
     logger.add({"a": torch.tensor(1.0), "b": torch.tensor(4.0)})
     logger.add({"a": torch.tensor(3.0)})
     logger.add({"a": 5.0})
     assert logger.write(0).scalars == {"a": 3.0, "b": 4.0}
 
 
-def test_tensors_are_read_when_they_are_added(logger):
+def test_tensors_may_be_overwritten_after_add(logger):
     value = torch.tensor(1.0)
     video = np.zeros((2, 4, 4, 3), np.uint8)
-    logger.add({"x": value, "film": video})
+    logger.add({"x": value, "video": video})
     value.fill_(9)
     video.fill(9)
     record = logger.write(0)
     assert record.scalars["x"] == 1.0
-    assert record.videos["film"].max() == 0
+    assert record.videos["video"].max() == 0
 
 
 def test_gradients_are_not_kept_alive(logger):
@@ -105,21 +105,21 @@ def test_gradients_are_not_kept_alive(logger):
     assert logger.write(0).scalars["loss"] == 6.0
 
 
-def test_rank_tells_pictures_apart_and_the_last_one_counts(logger):
-    logger.add({"picture": np.zeros((4, 6, 3), np.uint8), "note": "old"})
-    logger.add({"picture": torch.full((4, 6, 1), 0.5), "note": "new"})
-    logger.add({"film": torch.zeros(5, 4, 6, 3, dtype=torch.uint8)})
+def test_images_and_videos_are_recognized_and_the_last_is_written(logger):
+    logger.add({"image": np.zeros((4, 6, 3), np.uint8), "text": "old"})
+    logger.add({"image": torch.full((4, 6, 1), 0.5), "text": "new"})
+    logger.add({"video": torch.zeros(5, 4, 6, 3, dtype=torch.uint8)})
     record = logger.write(0)
-    assert record.images["picture"].shape == (4, 6, 1)
-    assert record.images["picture"].dtype == np.uint8
-    assert record.images["picture"][0, 0, 0] == 128
-    assert record.videos["film"].shape == (5, 4, 6, 3)
-    assert record.texts == {"note": "new"}
+    assert record.images["image"].shape == (4, 6, 1)
+    assert record.images["image"].dtype == np.uint8
+    assert record.images["image"][0, 0, 0] == 128
+    assert record.videos["video"].shape == (5, 4, 6, 3)
+    assert record.texts == {"text": "new"}
     with pytest.raises(ValueError, match=r"'matrix' has shape \(2, 2\)"):
         logger.add({"matrix": np.zeros((2, 2))})
 
 
-def test_every_finished_episode_is_one_score_at_its_own_step(logger):
+def test_every_episode_has_a_score_at_its_own_step(logger):
     logger.add({"episode/score": np.array([1.0, 3.0])}, step=10)
     logger.add({"episode/score": 5.0}, step=20)
     logger.add({"score": torch.tensor(7.0)}, prefix="eval/episode")
@@ -135,8 +135,8 @@ def test_every_finished_episode_is_one_score_at_its_own_step(logger):
     assert logger.write(40).scores == ()
 
 
-def test_a_sink_that_fails_is_named_once_and_the_others_go_on(sink, capsys):
-    broken = Memory()
+def test_a_failing_sink_gives_one_warning_and_the_others_continue(sink, capsys):
+    broken = ListSink()
     broken.name, broken.broken = "broken", True
     logger = Logger([broken, sink])
     for step in range(3):
@@ -149,7 +149,7 @@ def test_a_sink_that_fails_is_named_once_and_the_others_go_on(sink, capsys):
     assert "broken log works again" in capsys.readouterr().err
 
 
-def test_resuming_from_a_state_leaves_the_files_of_an_uninterrupted_run(tmp_path):
+def test_resuming_gives_the_same_files_as_an_uninterrupted_run(tmp_path):
     random = np.random.default_rng(0)
     losses = random.normal(size=(40, 2)).astype(np.float32) * 1e3
 
@@ -166,21 +166,20 @@ def test_resuming_from_a_state_leaves_the_files_of_an_uninterrupted_run(tmp_path
                 state = logger.state_dict()
         return state
 
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
-    run(Logger([Jsonl(whole)]), range(40))
-    # Killed at step 30, long after the state of step 17 was saved ...
-    state = run(Logger([Jsonl(torn)]), range(30), save_at=17)
-    with open(torn / "metrics.jsonl", "a") as file:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run(Logger([JsonlSink(whole)]), range(40))
+    # Killed at step 30, after the state of step 17 was saved, while writing a line.
+    state = run(Logger([JsonlSink(resumed)]), range(30), save_at=17)
+    with open(resumed / "metrics.jsonl", "a") as file:
         file.write('{"step": 31, "lo')
-    # ... and taken up again from there.
-    again = Logger([Jsonl(torn)])
+    again = Logger([JsonlSink(resumed)])
     again.load_state_dict(state)
     run(again, range(18, 40))
     for name in ("metrics.jsonl", "scores.jsonl"):
-        assert (torn / name).read_bytes() == (whole / name).read_bytes()
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_sinks_without_a_state_forget_what_lies_beyond_it(sink):
+def test_sinks_without_a_state_are_truncated(sink):
     logger = Logger([sink])
     logger.write(12)
     other = Logger([sink])
@@ -189,11 +188,11 @@ def test_sinks_without_a_state_forget_what_lies_beyond_it(sink):
     assert other.step == 12
 
 
-def test_outputs_are_made_by_name(tmp_path, capsys):
+def test_sinks_are_built_by_name(tmp_path, capsys):
     config = LoggerConfig(outputs=("terminal", "jsonl", "media", "jsonl"))
     logger = make_logger(config, tmp_path, total=10)
     assert [sink.name for sink in logger.sinks] == ["terminal", "jsonl", "media"]
-    logger.add({"episode/score": 1.0, "film": np.zeros((2, 8, 8, 3), np.uint8)})
+    logger.add({"episode/score": 1.0, "video": np.zeros((2, 8, 8, 3), np.uint8)})
     logger.progress(4)
     logger.write(5)
     logger.close()
@@ -204,8 +203,10 @@ def test_outputs_are_made_by_name(tmp_path, capsys):
         make_logger(LoggerConfig(outputs=("prtinter",)), tmp_path)
 
 
-def test_deterministic_files_hold_nothing_of_the_clock(tmp_path):
-    logger = make_logger(LoggerConfig(outputs=("jsonl",), clocked=False), tmp_path)
+def test_files_without_timing_metrics(tmp_path):
+    logger = make_logger(
+        LoggerConfig(outputs=("jsonl",), timing_metrics=False), tmp_path
+    )
     logger.add({"fps/train": 3.0, "timer/policy/avg_ms": 1, "usage/cpu": 1, "x": 2})
     logger.write(1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

@@ -1,4 +1,4 @@
-"""The places other tools read: TensorBoard, W&B, scope and the media folder."""
+"""Sinks for TensorBoard, W&B, Scope and the media folder."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from PIL import Image
 
 from reverie.api import UserError
 from reverie.log.logger import Logger, LoggerConfig, make_logger
-from reverie.log.media import Media
+from reverie.log.media import MediaSink
 from reverie.log.record import Record
-from reverie.log.scope import Scope
-from reverie.log.tensorboard import Tensorboard
-from reverie.log.wandb import Wandb
+from reverie.log.scope import ScopeSink
+from reverie.log.tensorboard import TensorboardSink
+from reverie.log.wandb import WandbSink
 
 
 def full_record(step=7):
-    film = np.zeros((3, 8, 12, 3), np.uint8)
-    film[:, :, :, 0] = np.array([0, 100, 200], np.uint8)[:, None, None]
+    video = np.zeros((3, 8, 12, 3), np.uint8)
+    video[:, :, :, 0] = np.array([0, 100, 200], np.uint8)[:, None, None]
     return Record(
         step,
         scalars={"train/loss/dyn": 1.5},
         texts={"report/params/summary": "12 parameters"},
         images={"report/grey": np.full((4, 6, 1), 9, np.uint8)},
-        videos={"report/openloop/image": film},
+        videos={"report/openloop/image": video},
     )
 
 
-def test_media_are_named_by_key_and_step_and_only_the_newest_stay(tmp_path):
-    sink = Media(tmp_path, keep=2)
+def test_media_files_are_named_by_key_and_step_and_the_newest_kept(tmp_path):
+    sink = MediaSink(tmp_path, keep=2)
     for step in (1, 5, 20):
         sink.write(full_record(step))
     sink.truncate_after(5)
@@ -45,11 +45,11 @@ def test_media_are_named_by_key_and_step_and_only_the_newest_stay(tmp_path):
         "report-openloop-image-000000000020",
     ]
     (png, *_) = (tmp_path / "media").glob("*.png")
-    assert Image.open(png).size == (192, 128)  # enlarged to be legible
+    assert Image.open(png).size == (192, 128)  # enlarged
 
 
-def test_names_that_begin_alike_do_not_push_each_other_out(tmp_path):
-    sink = Media(tmp_path, keep=1)
+def test_metrics_with_the_same_prefix_are_kept_separately(tmp_path):
+    sink = MediaSink(tmp_path, keep=1)
     image = np.zeros((4, 4, 3), np.uint8)
     for step in (1, 2):
         sink.write(Record(step, images=dict.fromkeys(("a", "a-b", "a-1"), image)))
@@ -65,9 +65,9 @@ def read_events(folder):
     return events.Reload()
 
 
-def test_tensorboard_reads_scalars_text_images_and_films(tmp_path):
+def test_tensorboard_reads_scalars_text_images_and_videos(tmp_path):
     pytest.importorskip("tensorboard")
-    sink = Tensorboard(tmp_path)
+    sink = TensorboardSink(tmp_path)
     sink.write(full_record())
     sink.write(Record(8))
     sink.close()
@@ -78,17 +78,17 @@ def test_tensorboard_reads_scalars_text_images_and_films(tmp_path):
     assert text.tensor_proto.string_val[0] == b"12 parameters"
     (grey,) = events.Images("report/grey")
     assert Image.open(io.BytesIO(grey.encoded_image_string)).size == (6, 4)
-    (film,) = events.Images("report/openloop/image")
-    film = Image.open(io.BytesIO(film.encoded_image_string))
-    assert (film.format, film.size, film.n_frames) == ("GIF", (12, 8), 3)
+    (video,) = events.Images("report/openloop/image")
+    video = Image.open(io.BytesIO(video.encoded_image_string))
+    assert (video.format, video.size, video.n_frames) == ("GIF", (12, 8), 3)
 
 
-def test_tensorboard_forgets_the_steps_a_resumed_run_lives_again(tmp_path):
+def test_tensorboard_ignores_steps_that_a_resumed_run_repeats(tmp_path):
     pytest.importorskip("tensorboard")
-    first = Tensorboard(tmp_path)
+    first = TensorboardSink(tmp_path)
     for step in (1, 2, 3):
         first.write(Record(step, scalars={"x": float(step)}))
-    second = Tensorboard(tmp_path)
+    second = TensorboardSink(tmp_path)
     second.truncate_after(2)
     second.write(Record(3, scalars={"x": 33.0}))
     values = [(e.step, e.value) for e in read_events(tmp_path).Scalars("x")]
@@ -97,7 +97,7 @@ def test_tensorboard_forgets_the_steps_a_resumed_run_lives_again(tmp_path):
 
 @pytest.fixture
 def fake_wandb(monkeypatch):
-    """A wandb that remembers what it was told."""
+    """A wandb module that stores all calls."""
     module = ModuleType("wandb")
     module.calls, module.logged, module.finished = [], [], []
 
@@ -115,22 +115,22 @@ def fake_wandb(monkeypatch):
     return module
 
 
-def test_wandb_hears_everything_and_resumes_under_the_same_id(
+def test_wandb_gets_all_metrics_and_resumes_with_the_same_id(
     tmp_path, fake_wandb, monkeypatch
 ):
-    monkeypatch.setenv("WANDB_PROJECT", "dreams")
-    monkeypatch.setenv("WANDB_ENTITY", "us")
+    monkeypatch.setenv("WANDB_PROJECT", "project")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    sink = Wandb(tmp_path, settings={"seed": 1})
+    sink = WandbSink(tmp_path, settings={"seed": 1})
     sink.write(full_record())
     sink.truncate_after(7)
     sink.close()
-    Wandb(tmp_path)
-    Wandb(tmp_path / "other")
+    WandbSink(tmp_path)
+    WandbSink(tmp_path / "other")
     first, second, other = fake_wandb.calls
     assert (first["project"], first["entity"], first["mode"]) == (
-        "dreams",
-        "us",
+        "project",
+        "team",
         "offline",
     )
     assert (first["dir"], first["config"]) == (str(tmp_path), {"seed": 1})
@@ -145,7 +145,7 @@ def test_wandb_hears_everything_and_resumes_under_the_same_id(
     assert fake_wandb.finished == [True]
 
 
-def test_an_unreachable_server_does_not_stop_the_run(
+def test_a_server_that_is_not_reachable_does_not_stop_the_run(
     tmp_path, fake_wandb, monkeypatch, capsys
 ):
     def init(**kwargs):
@@ -154,10 +154,10 @@ def test_an_unreachable_server_does_not_stop_the_run(
     monkeypatch.setattr(fake_wandb, "init", init)
     logger = make_logger(LoggerConfig(outputs=("wandb", "jsonl")), tmp_path)
     assert [sink.name for sink in logger.sinks] == ["jsonl"]
-    assert "wandb log cannot start, the run goes on" in capsys.readouterr().err
+    assert "wandb log cannot start, the run continues" in capsys.readouterr().err
 
 
-def test_scope_gets_each_kind_and_drops_what_it_could_not_write(tmp_path, monkeypatch):
+def test_scope_gets_all_metrics_and_drops_failed_writes(tmp_path, monkeypatch):
     opened = []
 
     class Writer:
@@ -176,7 +176,7 @@ def test_scope_gets_each_kind_and_drops_what_it_could_not_write(tmp_path, monkey
     module = ModuleType("scope")
     module.Writer = Writer
     monkeypatch.setitem(sys.modules, "scope", module)
-    sink = Scope(tmp_path)
+    sink = ScopeSink(tmp_path)
     sink.write(full_record())
     names = {name for _, mapping in opened[0].entries for name in mapping}
     assert {"train/loss/dyn", "report/openloop/image", "report/grey"} <= names
@@ -196,16 +196,16 @@ def test_a_missing_package_names_its_extra(tmp_path, monkeypatch, name):
         make_logger(LoggerConfig(outputs=(name,)), tmp_path)
 
 
-def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_imported_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text("from json import no_such_name")
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"cannot use the wandb package .*no_such"):
-        Wandb(tmp_path)
+    with pytest.raises(UserError, match=r"cannot import the wandb package .*no_such"):
+        WandbSink(tmp_path)
 
 
 def test_pictures_that_cannot_be_written_do_not_stop_the_run(tmp_path, capsys):
-    sink = Media(tmp_path)
+    sink = MediaSink(tmp_path)
     (tmp_path / "media").write_text("a file where the folder should be")
     logger = Logger([sink])
     logger.add({"picture": np.zeros((4, 4, 3), np.uint8)})

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""The terminal sink."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import pytest
 from reverie.api import UserError
 from reverie.log import terminal
 from reverie.log.record import Record, Score
-from reverie.log.terminal import Terminal, format_number, format_seconds, in_columns
+from reverie.log.terminal import TerminalSink, format_number, format_seconds, in_columns
 
 
-class Screen(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self):
         return True
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves when told to."""
+    """A clock that the test advances."""
     now = [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_the_filter_chooses_what_is_shown():
+def test_the_filter_selects_metrics():
     stream = io.StringIO()
     scalars = {"train/loss/dyn": 1.25, "train/adv": 3.0, "episode/score": 7.0}
-    Terminal("score|train/loss/", stream=stream).write(Record(5, scalars=scalars))
+    TerminalSink("score|train/loss/", stream=stream).write(Record(5, scalars=scalars))
     out = stream.getvalue()
     assert "train/loss/dyn" in out
     assert "1.250" in out
     assert "adv" not in out
 
 
-def test_progress_tells_step_rate_time_left_loss_and_score(clock):
+def test_the_progress_line_has_step_rate_time_left_loss_and_score(clock):
     stream = io.StringIO()
-    sink = Terminal("nothing", total=10_000, stream=stream)
+    sink = TerminalSink("nothing", total=10_000, stream=stream)
     sink.write(Record(1000))
     clock[0] += 10
     scores = (Score(1990, "episode/score", -1.0), Score(1999, "episode/score", 0.75))
@@ -51,10 +51,10 @@ def test_progress_tells_step_rate_time_left_loss_and_score(clock):
     assert "\r" not in stream.getvalue()
 
 
-def test_only_a_terminal_gets_a_line_that_is_rewritten(clock):
-    pipe, screen = io.StringIO(), Screen()
+def test_only_a_terminal_has_an_updated_progress_line(clock):
+    pipe, screen = io.StringIO(), FakeTerminal()
     for stream in (pipe, screen):
-        sink = Terminal("x", total=100, stream=stream)
+        sink = TerminalSink("x", total=100, stream=stream)
         sink.progress(1)
         sink.progress(2)  # too soon
         clock[0] += 1
@@ -66,9 +66,9 @@ def test_only_a_terminal_gets_a_line_that_is_rewritten(clock):
     assert "step 2 of" not in screen.getvalue()
 
 
-def test_the_rate_is_that_of_the_last_minute(clock):
+def test_the_rate_is_averaged_over_the_last_minute(clock):
     stream = io.StringIO()
-    sink = Terminal("nothing", stream=stream)
+    sink = TerminalSink("nothing", stream=stream)
     for step in (0, 10, 20, 1020, 2020):
         sink.write(Record(step))
         clock[0] += 100
@@ -96,13 +96,13 @@ def test_numbers_are_short(value, text):
     assert format_number(value) == text
 
 
-def test_durations_name_their_two_largest_units():
+def test_durations_have_two_units():
     assert format_seconds(4.4) == "4s"
     assert format_seconds(75) == "1m 15s"
     assert format_seconds(93784) == "1d 2h"
 
 
-def test_columns_fit_the_width_and_lose_nothing():
+def test_columns_fit_the_width():
     pairs = {f"train/loss/{i}": str(i) for i in range(11)} | {"text": "two\nlines"}
     lines = in_columns(pairs, 80)
     assert max(map(len, lines)) <= 80
@@ -112,6 +112,6 @@ def test_columns_fit_the_width_and_lose_nothing():
     assert in_columns({}, 80) == []
 
 
-def test_a_bad_filter_is_explained():
+def test_an_invalid_filter_raises():
     with pytest.raises(UserError, match=r"logger.filter is not a regular expression"):
-        Terminal("score|(")
+        TerminalSink("score|(")

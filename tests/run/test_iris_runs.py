@@ -57,7 +57,7 @@ SMALL = {
 
 def settings(logdir: Path, **more):
     flags = {"logdir": str(logdir), **SMALL, "deterministic": True, **more}
-    return resolve(["iris_tiny"], flags={**flags, "logger.clocked": False})
+    return resolve(["iris_tiny"], flags={**flags, "logger.timing_metrics": False})
 
 
 def state_of(path: Path) -> dict:

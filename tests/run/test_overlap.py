@@ -24,7 +24,7 @@ def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, work
         "run.steps": 160,
         "run.report_every": 0,
         "env.vector.workers": workers,
-        "logger.clocked": False,
+        "logger.timing_metrics": False,
     }
     paths = [
         train(settings(tmp_path / mode, "catch", **flags, **{"run.overlap": mode}))

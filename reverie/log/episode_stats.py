@@ -1,4 +1,4 @@
-"""What there is to say about episodes, gathered row by row while they are played."""
+"""Statistics of episodes, accumulated row by row while the agent acts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import numpy as np
 
 from reverie.api import Metrics, Obs, StateDict
 
-FRAMES = 300
-"""Longest film kept of an episode; a longer episode shows its beginning."""
+MAX_FRAMES = 300
+"""Maximum length of the video of an episode, in frames from its start."""
 
-KEPT = 10_000
-"""Most episodes remembered for a summary; the oldest go first."""
+MAX_EPISODES = 10_000
+"""Maximum number of episodes in a summary; the newest are kept."""
 
 REWARD_CHANGE = 0.01
-"""`reward_rate` is the share of steps whose reward differs from the last by this."""
+"""`reward_rate` is the share of steps whose reward changes by at least this."""
 
 
 class EpisodeStats:
-    """Scores, lengths, `log/*` values and a film of the first environment's episodes.
+    """Scores, lengths and `log/*` values, and videos of the first environment.
 
-    A score is the sum of an episode's rewards, its length the steps taken in it (one
-    less than its rows). Values come as one entry per episode that ended in this row.
+    The score of an episode is the sum of its rewards, its length the number of actions
+    (one less than the rows). Metrics have one entry per episode that has ended.
     """
 
     def __init__(self, envs: int):
@@ -33,14 +33,11 @@ class EpisodeStats:
         }
         self._sum: dict[str, np.ndarray] = {}
         self._max: dict[str, np.ndarray] = {}
-        self._film: dict[str, list[np.ndarray]] = {}
+        self._frames: dict[str, list[np.ndarray]] = {}
         self._ended: list[tuple[float, float]] = []  # score, length since `summary`
 
     def add(self, obs: Obs) -> Metrics:
-        """Take one row of every environment in; say what its ended episodes were like.
-
-        Empty unless an episode ended here.
-        """
+        """Add one row per environment; returns the metrics of episodes that end."""
         first = np.asarray(obs["is_first"], bool)
         last = np.asarray(obs["is_last"], bool)
         reward = np.asarray(obs["reward"], np.float64)
@@ -57,12 +54,12 @@ class EpisodeStats:
         values["rows"] += 1
         self._add_logs(obs)
         self._add_frames(obs, bool(first[0]))
-        return self._finished(last) if last.any() else {}
+        return self._episode_metrics(last) if last.any() else {}
 
     def summary(self) -> Metrics:
-        """Mean, spread and range of the scores since the last call; then forgets.
+        """Statistics of the episodes that have ended since the last call.
 
-        Also the reward of a step, to hold against what a dream promises.
+        Includes the mean reward per step, to compare with imagined rewards.
         """
         ended, self._ended = np.array(self._ended).reshape(-1, 2), []
         metrics: Metrics = {"episodes": len(ended)}
@@ -79,7 +76,7 @@ class EpisodeStats:
         return metrics
 
     def state_dict(self) -> StateDict:
-        """All but the film: after a resume it begins where the run does."""
+        """State without the video, which restarts when a run is resumed."""
         return {
             "values": {name: array.copy() for name, array in self._values.items()},
             "sum": {name: array.copy() for name, array in self._sum.items()},
@@ -88,13 +85,13 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        def copies(nest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: np.array(value) for name, value in nest.items()}
+        def copy(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {name: np.array(value) for name, value in arrays.items()}
 
-        self._values = copies(state["values"])
-        self._sum, self._max = copies(state["sum"]), copies(state["max"])
-        self._ended = [(float(s), float(n)) for s, n in state.get("ended", ())]
-        self._film = {}
+        self._values = copy(state["values"])
+        self._sum, self._max = copy(state["sum"]), copy(state["max"])
+        self._ended = [(float(s), float(n)) for s, n in state["ended"]]
+        self._frames = {}
 
     def _add_logs(self, obs: Obs) -> None:
         for key, value in obs.items():
@@ -106,21 +103,21 @@ class EpisodeStats:
             total += number
             np.maximum(largest, number, out=largest)
 
-    def _add_frames(self, obs: Obs, begins: bool) -> None:
-        if begins:
-            self._film = {}
+    def _add_frames(self, obs: Obs, is_first: bool) -> None:
+        if is_first:
+            self._frames = {}
         for key, value in obs.items():
             if getattr(value, "dtype", None) == np.uint8 and np.ndim(value) == 4:
-                film = self._film.setdefault(key, [])
-                if len(film) < FRAMES:
-                    film.append(np.array(value[0]))
+                frames = self._frames.setdefault(key, [])
+                if len(frames) < MAX_FRAMES:
+                    frames.append(np.array(value[0]))
 
-    def _finished(self, last: np.ndarray) -> Metrics:
+    def _episode_metrics(self, last: np.ndarray) -> Metrics:
         values = self._values
         rows = values["rows"][last]
         ended = zip(values["score"][last].tolist(), (rows - 1).tolist(), strict=True)
         self._ended += ended
-        del self._ended[:-KEPT]
+        del self._ended[:-MAX_EPISODES]
         steps = np.maximum(rows - 1, 1)
         metrics: Metrics = {
             "episode/score": values["score"][last],
@@ -132,6 +129,6 @@ class EpisodeStats:
             metrics[f"epstats/{key}/max"] = self._max[key][last]
             metrics[f"epstats/{key}/sum"] = total[last]
         if last[0]:
-            for key, film in self._film.items():
-                metrics[f"epstats/policy_{key}"] = np.stack(film)
+            for key, frames in self._frames.items():
+                metrics[f"epstats/policy_{key}"] = np.stack(frames)
         return metrics

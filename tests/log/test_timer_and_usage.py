@@ -1,4 +1,4 @@
-"""Timers, rates and usage: names and meaning, never durations."""
+"""Timers, rates and resource usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_sections_are_averaged_and_start_over(clock):
+def test_sections_are_averaged_and_reset(clock):
     timer = Timer()
     for seconds in (1.0, 3.0):
         with timer("policy"):
@@ -41,14 +41,14 @@ def test_a_section_that_raises_is_still_timed(clock):
     assert "timer/env/avg_ms" in timer.metrics()
 
 
-def test_a_timer_can_be_switched_off():
+def test_a_timer_can_be_disabled():
     timer = Timer(enabled=False)
     with timer("policy"):
         pass
     assert timer.metrics() == {}
 
 
-def test_rates_are_per_second_and_fall_to_zero_when_nothing_comes(clock):
+def test_rates_are_per_second_and_zero_without_events(clock):
     rates = Rates()
     rates.add("policy", 16)
     rates.add("policy", 16)
@@ -58,7 +58,7 @@ def test_rates_are_per_second_and_fall_to_zero_when_nothing_comes(clock):
     assert rates.metrics() == {"fps/policy": 0.0}
 
 
-def test_usage_names_memory_and_processor():
+def test_usage_has_memory_and_cpu():
     metrics = Usage().metrics()
     assert all(key.startswith("usage/") for key in metrics)
     assert metrics["usage/cpu"] >= 0
@@ -79,10 +79,10 @@ def test_usage_counts_worker_processes():
         worker.kill()
         worker.wait()
         worker.stdout.close()
-    assert usage_module._resident(worker.pid) == (0, 0)
+    assert usage_module._resident_bytes(worker.pid) == (0, 0)
 
 
-def test_usage_reports_the_accelerator_where_there_is_one(monkeypatch):
+def test_usage_has_the_gpu_if_there_is_one(monkeypatch):
     cuda = usage_module.torch.cuda
     calls = []
 
