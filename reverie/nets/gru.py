@@ -53,7 +53,7 @@ class GRU(nn.Module):
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.scan.gru_loop import FastGRU
+        from reverie.kernels.scan.gru import FastGRU
 
         return FastGRU
 
@@ -104,7 +104,7 @@ class Hold(nn.Module):
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.scan.gru_loop import FastHold
+        from reverie.kernels.scan.gru import FastHold
 
         return FastHold
 

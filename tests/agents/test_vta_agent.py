@@ -179,7 +179,7 @@ def test_unknown_worlds_and_precisions_are_refused(config, precision, complaint)
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
-    from reverie.kernels.scan.gru_loop import FastGRU
+    from reverie.kernels.scan.gru import FastGRU
 
     config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []

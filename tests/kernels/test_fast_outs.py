@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from reverie.kernels.heads.categorical import FastCategorical, FastPolicyHead
 from reverie.kernels.heads.choice import agree, sample_choice
 from reverie.kernels.heads.twohot import FastHead, FastTwoHot
-from reverie.kernels.scan.gru_gates import gru_gates
+from reverie.kernels.scan.block_gru import block_gru_gates
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
@@ -211,7 +211,7 @@ def test_gates_are_those_of_the_block_gru():
     candidate = torch.tanh(torch.sigmoid(reset) * candidate)
     update = torch.sigmoid(update - 1)
     expected = update * candidate + (1 - update) * deter
-    torch.testing.assert_close(gru_gates(gates, bias, deter), expected, **NEAR)
+    torch.testing.assert_close(block_gru_gates(gates, bias, deter), expected, **NEAR)
 
 
 @pytest.mark.gpu

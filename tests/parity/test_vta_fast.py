@@ -27,7 +27,7 @@ from reverie.kernels.conv import im2col
 from reverie.kernels.norm import batch_norm
 from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
 from reverie.kernels.optim.optimizer import FusedOptimizer
-from reverie.kernels.scan import gru_loop as unit_scan
+from reverie.kernels.scan import gru as fast_gru
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -92,9 +92,9 @@ def test_three_steps_of_the_optimizer():
 @pytest.mark.parametrize("acts", [False, True])
 def test_losses_and_all_gradients_equal_the_plain_ones(acts, monkeypatch):
     calls = []
-    apply = unit_scan.apply_autograd
+    apply = fast_gru.apply_autograd
     monkeypatch.setattr(
-        unit_scan, "apply_autograd", lambda *args: calls.append(0) or apply(*args)
+        fast_gru, "apply_autograd", lambda *args: calls.append(0) or apply(*args)
     )
     rng = np.random.default_rng(0)
     image = torch.tensor(rng.integers(0, 256, (3, 8, 16, 16, 3), np.uint8))

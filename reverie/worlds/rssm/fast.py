@@ -1,6 +1,6 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
-Replay sequences use the fused scan (`kernels/scan/scan.py`). Imagination uses the steps
+Replay sequences use the fused scan (`kernels/scan/posterior.py`). Imagination uses the steps
 of `dynamics.py`, with one fused kernel after each matrix product.
 """
 
@@ -22,9 +22,9 @@ from reverie.kernels.norm.rms_norm import (
     rms_norm_silu,
     rms_norm_silu_blocks,
 )
-from reverie.kernels.scan.gru_gates import gru_gates
-from reverie.kernels.scan.scan import Dense, Normed, ScanWeights, Unbiased
-from reverie.kernels.scan.scan import scan as fused_scan
+from reverie.kernels.scan.block_gru import block_gru_gates
+from reverie.kernels.scan.posterior import posterior_scan
+from reverie.kernels.scan.tensors import ScanInputs, ScanWeights
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
 from reverie.worlds.rollout import stack_actions
@@ -101,26 +101,23 @@ class FastRSSMDynamics(RSSMDynamics):
         weight, bias = self.obs0.cast(dtype)
         own, others = weight[:, : config.deter], weight[:, config.deter :]
         weights = ScanWeights(
-            dynin0=Normed(*self.dynin0.cast(dtype), self.dynin0norm.scale),
-            dynin1=Normed(*self.dynin1.cast(dtype), self.dynin1norm.scale),
-            dynhid0=Normed(*self.dynhid0.cast(dtype), self.dynhid0norm.scale),
-            dyngru=Dense(*self.dyngru.cast(dtype)),
-            obs0=Unbiased(own, self.obs0norm.scale),
-            obslogit=Dense(*self.obslogit.cast(dtype)),
+            *(*self.dynin0.cast(dtype), self.dynin0norm.scale),
+            *(*self.dynin1.cast(dtype), self.dynin1norm.scale),
+            *(*self.dynhid0.cast(dtype), self.dynhid0norm.scale),
+            *self.dyngru.cast(dtype),
+            *(own, self.obs0norm.scale),
+            *self.obslogit.cast(dtype),
         )
         shape = (*reset.shape, config.stoch, config.classes)
         clocks = rng.clocks(torch.empty(shape, device=tokens.device))
-        deters, stochs, logits = fused_scan(
-            weights,
-            *state,
-            actions,
-            F.linear(tokens, others, bias),
-            reset,
-            clocks,
-            config.unimix,
-            self.dynin0norm.eps,
+        deter, stoch = state.deter, state.stoch.flatten(1)
+        inputs = ScanInputs(
+            deter, stoch, actions, F.linear(tokens, others, bias), reset, clocks
         )
-        return RSSMState(deters, stochs), logits
+        deter, stoch, logits = posterior_scan(
+            weights, inputs, config.unimix, self.dynin0norm.eps
+        )
+        return RSSMState(deter, stoch), logits
 
     def _imagine_into(
         self, after: RSSMState, before: RSSMState, action: dict[str, Tensor], rng: Rng
@@ -144,7 +141,7 @@ class FastRSSMDynamics(RSSMDynamics):
         x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
         weight, bias = self.dyngru.cast(dtype)
         gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
-        gru_gates(gates, bias, deter, out=after.deter)
+        block_gru_gates(gates, bias, deter, out=after.deter)
         logits = self.prior_logits(after.deter)
         sample_choice(logits, rng.clocks(logits), config.unimix, out=after.stoch)
 

@@ -1,1 +1,1 @@
-"""A whole posterior scan as one kernel that stays on the GPU, compiled at first use."""
+"""The posterior scan as one CUDA kernel per direction, for size12m."""

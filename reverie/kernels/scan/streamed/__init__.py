@@ -1,1 +1,1 @@
-"""A posterior scan through which the weights stream: a kernel a layer, none waiting."""
+"""The posterior scan with five CUDA kernels per time step and direction."""

@@ -1,7 +1,8 @@
-// Enough of CUDA to run a kernel's blocks on a CPU, one after another.
+// The part of CUDA that is needed to run the thread blocks of a kernel on a CPU, one after
+// another.
 //
-// The 256 threads of a block are fibers that take turns at barriers and warp exchanges.
-// Kernels whose blocks wait for each other cannot be run so.
+// The 256 threads of a block are fibers that switch at barriers and warp exchanges.
+// Kernels whose blocks wait for each other cannot be run this way.
 
 #include <ucontext.h>
 
@@ -37,7 +38,7 @@ static float* dynamic_shared;
 
 struct Barrier { int count = 0, round = 0; };
 static Barrier block_barrier, warp_barriers[FIBERS / 32];
-static void meet(Barrier& barrier, int all) {
+static void arrive(Barrier& barrier, int all) {
   int round = barrier.round;
   if (++barrier.count == all) {
     barrier.count = 0;
@@ -46,8 +47,8 @@ static void meet(Barrier& barrier, int all) {
     while (barrier.round == round) swapcontext(&fibers[current], &scheduler);
   }
 }
-static void meet_warp() { meet(warp_barriers[current / 32], 32); }
-static void __syncthreads() { meet(block_barrier, FIBERS); }
+static void sync_warp() { arrive(warp_barriers[current / 32], 32); }
+static void __syncthreads() { arrive(block_barrier, FIBERS); }
 
 // ---- numbers and warp exchanges
 
@@ -59,12 +60,12 @@ static float emulated_expf(float x) { return expf(x); }
 static float __fdividef(float x, float y) { return x / y; }
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 
-static unsigned table[FIBERS][6];
+static unsigned exchanged[FIBERS][6];
 static unsigned from_lane(unsigned value, int lane) {
-  table[current][0] = value;
-  meet_warp();
-  value = table[current / 32 * 32 + lane][0];
-  meet_warp();
+  exchanged[current][0] = value;
+  sync_warp();
+  value = exchanged[current / 32 * 32 + lane][0];
+  sync_warp();
   return value;
 }
 static float __shfl_xor_sync(unsigned, float x, int mask) {
@@ -76,32 +77,32 @@ static int __shfl_xor_sync(unsigned, int x, int mask) {
 static float __shfl_down_sync(unsigned, float x, int by) {
   return __uint_as_float(from_lane(__float_as_uint(x), min(current % 32 + by, 31)));
 }
-static int __reduce_max_sync(unsigned, int) { abort(); }  // of half a warp: not needed
+static int __reduce_max_sync(unsigned, int) { abort(); }  // not used by these kernels
 
-// ---- in the place of assembly
+// ---- replacements of assembly
 
-typedef unsigned short bfloat;
+typedef unsigned short bf16_bits;
 static float upper_half(unsigned w) { return __uint_as_float(w & 0xFFFF0000u); }
 static float lower_half(unsigned w) { return __uint_as_float(w << 16); }
-static bfloat narrow(float x) {
+static bf16_bits to_bf16(float x) {
   unsigned u = __float_as_uint(x);
   return x != x ? 0x7FFF : (u + 0x7FFF + (u >> 16 & 1)) >> 16;
 }
-static unsigned pack(float x, float y) { return narrow(x) | (unsigned)narrow(y) << 16; }
+static unsigned pack(float x, float y) { return to_bf16(x) | (unsigned)to_bf16(y) << 16; }
 static float tanh_(float x) { return tanhf(x); }
-static uint4 fresh4(const bfloat* p) { uint4 v; memcpy(&v, p, 16); return v; }
-static uint4 weights4(const bfloat* p) { return fresh4(p); }
-static unsigned fresh1(const void* p) { unsigned u; memcpy(&u, p, 4); return u; }
-static void let_next_come() {}
-static void await_last() {}
+static uint4 load4_l2(const bf16_bits* p) { uint4 v; memcpy(&v, p, 16); return v; }
+static uint4 load_weights4(const bf16_bits* p) { return load4_l2(p); }
+static unsigned load1_l2(const void* p) { unsigned u; memcpy(&u, p, 4); return u; }
+static void allow_next_kernel() {}
+static void wait_previous_kernel() {}
 
 // mma.m16n8k16: a warp's 16 x 16 by 16 x 8 product, spread over its lanes
 static void matrix_product(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                            unsigned b0, unsigned b1) {
-  const unsigned mine[] = {a0, a1, a2, a3, b0, b1};
-  std::copy(mine, mine + 6, table[current]);
-  meet_warp();
-  auto warp = table + current / 32 * 32;
+  const unsigned own[] = {a0, a1, a2, a3, b0, b1};
+  std::copy(own, own + 6, exchanged[current]);
+  sync_warp();
+  auto warp = exchanged + current / 32 * 32;
   const int row = current % 32 / 4, pair = current % 4;
   for (int e = 0; e < 4; e++)
     for (int k = 0; k < 4; k++)
@@ -110,7 +111,7 @@ static void matrix_product(float* c, unsigned a0, unsigned a1, unsigned a2, unsi
         unsigned b = warp[(2 * pair + e % 2) * 4 + k][4 + half];
         c[e] += lower_half(a) * lower_half(b) + upper_half(a) * upper_half(b);
       }
-  meet_warp();
+  sync_warp();
 }
 
 // ---- launches

@@ -1,8 +1,8 @@
-// Numbers and small products, for every kernel of the scan.
+// Arithmetic on bfloat16 numbers, warp sums and small matrix products.
 
 typedef unsigned char u8;
-typedef unsigned short u16;  // a bfloat16
-typedef unsigned int u32;    // two of them, the first in the low half
+typedef unsigned short bf16;  // the bits of a bfloat16
+typedef unsigned int u32;     // often two bfloat16 numbers, the first in the low half
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
@@ -10,22 +10,23 @@ typedef unsigned long long u64;
 
 DEVICE float low(u32 w) { return __uint_as_float(w << 16); }
 DEVICE float high(u32 w) { return __uint_as_float(w & 0xFFFF0000u); }
-DEVICE float wide(u16 x) { return __uint_as_float((u32)x << 16); }
+DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x << 16); }
 DEVICE u32 pack(float a, float b) {
   u32 w;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
   return w;
 }
-DEVICE u16 narrow(float a) {
-  u16 x;
+DEVICE bf16 to_bf16(float a) {
+  bf16 x;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x) : "f"(a));
   return x;
 }
-DEVICE float rounded(float a) { return wide(narrow(a)); }
-DEVICE u32 pair(const u16* p, int stride) {  // two weights of one column
+DEVICE float rounded(float a) { return to_float(to_bf16(a)); }
+// Two neighbouring weights of one column, `stride` apart.
+DEVICE u32 load_column_pair(const bf16* p, int stride) {
   return (u32)p[0] | (u32)p[stride] << 16;
 }
-DEVICE u32 word(const u16* p) { return *(const u32*)p; }
+DEVICE u32 load_row_pair(const bf16* p) { return *(const u32*)p; }
 
 DEVICE float tanh_(float x) {
   float y;
@@ -37,7 +38,7 @@ DEVICE float silu(float x) {
   float half = .5f * x;
   return half + half * tanh_(half);
 }
-DEVICE float silu_slope(float x) {
+DEVICE float silu_grad(float x) {
   float gate = sigmoid(x);
   return gate * (1.f + x * (1.f - gate));
 }
@@ -47,12 +48,12 @@ DEVICE float lane_sum(float x) {
   UNROLL for (int m = 1; m < LANES; m <<= 1) x += __shfl_xor_sync(~0u, x, m);
   return x;
 }
-// The largest of 16 lanes' numbers, none of them NaN.
-DEVICE float half_max(float x) {
-  const u32 half = threadIdx.x & 16 ? 0xFFFF0000u : 0xFFFFu;
+// Maximum over 16 lanes; no number may be NaN.
+DEVICE float lane_max16(float x) {
+  const u32 lanes = threadIdx.x & 16 ? 0xFFFF0000u : 0xFFFFu;
   int i = __float_as_int(x);
-  i ^= i >> 31 & 0x7FFFFFFF;  // integers in the order of the numbers
-  i = __reduce_max_sync(half, i);
+  i ^= i >> 31 & 0x7FFFFFFF;  // integers in the order of the floats
+  i = __reduce_max_sync(lanes, i);
   return __int_as_float(i ^ (i >> 31 & 0x7FFFFFFF));
 }
 DEVICE float sum8(const float* x) {
@@ -63,9 +64,10 @@ DEVICE float sum8(const float* x) {
 
 // ---- products of 16 rows: fragments of 8 neighbouring inputs per thread
 //
-// A thread's 16-byte load holds 8 inputs of row `lane / 4`, another those of the row 8
-// further down. Which input is which does not matter to a sum as long as the weights are
-// taken in the same order, so both halves of a load serve as they come.
+// One 16-byte load of a thread holds 8 inputs of row `lane / 4` (the upper row), a second
+// load those of the row 8 further down (the lower row). The order of the inputs does not
+// matter to a sum if the weights are in the same order, so both loads are used as they
+// are.
 
 struct Fragment {
   u32 w[8];  // four words of the upper row, four of the lower
@@ -95,9 +97,23 @@ DEVICE void multiply_row(float* c, uint4 v, const u32 (*weight)[2]) {
 DEVICE Fragment fragment(uint4 upper, uint4 lower) {
   return {{upper.x, upper.y, upper.z, upper.w, lower.x, lower.y, lower.z, lower.w}};
 }
-// Norm and activation of 8 numbers of one row.
-DEVICE void norm_silu(u32* w, float inverse, const float* scale) {
+// Store the upper and the lower row of a fragment.
+DEVICE void store_upper(bf16* p, const Fragment& x) {
+  *(uint4*)p = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+}
+DEVICE void store_lower(bf16* p, const Fragment& x) {
+  *(uint4*)p = make_uint4(x.w[4], x.w[5], x.w[6], x.w[7]);
+}
+// Set rows of a fragment to zero.
+DEVICE void clear_rows(Fragment& x, bool upper, bool lower) {
+  UNROLL for (int i = 0; i < 4; i++) {
+    if (upper) x.w[i] = 0;
+    if (lower) x.w[4 + i] = 0;
+  }
+}
+// RMS norm and SiLU of 8 numbers of one row.
+DEVICE void norm_silu(u32* w, float inv_rms, const float* scale) {
   UNROLL for (int i = 0; i < 4; i++)
-    w[i] = pack(silu(rounded(low(w[i]) * inverse * scale[2 * i])),
-                silu(rounded(high(w[i]) * inverse * scale[2 * i + 1])));
+    w[i] = pack(silu(rounded(low(w[i]) * inv_rms * scale[2 * i])),
+                silu(rounded(high(w[i]) * inv_rms * scale[2 * i + 1])));
 }

@@ -1,7 +1,8 @@
 """Runs the CUDA kernels of the streamed scan on a CPU, compiled with g++.
 
-The kernels' source is taken as it is, but for the few functions that are assembly; they
-come from `emulated_gpu.h`. This is slow, and says nothing about speed.
+The source of the kernels is used unchanged, except for the few functions that contain
+assembly; `emulated_gpu.h` replaces those. Execution is slow and not related to the speed
+on a GPU.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import pytest
 
 HEADER = Path(__file__).with_suffix(".h")
 ASSEMBLY = (
-    *("pack", "narrow", "tanh_", "weights4", "fresh4", "fresh1"),
-    *("let_next_come", "await_last"),
+    *("pack", "to_bf16", "tanh_", "load_weights4", "load4_l2", "load1_l2"),
+    *("allow_next_kernel", "wait_previous_kernel"),
 )
 
 
-class Emulated:
-    """In the place of a kernel."""
+class EmulatedKernel:
+    """Stand-in for `nvrtc.OverlappingKernel`."""
 
     def __init__(self, library: ctypes.CDLL, name: str, blocks: int, shared: int):
         self.launch = getattr(library, f"launch_{name}")
@@ -35,11 +36,14 @@ class Emulated:
 
 
 def compile_kernels(source: str, folder: Path) -> ctypes.CDLL:
+    """Compile the kernels into a library with one launch function each."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     for name in ASSEMBLY:
-        source = _without(source, rf"DEVICE [\w ]+ {name}\(")
-    source = re.sub(r"asm volatile\(\s*\"mma.*?\);", _product, source, flags=re.S)
+        source = _remove_function(source, rf"DEVICE [\w ]+ {name}\(")
+    source = re.sub(
+        r"asm volatile\(\s*\"mma.*?\);", _emulated_product, source, flags=re.S
+    )
     source = source.replace('_Pragma("unroll")', "").replace("__align__(16)", "")
     source = source.replace("extern __shared__  float sums[];", "auto sums = dynamic;")
     source = source.replace("= dynamic;", "= dynamic_shared;")
@@ -57,8 +61,8 @@ def compile_kernels(source: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def _without(source: str, pattern: str) -> str:
-    """Leave out one function, braces and all."""
+def _remove_function(source: str, pattern: str) -> str:
+    """Remove the function whose head matches `pattern`."""
     match = re.search(pattern, source)
     assert match, pattern
     end = source.index("{", match.end()) + 1
@@ -69,6 +73,6 @@ def _without(source: str, pattern: str) -> str:
     return source[: match.start()] + source[end:]
 
 
-def _product(match: re.Match[str]) -> str:
+def _emulated_product(match: re.Match[str]) -> str:
     values = re.findall(r'"r"\(((?:[^()]|\([^()]*\))*)\)', match[0])
     return f"matrix_product(c, {', '.join(values)});"

@@ -1,0 +1,76 @@
+"""The gates of the block GRU as one kernel, for imagination: it has no gradient."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+BLOCK = 1024
+"""Units that one program computes."""
+
+
+def block_gru_gates(
+    gates: Float[Tensor, "G N W3"],
+    bias: Float[Tensor, " D3"],
+    deter: Float[Tensor, "N D"],
+    out: Float[Tensor, "N D"] | None = None,
+) -> Float[Tensor, "N D"]:
+    """Return the next `deter` from the outputs of the gate layer without its bias.
+
+    Each of the `G` blocks holds reset, candidate and update. `deter` and `out` may have
+    any row stride.
+    """
+    blocks, rows, _ = gates.shape
+    gates, width = gates.contiguous(), deter.shape[1]
+    new = torch.empty_like(deter) if out is None else out
+    assert deter.stride(1) == new.stride(1) == 1
+    if rows:
+        grid = (rows, triton.cdiv(width, BLOCK))
+        strides = deter.stride(0), new.stride(0)
+        _gates[grid](
+            gates, bias, deter, new, *strides, rows, width, width // blocks, BLOCK
+        )
+    return new
+
+
+@triton.jit
+@no_type_check
+def _load_gate(gates, bias, at, at_bias, mask):
+    gate = tl.load(gates + at, mask, 0.0).to(tl.float32)
+    return gate + tl.load(bias + at_bias, mask, 0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def _gates(
+    gates,
+    bias,
+    deter,
+    new,
+    deter_stride,
+    new_stride,
+    rows,
+    width,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < width
+    block, unit = col // W, col % W
+    at = (block * rows + row) * (3 * W) + unit
+    at_bias = block * (3 * W) + unit
+    reset = _load_gate(gates, bias, at, at_bias, mask)
+    candidate = _load_gate(gates, bias, at + W, at_bias + W, mask)
+    update = _load_gate(gates, bias, at + 2 * W, at_bias + 2 * W, mask)
+    old = tl.load(deter + row * deter_stride + col, mask, 0.0).to(tl.float32)
+    # tanh in terms of the sigmoid, which every Triton backend supports
+    candidate = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * candidate) - 1
+    update = tl.sigmoid(update - 1)
+    value = update * candidate + (1 - update) * old
+    tl.store(new + row * new_stride + col, value, mask)

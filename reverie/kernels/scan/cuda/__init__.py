@@ -1,0 +1,1 @@
+"""CUDA and host code shared by the persistent and the streamed posterior scan."""

@@ -1,0 +1,346 @@
+"""Fast version of the GRU's loop over time (`nets/gru.py`): one kernel per direction.
+
+A program computes some rows of one unit for all steps and keeps the recurrent weights of
+the unit. The backward kernel stores the gradients of all gates, from which the weight
+gradients follow as one product over all steps.
+
+Letters: `G` units, `D` width, `W` three times `D`. States are float32; products are
+computed in the GRU's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.kernels.launch import apply_autograd, can_launch
+from reverie.nets.gru import GRU, Hold, Route
+
+ROWS = 16
+"""Rows of one program: the smallest side of a matrix product in Triton."""
+WIDTHS = {2: (16, 32, 64, 128), 4: (16, 32)}
+"""Widths whose weights fit into one program, by the bytes of a number."""
+WARPS = 8
+
+
+class FastGRU(GRU):
+    """GRU whose scan is one kernel per direction."""
+
+    def scan(
+        self,
+        gates: Float[Tensor, "G B T W"],
+        start: Float[Tensor, "G B D"],
+        route: Route,
+        backwards: Collection[int] = (),
+    ) -> Float[Tensor, "G B T D"]:
+        fits = self.width in WIDTHS.get(self.dtype.itemsize, ())
+        if not fits or not can_launch(gates.device, gates.dtype):
+            return super().scan(gates, start, route, backwards)
+        weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
+        reversed_units = sum(1 << unit for unit in backwards)
+        tensors = (gates, start, weight, bias, *route)
+        return apply_autograd(_GRUScan, *tensors, reversed_units)
+
+
+class FastHold(Hold):
+    """Hold with one kernel per direction."""
+
+    def forward(
+        self,
+        fresh: Float[Tensor, "B T Z"],
+        read: Float[Tensor, "B T"],
+        copy: Float[Tensor, "B T"],
+    ) -> Float[Tensor, "B T Z"]:
+        if not can_launch(fresh.device, fresh.dtype):
+            return super().forward(fresh, read, copy)
+        return apply_autograd(_Hold, fresh, read, copy)
+
+
+class _Hold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fresh: Tensor, read: Tensor, copy: Tensor) -> Tensor:
+        fresh, read, copy = (x.contiguous() for x in (fresh, read, copy))
+        held = torch.empty_like(fresh)
+        _launch_hold(_hold_forward, fresh, read, copy, held)
+        ctx.save_for_backward(fresh, read, copy, held)
+        return held
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        inputs = ctx.saved_tensors[:3]
+        grads = tuple(torch.empty_like(x) for x in inputs)
+        _launch_hold(_hold_backward, *ctx.saved_tensors, grad.contiguous(), *grads)
+        return grads
+
+
+def _launch_hold(kernel: Any, fresh: Tensor, *tensors: Tensor) -> None:
+    rows, steps, width = fresh.shape
+    sizes = rows, steps, width, triton.next_power_of_2(width), ROWS
+    kernel[(triton.cdiv(rows, ROWS),)](fresh, *tensors, *sizes, num_warps=1)
+
+
+class _GRUScan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        start: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        keep: Tensor | None,
+        move: Tensor | None,
+        stay: Tensor | None,
+        fresh: Tensor | None,
+        reversed_units: int,
+    ) -> Tensor:
+        units, rows, steps, width = *gates.shape[:3], start.shape[-1]
+        gates = gates if gates.stride(-1) == 1 else gates.contiguous()
+        weight, bias, start = (x.contiguous() for x in (weight, bias, start))
+        route = [None if x is None else x.contiguous() for x in (keep, move, stay)]
+        fresh = None if fresh is None else fresh.contiguous()
+        out = gates.new_empty(units, rows, steps, width, dtype=torch.float32)
+        activated = gates.new_empty(units, rows, steps, 4, width, dtype=torch.float32)
+        previous = torch.empty_like(out, dtype=weight.dtype)
+        sizes = (rows, steps, *gates.stride()[:3], reversed_units, width, ROWS)
+        _scan_forward[(units, triton.cdiv(rows, ROWS))](
+            *(gates, weight, bias, start, *route, fresh, out, activated, previous),
+            *sizes,
+            num_warps=WARPS,
+        )
+        ctx.save_for_backward(out, activated, previous, start, weight, *route)
+        ctx.reversed_units, ctx.has_fresh = reversed_units, fresh is not None
+        ctx.layout = gates.shape, gates.stride(), gates.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, activated, previous, start, weight, *route = ctx.saved_tensors
+        units, rows, steps, width = out.shape
+        shape, stride, dtype = ctx.layout
+        dgates = out.new_empty_strided(shape, stride, dtype=dtype)
+        dhidden = previous.new_empty(units, rows, steps, 3 * width)
+        dstart = torch.empty_like(start)
+        dfresh = torch.empty_like(out) if ctx.has_fresh else None
+        droute = [None if x is None else torch.empty_like(x) for x in route]
+        sizes = (rows, steps, *dgates.stride()[:3], ctx.reversed_units, width, ROWS)
+        _scan_backward[(units, triton.cdiv(rows, ROWS))](
+            *(grad.contiguous(), weight, start, *route, out, activated),
+            *(dgates, dhidden, dstart, *droute, dfresh, *sizes),
+            num_warps=WARPS,
+        )
+        dhidden, previous = dhidden.flatten(1, 2), previous.flatten(1, 2)
+        dweight = torch.bmm(dhidden.mT, previous)
+        dbias = dhidden.sum(1, dtype=torch.float32)
+        return dgates, dstart, dweight, dbias, *droute, dfresh, None
+
+
+# fmt: off
+
+
+@triton.jit
+@no_type_check
+def _dot(a, b, acc):
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+@no_type_check
+def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
+    """Rows and columns of this program, and their masks."""
+    row = tl.program_id(axis) * R + tl.arange(0, R)
+    col = tl.arange(0, D)
+    inside = row < rows
+    return row, col, inside, inside[:, None] & (col < D)[None, :]
+
+
+@triton.jit
+@no_type_check
+def _load_three(pointers, stride):
+    """Reset, update and candidate of a weight or bias."""
+    return tl.load(pointers), tl.load(pointers + stride), tl.load(pointers + 2 * stride)
+
+
+@triton.jit
+@no_type_check
+def _load_flags(flags, at, inside):
+    return tl.load(flags + at, inside, 0.0)[:, None]
+
+
+@triton.jit
+@no_type_check
+def _store_three(pointers, stride, mask, reset, update, candidate):
+    tl.store(pointers, reset, mask)
+    tl.store(pointers + stride, update, mask)
+    tl.store(pointers + 2 * stride, candidate, mask)
+
+
+@triton.jit(do_not_specialize=["steps", "reversed_units"])
+@no_type_check
+def _scan_forward(
+    gates, weight, bias, start, keep, move, stay, fresh, out, activated, previous,
+    rows, steps, unit_stride, row_stride, step_stride, reversed_units,
+    D: tl.constexpr, R: tl.constexpr,
+):
+    unit = tl.program_id(0)
+    row, col, inside, mask = _row_tile(rows, 1, D, R)
+    is_reversed = (reversed_units >> unit) & 1
+
+    dtype = weight.dtype.element_ty
+    weight += unit * 3 * D * D + col[None, :] * D + col[:, None]  # transposed
+    reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
+    reset_bias, update_bias, candidate_bias = _load_three(bias + unit * 3 * D + col, D)
+    begin = (unit * rows + row)[:, None] * D + col[None, :]
+    state = tl.load(start + begin, mask, 0.0).to(tl.float32)
+
+    for i in range(steps):
+        t = tl.where(is_reversed == 1, steps - 1 - i, i)
+        at = gates + unit * unit_stride + row[:, None] * row_stride
+        at += t * step_stride + col[None, :]
+        reset = tl.load(at, mask, 0.0).to(tl.float32)
+        update = tl.load(at + D, mask, 0.0).to(tl.float32)
+        candidate = tl.load(at + 2 * D, mask, 0.0).to(tl.float32)
+        step = (unit * rows + row) * steps + t
+        place = step[:, None] * D + col[None, :]
+
+        kept = state
+        if keep is not None:
+            kept = state * _load_flags(keep, step, inside)
+        rounded = kept.to(dtype)
+        zeros = tl.zeros((R, D), tl.float32)
+        reset += _dot(rounded, reset_weight, zeros) + reset_bias[None, :]
+        update += _dot(rounded, update_weight, zeros) + update_bias[None, :]
+        hidden = _dot(rounded, candidate_weight, zeros) + candidate_bias[None, :]
+        reset, update = tl.sigmoid(reset), tl.sigmoid(update)
+        candidate = 2 * tl.sigmoid(2 * (candidate + reset * hidden)) - 1  # tanh
+        value = candidate + update * (kept - candidate)
+        if move is not None:
+            value *= _load_flags(move, step, inside)
+        if stay is not None:
+            value += state * _load_flags(stay, step, inside)
+        if fresh is not None:
+            value += tl.load(fresh + place, mask, 0.0)
+        state = value
+
+        tl.store(out + place, state, mask)
+        tl.store(previous + place, rounded, mask)
+        at = activated + step[:, None] * (4 * D) + col[None, :]
+        _store_three(at, D, mask, reset, update, candidate)
+        tl.store(at + 3 * D, hidden, mask)
+
+
+@triton.jit(do_not_specialize=["steps", "reversed_units"])
+@no_type_check
+def _scan_backward(
+    grad, weight, start, keep, move, stay, out, activated, dgates, dhidden, dstart,
+    dkeep, dmove, dstay, dfresh,
+    rows, steps, unit_stride, row_stride, step_stride, reversed_units,
+    D: tl.constexpr, R: tl.constexpr,
+):
+    unit = tl.program_id(0)
+    row, col, inside, mask = _row_tile(rows, 1, D, R)
+    is_reversed = (reversed_units >> unit) & 1
+
+    dtype = weight.dtype.element_ty
+    weight += unit * 3 * D * D + col[:, None] * D + col[None, :]
+    reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
+    begin = (unit * rows + row)[:, None] * D + col[None, :]
+    dstate = tl.zeros((R, D), tl.float32)
+
+    for i in range(steps):
+        t = tl.where(is_reversed == 1, i, steps - 1 - i)
+        before = tl.where(is_reversed == 1, t + 1, t - 1)
+        step = (unit * rows + row) * steps + t
+        place = step[:, None] * D + col[None, :]
+        at = activated + step[:, None] * (4 * D) + col[None, :]
+        reset = tl.load(at, mask, 0.0)
+        update = tl.load(at + D, mask, 0.0)
+        candidate = tl.load(at + 2 * D, mask, 0.0)
+        hidden = tl.load(at + 3 * D, mask, 0.0)
+        has_before = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
+        last = tl.load(out + place + (before - t) * D, mask & has_before, 0.0)
+        last += tl.load(start + begin, mask & ~has_before, 0.0).to(tl.float32)
+        dstate += tl.load(grad + place, mask, 0.0).to(tl.float32)
+
+        kept = last
+        if keep is not None:
+            keep_flags = _load_flags(keep, step, inside)
+            kept = last * keep_flags
+        dvalue = dstate
+        if move is not None:
+            value = candidate + update * (kept - candidate)
+            tl.store(dmove + step, tl.sum(dstate * value, 1), inside)
+            dvalue = dstate * _load_flags(move, step, inside)
+        if dfresh is not None:
+            tl.store(dfresh + place, dstate, mask)
+
+        dkept = dvalue * update
+        dupdate = dvalue * (kept - candidate) * update * (1 - update)
+        dcandidate = dvalue * (1 - update) * (1 - candidate * candidate)
+        dproduct = (dcandidate * reset).to(dtype)
+        dreset = dcandidate * hidden * reset * (1 - reset)
+        at = dgates + unit * unit_stride + row[:, None] * row_stride
+        at += t * step_stride + col[None, :]
+        _store_three(at, D, mask, dreset, dupdate, dcandidate)
+        at = dhidden + step[:, None] * (3 * D) + col[None, :]
+        dreset, dupdate = dreset.to(dtype), dupdate.to(dtype)
+        _store_three(at, D, mask, dreset, dupdate, dproduct)
+        dkept = _dot(dreset, reset_weight, dkept)
+        dkept = _dot(dupdate, update_weight, dkept)
+        dkept = _dot(dproduct, candidate_weight, dkept)
+
+        dlast = dkept
+        if keep is not None:
+            tl.store(dkeep + step, tl.sum(dkept * last, 1), inside)
+            dlast = dkept * keep_flags
+        if stay is not None:
+            tl.store(dstay + step, tl.sum(dstate * last, 1), inside)
+            dlast += dstate * _load_flags(stay, step, inside)
+        dstate = dlast
+
+    tl.store(dstart + begin, dstate, mask)
+
+
+@triton.jit
+@no_type_check
+def _hold_forward(
+    fresh, read, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
+):
+    row, col, inside, _ = _row_tile(rows, 0, Z, R)
+    mask = inside[:, None] & (col < width)[None, :]
+    value = tl.zeros((R, Z), tl.float32)
+    for t in range(steps):
+        step = row * steps + t
+        place = step[:, None] * width + col[None, :]
+        new = tl.load(fresh + place, mask, 0.0)
+        new *= _load_flags(read, step, inside)
+        value = new + value * _load_flags(copy, step, inside)
+        tl.store(held + place, value, mask)
+
+
+@triton.jit
+@no_type_check
+def _hold_backward(
+    fresh, read, copy, held, grad, dfresh, dread, dcopy, rows, steps, width,
+    Z: tl.constexpr, R: tl.constexpr,
+):
+    row, col, inside, _ = _row_tile(rows, 0, Z, R)
+    mask = inside[:, None] & (col < width)[None, :]
+    dvalue = tl.zeros((R, Z), tl.float32)
+    for i in range(steps):
+        step = row * steps + (steps - 1 - i)
+        place = step[:, None] * width + col[None, :]
+        has_before = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
+        last = tl.load(held + place - width, mask & has_before, 0.0)
+        new = tl.load(fresh + place, mask, 0.0)
+        dvalue += tl.load(grad + place, mask, 0.0)
+        tl.store(dread + step, tl.sum(dvalue * new, 1), inside)
+        tl.store(dcopy + step, tl.sum(dvalue * last, 1), inside)
+        dnew = dvalue * _load_flags(read, step, inside)
+        tl.store(dfresh + place, dnew, mask)
+        dvalue *= _load_flags(copy, step, inside)

@@ -1,0 +1,166 @@
+// Sizes, data exchange between thread blocks, and products of the persistent scan.
+//
+// 128 thread blocks run for the whole sequence and keep their part of the weights in
+// registers. They exchange results through device memory without barriers: every
+// exchanged word is initialized to UNSET, and a reader polls until the words it needs
+// have changed. Rounding a number never gives UNSET, so no flags are needed, and most of
+// the buffers are activations that the backward pass needs anyway.
+//
+// Each thread block has two roles. In the block layers (hid, gru) it computes slice
+// `slice` (16 columns) of block `gru_block` for all rows. In the other layers it is one
+// of eight helpers (`helper`) of one row of the batch (`own_row`). A product multiplies
+// 16 rows at once; each of the eight warps takes 32 of its 256 inputs, and the sums of
+// the warps are added in shared memory.
+
+constexpr int ROWS = 16, THREAD_BLOCKS = 128, WARPS = 8, THREADS = 256;
+constexpr int DETER = 2048, UNITS = 256, GRU_BLOCKS = 8, WIDTH = DETER / GRU_BLOCKS;
+constexpr int STOCH = 32, CLASSES = 16, LOGITS = STOCH * CLASSES;
+constexpr int SLICES = THREAD_BLOCKS / GRU_BLOCKS, COLUMNS = WIDTH / SLICES;
+constexpr int HELPERS = THREAD_BLOCKS / ROWS, OWN_LOGITS = LOGITS / HELPERS;
+constexpr int SHARED_INPUT = 3 * UNITS;  // width of SavedActivations::shared_input
+constexpr int TWO_UNITS = 2 * UNITS;
+static_assert(THREADS == UNITS && WIDTH == UNITS, "");
+static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
+
+constexpr u32 UNSET = 0xFFFFFFFFu;
+constexpr int MAX_POLLS = 1 << 22;  // about a second
+
+// ---- loads and stores of device memory that bypass the L1 cache
+
+DEVICE uint4 load4(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+DEVICE u32 load1(const void* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store1(void* p, u32 v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+DEVICE void store2(void* p, float a, float b) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(a), "f"(b)
+               : "memory");
+}
+DEVICE void prefetch(const void* p) {  // from memory to the L2 cache
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+DEVICE bool is_unset(uint4 v) {
+  return v.x == UNSET || v.y == UNSET || v.z == UNSET || v.w == UNSET;
+}
+
+struct PollLimit {  // aborts the kernel after too many polls, so that it cannot hang
+  int polls = 0;
+  DEVICE void count() {
+    if (++polls > MAX_POLLS) __trap();
+  }
+};
+
+// ---- fragments and numbers from other thread blocks
+
+// Poll until 8 inputs of both rows are set; `lower` is the offset of the lower row.
+DEVICE Fragment wait_fragment(const bf16* p, int lower) {
+  uint4 a = load4(p), b = load4(p + lower);
+  PollLimit limit;
+  while (true) {
+    bool x = is_unset(a), y = is_unset(b);
+    if (!(x || y)) break;
+    limit.count();
+    if (x) a = load4(p);
+    if (y) b = load4(p + lower);
+  }
+  __syncwarp();
+  return fragment(a, b);
+}
+// Poll until 8 numbers, `stride` apart, are set; `v` holds those loaded by `load8`.
+DEVICE void wait8(u32* v, const float* p, int stride) {
+  PollLimit limit;
+  while (true) {
+    bool waiting = false;
+    UNROLL for (int m = 0; m < 8; m++) waiting |= v[m] == UNSET;
+    if (!waiting) break;
+    limit.count();
+    UNROLL for (int m = 0; m < 8; m++)
+      if (v[m] == UNSET) v[m] = load1(p + m * stride);
+  }
+  __syncwarp();
+}
+DEVICE void load8(u32* v, const float* p, int stride) {
+  UNROLL for (int m = 0; m < 8; m++) v[m] = load1(p + m * stride);
+}
+DEVICE float sum_loaded8(const u32* v) {
+  float total = 0;
+  UNROLL for (int m = 0; m < 8; m++) total += __uint_as_float(v[m]);
+  return total;
+}
+// Sums over all thread blocks that do not depend on the order of additions: each block
+// adds its partial sum with an atomic, in fixed point and with an offset that makes it
+// positive, to one word per row; the top byte of the word counts the additions. Partial
+// sums beyond the range of the fixed point are clamped; within it, the error is far below
+// that of a bfloat16. The word starts as UNSET, which is -1.
+
+constexpr int ROW_SUM_STRIDE = 16;  // words of 8 bytes: each row has its own cache line
+constexpr u64 COUNT_ONE = 1ull << 56, OFFSET = 1ull << 48;
+
+template <int BITS>
+DEVICE void add_to_row_sum(u64* total, float partial) {
+  constexpr float scale = 1ull << BITS, limit = 1ull << (48 - BITS);
+  partial = fminf(fmaxf(partial, -.99f * limit), .99f * limit);  // also removes NaN
+  u64 add = COUNT_ONE + OFFSET + (u64)(long long)(partial * scale);
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(add)
+               : "memory");
+}
+template <int BITS>
+DEVICE float wait_row_sum(const u64* total) {
+  u64 v;
+  PollLimit limit;
+  while (true) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                 : "=l"(v)
+                 : "l"(total)
+                 : "memory");
+    v += 1;
+    if (v >> 56 == THREAD_BLOCKS) break;
+    limit.count();
+  }
+  return (float)((long long)(v % COUNT_ONE) - (long long)(THREAD_BLOCKS * OFFSET)) *
+         (1.f / (1ull << BITS));
+}
+
+// Sums of the warps in shared memory: [warp][row][column], with padded rows.
+template <int N, int PITCH>
+DEVICE void store_warp_sums(float* sums, int warp, int lane, float (*c)[4], int at = 0) {
+  float* upper = sums + (warp * ROWS + lane / 4) * PITCH + at + 2 * (lane % 4);
+  float* lower = upper + 8 * PITCH;
+  UNROLL for (int n = 0; n < N; n++) {
+    *(float2*)(upper + 8 * n) = make_float2(c[n][0], c[n][1]);
+    *(float2*)(lower + 8 * n) = make_float2(c[n][2], c[n][3]);
+  }
+}
+template <int PITCH>
+DEVICE float sum_warps(const float* sums, int row, int column) {
+  float total = 0;
+  UNROLL for (int m = 0; m < WARPS; m++)
+    total += sums[(m * ROWS + row) * PITCH + column];
+  return total;
+}
+template <int PITCH>
+DEVICE float2 sum_warps2(const float* sums, int row, int column) {
+  float2 total = make_float2(0, 0);
+  UNROLL for (int m = 0; m < WARPS; m++) {
+    float2 v = *(const float2*)(sums + (m * ROWS + row) * PITCH + column);
+    total.x += v.x;
+    total.y += v.y;
+  }
+  return total;
+}
+// Store the numbers of two neighbouring columns as one word, by the even thread.
+DEVICE void store_pair(bf16* p, int column, float x) {
+  float next = __shfl_down_sync(~0u, x, 1);
+  if (!(column & 1)) store1(p, pack(x, next));
+}

@@ -1,0 +1,277 @@
+"""Launches the persistent posterior scan: one CUDA kernel per direction.
+
+A kernel scans 16 rows of the batch. Larger batches are scanned 16 rows at a time, and
+the caller pads the batch to a multiple of 16. `exchange.cu` explains how the kernels
+work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool
+from torch import Tensor
+
+from reverie.kernels import nvrtc
+from reverie.kernels.scan import reference
+from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
+from reverie.kernels.scan.tensors import (
+    OutputGrads,
+    SavedActivations,
+    ScanGrads,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+    VectorGrads,
+    project_actions,
+)
+
+ROWS = 16
+"""The batch size must be a multiple of this."""
+THREAD_BLOCKS, THREADS = 128, 256
+DETER, UNITS, GRU_BLOCKS, STOCH, CLASSES = 2048, 256, 8, 32, 16  # size12m
+LOGITS = STOCH * CLASSES
+SHARED_BYTES_FORWARD = 8 * ROWS * 40 * 4 + LOGITS * 34 * 2
+SHARED_BYTES_BACKWARD = 8 * ROWS * (24 + 24 + 56) * 4
+VECTOR_WIDTHS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
+"""Widths of the fields of `VectorGrads`, which the backward kernel writes in a row."""
+ROW_SUM_STRIDE = 32
+"""Words of 4 bytes per row of a sum over all thread blocks."""
+UNSET = -1
+"""Initial value of exchanged words (all bits set), for which thread blocks poll."""
+
+errors = KernelErrors("persistent")
+
+
+class PersistentKernels(NamedTuple):
+    """The compiled kernels."""
+
+    forward: nvrtc.CooperativeKernel
+    backward: nvrtc.CooperativeKernel
+
+
+def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+    """True if there are kernels for these sizes, this dtype and this GPU.
+
+    They do not compute the gradient of the initial state.
+    """
+    like = inputs.actions
+    state_grad = inputs.deter.requires_grad or inputs.stoch.requires_grad
+    return (
+        like.is_cuda
+        and like.dtype == torch.bfloat16
+        and inputs.noise.dtype == torch.float32
+        and not (state_grad and torch.is_grad_enabled())
+        and weights.gru_weight.shape == (GRU_BLOCKS, UNITS, 3 * UNITS)
+        and weights.obs_weight.shape == (UNITS, DETER)
+        and inputs.noise.shape[2:] == (STOCH, CLASSES)
+        and not errors
+        and load_kernels(like.device) is not None
+    )
+
+
+@functools.cache
+def load_kernels(device: torch.device) -> PersistentKernels | None:
+    """Compile both kernels for `device`; None if they cannot run there."""
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 9 or properties.multi_processor_count < THREAD_BLOCKS:
+        return None
+    try:
+        forward, backward = nvrtc.load(
+            read_source(), ("scan_forward", "scan_backward"), device
+        )
+        return PersistentKernels(
+            nvrtc.CooperativeKernel(forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD),
+            nvrtc.CooperativeKernel(backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD),
+        )
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return None
+
+
+def read_source() -> str:
+    """Return the CUDA source of both kernels."""
+    return read_sources(__package__, "exchange.cu", "forward.cu", "backward.cu")
+
+
+def run_forward(
+    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
+) -> SavedActivations:
+    """Run all steps and return their activations, (groups of rows, T, ROWS, width)."""
+    batch, length = inputs.is_first.shape
+    groups, like, w = batch // ROWS, inputs.actions, weights
+    exchanged = {
+        "deter": DETER,
+        "hid_pre": DETER,
+        "in1_pre": UNITS,
+        "shared_input": 3 * UNITS,
+    }
+    written = {
+        **dict.fromkeys(("stoch", "logits", "prev_stoch"), LOGITS),
+        **dict.fromkeys(("prev_deter", "hid_act"), DETER),
+        **dict.fromkeys(("in0_pre", "obs_pre", "obs_act"), UNITS),
+        "gates": 3 * DETER,
+    }
+    saved = SavedActivations(
+        inv_rms=torch.empty(groups, length, ROWS, 4, device=like.device),
+        **_allocate_unset(
+            like.device,
+            torch.bfloat16,
+            {name: (groups, length, ROWS, x) for name, x in exchanged.items()},
+        ),
+        **{
+            name: like.new_empty(groups, length, ROWS, x) for name, x in written.items()
+        },
+    )
+    actions = rearrange(inputs.actions, "(n r) t u -> n t r u", r=ROWS)
+    saved.shared_input[..., 2 * UNITS :] = actions
+    for state, prev, weight, bias, pre in (
+        (inputs.deter, saved.prev_deter, w.in0_weight, w.in0_bias, saved.in0_pre),
+        (inputs.stoch, saved.prev_stoch, w.in1_weight, w.in1_bias, saved.in1_pre),
+    ):
+        first = state.masked_fill(inputs.is_first[:, :1], 0)
+        prev[:, 0] = first.view(groups, ROWS, -1)
+        pre[:, 0] = F.linear(first, weight, bias).view(groups, ROWS, -1)
+    given = {
+        "projected_actions": project_actions(weights, inputs),
+        "tokens": inputs.tokens,
+        "noise": inputs.noise,
+        "is_first": inputs.is_first,
+    }
+    partial_sums = {
+        "input_partials": (groups, length, GRU_BLOCKS, ROWS, 2 * UNITS),
+        "square_sums": (groups, length, ROWS, ROW_SUM_STRIDE),
+        "samples": (groups, length, ROWS, STOCH),
+    }
+    tensors = {
+        **saved._asdict(),
+        **{name: _group_rows(x) for name, x in given.items()},
+        **_allocate_unset(like.device, torch.float32, partial_sums),
+    }
+    kernels = load_kernels(like.device)
+    assert kernels is not None
+    try:
+        numbers = {"eps": settings.eps, "unimix": settings.unimix}
+        _launch(kernels.forward, weights, tensors, numbers)
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return reference.run_forward(weights, inputs, settings)
+    return saved
+
+
+def run_backward(
+    weights: ScanWeights,
+    saved: SavedActivations,
+    is_first: Bool[Tensor, "B T"],
+    grads: OutputGrads,
+    settings: ScanSettings,
+) -> ScanGrads:
+    """Compute the gradients of all activations, from the last step to the first."""
+    if saved.deter.dim() == 3:  # the forward pass fell back to the reference
+        return reference.run_backward(weights, saved, is_first, grads, settings)
+    groups, length = saved.deter.shape[:2]
+    device = saved.deter.device
+
+    def shapes(widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return {name: (groups, length, ROWS, width) for name, width in widths.items()}
+
+    given = {f"grad_{name}": x for name, x in grads._asdict().items()}
+    exchanged = {"dobs": UNITS, "din0": UNITS, "dgates": 3 * DETER, "dhid_norm": DETER}
+    partial_sums = {
+        "obs_partials": (groups, length, ROWS, THREAD_BLOCKS // ROWS, UNITS),
+        "input_partials": (groups, length, GRU_BLOCKS, ROWS, 2 * UNITS),
+        "product_sums": (groups, length, ROWS, ROW_SUM_STRIDE),
+    }
+    written = shapes({"din1": UNITS, "dhid": DETER, "dlogits": LOGITS})
+    tensors = {
+        **saved._asdict(),
+        **{
+            name: _group_rows(x) for name, x in (("is_first", is_first), *given.items())
+        },
+        **_allocate_unset(device, torch.bfloat16, shapes(exchanged)),
+        **_allocate_unset(device, torch.float32, partial_sums),
+        **{name: saved.deter.new_empty(shape) for name, shape in written.items()},
+        "vector_sums": torch.empty(groups, ROWS, sum(VECTOR_WIDTHS), device=device),
+    }
+    kernels = load_kernels(device)
+    assert kernels is not None
+    try:
+        _launch(kernels.backward, weights, tensors, {"unimix": settings.unimix})
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return _run_reference_backward(weights, saved, is_first, grads, settings)
+    names = ("din0", "din1", "dhid", "dgates", "dobs", "dlogits")
+    vectors = torch.split(tensors["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
+    return ScanGrads(
+        *(tensors[name] for name in names), VectorGrads(*vectors), None, None
+    )
+
+
+def _run_reference_backward(
+    weights: ScanWeights,
+    saved: SavedActivations,
+    is_first: Tensor,
+    grads: OutputGrads,
+    settings: ScanSettings,
+) -> ScanGrads:
+    """Run the reference on the saved activations of this implementation."""
+    merged = SavedActivations(*(rearrange(x, "n t r w -> t (n r) w") for x in saved))
+    result = reference.run_backward(weights, merged, is_first, grads, settings)
+    split = (rearrange(x, "t (n r) w -> n t r w", r=ROWS) for x in result[:6])
+    return ScanGrads(*split, *result[6:])
+
+
+def _group_rows(x: Tensor) -> Tensor:
+    """Split the batch into groups of ROWS and flatten what follows the time axis."""
+    batch, length = x.shape[:2]
+    return x.contiguous().view(batch // ROWS, ROWS, length, -1)
+
+
+def _allocate_unset(
+    device: torch.device, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Allocate tensors whose every word is UNSET, filled by one kernel."""
+    per_word = 4 // dtype.itemsize
+    counts = [prod(shape) // per_word for shape in shapes.values()]
+    words = torch.full((sum(counts),), UNSET, dtype=torch.int32, device=device)
+    return {
+        name: piece.view(dtype).view(shape)
+        for piece, (name, shape) in zip(
+            torch.split(words, counts), shapes.items(), strict=True
+        )
+    }
+
+
+def _launch(
+    kernel: nvrtc.CooperativeKernel,
+    weights: ScanWeights,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, int | float],
+) -> None:
+    """Launch a kernel for every group of rows, the first axis of all `tensors`.
+
+    The arguments are in the order of `ForwardArguments` and `BackwardArguments` in the
+    CUDA source.
+    """
+    stride, inner = weights.obs_weight.stride()  # may be part of a wider matrix
+    is_aligned = inner == 1 and stride % 2 == 0
+    weights = ScanWeights(
+        *(
+            x if is_aligned and x is weights.obs_weight else x.contiguous()
+            for x in weights
+        )
+    )
+    numbers = {
+        "length": tensors["deter"].shape[1],
+        "obs_stride": weights.obs_weight.stride(0),
+        **numbers,
+    }
+    for group in range(len(tensors["deter"])):
+        own = {name: tensor[group] for name, tensor in tensors.items()}
+        kernel(nvrtc.make_arguments({**weights._asdict(), **own}, numbers))

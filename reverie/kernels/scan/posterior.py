@@ -1,0 +1,162 @@
+"""Fast version of the RSSM's posterior scan (`RSSMDynamics.observe` over a sequence).
+
+Only what is recurrent stays inside the loop over time. The projections of actions and
+observations are computed for all steps before it; weight gradients are one matrix
+product over all B * T rows after the backward loop.
+
+There are four implementations of the loop, each with `run_forward` and `run_backward`:
+- `persistent`: one CUDA kernel per direction, for size12m on compute capability 9;
+- `streamed`: five CUDA kernels per step, for other sizes on compute capability 9;
+- `triton`: five Triton kernels per step, for every GPU;
+- `reference`: plain PyTorch operations.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from reverie.kernels.scan import reference
+from reverie.kernels.scan.persistent import launch as persistent
+from reverie.kernels.scan.streamed import launch as streamed
+from reverie.kernels.scan.tensors import (
+    OutputGrads,
+    SavedActivations,
+    ScanGrads,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+    action_rows,
+)
+
+
+def posterior_scan(
+    weights: ScanWeights, inputs: ScanInputs, unimix: float, eps: float
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T S K"], Float[Tensor, "B T S K"]]:
+    """Return deter, sampled stoch and posterior logits of every step.
+
+    Samples have straight-through gradients.
+    """
+    settings = ScanSettings(inputs.noise.shape[-1], unimix, eps)
+    return run(select_implementation(weights, inputs), weights, inputs, settings)
+
+
+def select_implementation(weights: ScanWeights, inputs: ScanInputs) -> ModuleType:
+    """Return the fastest implementation that supports these sizes and this device."""
+    if persistent.is_supported(weights, inputs):
+        return persistent
+    if inputs.actions.is_cuda:
+        # imported here because Triton is installed only with CUDA
+        from reverie.kernels.scan.triton import launch as triton
+
+        if streamed.is_fastest(weights, inputs) and streamed.is_supported(
+            weights, inputs
+        ):
+            return streamed
+        if triton.is_supported(weights, inputs):
+            return triton
+    return reference
+
+
+def run(
+    implementation: ModuleType,
+    weights: ScanWeights,
+    inputs: ScanInputs,
+    settings: ScanSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scan with the given implementation."""
+    batch = len(inputs.is_first)
+    inputs = _pad_batch(inputs, implementation.ROWS)
+    deter, stoch, logits = _PosteriorScan.apply(  # type: ignore[no-untyped-call]
+        implementation, settings, *inputs, *weights
+    )
+    shape = inputs.noise.shape
+    return deter[:batch], stoch.view(shape)[:batch], logits.view(shape)[:batch]
+
+
+def _pad_batch(inputs: ScanInputs, rows: int) -> ScanInputs:
+    """Pad the batch to a multiple of `rows`: noise with ones, all else with zeros."""
+    missing = -len(inputs.is_first) % rows
+    if not missing:
+        return inputs
+    return ScanInputs._make(
+        F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=x is inputs.noise)
+        for x in inputs
+    )
+
+
+class _PosteriorScan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, implementation: ModuleType, settings: ScanSettings, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = ScanInputs(*tensors[: len(ScanInputs._fields)])
+        weights = ScanWeights(*tensors[len(inputs) :])
+        saved = implementation.run_forward(weights, inputs, settings)
+        ctx.implementation, ctx.settings = implementation, settings
+        ctx.save_for_backward(inputs.is_first, *saved, *weights)
+        batch = len(inputs.is_first)
+        deter, stoch, logits = (_batch_first(x, batch).contiguous() for x in saved[:3])
+        return deter, stoch, logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
+        is_first, *tensors = ctx.saved_tensors
+        saved = SavedActivations(*tensors[: len(SavedActivations._fields)])
+        weights, batch = ScanWeights(*tensors[len(saved) :]), len(is_first)
+        grads: ScanGrads = ctx.implementation.run_backward(
+            weights, saved, is_first, OutputGrads(*output_grads), ctx.settings
+        )
+        weight_grads = [
+            grad.to(weight.dtype)
+            for grad, weight in zip(
+                weight_gradients(weights, saved, grads), weights, strict=True
+            )
+        ]
+        dtype = saved.deter.dtype
+        state = [x if x is None else x.to(dtype) for x in (grads.deter, grads.stoch)]
+        actions = _batch_first(grads.hid_pre @ action_rows(weights).T, batch)
+        tokens = _batch_first(grads.obs_pre, batch)
+        return (None, None, *state, actions, tokens, None, None, *weight_grads)
+
+
+def _batch_first(x: Float[Tensor, "*n T R F"], batch: int) -> Float[Tensor, "B T F"]:
+    """Reorder rows from (T, B), or (groups, T, rows of a group), to (B, T)."""
+    rows = x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+    return rows.reshape(batch, *rows.shape[2:])
+
+
+def weight_gradients(
+    weights: ScanWeights, saved: SavedActivations, grads: ScanGrads
+) -> ScanWeights:
+    """Compute the gradient of every weight, each from all steps at once."""
+    blocks, width = weights.gru_weight.shape[:2]
+    din0, din1, dhid, dgates, dobs, dlogits = (x.flatten(0, -2) for x in grads[:6])
+    rows = SavedActivations(*(x.flatten(0, -2) for x in saved))
+    dhid_blocks = rearrange(dhid, "n (g o) -> g n o", g=blocks)
+    dhid_weight = torch.empty_like(weights.hid_weight)
+    prev_deter = rearrange(rows.prev_deter, "n (g i) -> g i n", g=blocks)
+    torch.bmm(prev_deter, dhid_blocks, out=dhid_weight[:, :width])
+    shared_input = rows.shared_input.T.expand(blocks, -1, -1)
+    torch.bmm(shared_input, dhid_blocks, out=dhid_weight[:, width:])
+    dgru_weight = torch.bmm(
+        rearrange(rows.hid_act, "n (g i) -> g i n", g=blocks),
+        rearrange(dgates, "n (g o) -> g n o", g=blocks),
+    )
+    return ScanWeights(
+        in0_weight=din0.T @ rows.prev_deter,
+        in1_weight=din1.T @ rows.prev_stoch,
+        hid_weight=dhid_weight,
+        gru_weight=dgru_weight,
+        obs_weight=dobs.T @ rows.deter,
+        logit_weight=dlogits.T @ rows.obs_act,
+        **grads.vectors._asdict(),
+    )

@@ -1,0 +1,278 @@
+"""Launches the streamed posterior scan: five CUDA kernels per step and direction.
+
+Each kernel loads its weights while the previous kernel still runs. `tile.cu` explains
+how the kernels work.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from reverie.kernels import nvrtc
+from reverie.kernels.scan import reference
+from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
+from reverie.kernels.scan.stepwise import (
+    allocate_step_grads,
+    has_contiguous_weights,
+    stack_in0_obs,
+    start_first_step,
+    tile_square_sums,
+)
+from reverie.kernels.scan.tensors import (
+    OutputGrads,
+    SavedActivations,
+    ScanGrads,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+    allocate_saved,
+    project_actions,
+)
+
+ROWS = 1
+"""The batch size must be a multiple of this."""
+THREADS, WARPS = 256, 8
+UNIT_COLUMNS = 8
+"""Columns of a tile of the layers in0 and obs."""
+WINDOW = 32
+"""Inputs of a layer that a warp reads at once."""
+FORWARD = ("hidden", "gates", "inputs", "logits", "in1")
+BACKWARD = ("logits", "obs", "gates", "hidden", "inputs")
+"""Kernels of a step, in the order of their launches."""
+
+errors = KernelErrors("streamed")
+
+
+class TileSettings(NamedTuple):
+    """Tile sizes of the kernels."""
+
+    block_columns: int
+    """Columns of a tile of the block layers `hid` and `gru`."""
+    weight_loads: int
+    """Loads of weights that a thread has in flight."""
+    blocks_per_sm: int
+    """Thread blocks that share a multiprocessor."""
+
+
+TILES = TileSettings(32, 28, 1)
+"""The fastest at every size, measured on an H200: 64 steps of 16 rows, forward and
+backward, take 4.4 ms at size50m, 8.0 at size100m and 11.9 at size200m; with two smaller
+thread blocks per multiprocessor, TileSettings(16, 12, 2), 5.0, 9.8 and 15.1."""
+MAX_BLOCK_WIDTH = 1024
+"""Widest block of the GRU for which these kernels are faster than Triton's at a batch
+size of 16, which take 7.2, 12.1 and 15.5 ms there. At larger batch sizes they are faster
+at every width."""
+
+
+class LayerSizes(NamedTuple):
+    """Sizes that the kernels are compiled for."""
+
+    deter: int
+    units: int
+    gru_blocks: int
+    stoch: int
+    classes: int
+
+    @property
+    def in1_columns(self) -> int:
+        """Units of in1 that one thread block computes."""
+        return 64 if self.units % 64 == 0 else 32
+
+
+class StreamedKernels(NamedTuple):
+    """The compiled kernels by the names in FORWARD and BACKWARD."""
+
+    forward: dict[str, nvrtc.OverlappingKernel]
+    backward: dict[str, nvrtc.OverlappingKernel]
+
+
+def is_fastest(weights: ScanWeights, inputs: ScanInputs) -> bool:
+    """True if the kernels are faster than Triton's at this size, measured on an H200."""
+    is_narrow = weights.gru_weight.shape[1] <= MAX_BLOCK_WIDTH
+    return is_narrow or len(inputs.is_first) > 16
+
+
+def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+    """True if there are kernels for these sizes, this dtype and this GPU."""
+    like, sizes = inputs.actions, _layer_sizes(weights, inputs.noise.shape[-1])
+    return (
+        like.is_cuda
+        and like.dtype == torch.bfloat16
+        and inputs.noise.dtype == weights.obs_scale.dtype == torch.float32
+        and sizes.units % WINDOW == 0
+        and sizes.deter % (sizes.gru_blocks * WINDOW) == 0
+        and sizes.stoch * sizes.classes % WINDOW == 0
+        and sizes.classes % 8 == 0
+        and has_contiguous_weights(weights)
+        and not errors
+        and load_kernels(sizes, like.device) is not None
+    )
+
+
+@functools.cache
+def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | None:
+    """Compile all kernels for these sizes; None if they cannot run on `device`."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return None
+    columns = TILES.block_columns
+    unit_tiles, block_tiles = sizes.units // UNIT_COLUMNS, sizes.deter // columns
+    # thread blocks, and columns of a tile; "in1" is launched with its own block count
+    plans = {
+        "forward_hidden": (block_tiles, columns),
+        "forward_gates": (block_tiles, 3 * columns),
+        "forward_inputs": (2 * unit_tiles, UNIT_COLUMNS),
+        "forward_logits": (sizes.stoch, sizes.classes),
+        "forward_in1": (0, UNIT_COLUMNS),
+        "backward_logits": (sizes.stoch, sizes.classes),
+        "backward_obs": (unit_tiles, UNIT_COLUMNS),
+        "backward_gates": (block_tiles, columns),
+        "backward_hidden": (block_tiles, columns),
+        "backward_inputs": (2 * unit_tiles + block_tiles, columns),
+    }
+    try:
+        handles = nvrtc.load(read_source(sizes), list(plans), device)
+        kernels = {
+            name: nvrtc.OverlappingKernel(handle, blocks, THREADS, _shared_bytes(width))
+            for handle, (name, (blocks, width)) in zip(
+                handles, plans.items(), strict=True
+            )
+        }
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return None
+    return StreamedKernels(
+        {name: kernels[f"forward_{name}"] for name in FORWARD},
+        {name: kernels[f"backward_{name}"] for name in BACKWARD},
+    )
+
+
+def read_source(sizes: LayerSizes) -> str:
+    """Return the CUDA source of all kernels for these sizes."""
+    values = {
+        **sizes._asdict(),
+        **TILES._asdict(),
+        "in1_columns": sizes.in1_columns,
+        "unit_columns": UNIT_COLUMNS,
+    }
+    names = ", ".join(f"{name.upper()} = {value}" for name, value in values.items())
+    files = ("tile.cu", "forward.cu", "backward.cu")
+    return read_sources(__package__, *files, constants=f"constexpr int {names};\n")
+
+
+def run_forward(
+    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
+) -> SavedActivations:
+    """Run all steps and return their activations."""
+    batch, length = inputs.is_first.shape
+    sizes, device = _layer_sizes(weights, settings.classes), inputs.is_first.device
+    saved = allocate_saved(weights, inputs)
+    start_first_step(weights, inputs, saved)
+    read = sizes.deter // sizes.gru_blocks + 2 * sizes.units  # all but the actions
+    tensors = {  # the copies must stay alive until the last launch
+        **weights._asdict(),
+        **saved._asdict(),
+        "hid_rows": weights.hid_weight[:, :read].transpose(1, 2).contiguous(),
+        "gru_rows": weights.gru_weight.transpose(1, 2).contiguous(),
+        "in0_obs_rows": stack_in0_obs(weights),
+        "in1_columns": weights.in1_weight.T.contiguous(),
+        "projected_actions": project_actions(weights, inputs),
+        "tokens": inputs.tokens.contiguous(),
+        "noise": inputs.noise.contiguous(),
+        "is_first": inputs.is_first.contiguous(),
+        "in0_partials": tile_square_sums(saved.in0_pre[0], UNIT_COLUMNS),
+        "in1_partials": tile_square_sums(saved.in1_pre[0], sizes.in1_columns),
+        **_allocate_partials(sizes, inputs.is_first, "hid_partials", "obs_partials"),
+        "samples": torch.empty(batch, sizes.stoch, dtype=torch.int32, device=device),
+    }
+    numbers = {
+        **{"t": 0, "length": length, "batch": batch},
+        **{"eps": settings.eps, "unimix": settings.unimix},
+    }
+    arguments = nvrtc.make_arguments(tensors, numbers)
+    kernels = load_kernels(sizes, device)
+    assert kernels is not None
+    try:
+        for t in range(length):
+            arguments.t = t
+            for name in FORWARD[:-1]:
+                # the copies of the weights are complete once the first kernel runs
+                kernels.forward[name](arguments, overlap=t > 0 or name != FORWARD[0])
+            if t + 1 < length:
+                kernels.forward["in1"](
+                    arguments, batch * sizes.units // sizes.in1_columns
+                )
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return reference.run_forward(weights, inputs, settings)
+    return saved
+
+
+def run_backward(
+    weights: ScanWeights,
+    saved: SavedActivations,
+    is_first: Bool[Tensor, "B T"],
+    grads: OutputGrads,
+    settings: ScanSettings,
+) -> ScanGrads:
+    """Compute the gradients of all activations, from the last step to the first."""
+    # imported here because Triton is installed only with CUDA
+    from reverie.kernels.scan.triton.gradients import finish_gradients
+
+    batch, length = is_first.shape
+    sizes = _layer_sizes(weights, settings.classes)
+    step_grads = allocate_step_grads(saved)
+    partials = ("in0_partials", "in1_partials", "hid_partials", "obs_partials")
+    tensors = {  # the copies must stay alive until the last launch
+        **weights._asdict(),
+        **saved._asdict(),
+        "in1_columns": weights.in1_weight.T.contiguous(),
+        "logit_columns": weights.logit_weight.T.contiguous(),
+        "in0_obs_columns": torch.cat([weights.in0_weight.T, weights.obs_weight.T], 1),
+        **{f"grad_{name}": x.contiguous() for name, x in grads._asdict().items()},
+        "is_first": is_first.contiguous(),
+        **{f"d{name}": x for name, x in step_grads._asdict().items()},
+        **_allocate_partials(sizes, is_first, *partials),
+    }
+    numbers = {"t": 0, "length": length, "batch": batch, "unimix": settings.unimix}
+    arguments = nvrtc.make_arguments(tensors, numbers)
+    kernels = load_kernels(sizes, is_first.device)
+    assert kernels is not None
+    try:
+        for t in reversed(range(length)):
+            arguments.t = t
+            for name in BACKWARD:
+                overlap = t + 1 < length or name != BACKWARD[0]
+                kernels.backward[name](arguments, overlap=overlap)
+    except nvrtc.Unavailable as error:
+        errors.disable(error)
+        return reference.run_backward(weights, saved, is_first, grads, settings)
+    return finish_gradients(weights, saved, is_first, step_grads)
+
+
+def _layer_sizes(weights: ScanWeights, classes: int) -> LayerSizes:
+    units, deter = weights.obs_weight.shape
+    stoch = weights.logit_weight.shape[0] // classes
+    return LayerSizes(deter, units, weights.gru_weight.shape[0], stoch, classes)
+
+
+def _allocate_partials(
+    sizes: LayerSizes, like: Tensor, *names: str
+) -> dict[str, Tensor]:
+    """Allocate partial sums of rows, (batch, tiles)."""
+    unit_tiles = sizes.units // UNIT_COLUMNS
+    counts = {"hid_partials": sizes.deter // TILES.block_columns}
+    return {
+        name: torch.empty(len(like), counts.get(name, unit_tiles), device=like.device)
+        for name in names
+    }
+
+
+def _shared_bytes(columns: int) -> int:
+    """Bytes of shared memory for the sums of all warps, with the pitch of `Tile`."""
+    pitch = columns + (24 - columns % 16) % 16
+    return WARPS * 16 * pitch * 4

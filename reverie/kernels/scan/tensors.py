@@ -1,0 +1,188 @@
+"""Weights, inputs, saved activations and gradients of the posterior scan.
+
+All implementations of the scan take and return these tuples. Inputs are laid out
+(B, T, ...). Saved activations and their gradients are laid out (T, B, ...), so that one
+step is a contiguous matrix and all steps together are the rows of a longer matrix.
+
+The layers of `RSSMDynamics` have short names here: `in0` and `in1` (dynin0 and dynin1, the
+dense layers that read deter and stoch), `hid` (dynhid0, the block-diagonal hidden
+layer), `gru` (dyngru, the gates of the block GRU), `obs` (obs0, the posterior layer) and
+`logit` (obslogit).
+
+Letters: `U` width of the dense layers, `G` blocks of the GRU, `W` width of one block
+(D / G), `L` all logits (S * K).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class ScanWeights(NamedTuple):
+    """Weights of the recurrent layers, or their gradients.
+
+    Weights and biases are in the compute dtype, norm scales in float32 or wider.
+    """
+
+    in0_weight: Float[Tensor, "U D"]
+    in0_bias: Tensor
+    in0_scale: Tensor
+    in1_weight: Float[Tensor, "U L"]
+    in1_bias: Tensor
+    in1_scale: Tensor
+    hid_weight: Float[Tensor, "G W+3*U W"]
+    """Its rows read the block of deter, then in0, in1 and the action embedding."""
+    hid_bias: Tensor
+    hid_scale: Tensor
+    gru_weight: Float[Tensor, "G W 3*W"]
+    """Its columns are the reset gate, the candidate and the update gate."""
+    gru_bias: Tensor
+    obs_weight: Float[Tensor, "U D"]
+    """Only the columns that read deter; `tokens` holds the rest of the layer."""
+    obs_scale: Tensor
+    logit_weight: Float[Tensor, "L U"]
+    logit_bias: Tensor
+
+
+class VectorGrads(NamedTuple):
+    """Gradients of biases and norm scales, summed over all steps and rows.
+
+    The persistent backward kernel writes them next to each other in this order.
+    """
+
+    hid_scale: Tensor
+    hid_bias: Tensor
+    gru_bias: Tensor
+    in0_scale: Tensor
+    in0_bias: Tensor
+    in1_scale: Tensor
+    in1_bias: Tensor
+    obs_scale: Tensor
+    logit_bias: Tensor
+
+
+class ScanInputs(NamedTuple):
+    """Initial state and sequence inputs of the scan."""
+
+    deter: Float[Tensor, "B D"]
+    stoch: Float[Tensor, "B L"]
+    actions: Float[Tensor, "B T U"]
+    """Action embeddings."""
+    tokens: Float[Tensor, "B T U"]
+    """Contribution of the observation embedding to `obs`, with the bias."""
+    is_first: Bool[Tensor, "B T"]
+    noise: Float[Tensor, "B T S K"]
+    """Exponential noise: the sample is argmax(probs / noise)."""
+
+
+class ScanSettings(NamedTuple):
+    """Numbers that do not change during training; `eps` is that of the RMS norms."""
+
+    classes: int
+    unimix: float
+    eps: float
+
+
+class SavedActivations(NamedTuple):
+    """Results of the forward pass, with what the backward pass needs of it.
+
+    The persistent scan splits the batch into groups of rows: (groups, T, rows, ...).
+    """
+
+    deter: Float[Tensor, "*n D"]
+    stoch: Float[Tensor, "*n L"]
+    logits: Float[Tensor, "*n L"]
+    prev_deter: Float[Tensor, "*n D"]
+    """State before each step, zero where `is_first` is true."""
+    prev_stoch: Float[Tensor, "*n L"]
+    in0_pre: Float[Tensor, "*n U"]
+    """Outputs of the layers before norm and activation have the suffix `pre`."""
+    in1_pre: Float[Tensor, "*n U"]
+    hid_pre: Float[Tensor, "*n D"]
+    gates: Float[Tensor, "*n 3*D"]
+    obs_pre: Float[Tensor, "*n U"]
+    inv_rms: Float[Tensor, "*n 4"]
+    """Reciprocal root mean square of in0_pre, in1_pre, hid_pre and obs_pre."""
+    shared_input: Float[Tensor, "*n 3*U"]
+    """What all blocks of `hid` read: activations of in0 and in1, action embedding."""
+    hid_act: Float[Tensor, "*n D"]
+    """Outputs of the layers after norm and activation have the suffix `act`."""
+    obs_act: Float[Tensor, "*n U"]
+
+
+class OutputGrads(NamedTuple):
+    """Incoming gradients of the three outputs, (B, T, ...)."""
+
+    deter: Float[Tensor, "B T D"]
+    stoch: Float[Tensor, "B T L"]
+    logits: Float[Tensor, "B T L"]
+
+
+class ScanGrads(NamedTuple):
+    """Result of the backward pass over time; rows in the order of SavedActivations."""
+
+    in0_pre: Float[Tensor, "*n U"]
+    in1_pre: Float[Tensor, "*n U"]
+    hid_pre: Float[Tensor, "*n D"]
+    gates: Float[Tensor, "*n 3*D"]
+    obs_pre: Float[Tensor, "*n U"]
+    logits: Float[Tensor, "*n L"]
+    vectors: VectorGrads
+    deter: Float[Tensor, "B D"] | None
+    """Gradient of the initial state, None if the implementation does not compute it."""
+    stoch: Float[Tensor, "B L"] | None
+
+
+def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "B T D"]:
+    """Contribution of the actions to hid_pre, with the bias, for all steps at once."""
+    rows = inputs.actions.flatten(0, 1)
+    batch, length = inputs.is_first.shape
+    projected = torch.addmm(weights.hid_bias, rows, action_rows(weights))
+    return projected.view(batch, length, -1)
+
+
+def allocate_saved(weights: ScanWeights, inputs: ScanInputs) -> SavedActivations:
+    """Allocate the activations of all steps; the action embeddings are filled in."""
+    units, deter = weights.obs_weight.shape
+    logits, like = weights.logit_weight.shape[0], inputs.actions
+    batch, length = inputs.is_first.shape
+    widths = {
+        **dict.fromkeys(("deter", "prev_deter", "hid_pre", "hid_act"), deter),
+        **dict.fromkeys(("stoch", "logits", "prev_stoch"), logits),
+        **dict.fromkeys(("in0_pre", "in1_pre", "obs_pre", "obs_act"), units),
+        **{"gates": 3 * deter, "shared_input": 3 * units},
+    }
+    saved = SavedActivations(
+        inv_rms=weights.obs_scale.new_empty(length, batch, 4),
+        **{
+            name: like.new_empty(length, batch, width) for name, width in widths.items()
+        },
+    )
+    saved.shared_input[..., 2 * units :] = inputs.actions.transpose(0, 1)
+    return saved
+
+
+def deter_rows(weights: ScanWeights) -> Float[Tensor, "G W W"]:
+    """Rows of the hidden layer's weight that read deter, for each block."""
+    return weights.hid_weight[:, : weights.hid_weight.shape[2]]
+
+
+def input_rows(weights: ScanWeights) -> Float[Tensor, "X D"]:
+    """Rows of the hidden layer's weight that read in0 and in1, for all blocks."""
+    return _shared_rows(weights, 0, 2)
+
+
+def action_rows(weights: ScanWeights) -> Float[Tensor, "U D"]:
+    """Rows of the hidden layer's weight that read the action, for all blocks."""
+    return _shared_rows(weights, 2, 3)
+
+
+def _shared_rows(weights: ScanWeights, start: int, stop: int) -> Tensor:
+    units = weights.obs_weight.shape[0]
+    shared = weights.hid_weight[:, weights.hid_weight.shape[2] :]
+    return rearrange(shared[:, start * units : stop * units], "g i o -> i (g o)")

@@ -1,0 +1,245 @@
+"""The five Triton kernels of one backward step; `tiles.py` explains their layout.
+
+Names that begin with `d` are gradients; those that end with `norm` are gradients of the
+output of an RMS norm. Names that begin with `grad` are incoming gradients.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from reverie.kernels.scan.triton.tiles import (
+    class_tile,
+    dot,
+    load_is_first,
+    norm_grad,
+    row_tile,
+    softmax_terms,
+    store_norm_output_grad,
+    store_rounded,
+    sum_partials,
+    tanh,
+)
+
+# fmt: off
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def logits_backward(
+    din_norm, in1_pre, in1_scale, in1_partials, inv_rms, is_first, weight, logits,
+    grad_stoch, grad_logits, dlogits, t, length, batch, unimix,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Gradient of some logits, from in1 of the next step and the incoming gradients."""
+    BN: tl.constexpr = BS * PADDED_K
+    L: tl.constexpr = S * K
+    tile = tl.program_id(0)
+    rows, mask, at, given = row_tile(t, length, batch, BM)
+    columns, valid = class_tile(tile, S, K, BS, PADDED_K)
+    mask_valid = mask & valid[None, :]
+    grad = tl.zeros((BM, BN), tl.float32)
+    if t + 1 < length:
+        after = at + batch
+        inv_rms1 = tl.load(inv_rms + after * 4 + 1, mask=rows < batch, other=0.0)
+        mean = sum_partials(in1_partials, rows, batch, TILES, PADDED) / U
+        for k in range(0, U, BK):
+            read = k + tl.arange(0, BK)
+            there = after[:, None] * U + read[None, :]
+            both = there + after[:, None] * U
+            a = norm_grad(
+                din_norm + U, in1_pre, in1_scale, both, there, read, mask, inv_rms1,
+                mean,
+            )
+            b = weight + read[:, None] * L + columns[None, :]
+            grad = dot(a, tl.load(b, mask=valid[None, :], other=0.0), grad, PRECISION)
+        first = load_is_first(is_first, t + 1, length, batch, rows)
+        grad = tl.where(first, 0.0, grad)
+    here = at[:, None] * L + columns[None, :]
+    given = given * L + columns[None, :]
+    grad += tl.load(grad_stoch + given, mask=mask_valid, other=0.0).to(tl.float32)
+    value = tl.load(logits + here, mask=mask_valid, other=float("-inf")).to(tl.float32)
+    value = tl.where(valid[None, :] & (value == value), value, float("-inf"))
+    exps, total = softmax_terms(tl.where(mask, value, 0.0), BM, BS, PADDED_K)
+    probs = exps / total
+    grad = tl.reshape(grad, (BM, BS, PADDED_K))
+    grad = (1 - unimix) * probs * (grad - tl.sum(grad * probs, 2)[:, :, None])
+    grad = tl.reshape(grad, (BM, BN))
+    grad += tl.load(grad_logits + given, mask=mask_valid, other=0.0).to(tl.float32)
+    store_rounded(dlogits + here, mask_valid, grad)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def obs_backward(
+    dlogits, weight, obs_pre, scale, inv_rms, dobs_norm, obs_partials, t, length, batch,
+    U: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Gradient of the posterior layer's norm output, for some units."""
+    tile = tl.program_id(0)
+    rows, mask, at, _ = row_tile(t, length, batch, BM)
+    units = tile * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, L, BK):
+        read = k + tl.arange(0, BK)
+        a = tl.load(dlogits + at[:, None] * L + read[None, :], mask=mask, other=0.0)
+        b = tl.load(weight + read[:, None] * U + units[None, :])
+        acc = dot(a, b, acc, PRECISION)
+    here = at[:, None] * U + units[None, :]
+    store_norm_output_grad(
+        acc, obs_pre, here, scale, units, inv_rms + at * 4 + 3, dobs_norm + here,
+        obs_partials, tile, rows, batch,
+    )
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def gates_backward(
+    dobs_norm, obs_pre, obs_scale, obs_partials, din_norm, in0_pre, in0_scale,
+    in0_partials, inv_rms, is_first, weight, grad_deter, gates, prev_deter, ddeter,
+    dgates, t, length, batch,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, TILES0: tl.constexpr, PADDED0: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Gradients of deter, from all layers that read it, and of the gates of a tile."""
+    tile = tl.program_id(0)
+    rows, mask, at, given = row_tile(t, length, batch, BM)
+    columns = tile * BN + tl.arange(0, BN)
+    block = tile * BN // W
+    acc = tl.zeros((BM, BN), tl.float32)
+    if t + 1 < length:
+        after = at + batch
+        inv_rms0 = tl.load(inv_rms + after * 4, mask=rows < batch, other=0.0)
+        mean0 = sum_partials(in0_partials, rows, batch, TILES0, PADDED0) / U
+        for k in range(0, U, BK):
+            read = k + tl.arange(0, BK)
+            there = after[:, None] * U + read[None, :]
+            both = there + after[:, None] * U
+            a = norm_grad(
+                din_norm, in0_pre, in0_scale, both, there, read, mask, inv_rms0, mean0
+            )
+            b = tl.load(weight + read[:, None] * D + columns[None, :])
+            acc = dot(a, b, acc, PRECISION)
+        first = load_is_first(is_first, t + 1, length, batch, rows)
+        acc = tl.where(first, 0.0, acc)
+    inv_rms3 = tl.load(inv_rms + at * 4 + 3, mask=rows < batch, other=0.0)
+    mean3 = sum_partials(obs_partials, rows, batch, TILES, PADDED) / U
+    for k in range(0, U, BK):
+        read = k + tl.arange(0, BK)
+        here = at[:, None] * U + read[None, :]
+        a = norm_grad(
+            dobs_norm, obs_pre, obs_scale, here, here, read, mask, inv_rms3, mean3
+        )
+        b = tl.load(weight + (U + read)[:, None] * D + columns[None, :])
+        acc = dot(a, b, acc, PRECISION)
+    given = given * D + columns[None, :]
+    grad = acc + tl.load(grad_deter + given, mask=mask, other=0.0).to(tl.float32)
+    previous = ddeter + rows[:, None] * D + columns[None, :]
+    grad += tl.load(previous, mask=mask, other=0.0)
+    gate = at[:, None] * (3 * D) + block * 3 * W + (columns - block * W)[None, :]
+    reset = tl.sigmoid(tl.load(gates + gate, mask=mask, other=0.0).to(tl.float32))
+    candidate = tl.load(gates + gate + W, mask=mask, other=0.0).to(tl.float32)
+    update = tl.load(gates + gate + 2 * W, mask=mask, other=0.0).to(tl.float32)
+    update = tl.sigmoid(update - 1)
+    here = at[:, None] * D + columns[None, :]
+    before = tl.load(prev_deter + here, mask=mask, other=0.0).to(tl.float32)
+    new = tanh(reset * candidate)
+    dtanh = grad * update * (1 - new * new)
+    dreset = dtanh * candidate * reset * (1 - reset)
+    dupdate = grad * (new - before) * update * (1 - update)
+    store_rounded(dgates + gate, mask, dreset)
+    store_rounded(dgates + gate + W, mask, dtanh * reset)
+    store_rounded(dgates + gate + 2 * W, mask, dupdate)
+    tl.store(previous, grad * (1 - update), mask=mask)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def hidden_backward(
+    dgates, weight, hid_pre, scale, inv_rms, dhid_norm, hid_partials, t, length, batch,
+    D: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Gradient of the hidden layer's norm output, for some units."""
+    tile = tl.program_id(0)
+    rows, mask, at, _ = row_tile(t, length, batch, BM)
+    columns = tile * BN + tl.arange(0, BN)
+    block = tile * BN // W
+    weight += columns * (3 * W)  # one row of the weight per unit of the hidden layer
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, 3 * W, BK):
+        read = k + tl.arange(0, BK)
+        here = at[:, None] * (3 * D) + block * 3 * W + read[None, :]
+        a = tl.load(dgates + here, mask=mask, other=0.0)
+        acc = dot(a, tl.load(weight[None, :] + read[:, None]), acc, PRECISION)
+    here = at[:, None] * D + columns[None, :]
+    store_norm_output_grad(
+        acc, hid_pre, here, scale, columns, inv_rms + at * 4 + 2, dhid_norm + here,
+        hid_partials, tile, rows, batch,
+    )
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def inputs_backward(
+    dhid_norm, hid_pre, hid_scale, hid_partials, inv_rms, is_first, weight, in0_pre,
+    in1_pre, in0_scale, in1_scale, din_norm, in0_partials, in1_partials, ddeter, t,
+    length, batch,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gradients of the hidden layer's inputs: norm outputs of in0, in1; and deter."""
+    tile = tl.program_id(0)
+    rows, mask, at, _ = row_tile(t, length, batch, BM)
+    inv_rms2 = tl.load(inv_rms + at * 4 + 2, mask=rows < batch, other=0.0)
+    mean = sum_partials(hid_partials, rows, batch, TILES, PADDED) / D
+    acc = tl.zeros((BM, BN), tl.float32)
+    if tile < 2 * U // BN:
+        units = tile * BN + tl.arange(0, BN)
+        for k in range(0, D, BK):
+            read = k + tl.arange(0, BK)
+            block = k // W
+            here = at[:, None] * D + read[None, :]
+            a = norm_grad(
+                dhid_norm, hid_pre, hid_scale, here, here, read, mask, inv_rms2, mean
+            )
+            line = (block * (W + 3 * U) + W + units) * W
+            b = tl.load(weight + line[None, :] + (read - block * W)[:, None])
+            acc = dot(a, b, acc, PRECISION)
+        dnorm = din_norm + at[:, None] * (2 * U) + units[None, :]
+        if tile < U // BN:
+            store_norm_output_grad(
+                acc, in0_pre, at[:, None] * U + units[None, :], in0_scale, units,
+                inv_rms + at * 4, dnorm, in0_partials, tile, rows, batch,
+            )
+        else:
+            inside = units - U
+            store_norm_output_grad(
+                acc, in1_pre, at[:, None] * U + inside[None, :], in1_scale, inside,
+                inv_rms + at * 4 + 1, dnorm, in1_partials, tile - U // BN, rows, batch,
+            )
+    else:
+        columns = (tile - 2 * U // BN) * BN + tl.arange(0, BN)
+        block = (tile - 2 * U // BN) * BN // W
+        line = (block * (W + 3 * U) + columns - block * W) * W
+        for k in range(0, W, BK):
+            read = k + tl.arange(0, BK)
+            inputs = block * W + read
+            here = at[:, None] * D + inputs[None, :]
+            a = norm_grad(
+                dhid_norm, hid_pre, hid_scale, here, here, inputs, mask, inv_rms2, mean
+            )
+            b = tl.load(weight + line[None, :] + read[:, None])
+            acc = dot(a, b, acc, PRECISION)
+        previous = ddeter + rows[:, None] * D + columns[None, :]
+        acc += tl.load(previous, mask=mask, other=0.0)
+        first = load_is_first(is_first, t, length, batch, rows)
+        tl.store(previous, tl.where(first, 0.0, acc), mask=mask)

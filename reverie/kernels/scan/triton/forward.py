@@ -1,0 +1,233 @@
+"""The five Triton kernels of one forward step; `tiles.py` explains their layout."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from reverie.kernels.scan.triton.tiles import (
+    class_tile,
+    dot,
+    load_is_first,
+    norm_act,
+    row_tile,
+    softmax_terms,
+    store_partial,
+    store_rounded,
+    sum_partials,
+    tanh,
+)
+
+# fmt: off
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def hidden_forward(
+    prev_deter, in0_pre, in1_pre, in0_scale, in1_scale, in0_partials, in1_partials,
+    projected_actions, weight, hid_pre, hid_partials, shared_input, inv_rms, t, length,
+    batch, eps,
+    D: tl.constexpr, U: tl.constexpr, W: tl.constexpr, TILES0: tl.constexpr,
+    PADDED0: tl.constexpr, TILES1: tl.constexpr, PADDED1: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """hid_pre, from the block's deter, in0, in1 and the projected actions."""
+    tile = tl.program_id(0)
+    rows, mask, at, given = row_tile(t, length, batch, BM)
+    block = tile * BN // W
+    columns = tile * BN + tl.arange(0, BN)
+    inside = columns - block * W
+    weight += block * (W + 3 * U) * W
+    squares0 = sum_partials(in0_partials, rows, batch, TILES0, PADDED0)
+    squares1 = sum_partials(in1_partials, rows, batch, TILES1, PADDED1)
+    inv_rms0, inv_rms1 = tl.rsqrt(squares0 / U + eps), tl.rsqrt(squares1 / U + eps)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, W, BW):
+        read = k + tl.arange(0, BW)
+        here = at[:, None] * D + block * W + read[None, :]
+        a = tl.load(prev_deter + here, mask=mask, other=0.0)
+        b = tl.load(weight + read[:, None] * W + inside[None, :])
+        acc = dot(a, b, acc, PRECISION)
+    weight += W * W
+    unit = at[:, None] * U
+    shared = at[:, None] * (3 * U)
+    for k in range(0, U, BU):
+        read = k + tl.arange(0, BU)
+        a = norm_act(in0_pre, in0_scale, unit + read[None, :], read, mask, inv_rms0)
+        b = tl.load(weight + read[:, None] * W + inside[None, :])
+        acc = dot(a, b, acc, PRECISION)
+        if tile == 0:
+            tl.store(shared_input + shared + read[None, :], a, mask=mask)
+    for k in range(0, U, BU):
+        read = k + tl.arange(0, BU)
+        a = norm_act(in1_pre, in1_scale, unit + read[None, :], read, mask, inv_rms1)
+        b = tl.load(weight + (U + read)[:, None] * W + inside[None, :])
+        acc = dot(a, b, acc, PRECISION)
+        if tile == 0:
+            tl.store(shared_input + shared + U + read[None, :], a, mask=mask)
+    given = given * D + columns[None, :]
+    acc += tl.load(projected_actions + given, mask=mask, other=0.0).to(tl.float32)
+    value = store_rounded(hid_pre + at[:, None] * D + columns[None, :], mask, acc)
+    store_partial(hid_partials, tile, rows, batch, value * value)
+    if tile == 0:
+        tl.store(inv_rms + at * 4, inv_rms0, mask=rows < batch)
+        tl.store(inv_rms + at * 4 + 1, inv_rms1, mask=rows < batch)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def gates_forward(
+    hid_pre, scale, hid_partials, weight, bias, prev_deter, is_first, gates, deter,
+    hid_act, inv_rms, t, length, batch, eps,
+    D: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """The three gates of some units, and their new deter."""
+    tile = tl.program_id(0)
+    rows, mask, at, _ = row_tile(t, length, batch, BM)
+    block = tile * BN // W
+    columns = tile * BN + tl.arange(0, BN)
+    inside = columns - block * W
+    weight += block * W * (3 * W)
+    squares = sum_partials(hid_partials, rows, batch, TILES, PADDED)
+    inv_rms2 = tl.rsqrt(squares / D + eps)
+    reset = tl.zeros((BM, BN), tl.float32)
+    candidate = tl.zeros((BM, BN), tl.float32)
+    update = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, W, BK):
+        read = k + tl.arange(0, BK)
+        here = at[:, None] * D + block * W + read[None, :]
+        a = norm_act(hid_pre, scale, here, block * W + read, mask, inv_rms2)
+        b = weight + read[:, None] * (3 * W) + inside[None, :]
+        reset = dot(a, tl.load(b), reset, PRECISION)
+        candidate = dot(a, tl.load(b + W), candidate, PRECISION)
+        update = dot(a, tl.load(b + 2 * W), update, PRECISION)
+        if tile * BN == block * W:
+            tl.store(hid_act + here, a, mask=mask)
+    bias += block * 3 * W + inside
+    gates += at[:, None] * (3 * D) + block * 3 * W + inside[None, :]
+    reset = store_rounded(gates, mask, reset + tl.load(bias)[None, :].to(tl.float32))
+    candidate += tl.load(bias + W)[None, :].to(tl.float32)
+    candidate = store_rounded(gates + W, mask, candidate)
+    update += tl.load(bias + 2 * W)[None, :].to(tl.float32)
+    update = store_rounded(gates + 2 * W, mask, update)
+    here = at[:, None] * D + columns[None, :]
+    before = tl.load(prev_deter + here, mask=mask, other=0.0).to(tl.float32)
+    candidate = tanh(tl.sigmoid(reset) * candidate)
+    update = tl.sigmoid(update - 1)
+    new = store_rounded(deter + here, mask, update * candidate + (1 - update) * before)
+    if t + 1 < length:
+        first = load_is_first(is_first, t + 1, length, batch, rows)
+        store_rounded(prev_deter + here + batch * D, mask, tl.where(first, 0.0, new))
+    if tile == 0:
+        tl.store(inv_rms + at * 4 + 2, inv_rms2, mask=rows < batch)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def inputs_forward(
+    deter, weight, in0_bias, tokens, is_first, in0_pre, obs_pre, in0_partials,
+    obs_partials, t, length, batch,
+    D: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """The layers that read the new deter: in0_pre of the next step, and obs_pre."""
+    tile = tl.program_id(0)
+    rows, mask, at, given = row_tile(t, length, batch, BM)
+    units = tile * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, D, BK):
+        read = k + tl.arange(0, BK)
+        a = tl.load(deter + at[:, None] * D + read[None, :], mask=mask, other=0.0)
+        b = tl.load(weight + units[None, :] * D + read[:, None])
+        acc = dot(a, b, acc, PRECISION)
+    if tile * BN < U:
+        if t + 1 < length:
+            first = load_is_first(is_first, t + 1, length, batch, rows)
+            acc = tl.where(first, 0.0, acc)
+            acc += tl.load(in0_bias + units)[None, :].to(tl.float32)
+            after = (at[:, None] + batch) * U + units[None, :]
+            value = store_rounded(in0_pre + after, mask, acc)
+            store_partial(in0_partials, tile, rows, batch, value * value)
+    else:
+        inside = (units - U)[None, :]
+        token = given * U + inside
+        acc += tl.load(tokens + token, mask=mask, other=0.0).to(tl.float32)
+        value = store_rounded(obs_pre + at[:, None] * U + inside, mask, acc)
+        store_partial(obs_partials, tile - U // BN, rows, batch, value * value)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def logits_forward(
+    obs_pre, scale, obs_partials, weight, bias, noise, is_first, logits, stoch,
+    prev_stoch, samples, obs_act, inv_rms, t, length, batch, eps, unimix,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Logits and samples of some categorical variables."""
+    BN: tl.constexpr = BS * PADDED_K
+    L: tl.constexpr = S * K
+    tile = tl.program_id(0)
+    rows, mask, at, given = row_tile(t, length, batch, BM)
+    columns, valid = class_tile(tile, S, K, BS, PADDED_K)
+    squares = sum_partials(obs_partials, rows, batch, TILES, PADDED)
+    inv_rms3 = tl.rsqrt(squares / U + eps)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, U, BK):
+        read = k + tl.arange(0, BK)
+        here = at[:, None] * U + read[None, :]
+        a = norm_act(obs_pre, scale, here, read, mask, inv_rms3)
+        b = weight + columns[None, :] * U + read[:, None]
+        acc = dot(a, tl.load(b, mask=valid[None, :], other=0.0), acc, PRECISION)
+        if tile == 0:
+            tl.store(obs_act + here, a, mask=mask)
+    acc += tl.load(bias + columns, mask=valid, other=0.0)[None, :].to(tl.float32)
+    here = at[:, None] * L + columns[None, :]
+    mask_valid = mask & valid[None, :]
+    value = store_rounded(logits + here, mask_valid, acc)
+    value = tl.where(valid[None, :], value, float("-inf"))
+    exps, total = softmax_terms(value, BM, BS, PADDED_K)
+    probs = (1 - unimix) * exps / total + unimix / K
+    given = given * L + columns[None, :]
+    race = tl.load(noise + given, mask=mask_valid, other=float("inf"))
+    sample = tl.argmax(probs / tl.reshape(race, (BM, BS, PADDED_K)), 2)
+    one_hot = tl.arange(0, PADDED_K)[None, None, :] == sample[:, :, None]
+    one_hot = tl.reshape(one_hot.to(tl.float32), (BM, BN))
+    store_rounded(stoch + here, mask_valid, one_hot)
+    variables = tile * BS + tl.arange(0, BS)
+    place = samples + rows[:, None] * S + variables[None, :]
+    tl.store(place, sample, mask=mask & (variables < S)[None, :])
+    if t + 1 < length:
+        first = load_is_first(is_first, t + 1, length, batch, rows)
+        kept = tl.where(first, 0.0, one_hot)
+        store_rounded(prev_stoch + here + batch * L, mask_valid, kept)
+    if tile == 0:
+        tl.store(inv_rms + at * 4 + 3, inv_rms3, mask=rows < batch)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "length", "batch"])
+def in1_forward(
+    samples, weight, bias, is_first, in1_pre, in1_partials, t, length, batch,
+    U: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PADDED_S: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """in1_pre of the next step: the sum of the weight rows of the sampled classes."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    variables = tl.arange(0, PADDED_S)
+    units = tile * BN + tl.arange(0, BN)
+    label = tl.load(samples + row * S + variables, mask=variables < S, other=0)
+    at = (variables * K + label)[:, None] * U + units[None, :]
+    value = tl.load(weight + at, mask=(variables < S)[:, None], other=0.0)
+    total = tl.sum(value.to(tl.float32), 0)
+    first = tl.load(is_first + row * length + t + 1)
+    total = tl.where(first != 0, 0.0, total) + tl.load(bias + units).to(tl.float32)
+    total = total.to(in1_pre.dtype.element_ty)
+    tl.store(in1_pre + ((t + 1) * batch + row) * U + units, total)
+    total = total.to(tl.float32)
+    tl.store(in1_partials + tile * batch + row, tl.sum(total * total, 0))

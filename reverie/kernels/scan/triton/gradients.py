@@ -1,0 +1,157 @@
+"""Gradients that are computed after the backward loop, for all steps at once.
+
+The backward kernels of a step write gradients of the norms' outputs. From those follow
+the gradients of the norms' inputs, scales and of the biases before them.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool
+from torch import Tensor
+
+from reverie.kernels.scan.stepwise import StepGrads
+from reverie.kernels.scan.tensors import (
+    SavedActivations,
+    ScanGrads,
+    ScanWeights,
+    VectorGrads,
+)
+
+
+def finish_gradients(
+    weights: ScanWeights,
+    saved: SavedActivations,
+    is_first: Bool[Tensor, "B T"],
+    grads: StepGrads,
+) -> ScanGrads:
+    """Compute all remaining gradients of the scan's activations, biases and scales."""
+    units, inv_rms = saved.in0_pre.shape[-1], saved.inv_rms
+    din0, in0_scale, in0_bias = _norm_input_grad(
+        grads.in_norm, saved.in0_pre, weights.in0_scale, inv_rms, 0
+    )
+    din1, in1_scale, in1_bias = _norm_input_grad(
+        grads.in_norm[..., units:], saved.in1_pre, weights.in1_scale, inv_rms, 1
+    )
+    dhid, hid_scale, hid_bias = _norm_input_grad(
+        grads.hid_norm, saved.hid_pre, weights.hid_scale, inv_rms, 2
+    )
+    dobs, obs_scale, _ = _norm_input_grad(
+        grads.obs_norm, saved.obs_pre, weights.obs_scale, inv_rms, 3
+    )
+    first = is_first[:, :1]
+    ddeter = grads.deter + (din0[0] @ weights.in0_weight).float().masked_fill(first, 0)
+    dstoch = (din1[0] @ weights.in1_weight).masked_fill(first, 0)
+    vectors = VectorGrads(
+        hid_scale=hid_scale,
+        hid_bias=hid_bias,
+        gru_bias=grads.gates.flatten(0, 1).sum(0),
+        in0_scale=in0_scale,
+        in0_bias=in0_bias,
+        in1_scale=in1_scale,
+        in1_bias=in1_bias,
+        obs_scale=obs_scale,
+        logit_bias=grads.logits.flatten(0, 1).sum(0),
+    )
+    activations = (din0, din1, dhid, grads.gates, dobs, grads.logits)
+    return ScanGrads(*activations, vectors, ddeter, dstoch)
+
+
+def _norm_input_grad(
+    dnorm: Tensor, pre: Tensor, scale: Tensor, inv_rms: Tensor, column: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of a norm's input, its scale and the bias before it."""
+    width, count = pre.shape[-1], pre.shape[0] * pre.shape[1]
+    stride = dnorm.stride(1)
+    dpre, dscale, dbias = torch.empty_like(pre), *scale.new_empty(2, width)
+    _row_gradients[(count,)](
+        *(dnorm, pre, scale, inv_rms, dpre, column, width, stride),
+        min(1024, triton.next_power_of_2(width)),
+    )
+    _column_sums[(triton.cdiv(width, 64),)](
+        *(dnorm, pre, inv_rms, dpre, dscale, dbias),
+        *(column, count, width, stride, 32, 64),
+    )
+    return dpre, dscale, dbias
+
+
+@no_type_check
+@triton.jit
+def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
+    """Normalized inputs of a norm, and gradients of its outputs."""
+    normed = tl.load(pre + at_pre, mask=mask, other=0.0).to(tl.float32) * inv_rms
+    return normed, tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
+
+
+@no_type_check
+@triton.jit
+def _row_gradients(
+    dnorm,
+    pre,
+    scale,
+    inv_rms,
+    dpre,
+    column,
+    F: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Gradient of a norm's input, one row per program."""
+    row = tl.program_id(0).to(tl.int64)
+    inverse = tl.load(inv_rms + row * 4 + column)
+    total = tl.zeros((BK,), tl.float32)
+    for k in range(0, F, BK):
+        at = k + tl.arange(0, BK)
+        mask = at < F
+        normed, up = _load_normed(
+            pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
+        )
+        total += up * tl.load(scale + at, mask=mask, other=0.0) * normed
+    mean = tl.sum(total, 0) / F
+    for k in range(0, F, BK):
+        at = k + tl.arange(0, BK)
+        mask = at < F
+        normed, up = _load_normed(
+            pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
+        )
+        gain = tl.load(scale + at, mask=mask, other=0.0)
+        grad = inverse * (up * gain - normed * mean)
+        tl.store(dpre + row * F + at, grad.to(dpre.dtype.element_ty), mask=mask)
+
+
+@no_type_check
+@triton.jit
+def _column_sums(
+    dnorm,
+    pre,
+    inv_rms,
+    dpre,
+    dscale,
+    dbias,
+    column,
+    ROWS: tl.constexpr,
+    F: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Gradients of scale and bias: sums over the rows of all steps."""
+    at = tl.program_id(0) * BN + tl.arange(0, BN)
+    scales, biases = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
+    for start in range(0, ROWS, BM):
+        row = start + tl.arange(0, BM)
+        mask = (row < ROWS)[:, None] & (at < F)[None, :]
+        inverse = tl.load(inv_rms + row * 4 + column, mask=row < ROWS, other=0.0)
+        row = row[:, None].to(tl.int64)
+        here = row * F + at[None, :]
+        normed, up = _load_normed(
+            pre, dnorm, here, row * STRIDE + at[None, :], mask, inverse[:, None]
+        )
+        scales += up * normed
+        biases += tl.load(dpre + here, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dscale + at, tl.sum(scales, 0), mask=at < F)
+    tl.store(dbias + at, tl.sum(biases, 0), mask=at < F)

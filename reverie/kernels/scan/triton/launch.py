@@ -1,0 +1,286 @@
+"""Launches the Triton kernels of the posterior scan: five per step and direction.
+
+Supports all sizes whose widths are multiples of 16, in float32, bfloat16 and float16,
+on every GPU that Triton supports.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from jaxtyping import Bool
+from torch import Tensor
+
+from reverie.kernels.launch import can_launch
+from reverie.kernels.scan.stepwise import (
+    allocate_step_grads,
+    has_contiguous_weights,
+    stack_in0_obs,
+    start_first_step,
+    tile_square_sums,
+)
+from reverie.kernels.scan.tensors import (
+    OutputGrads,
+    SavedActivations,
+    ScanGrads,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+    allocate_saved,
+    project_actions,
+)
+from reverie.kernels.scan.triton import backward, forward
+from reverie.kernels.scan.triton.gradients import finish_gradients
+
+ROWS = 1
+"""The batch size must be a multiple of this."""
+MIN_TILE = 16
+"""Smallest side of a matrix product in Triton."""
+LOAD_BYTES = 24 * 1024
+"""Approximate bytes that a program loads per iteration; several are in flight."""
+OPTIONS = {"num_stages": 4, "num_warps": 4}
+MAX_BLOCK_COLUMNS = 32
+"""Largest number of columns of a tile of the block layers."""
+
+
+class TileSizes(NamedTuple):
+    """Sizes of the layers, and of the tiles that a program computes."""
+
+    deter: int
+    units: int
+    block_width: int
+    stoch: int
+    classes: int
+    rows: int
+    """Rows of a tile."""
+    block_columns: int
+    """Columns of a tile of the block layers `hid` and `gru`."""
+    unit_columns: int
+    """Columns of a tile of the layers in0 and obs."""
+    in1_columns: int
+    """Columns of a tile of in1."""
+    precision: str
+    itemsize: int
+
+    def depth(self, width: int, columns: int) -> int:
+        """Inputs that a program reads per iteration, out of `width`."""
+        fitting = LOAD_BYTES // (self.itemsize * (self.rows + columns))
+        return max(MIN_TILE, _largest_divisor(width, 1 << fitting.bit_length() - 1))
+
+    @property
+    def logits(self) -> int:
+        """Number of all logits."""
+        return self.stoch * self.classes
+
+    @property
+    def padded_classes(self) -> int:
+        """Number of classes, rounded up to a power of two."""
+        return int(triton.next_power_of_2(self.classes))
+
+    @property
+    def variables(self) -> int:
+        """Categorical variables of a tile of the logits."""
+        return max(1, MIN_TILE // self.padded_classes)
+
+
+def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+    """True if the kernels support these sizes, this dtype and this device."""
+    stoch, classes = inputs.noise.shape[2:]
+    widths = (*weights.obs_weight.shape, *weights.gru_weight.shape[1:], stoch * classes)
+    return (
+        can_launch(inputs.actions.device, inputs.actions.dtype)
+        and inputs.noise.dtype == weights.obs_scale.dtype == torch.float32
+        and all(width % MIN_TILE == 0 for width in widths)
+        and has_contiguous_weights(weights)
+    )
+
+
+def run_forward(
+    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
+) -> SavedActivations:
+    """Run all steps and return their activations."""
+    w, sizes = weights, _tile_sizes(weights, settings, inputs.is_first)
+    saved, projected = allocate_saved(w, inputs), project_actions(w, inputs)
+    batch, length = inputs.is_first.shape
+    in0_obs, in1_columns = stack_in0_obs(w), w.in1_weight.T.contiguous()
+    tokens, noise = inputs.tokens.contiguous(), inputs.noise.contiguous()
+    is_first = inputs.is_first.contiguous().view(torch.uint8)
+    partials = _partial_sums(sizes, is_first)
+    samples = torch.empty(batch, sizes.stoch, dtype=torch.int32, device=is_first.device)
+    start_first_step(w, inputs, saved)
+    for sums, pre in ((partials.in0, saved.in0_pre), (partials.in1, saved.in1_pre)):
+        sums.copy_(tile_square_sums(pre[0], sizes.units // len(sums)).T)
+    row_tiles = triton.cdiv(batch, sizes.rows)
+    block_grid = (sizes.deter // sizes.block_columns, row_tiles)
+    logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
+    width, units, deter = sizes.block_width, sizes.units, sizes.deter
+    eps, rows, precision = settings.eps, sizes.rows, sizes.precision
+    for t in range(length):
+        step = (t, length, batch)
+        forward.hidden_forward[block_grid](
+            *(saved.prev_deter, saved.in0_pre, saved.in1_pre, w.in0_scale, w.in1_scale),
+            *(partials.in0, partials.in1, projected, w.hid_weight, saved.hid_pre),
+            *(partials.hid, saved.shared_input, saved.inv_rms, *step, eps),
+            *(deter, units, width, *_count(partials.in0), *_count(partials.in1)),
+            *(rows, sizes.block_columns, sizes.depth(width, sizes.block_columns)),
+            *(sizes.depth(units, sizes.block_columns), precision),
+            **OPTIONS,
+        )
+        forward.gates_forward[block_grid](
+            *(saved.hid_pre, w.hid_scale, partials.hid, w.gru_weight, w.gru_bias),
+            *(saved.prev_deter, is_first, saved.gates, saved.deter, saved.hid_act),
+            *(saved.inv_rms, *step, eps, deter, width, *_count(partials.hid)),
+            *(rows, sizes.block_columns, sizes.depth(width, 3 * sizes.block_columns)),
+            precision,
+            **OPTIONS,
+        )
+        forward.inputs_forward[(2 * units // sizes.unit_columns, row_tiles)](
+            *(saved.deter, in0_obs, w.in0_bias, tokens, is_first),
+            *(saved.in0_pre, saved.obs_pre, partials.in0, partials.obs, *step),
+            *(deter, units, rows, sizes.unit_columns),
+            *(sizes.depth(deter, sizes.unit_columns), precision),
+            **OPTIONS,
+        )
+        forward.logits_forward[logit_grid](
+            *(saved.obs_pre, w.obs_scale, partials.obs, w.logit_weight, w.logit_bias),
+            *(noise, is_first, saved.logits, saved.stoch, saved.prev_stoch, samples),
+            *(saved.obs_act, saved.inv_rms, *step, eps, settings.unimix),
+            *(units, sizes.stoch, sizes.classes, *_count(partials.obs)),
+            *(rows, sizes.variables, sizes.padded_classes),
+            *(sizes.depth(units, sizes.variables * sizes.padded_classes), precision),
+            **OPTIONS,
+        )
+        if t + 1 < length:
+            forward.in1_forward[(batch, units // sizes.in1_columns)](
+                *(samples, in1_columns, w.in1_bias, is_first, saved.in1_pre),
+                *(partials.in1, *step, units, sizes.stoch, sizes.classes),
+                *(triton.next_power_of_2(sizes.stoch), sizes.in1_columns),
+                **OPTIONS,
+            )
+    return saved
+
+
+def run_backward(
+    weights: ScanWeights,
+    saved: SavedActivations,
+    is_first: Bool[Tensor, "B T"],
+    grads: OutputGrads,
+    settings: ScanSettings,
+) -> ScanGrads:
+    """Compute the gradients of all activations, from the last step to the first."""
+    w, sizes = weights, _tile_sizes(weights, settings, is_first)
+    batch, length = is_first.shape
+    in0_obs, flags = stack_in0_obs(w), is_first.contiguous().view(torch.uint8)
+    partials = _partial_sums(sizes, is_first)
+    partials = partials._replace(in1=torch.empty_like(partials.in0))
+    grad_deter, grad_stoch, grad_logits = (x.contiguous() for x in grads)
+    d = allocate_step_grads(saved)
+    row_tiles = triton.cdiv(batch, sizes.rows)
+    block_grid = (sizes.deter // sizes.block_columns, row_tiles)
+    logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
+    width, units, deter, logits = (
+        *(sizes.block_width, sizes.units),
+        *(sizes.deter, sizes.logits),
+    )
+    rows, precision = sizes.rows, sizes.precision
+    for t in reversed(range(length)):
+        step = (t, length, batch)
+        backward.logits_backward[
+            (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
+        ](
+            *(d.in_norm, saved.in1_pre, w.in1_scale, partials.in1, saved.inv_rms),
+            *(flags, w.in1_weight, saved.logits, grad_stoch, grad_logits, d.logits),
+            *(*step, settings.unimix, units, sizes.stoch, sizes.classes),
+            *(*_count(partials.in1), rows, sizes.variables, sizes.padded_classes),
+            *(sizes.depth(units, sizes.variables * sizes.padded_classes), precision),
+            **OPTIONS,
+        )
+        backward.obs_backward[(units // sizes.unit_columns, row_tiles)](
+            *(d.logits, w.logit_weight, saved.obs_pre, w.obs_scale, saved.inv_rms),
+            *(d.obs_norm, partials.obs, *step, units, logits, rows),
+            *(sizes.unit_columns, sizes.depth(logits, sizes.unit_columns), precision),
+            **OPTIONS,
+        )
+        backward.gates_backward[block_grid](
+            *(d.obs_norm, saved.obs_pre, w.obs_scale, partials.obs),
+            *(d.in_norm, saved.in0_pre, w.in0_scale, partials.in0, saved.inv_rms),
+            *(flags, in0_obs, grad_deter, saved.gates, saved.prev_deter),
+            *(d.deter, d.gates, *step, deter, units, width),
+            *(*_count(partials.obs), *_count(partials.in0)),
+            *(rows, sizes.block_columns, sizes.depth(units, sizes.block_columns)),
+            precision,
+            **OPTIONS,
+        )
+        backward.hidden_backward[block_grid](
+            *(d.gates, w.gru_weight, saved.hid_pre, w.hid_scale, saved.inv_rms),
+            *(d.hid_norm, partials.hid, *step, deter, width),
+            *(rows, sizes.block_columns, sizes.depth(3 * width, sizes.block_columns)),
+            precision,
+            **OPTIONS,
+        )
+        backward.inputs_backward[
+            ((2 * units + deter) // sizes.unit_columns, row_tiles)
+        ](
+            *(d.hid_norm, saved.hid_pre, w.hid_scale, partials.hid, saved.inv_rms),
+            *(flags, w.hid_weight, saved.in0_pre, saved.in1_pre),
+            *(w.in0_scale, w.in1_scale, d.in_norm, partials.in0, partials.in1),
+            *(d.deter, *step, deter, units, width, *_count(partials.hid)),
+            *(rows, sizes.unit_columns, sizes.depth(width, sizes.unit_columns)),
+            precision,
+            **OPTIONS,
+        )
+    return finish_gradients(weights, saved, is_first, d)
+
+
+class _PartialSums(NamedTuple):
+    """Sums over the columns of each tile, (tiles, batch)."""
+
+    in0: Tensor
+    in1: Tensor
+    hid: Tensor
+    obs: Tensor
+
+
+def _tile_sizes(
+    weights: ScanWeights, settings: ScanSettings, is_first: Tensor
+) -> TileSizes:
+    units, deter = weights.obs_weight.shape
+    width, logits = weights.gru_weight.shape[1], weights.logit_weight.shape[0]
+    is_float32 = weights.obs_weight.dtype == torch.float32
+    return TileSizes(
+        deter,
+        units,
+        width,
+        logits // settings.classes,
+        settings.classes,
+        rows=min(64, max(MIN_TILE, triton.next_power_of_2(len(is_first)))),
+        block_columns=_largest_divisor(width, MAX_BLOCK_COLUMNS),
+        unit_columns=MIN_TILE,
+        in1_columns=_largest_divisor(units, 64),
+        precision="ieee" if is_float32 else "tf32",
+        itemsize=weights.obs_weight.itemsize,
+    )
+
+
+def _partial_sums(sizes: TileSizes, like: Tensor) -> _PartialSums:
+    counts = (
+        sizes.units // sizes.unit_columns,
+        sizes.units // sizes.in1_columns,
+        sizes.deter // sizes.block_columns,
+        sizes.units // sizes.unit_columns,
+    )
+    return _PartialSums(
+        *(torch.empty(count, len(like), device=like.device) for count in counts)
+    )
+
+
+def _count(partials: Tensor) -> tuple[int, int]:
+    """Number of tiles, and the same rounded up to a power of two."""
+    return len(partials), triton.next_power_of_2(len(partials))
+
+
+def _largest_divisor(width: int, limit: int) -> int:
+    """Return the largest power of two that divides `width`, at most `limit`."""
+    return min(limit, width & -width)

@@ -1,0 +1,151 @@
+"""Triton functions shared by the kernels of the posterior scan.
+
+A kernel computes a tile of `BN` columns for a tile of `BM` rows and reads `BK` inputs
+per iteration. Norm and activation of the inputs, or the gradient of the norm, are
+applied while the inputs are loaded. An RMS norm needs a sum over the whole row: the
+kernel that writes a tile also writes the partial sum of that tile, and the kernel that
+reads the row adds up the partial sums (tiles, batch) in a fixed order.
+
+Saved activations and gradients are (time, row, width), indexed by `at` = time * batch +
+row. Inputs and incoming gradients are (row, time, width), indexed by `given` = row *
+length + time. Capital letters are compile-time sizes: `D U W L S K` are deter, units,
+width of a block, logits, categorical variables and classes. `inv_rms` has four columns:
+in0, in1, hid and obs.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+# fmt: off
+
+
+@no_type_check
+@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@no_type_check
+@triton.jit
+def silu_grad(x):
+    gate = tl.sigmoid(x)
+    return gate * (1 + x * (1 - gate))
+
+
+@no_type_check
+@triton.jit
+def tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@no_type_check
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@no_type_check
+@triton.jit
+def row_tile(t, length, batch, BM: tl.constexpr):
+    """Row numbers of this tile, their mask, and their indices `at` and `given`."""
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    return rows, rows[:, None] < batch, t * batch + rows, (rows * length + t)[:, None]
+
+
+@no_type_check
+@triton.jit
+def class_tile(
+    tile, S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
+):
+    """Columns of `BS` categorical variables with padded classes, and their mask."""
+    column = tl.arange(0, BS * PADDED_K)
+    variable, label = tile * BS + column // PADDED_K, column % PADDED_K
+    return variable * K + label, (variable < S) & (label < K)
+
+
+@no_type_check
+@triton.jit
+def softmax_terms(logits, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr):
+    """Numerator and denominator of the softmax, as (row, variable, class)."""
+    logits = tl.reshape(logits, (BM, BS, PADDED_K))
+    exps = tl.exp(logits - tl.max(logits, 2)[:, :, None])
+    return exps, tl.sum(exps, 2)[:, :, None]
+
+
+@no_type_check
+@triton.jit
+def load_is_first(is_first, t, length, batch, rows):
+    flags = tl.load(is_first + rows * length + t, mask=rows < batch, other=0)
+    return flags[:, None] != 0
+
+
+@no_type_check
+@triton.jit
+def sum_partials(partials, rows, batch, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """Add up the partial sums (tiles, batch) of each row."""
+    tile = tl.arange(0, PADDED)
+    mask = (tile[None, :] < COUNT) & (rows[:, None] < batch)
+    at = tile[None, :] * batch + rows[:, None]
+    return tl.sum(tl.load(partials + at, mask=mask, other=0.0), 1)
+
+
+@no_type_check
+@triton.jit
+def store_partial(partials, tile, rows, batch, values):
+    """Store the sum of a tile's values over its columns."""
+    tl.store(partials + tile * batch + rows, tl.sum(values, 1), mask=rows < batch)
+
+
+@no_type_check
+@triton.jit
+def store_rounded(pointers, mask, acc):
+    """Store values and return them as they were rounded by it."""
+    value = acc.to(pointers.dtype.element_ty)
+    tl.store(pointers, value, mask=mask)
+    return value.to(tl.float32)
+
+
+@no_type_check
+@triton.jit
+def norm_act(pre, scale, at, columns, mask, inv_rms):
+    """Norm and activation of a tile, in the dtype of `pre`."""
+    x = tl.load(pre + at, mask=mask, other=0.0)
+    gain = tl.load(scale + columns)
+    y = (x.to(tl.float32) * inv_rms[:, None] * gain[None, :]).to(x.dtype)
+    return silu(y.to(tl.float32)).to(x.dtype)
+
+
+@no_type_check
+@triton.jit
+def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean):
+    """Gradient of a norm's input, from that of its output, in the dtype of `pre`.
+
+    `mean` is the row's mean of output gradient * scale * normalized input.
+    """
+    x = tl.load(pre + at_pre, mask=mask, other=0.0)
+    normed = x.to(tl.float32) * inv_rms[:, None]
+    gain = tl.load(scale + columns)[None, :]
+    up = tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
+    return (inv_rms[:, None] * (up * gain - normed * mean[:, None])).to(x.dtype)
+
+
+@no_type_check
+@triton.jit
+def store_norm_output_grad(
+    dact, pre, at_pre, scale, columns, inv_rms, dnorm, partials, tile, rows, batch,
+):
+    """Store the gradient of a norm's output, from that of the activation.
+
+    Also store the tile's partial sum for `mean` of `norm_grad`.
+    """
+    mask = rows[:, None] < batch
+    inv_rms = tl.load(inv_rms, mask=rows < batch, other=0.0)
+    x = tl.load(pre + at_pre, mask=mask, other=0.0)
+    normed = x.to(tl.float32) * inv_rms[:, None]
+    gain = tl.load(scale + columns)[None, :]
+    grad = store_rounded(dnorm, mask, dact * silu_grad(normed * gain))
+    store_partial(partials, tile, rows, batch, grad * gain * normed)

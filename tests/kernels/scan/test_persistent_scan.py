@@ -1,0 +1,128 @@
+"""The host code of the persistent posterior scan, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scan_helpers import KernelRecorder, struct_members
+from torch import Tensor
+
+from reverie.kernels.scan import posterior, reference
+from reverie.kernels.scan.persistent import launch as persistent
+from reverie.kernels.scan.tensors import (
+    OutputGrads,
+    SavedActivations,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+)
+
+
+@pytest.fixture
+def scan(monkeypatch):
+    """Weights, inputs and settings of size12m for 32 rows and two steps."""
+    monkeypatch.setattr(persistent, "errors", persistent.KernelErrors("persistent"))
+    deter, units, logits = persistent.DETER, persistent.UNITS, persistent.LOGITS
+
+    def normal(*shape: int) -> Tensor:
+        return (0.05 * torch.randn(*shape)).bfloat16()
+
+    ones = torch.ones(units)
+    weights = ScanWeights(
+        *(normal(units, deter), normal(units), ones),
+        *(normal(units, logits), normal(units), ones),
+        *(normal(8, 4 * units, units), normal(deter), torch.ones(deter)),
+        *(normal(8, units, 3 * units), normal(3 * deter)),
+        *(normal(units, deter + 6)[:, :deter], ones),
+        *(normal(logits, units), normal(logits)),
+    )
+    inputs = ScanInputs(
+        normal(32, deter),
+        normal(32, logits),
+        normal(32, 2, units),
+        normal(32, 2, units),
+        torch.zeros(32, 2, dtype=torch.bool),
+        torch.ones(32, 2, persistent.STOCH, persistent.CLASSES),
+    )
+    with torch.backends.mkldnn.flags(enabled=False):  # crashes on some processors
+        yield weights, inputs, ScanSettings(persistent.CLASSES, 0.01, 1e-4)
+
+
+def replace_kernels(monkeypatch, error: str = "") -> persistent.PersistentKernels:
+    kernels = persistent.PersistentKernels(KernelRecorder(error), KernelRecorder(error))
+    monkeypatch.setattr(persistent, "load_kernels", lambda device: kernels)
+    return kernels
+
+
+def output_grads() -> OutputGrads:
+    widths = (persistent.DETER, persistent.LOGITS, persistent.LOGITS)
+    return OutputGrads(*(torch.randn(32, 2, width).bfloat16() for width in widths))
+
+
+def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):
+    kernels = replace_kernels(monkeypatch)
+    weights, inputs, settings = scan
+    saved = persistent.run_forward(*scan)
+    grads = persistent.run_backward(
+        weights, saved, inputs.is_first, output_grads(), settings
+    )
+    source = persistent.read_source()
+    for kernel, name in zip(kernels, ("Forward", "Backward"), strict=True):
+        expected = struct_members(f"{name}Arguments", source)
+        assert kernel.calls[0]._fields_ == expected
+    widths = [x.shape[0] for x in grads.vectors]
+    assert widths == persistent.VECTOR_WIDTHS
+
+
+def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, scan):
+    kernels = replace_kernels(monkeypatch)
+    saved = persistent.run_forward(*scan)
+    first, second = kernels.forward.calls
+    assert second.gates - first.gates == saved.gates.stride(0) * 2
+    assert saved.gates.shape == (2, 2, 16, 3 * persistent.DETER)
+    assert second.input_partials > first.input_partials
+    assert first.obs_stride == persistent.DETER + 6
+    assert first.hid_weight == second.hid_weight
+
+
+def test_exchanged_words_are_initially_unset(monkeypatch, scan):
+    replace_kernels(monkeypatch)
+    saved, units = persistent.run_forward(*scan), persistent.UNITS
+    exchanged = (saved.deter, saved.hid_pre, saved.in1_pre[:, 1:])
+    for x in (*exchanged, saved.shared_input[..., :units]):
+        assert (x.contiguous().view(torch.int32) == persistent.UNSET).all()
+    weights, inputs, _ = scan
+    expected = torch.addmm(weights.in0_bias, inputs.deter, weights.in0_weight.T)
+    assert torch.equal(saved.in0_pre[:, 0].flatten(0, 1), expected)
+
+
+def test_a_failed_launch_falls_back_to_the_reference_with_a_warning(monkeypatch, scan):
+    replace_kernels(monkeypatch, "too many blocks")
+    weights, inputs, settings = scan
+    with pytest.warns(RuntimeWarning, match="too many blocks"):
+        saved = persistent.run_forward(*scan)
+    plain = reference.run_forward(*scan)
+    assert torch.equal(saved.deter, plain.deter)
+    rest = (inputs.is_first, output_grads(), settings)
+    grads = persistent.run_backward(weights, saved, *rest)
+    expected = reference.run_backward(weights, plain, *rest)
+    assert torch.equal(grads.hid_pre, expected.hid_pre)
+    assert posterior.select_implementation(weights, inputs) is reference
+
+
+def test_a_failed_backward_launch_falls_back_too(monkeypatch, scan):
+    weights, inputs, settings = scan
+    replace_kernels(monkeypatch, "out of memory")
+    plain = reference.run_forward(*scan)
+    rest = (inputs.is_first, output_grads(), settings)
+    grouped = (x.unflatten(1, (2, 16)).transpose(0, 1) for x in plain)
+    saved = SavedActivations(*grouped)
+    with pytest.warns(RuntimeWarning, match="out of memory"):
+        grads = persistent.run_backward(weights, saved, *rest)
+    expected = reference.run_backward(weights, plain, *rest)
+    assert torch.equal(grads.hid_pre.transpose(0, 1).flatten(1, 2), expected.hid_pre)
+
+
+def test_a_cpu_uses_the_reference(scan):
+    assert not persistent.is_supported(*scan[:2])
+    assert posterior.select_implementation(*scan[:2]) is reference
