@@ -1,8 +1,8 @@
-"""Time the posterior scan alone, in each of its forms (needs a CUDA GPU).
+"""Measure the time of the posterior scan, for each implementation (needs a CUDA GPU).
 
     python benchmarks/scan.py --sizes 50m 200m --batches 16 32
 
-Forward and backward of 64 steps in bfloat16, recorded as a CUDA graph; the median of
+Forward and backward of 64 steps in bfloat16, captured as a CUDA graph; the median of
 twenty replays.
 """
 
@@ -17,27 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reverie.kernels.scan import loop as scan_loop
-from reverie.kernels.scan import scan
-from reverie.kernels.scan import triton_steps as scan_steps
-from reverie.kernels.scan.loop import (
-    Dense,
-    Inputs,
-    Normed,
-    ScanWeights,
-    Settings,
-    Unbiased,
-)
-from reverie.kernels.scan.persistent import scan as persistent
-from reverie.kernels.scan.streamed import scan as streamed
+from reverie.kernels.scan import posterior, reference
+from reverie.kernels.scan.persistent import launch as persistent
+from reverie.kernels.scan.streamed import launch as streamed
+from reverie.kernels.scan.tensors import ScanInputs, ScanSettings, ScanWeights
+from reverie.kernels.scan.triton import launch as triton
 
-FORMS: dict[str, ModuleType] = {
+IMPLEMENTATIONS: dict[str, ModuleType] = {
     "persistent": persistent,
     "streamed": streamed,
-    "steps": scan_steps,
-    "loop": scan_loop,
+    "triton": triton,
+    "reference": reference,
 }
-CHOICES, BLOCKS = 32, 8
+STOCH, BLOCKS = 32, 8
 SIZES = {
     "12m": (2048, 256, 16),
     "25m": (3072, 384, 24),
@@ -53,27 +45,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=[16])
-    parser.add_argument("--forms", nargs="+", default=list(FORMS)[:3])
+    parser.add_argument(
+        "--implementations", nargs="+", default=list(IMPLEMENTATIONS)[:3]
+    )
     parser.add_argument("--length", type=int, default=64)
     args = parser.parse_args()
     for size in args.sizes:
         for batch in args.batches:
-            weights, inputs, settings = make(size, batch, args.length)
-            chosen = scan.choose(weights, inputs)
-            for name in args.forms:
-                loop = FORMS[name]
-                if not getattr(loop, "fits", lambda *_: True)(weights, inputs):
+            scan = make_scan(size, batch, args.length)
+            selected = posterior.select_implementation(*scan[:2])
+            for name in args.implementations:
+                module = IMPLEMENTATIONS[name]
+                if module is not reference and not module.is_supported(*scan[:2]):
                     continue
-                mark = " (chosen)" if loop is chosen else ""
-                ms = timed(loop, weights, inputs, settings)
+                mark = " (selected)" if module is selected else ""
+                ms = measure(module, *scan)
                 print(f"{size} batch {batch} {name}: {ms:.3f} ms{mark}", flush=True)
 
 
-def make(size: str, batch: int, length: int) -> tuple[ScanWeights, Inputs, Settings]:
+def make_scan(
+    size: str, batch: int, length: int
+) -> tuple[ScanWeights, ScanInputs, ScanSettings]:
+    """Return random weights and inputs."""
     deter, units, classes = SIZES[size]
-    width, logits = deter // BLOCKS, CHOICES * classes
+    width, logits = deter // BLOCKS, STOCH * classes
 
-    def half(*shape: int, scale: float = 0.03) -> Tensor:
+    def normal(*shape: int, scale: float = 0.03) -> Tensor:
         values = torch.randn(shape, device="cuda") * scale
         return values.bfloat16().requires_grad_()
 
@@ -81,42 +78,46 @@ def make(size: str, batch: int, length: int) -> tuple[ScanWeights, Inputs, Setti
         return torch.ones(count, device="cuda").requires_grad_()
 
     weights = ScanWeights(
-        Normed(half(units, deter), half(units), ones(units)),
-        Normed(half(units, logits), half(units), ones(units)),
-        Normed(half(BLOCKS, width + 3 * units, width), half(deter), ones(deter)),
-        Dense(half(BLOCKS, width, 3 * width), half(3 * deter)),
-        Unbiased(half(units, deter), ones(units)),
-        Dense(half(logits, units), half(logits)),
+        *(normal(units, deter), normal(units), ones(units)),
+        *(normal(units, logits), normal(units), ones(units)),
+        *(normal(BLOCKS, width + 3 * units, width), normal(deter), ones(deter)),
+        *(normal(BLOCKS, width, 3 * width), normal(3 * deter)),
+        *(normal(units, deter), ones(units)),
+        *(normal(logits, units), normal(logits)),
     )
-    inputs = Inputs(
-        half(batch, deter).detach(),
+    inputs = ScanInputs(
+        normal(batch, deter).detach(),
         torch.zeros(batch, logits, device="cuda", dtype=torch.bfloat16),
-        half(batch, length, units, scale=1),
-        half(batch, length, units, scale=1),
+        normal(batch, length, units, scale=1),
+        normal(batch, length, units, scale=1),
         torch.rand(batch, length, device="cuda") < 0.02,
-        torch.empty(batch, length, CHOICES, classes, device="cuda").exponential_(),
+        torch.empty(batch, length, STOCH, classes, device="cuda").exponential_(),
     )
-    return weights, inputs, Settings(classes, 0.01, 1e-4)
+    return weights, inputs, ScanSettings(classes, 0.01, 1e-4)
 
 
-def timed(
-    loop: ModuleType, weights: ScanWeights, inputs: Inputs, settings: Settings
+def measure(
+    implementation: ModuleType,
+    weights: ScanWeights,
+    inputs: ScanInputs,
+    settings: ScanSettings,
 ) -> float:
-    leaves = [x for layer in weights for x in layer] + [inputs.actions, inputs.tokens]
-    outs = scan.run(loop, weights, inputs, settings)
-    above = [torch.randn_like(out) for out in outs]
+    """Return the median milliseconds of one forward and backward pass."""
+    leaves = [*weights, inputs.actions, inputs.tokens]
+    outputs = posterior.run(implementation, weights, inputs, settings)
+    upstream = [torch.randn_like(x) for x in outputs]
 
-    def both() -> None:
-        outs = scan.run(loop, weights, inputs, settings)
-        torch.autograd.grad(outs, leaves, above)
+    def forward_backward() -> None:
+        outputs = posterior.run(implementation, weights, inputs, settings)
+        torch.autograd.grad(outputs, leaves, upstream)
 
-    graph = record(both)
+    replay = capture(forward_backward)
     for _ in range(3):
-        graph()
-    return statistics.median(milliseconds(graph) for _ in range(20))
+        replay()
+    return statistics.median(milliseconds(replay) for _ in range(20))
 
 
-def record(call: Callable[[], None]) -> Callable[[], None]:
+def capture(call: Callable[[], None]) -> Callable[[], None]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -130,8 +131,8 @@ def record(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def milliseconds(call: Callable[[], None]) -> float:
-    make: Any = torch.cuda.Event
-    start, stop = (make(enable_timing=True) for _ in range(2))
+    event: Any = torch.cuda.Event
+    start, stop = (event(enable_timing=True) for _ in range(2))
     start.record()
     call()
     stop.record()

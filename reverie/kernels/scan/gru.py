@@ -1,8 +1,8 @@
 """Fast version of the GRU's loop over time (`nets/gru.py`): one kernel per direction.
 
-A program computes some rows of one unit for all steps and keeps the recurrent weights of
-the unit. The backward kernel stores the gradients of all gates, from which the weight
-gradients follow as one product over all steps.
+A program computes some rows of one unit for all steps and keeps the recurrent weights
+of the unit. The backward kernel stores the gradients of all gates, from which the
+weight gradients follow as one product over all steps.
 
 Letters: `G` units, `D` width, `W` three times `D`. States are float32; products are
 computed in the GRU's dtype.

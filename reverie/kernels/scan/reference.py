@@ -109,8 +109,10 @@ def run_backward(
         dstoch = (din1[t] @ weights.in1_weight).to(wide)
         first = is_first[:, t, None]
         ddeter, dstoch = ddeter.masked_fill(first, 0), dstoch.masked_fill(first, 0)
-    names = ("in0_scale", "in1_scale", "hid_scale", "obs_scale")
-    names += ("in0_bias", "in1_bias", "hid_bias", "gru_bias", "logit_bias")
+    names = (
+        *("in0_scale", "in1_scale", "hid_scale", "obs_scale"),
+        *("in0_bias", "in1_bias", "hid_bias", "gru_bias", "logit_bias"),
+    )
     rows = (*dscales, din0, din1, dhid, dgates, dlogits)
     vectors = VectorGrads(
         **{name: x.flatten(0, 1).sum(0) for name, x in zip(names, rows, strict=True)}

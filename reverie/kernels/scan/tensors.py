@@ -4,10 +4,10 @@ All implementations of the scan take and return these tuples. Inputs are laid ou
 (B, T, ...). Saved activations and their gradients are laid out (T, B, ...), so that one
 step is a contiguous matrix and all steps together are the rows of a longer matrix.
 
-The layers of `RSSMDynamics` have short names here: `in0` and `in1` (dynin0 and dynin1, the
-dense layers that read deter and stoch), `hid` (dynhid0, the block-diagonal hidden
-layer), `gru` (dyngru, the gates of the block GRU), `obs` (obs0, the posterior layer) and
-`logit` (obslogit).
+The layers of `RSSMDynamics` have short names here: `in0` and `in1` (dynin0 and dynin1,
+the dense layers that read deter and stoch), `hid` (dynhid0, the block-diagonal hidden
+layer), `gru` (dyngru, the gates of the block GRU), `obs` (obs0, the posterior layer)
+and `logit` (obslogit).
 
 Letters: `U` width of the dense layers, `G` blocks of the GRU, `W` width of one block
 (D / G), `L` all logits (S * K).

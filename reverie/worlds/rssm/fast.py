@@ -1,7 +1,7 @@
 """GPU version of the RSSM dynamics, built from fused kernels.
 
-Replay sequences use the fused scan (`kernels/scan/posterior.py`). Imagination uses the steps
-of `dynamics.py`, with one fused kernel after each matrix product.
+Replay sequences use the fused scan (`kernels/scan/posterior.py`). Imagination uses the
+steps of `dynamics.py`, with one fused kernel after each matrix product.
 """
 
 from __future__ import annotations

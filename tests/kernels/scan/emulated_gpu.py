@@ -1,8 +1,7 @@
 """Runs the CUDA kernels of the streamed scan on a CPU, compiled with g++.
 
 The source of the kernels is used unchanged, except for the few functions that contain
-assembly; `emulated_gpu.h` replaces those. Execution is slow and not related to the speed
-on a GPU.
+assembly; `emulated_gpu.h` replaces those. The speed is not related to that of a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random inputs of the posterior scan, its results by name, and stand-ins for kernels."""
+"""Random inputs and named results of the posterior scan, and stand-ins for kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_scan(
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[ScanWeights, ScanInputs, ScanSettings]:
-    """Return the arguments of a scan; `sizes` is deter, units, blocks, stoch, classes."""
+    """Return arguments of a scan; `sizes` is deter, units, blocks, stoch, classes."""
     deter, units, blocks, stoch, classes = sizes
     width, logits = deter // blocks, stoch * classes
     generator = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ class KernelRecorder:
 
 
 def struct_members(name: str, source: str) -> list[tuple[str, type]]:
-    """Return the members of a structure in the CUDA source, those of its bases first."""
+    """Return the members of a CUDA structure, those of its base classes first."""
     pattern = rf"struct {name}(?: : ([\w, ]+))? {{(.*?)}};"
     bases, body = re.search(pattern, source, re.S).groups()
     members: list[tuple[str, type]] = []

@@ -10,7 +10,7 @@ from reverie.nets.gru import GRU, Hold, Route
 
 pytest.importorskip("triton")
 
-from reverie.kernels.scan.gru_loop import FastGRU, FastHold
+from reverie.kernels.scan.gru import FastGRU, FastHold
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUTES = {

@@ -7,8 +7,9 @@ work.
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -87,8 +88,12 @@ def load_kernels(device: torch.device) -> PersistentKernels | None:
             read_source(), ("scan_forward", "scan_backward"), device
         )
         return PersistentKernels(
-            nvrtc.CooperativeKernel(forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD),
-            nvrtc.CooperativeKernel(backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD),
+            nvrtc.CooperativeKernel(
+                forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD
+            ),
+            nvrtc.CooperativeKernel(
+                backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD
+            ),
         )
     except nvrtc.Unavailable as error:
         errors.disable(error)
@@ -208,9 +213,8 @@ def run_backward(
         return _run_reference_backward(weights, saved, is_first, grads, settings)
     names = ("din0", "din1", "dhid", "dgates", "dobs", "dlogits")
     vectors = torch.split(tensors["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
-    return ScanGrads(
-        *(tensors[name] for name in names), VectorGrads(*vectors), None, None
-    )
+    activations = (tensors[name] for name in names)
+    return ScanGrads._make((*activations, VectorGrads(*vectors), None, None))
 
 
 def _run_reference_backward(
@@ -224,7 +228,7 @@ def _run_reference_backward(
     merged = SavedActivations(*(rearrange(x, "n t r w -> t (n r) w") for x in saved))
     result = reference.run_backward(weights, merged, is_first, grads, settings)
     split = (rearrange(x, "t (n r) w -> n t r w", r=ROWS) for x in result[:6])
-    return ScanGrads(*split, *result[6:])
+    return ScanGrads._make((*split, *result[6:]))
 
 
 def _group_rows(x: Tensor) -> Tensor:
@@ -249,7 +253,7 @@ def _allocate_unset(
 
 
 def _launch(
-    kernel: nvrtc.CooperativeKernel,
+    kernel: Callable[[ctypes.Structure], None],
     weights: ScanWeights,
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, int | float],

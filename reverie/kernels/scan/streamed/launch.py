@@ -64,9 +64,9 @@ TILES = TileSettings(32, 28, 1)
 backward, take 4.4 ms at size50m, 8.0 at size100m and 11.9 at size200m; with two smaller
 thread blocks per multiprocessor, TileSettings(16, 12, 2), 5.0, 9.8 and 15.1."""
 MAX_BLOCK_WIDTH = 1024
-"""Widest block of the GRU for which these kernels are faster than Triton's at a batch
-size of 16, which take 7.2, 12.1 and 15.5 ms there. At larger batch sizes they are faster
-at every width."""
+"""Widest block of the GRU for which these kernels are faster than Triton's, which take
+7.2, 12.1 and 15.5 ms for the sizes above. At batch sizes above 16 they are faster at
+every width."""
 
 
 class LayerSizes(NamedTuple):
@@ -92,7 +92,7 @@ class StreamedKernels(NamedTuple):
 
 
 def is_fastest(weights: ScanWeights, inputs: ScanInputs) -> bool:
-    """True if the kernels are faster than Triton's at this size, measured on an H200."""
+    """True if the kernels are faster than Triton's, as measured on an H200."""
     is_narrow = weights.gru_weight.shape[1] <= MAX_BLOCK_WIDTH
     return is_narrow or len(inputs.is_first) > 16
 

@@ -180,16 +180,11 @@ def run_backward(
     row_tiles = triton.cdiv(batch, sizes.rows)
     block_grid = (sizes.deter // sizes.block_columns, row_tiles)
     logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
-    width, units, deter, logits = (
-        *(sizes.block_width, sizes.units),
-        *(sizes.deter, sizes.logits),
-    )
-    rows, precision = sizes.rows, sizes.precision
+    width, units, deter = sizes.block_width, sizes.units, sizes.deter
+    logits, rows, precision = sizes.logits, sizes.rows, sizes.precision
     for t in reversed(range(length)):
         step = (t, length, batch)
-        backward.logits_backward[
-            (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
-        ](
+        backward.logits_backward[logit_grid](
             *(d.in_norm, saved.in1_pre, w.in1_scale, partials.in1, saved.inv_rms),
             *(flags, w.in1_weight, saved.logits, grad_stoch, grad_logits, d.logits),
             *(*step, settings.unimix, units, sizes.stoch, sizes.classes),
