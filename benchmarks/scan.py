@@ -20,7 +20,12 @@ from torch import Tensor
 from reverie.kernels.scan import posterior, reference
 from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.streamed import launch as streamed
-from reverie.kernels.scan.tensors import ScanInputs, ScanSettings, ScanWeights
+from reverie.kernels.scan.tensors import (
+    ForwardPass,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+)
 from reverie.kernels.scan.triton import launch as triton
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
@@ -53,19 +58,17 @@ def main() -> None:
     for size in args.sizes:
         for batch in args.batches:
             scan = make_scan(size, batch, args.length)
-            selected = posterior.select_implementation(*scan[:2])
+            selected = posterior.select_implementation(scan)
             for name in args.implementations:
                 module = IMPLEMENTATIONS[name]
-                if module is not reference and not module.is_supported(*scan[:2]):
+                if module is not reference and not module.is_supported(scan):
                     continue
                 mark = " (selected)" if module is selected else ""
-                ms = measure(module, *scan)
+                ms = measure(module, scan)
                 print(f"{size} batch {batch} {name}: {ms:.3f} ms{mark}", flush=True)
 
 
-def make_scan(
-    size: str, batch: int, length: int
-) -> tuple[ScanWeights, ScanInputs, ScanSettings]:
+def make_scan(size: str, batch: int, length: int) -> ForwardPass:
     """Return random weights and inputs."""
     deter, units, classes = SIZES[size]
     width, logits = deter // BLOCKS, STOCH * classes
@@ -93,22 +96,17 @@ def make_scan(
         torch.rand(batch, length, device="cuda") < 0.02,
         torch.empty(batch, length, STOCH, classes, device="cuda").exponential_(),
     )
-    return weights, inputs, ScanSettings(classes, 0.01, 1e-4)
+    return ForwardPass(weights, inputs, ScanSettings(classes, 0.01, 1e-4))
 
 
-def measure(
-    implementation: ModuleType,
-    weights: ScanWeights,
-    inputs: ScanInputs,
-    settings: ScanSettings,
-) -> float:
+def measure(implementation: ModuleType, scan: ForwardPass) -> float:
     """Return the median milliseconds of one forward and backward pass."""
-    leaves = [*weights, inputs.actions, inputs.tokens]
-    outputs = posterior.run(implementation, weights, inputs, settings)
+    leaves = [*scan.weights, scan.inputs.actions, scan.inputs.tokens]
+    outputs = posterior.run(implementation, scan)
     upstream = [torch.randn_like(x) for x in outputs]
 
     def forward_backward() -> None:
-        outputs = posterior.run(implementation, weights, inputs, settings)
+        outputs = posterior.run(implementation, scan)
         torch.autograd.grad(outputs, leaves, upstream)
 
     replay = capture(forward_backward)

@@ -161,6 +161,16 @@ def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _unit_tile(rows, reversed_units, D: tl.constexpr, R: tl.constexpr):
+    """Unit and rows of this program, and the positions of their initial states."""
+    unit = tl.program_id(0)
+    row, col, inside, mask = _row_tile(rows, 1, D, R)
+    begin = (unit * rows + row)[:, None] * D + col[None, :]
+    return unit, row, col, inside, mask, begin, (reversed_units >> unit) & 1
+
+
+@triton.jit
+@no_type_check
 def _load_three(pointers, stride):
     """Reset, update and candidate of a weight or bias."""
     return tl.load(pointers), tl.load(pointers + stride), tl.load(pointers + 2 * stride)
@@ -187,15 +197,13 @@ def _scan_forward(
     rows, steps, unit_stride, row_stride, step_stride, reversed_units,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit = tl.program_id(0)
-    row, col, inside, mask = _row_tile(rows, 1, D, R)
-    is_reversed = (reversed_units >> unit) & 1
-
+    unit, row, col, inside, mask, begin, is_reversed = _unit_tile(
+        rows, reversed_units, D, R
+    )
     dtype = weight.dtype.element_ty
     weight += unit * 3 * D * D + col[None, :] * D + col[:, None]  # transposed
     reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
     reset_bias, update_bias, candidate_bias = _load_three(bias + unit * 3 * D + col, D)
-    begin = (unit * rows + row)[:, None] * D + col[None, :]
     state = tl.load(start + begin, mask, 0.0).to(tl.float32)
 
     for i in range(steps):
@@ -242,14 +250,12 @@ def _scan_backward(
     rows, steps, unit_stride, row_stride, step_stride, reversed_units,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit = tl.program_id(0)
-    row, col, inside, mask = _row_tile(rows, 1, D, R)
-    is_reversed = (reversed_units >> unit) & 1
-
+    unit, row, col, inside, mask, begin, is_reversed = _unit_tile(
+        rows, reversed_units, D, R
+    )
     dtype = weight.dtype.element_ty
     weight += unit * 3 * D * D + col[:, None] * D + col[None, :]
     reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
-    begin = (unit * rows + row)[:, None] * D + col[None, :]
     dstate = tl.zeros((R, D), tl.float32)
 
     for i in range(steps):

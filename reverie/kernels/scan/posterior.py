@@ -27,6 +27,8 @@ from reverie.kernels.scan import reference
 from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.streamed import launch as streamed
 from reverie.kernels.scan.tensors import (
+    BackwardPass,
+    ForwardPass,
     OutputGrads,
     SavedActivations,
     ScanGrads,
@@ -45,37 +47,31 @@ def posterior_scan(
     Samples have straight-through gradients.
     """
     settings = ScanSettings(inputs.noise.shape[-1], unimix, eps)
-    return run(select_implementation(weights, inputs), weights, inputs, settings)
+    scan = ForwardPass(weights, inputs, settings)
+    return run(select_implementation(scan), scan)
 
 
-def select_implementation(weights: ScanWeights, inputs: ScanInputs) -> ModuleType:
+def select_implementation(scan: ForwardPass) -> ModuleType:
     """Return the fastest implementation that supports these sizes and this device."""
-    if persistent.is_supported(weights, inputs):
+    if persistent.is_supported(scan):
         return persistent
-    if inputs.actions.is_cuda:
+    if scan.inputs.actions.is_cuda:
         # imported here because Triton is installed only with CUDA
         from reverie.kernels.scan.triton import launch as triton
 
-        if streamed.is_fastest(weights, inputs) and streamed.is_supported(
-            weights, inputs
-        ):
+        if streamed.is_fastest(scan) and streamed.is_supported(scan):
             return streamed
-        if triton.is_supported(weights, inputs):
+        if triton.is_supported(scan):
             return triton
     return reference
 
 
-def run(
-    implementation: ModuleType,
-    weights: ScanWeights,
-    inputs: ScanInputs,
-    settings: ScanSettings,
-) -> tuple[Tensor, Tensor, Tensor]:
+def run(implementation: ModuleType, scan: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
     """Scan with the given implementation."""
-    batch = len(inputs.is_first)
-    inputs = _pad_batch(inputs, implementation.ROWS)
+    batch = len(scan.inputs.is_first)
+    inputs = _pad_batch(scan.inputs, implementation.ROWS)
     deter, stoch, logits = _PosteriorScan.apply(  # type: ignore[no-untyped-call]
-        implementation, settings, *inputs, *weights
+        implementation, scan.settings, *inputs, *scan.weights
     )
     shape = inputs.noise.shape
     return deter[:batch], stoch.view(shape)[:batch], logits.view(shape)[:batch]
@@ -95,11 +91,11 @@ def _pad_batch(inputs: ScanInputs, rows: int) -> ScanInputs:
 class _PosteriorScan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, implementation: ModuleType, settings: ScanSettings, *tensors: Tensor
+        ctx: Any, implementation: ModuleType, settings: ScanSettings, *flat: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = ScanInputs(*tensors[: len(ScanInputs._fields)])
-        weights = ScanWeights(*tensors[len(inputs) :])
-        saved = implementation.run_forward(weights, inputs, settings)
+        inputs = ScanInputs(*flat[: len(ScanInputs._fields)])
+        weights = ScanWeights(*flat[len(inputs) :])
+        saved = implementation.run_forward(ForwardPass(weights, inputs, settings))
         ctx.implementation, ctx.settings = implementation, settings
         ctx.save_for_backward(inputs.is_first, *saved, *weights)
         batch = len(inputs.is_first)
@@ -109,22 +105,22 @@ class _PosteriorScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        is_first, *tensors = ctx.saved_tensors
-        saved = SavedActivations(*tensors[: len(SavedActivations._fields)])
-        weights, batch = ScanWeights(*tensors[len(saved) :]), len(is_first)
-        grads: ScanGrads = ctx.implementation.run_backward(
-            weights, saved, is_first, OutputGrads(*output_grads), ctx.settings
-        )
+        is_first, *flat = ctx.saved_tensors
+        saved = SavedActivations(*flat[: len(SavedActivations._fields)])
+        weights, batch = ScanWeights(*flat[len(saved) :]), len(is_first)
+        grads = OutputGrads(*output_grads)
+        scan = BackwardPass(weights, saved, is_first, grads, ctx.settings)
+        result: ScanGrads = ctx.implementation.run_backward(scan)
         weight_grads = [
             grad.to(weight.dtype)
             for grad, weight in zip(
-                weight_gradients(weights, saved, grads), weights, strict=True
+                weight_gradients(weights, saved, result), weights, strict=True
             )
         ]
         dtype = saved.deter.dtype
-        state = [x if x is None else x.to(dtype) for x in (grads.deter, grads.stoch)]
-        actions = _batch_first(grads.hid_pre @ action_rows(weights).T, batch)
-        tokens = _batch_first(grads.obs_pre, batch)
+        state = [x if x is None else x.to(dtype) for x in (result.deter, result.stoch)]
+        actions = _batch_first(result.hid_pre @ action_rows(weights).T, batch)
+        tokens = _batch_first(result.obs_pre, batch)
         return (None, None, *state, actions, tokens, None, None, *weight_grads)
 
 

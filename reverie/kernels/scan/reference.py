@@ -9,33 +9,21 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.scan.tensors import (
-    OutputGrads,
-    SavedActivations,
-    ScanGrads,
-    ScanInputs,
-    ScanSettings,
-    ScanWeights,
-    VectorGrads,
-    allocate_saved,
-    deter_rows,
-    input_rows,
-    project_actions,
-)
+from reverie.kernels.scan import tensors
 
 ROWS = 1
 """The batch size must be a multiple of this."""
 
 
-def run_forward(
-    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
-) -> SavedActivations:
+def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations."""
-    from_deter, from_inputs = deter_rows(weights), input_rows(weights)
-    projected, saved = project_actions(weights, inputs), allocate_saved(weights, inputs)
+    weights, inputs, settings = scan
+    from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
+    projected = tensors.project_actions(weights, inputs)
+    saved = tensors.allocate_saved(weights, inputs)
     deter, stoch, _, tokens, is_first, noise = inputs
     units, eps = tokens.shape[-1], settings.eps
     for t, first in enumerate(is_first[..., None].unbind(1)):
@@ -63,15 +51,10 @@ def run_forward(
     return saved
 
 
-def run_backward(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Bool[Tensor, "B T"],
-    grads: OutputGrads,
-    settings: ScanSettings,
-) -> ScanGrads:
+def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    from_deter, from_inputs = deter_rows(weights), input_rows(weights)
+    weights, saved, is_first, grads, settings = scan
+    from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
     wide, blocks = weights.obs_scale.dtype, from_deter.shape[0]
     like = (saved.in0_pre, saved.in1_pre, saved.hid_pre, saved.gates, saved.obs_pre)
     din0, din1, dhid, dgates, dobs = (torch.empty_like(x) for x in like)
@@ -114,10 +97,12 @@ def run_backward(
         *("in0_bias", "in1_bias", "hid_bias", "gru_bias", "logit_bias"),
     )
     rows = (*dscales, din0, din1, dhid, dgates, dlogits)
-    vectors = VectorGrads(
+    vectors = tensors.VectorGrads(
         **{name: x.flatten(0, 1).sum(0) for name, x in zip(names, rows, strict=True)}
     )
-    return ScanGrads(din0, din1, dhid, dgates, dobs, dlogits, vectors, ddeter, dstoch)
+    return tensors.ScanGrads(
+        din0, din1, dhid, dgates, dobs, dlogits, vectors, ddeter, dstoch
+    )
 
 
 def block_matmul(
@@ -194,7 +179,9 @@ def sample(
 
 
 def sample_backward(
-    grad: Float[Tensor, "B L"], logits: Float[Tensor, "B L"], settings: ScanSettings
+    grad: Float[Tensor, "B L"],
+    logits: Float[Tensor, "B L"],
+    settings: tensors.ScanSettings,
 ) -> Float[Tensor, "B L"]:
     """Straight-through gradient: that of the probabilities."""
     grad = rearrange(grad, "b (s k) -> b s k", k=settings.classes)

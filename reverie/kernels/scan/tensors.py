@@ -138,6 +138,24 @@ class ScanGrads(NamedTuple):
     stoch: Float[Tensor, "B L"] | None
 
 
+class ForwardPass(NamedTuple):
+    """Arguments of the forward pass."""
+
+    weights: ScanWeights
+    inputs: ScanInputs
+    settings: ScanSettings
+
+
+class BackwardPass(NamedTuple):
+    """Arguments of the backward pass."""
+
+    weights: ScanWeights
+    saved: SavedActivations
+    is_first: Bool[Tensor, "B T"]
+    grads: OutputGrads
+    settings: ScanSettings
+
+
 def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "B T D"]:
     """Contribution of the actions to hid_pre, with the bias, for all steps at once."""
     rows = inputs.actions.flatten(0, 1)

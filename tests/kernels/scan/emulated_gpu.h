@@ -90,9 +90,9 @@ static bf16_bits to_bf16(float x) {
 }
 static unsigned pack(float x, float y) { return to_bf16(x) | (unsigned)to_bf16(y) << 16; }
 static float tanh_(float x) { return tanhf(x); }
-static uint4 load4_l2(const bf16_bits* p) { uint4 v; memcpy(&v, p, 16); return v; }
-static uint4 load_weights4(const bf16_bits* p) { return load4_l2(p); }
-static unsigned load1_l2(const void* p) { unsigned u; memcpy(&u, p, 4); return u; }
+static uint4 load_l2_4(const void* p) { uint4 v; memcpy(&v, p, 16); return v; }
+static uint4 load_weights4(const bf16_bits* p) { return load_l2_4(p); }
+static unsigned load_l2_1(const void* p) { unsigned u; memcpy(&u, p, 4); return u; }
 static void allow_next_kernel() {}
 static void wait_previous_kernel() {}
 

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from reverie.kernels import nvrtc
 from reverie.kernels.scan import posterior
-from reverie.kernels.scan.tensors import ScanInputs, ScanSettings, ScanWeights
+from reverie.kernels.scan.tensors import (
+    ForwardPass,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -26,7 +31,7 @@ def random_scan(
     length: int,
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype = torch.float32,
-) -> tuple[ScanWeights, ScanInputs, ScanSettings]:
+) -> ForwardPass:
     """Return arguments of a scan; `sizes` is deter, units, blocks, stoch, classes."""
     deter, units, blocks, stoch, classes = sizes
     width, logits = deter // blocks, stoch * classes
@@ -58,18 +63,19 @@ def random_scan(
         (torch.rand(batch, length, generator=generator) < 0.3).to(DEVICE),
         decisive_noise(noise).to(DEVICE),
     )
-    return weights, inputs, ScanSettings(classes, 0.01, 1e-4)
+    return ForwardPass(weights, inputs, ScanSettings(classes, 0.01, 1e-4))
 
 
-def outputs_and_gradients(
-    implementation, weights, inputs, settings
-) -> dict[str, Tensor]:
+def outputs_and_gradients(implementation, scan: ForwardPass) -> dict[str, Tensor]:
     """Run a scan forward and backward and return all results by name."""
-    outputs = posterior.run(implementation, weights, inputs, settings)
+    outputs = posterior.run(implementation, scan)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
     names = ("deter", "stoch", "actions", "tokens")
-    leaves = {**dict(zip(names, inputs, strict=False)), **weights._asdict()}
+    leaves = {
+        **dict(zip(names, scan.inputs, strict=False)),
+        **scan.weights._asdict(),
+    }
     grads = torch.autograd.grad(outputs, list(leaves.values()), upstream)
     named = dict(zip(("deters", "stochs", "logits"), outputs, strict=True))
     return {**named, **dict(zip(leaves, grads, strict=True))}

@@ -10,6 +10,8 @@ from torch import Tensor
 from reverie.kernels.scan import posterior, reference
 from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.tensors import (
+    BackwardPass,
+    ForwardPass,
     OutputGrads,
     SavedActivations,
     ScanInputs,
@@ -45,7 +47,8 @@ def scan(monkeypatch):
         torch.ones(32, 2, persistent.STOCH, persistent.CLASSES),
     )
     with torch.backends.mkldnn.flags(enabled=False):  # crashes on some processors
-        yield weights, inputs, ScanSettings(persistent.CLASSES, 0.01, 1e-4)
+        settings = ScanSettings(persistent.CLASSES, 0.01, 1e-4)
+        yield ForwardPass(weights, inputs, settings)
 
 
 def replace_kernels(monkeypatch, error: str = "") -> persistent.PersistentKernels:
@@ -54,18 +57,19 @@ def replace_kernels(monkeypatch, error: str = "") -> persistent.PersistentKernel
     return kernels
 
 
-def output_grads() -> OutputGrads:
+def backward_pass(scan: ForwardPass, saved: SavedActivations) -> BackwardPass:
     widths = (persistent.DETER, persistent.LOGITS, persistent.LOGITS)
-    return OutputGrads(*(torch.randn(32, 2, width).bfloat16() for width in widths))
+    generator = torch.Generator().manual_seed(0)
+    grads = OutputGrads(
+        *(torch.randn(32, 2, x, generator=generator).bfloat16() for x in widths)
+    )
+    return BackwardPass(scan.weights, saved, scan.inputs.is_first, grads, scan.settings)
 
 
 def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):
     kernels = replace_kernels(monkeypatch)
-    weights, inputs, settings = scan
-    saved = persistent.run_forward(*scan)
-    grads = persistent.run_backward(
-        weights, saved, inputs.is_first, output_grads(), settings
-    )
+    saved = persistent.run_forward(scan)
+    grads = persistent.run_backward(backward_pass(scan, saved))
     source = persistent.read_source()
     for kernel, name in zip(kernels, ("Forward", "Backward"), strict=True):
         expected = struct_members(f"{name}Arguments", source)
@@ -76,7 +80,7 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):
 
 def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, scan):
     kernels = replace_kernels(monkeypatch)
-    saved = persistent.run_forward(*scan)
+    saved = persistent.run_forward(scan)
     first, second = kernels.forward.calls
     assert second.gates - first.gates == saved.gates.stride(0) * 2
     assert saved.gates.shape == (2, 2, 16, 3 * persistent.DETER)
@@ -87,7 +91,7 @@ def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, scan):
 
 def test_exchanged_words_are_initially_unset(monkeypatch, scan):
     replace_kernels(monkeypatch)
-    saved, units = persistent.run_forward(*scan), persistent.UNITS
+    saved, units = persistent.run_forward(scan), persistent.UNITS
     exchanged = (saved.deter, saved.hid_pre, saved.in1_pre[:, 1:])
     for x in (*exchanged, saved.shared_input[..., :units]):
         assert (x.contiguous().view(torch.int32) == persistent.UNSET).all()
@@ -98,31 +102,27 @@ def test_exchanged_words_are_initially_unset(monkeypatch, scan):
 
 def test_a_failed_launch_falls_back_to_the_reference_with_a_warning(monkeypatch, scan):
     replace_kernels(monkeypatch, "too many blocks")
-    weights, inputs, settings = scan
     with pytest.warns(RuntimeWarning, match="too many blocks"):
-        saved = persistent.run_forward(*scan)
-    plain = reference.run_forward(*scan)
+        saved = persistent.run_forward(scan)
+    plain = reference.run_forward(scan)
     assert torch.equal(saved.deter, plain.deter)
-    rest = (inputs.is_first, output_grads(), settings)
-    grads = persistent.run_backward(weights, saved, *rest)
-    expected = reference.run_backward(weights, plain, *rest)
+    grads = persistent.run_backward(backward_pass(scan, saved))
+    expected = reference.run_backward(backward_pass(scan, plain))
     assert torch.equal(grads.hid_pre, expected.hid_pre)
-    assert posterior.select_implementation(weights, inputs) is reference
+    assert posterior.select_implementation(scan) is reference
 
 
 def test_a_failed_backward_launch_falls_back_too(monkeypatch, scan):
-    weights, inputs, settings = scan
     replace_kernels(monkeypatch, "out of memory")
-    plain = reference.run_forward(*scan)
-    rest = (inputs.is_first, output_grads(), settings)
+    plain = reference.run_forward(scan)
     grouped = (x.unflatten(1, (2, 16)).transpose(0, 1) for x in plain)
     saved = SavedActivations(*grouped)
     with pytest.warns(RuntimeWarning, match="out of memory"):
-        grads = persistent.run_backward(weights, saved, *rest)
-    expected = reference.run_backward(weights, plain, *rest)
+        grads = persistent.run_backward(backward_pass(scan, saved))
+    expected = reference.run_backward(backward_pass(scan, plain))
     assert torch.equal(grads.hid_pre.transpose(0, 1).flatten(1, 2), expected.hid_pre)
 
 
 def test_a_cpu_uses_the_reference(scan):
-    assert not persistent.is_supported(*scan[:2])
-    assert posterior.select_implementation(*scan[:2]) is reference
+    assert not persistent.is_supported(scan)
+    assert posterior.select_implementation(scan) is reference

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from reverie.kernels.scan import posterior, reference
 from reverie.kernels.scan.persistent import launch as persistent
-from reverie.kernels.scan.tensors import ScanInputs, ScanSettings, ScanWeights
+from reverie.kernels.scan.tensors import (
+    ForwardPass,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+)
 from reverie.nets.blocks import initialize
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -102,7 +107,7 @@ def fast_observe(
     if implementation is None:
         return posterior.posterior_scan(weights, inputs, unimix, eps)
     settings = ScanSettings(noise.shape[-1], unimix, eps)
-    return posterior.run(implementation, weights, inputs, settings)
+    return posterior.run(implementation, ForwardPass(weights, inputs, settings))
 
 
 def random_loss(outputs: tuple[Tensor, ...]) -> Tensor:

@@ -19,7 +19,7 @@ from scan_helpers import (
 from reverie.kernels import nvrtc
 from reverie.kernels.scan import reference
 from reverie.kernels.scan.streamed import launch as streamed
-from reverie.kernels.scan.tensors import OutputGrads
+from reverie.kernels.scan.tensors import BackwardPass, OutputGrads
 
 SMALL = (256, 32, 8, 2, 16)
 """Deter, units, blocks, stoch, classes."""
@@ -64,10 +64,10 @@ def test_kernels_are_as_close_to_float32_as_the_reference(
             library, name, blocks, shared
         ),
     )
-    exact = outputs_and_gradients(reference, *random_scan(batch, length, sizes))
+    exact = outputs_and_gradients(reference, random_scan(batch, length, sizes))
     scan = random_scan(batch, length, sizes, torch.bfloat16)
-    plain = outputs_and_gradients(reference, *scan)
-    assert_as_accurate(outputs_and_gradients(streamed, *scan), plain, exact)
+    plain = outputs_and_gradients(reference, scan)
+    assert_as_accurate(outputs_and_gradients(streamed, scan), plain, exact)
     assert not streamed.errors
 
 
@@ -79,10 +79,13 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch):
         return recorders.setdefault(name, KernelRecorder())
 
     replace_kernels(monkeypatch, record)
-    weights, inputs, settings = random_scan(2, 2, SMALL, torch.bfloat16)
-    saved = streamed.run_forward(weights, inputs, settings)
+    scan = random_scan(2, 2, SMALL, torch.bfloat16)
+    saved = streamed.run_forward(scan)
     grads = OutputGrads(*(x.transpose(0, 1) for x in saved[:3]))
-    streamed.run_backward(weights, saved, inputs.is_first, grads, settings)
+    is_first = scan.inputs.is_first
+    streamed.run_backward(
+        BackwardPass(scan.weights, saved, is_first, grads, scan.settings)
+    )
     source = streamed.read_source(streamed.LayerSizes(*SMALL))
     for name, kernel in recorders.items():
         struct = f"{name.split('_')[0].title()}Arguments"
@@ -94,9 +97,9 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch):
 def test_a_failed_launch_falls_back_to_the_reference_with_a_warning(monkeypatch):
     replace_kernels(monkeypatch, lambda *_: KernelRecorder("launch timed out"))
     scan = random_scan(2, 2, SMALL, torch.bfloat16)
-    plain = outputs_and_gradients(reference, *scan)
+    plain = outputs_and_gradients(reference, scan)
     with pytest.warns(RuntimeWarning, match="launch timed out"):
-        fast = outputs_and_gradients(streamed, *scan)
+        fast = outputs_and_gradients(streamed, scan)
     for name, value in plain.items():
         assert torch.equal(fast[name], value), name
 
@@ -114,8 +117,7 @@ def test_a_failed_compilation_disables_the_kernels_with_a_warning(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs tensors on a CPU")
 def test_a_cpu_is_not_supported():
-    weights, inputs, _ = random_scan(2, 2, SMALL, torch.bfloat16)
-    assert not streamed.is_supported(weights, inputs)
+    assert not streamed.is_supported(random_scan(2, 2, SMALL, torch.bfloat16))
 
 
 @pytest.mark.gpu
@@ -123,11 +125,11 @@ def test_a_cpu_is_not_supported():
 def test_kernels_on_a_gpu(scale: int, batch: int):
     """At the widths of size25m, size50m and size200m."""
     sizes = (256 * scale, 32 * scale, 8, 32, 2 * scale)
-    exact = outputs_and_gradients(reference, *random_scan(batch, 8, sizes))
+    exact = outputs_and_gradients(reference, random_scan(batch, 8, sizes))
     scan = random_scan(batch, 8, sizes, torch.bfloat16)
-    assert streamed.is_supported(*scan[:2])
-    plain = outputs_and_gradients(reference, *scan)
-    fast = outputs_and_gradients(streamed, *scan)
+    assert streamed.is_supported(scan)
+    plain = outputs_and_gradients(reference, scan)
+    fast = outputs_and_gradients(streamed, scan)
     assert_as_accurate(fast, plain, exact)
-    for name, value in outputs_and_gradients(streamed, *scan).items():
+    for name, value in outputs_and_gradients(streamed, scan).items():
         assert torch.equal(fast[name], value), name

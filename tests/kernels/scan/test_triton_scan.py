@@ -37,8 +37,8 @@ SIZES = {
 )
 def test_kernels_equal_the_reference(name: str, batch: int, length: int):
     scan = random_scan(batch, length, SIZES[name])
-    plain = outputs_and_gradients(reference, *scan)
-    fast = outputs_and_gradients(triton_scan, *scan)
+    plain = outputs_and_gradients(reference, scan)
+    fast = outputs_and_gradients(triton_scan, scan)
     for name, value in plain.items():
         torch.testing.assert_close(
             fast[name], value, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
@@ -47,13 +47,12 @@ def test_kernels_equal_the_reference(name: str, batch: int, length: int):
 
 @needs_kernels
 def test_kernels_support_half_precision():
-    exact = outputs_and_gradients(reference, *random_scan(3, 2, SIZES["small"]))
+    exact = outputs_and_gradients(reference, random_scan(3, 2, SIZES["small"]))
     # float16, because the interpreter does not support bfloat16
     scan = random_scan(3, 2, SIZES["small"], torch.float16)
-    plain = outputs_and_gradients(reference, *scan)
-    assert_as_accurate(outputs_and_gradients(triton_scan, *scan), plain, exact)
+    plain = outputs_and_gradients(reference, scan)
+    assert_as_accurate(outputs_and_gradients(triton_scan, scan), plain, exact)
 
 
 def test_widths_that_are_no_multiple_of_16_are_not_supported():
-    weights, inputs, _ = random_scan(2, 2, (30, 10, 3, 2, 4))
-    assert not triton_scan.is_supported(weights, inputs)
+    assert not triton_scan.is_supported(random_scan(2, 2, (30, 10, 3, 2, 4)))

@@ -7,6 +7,21 @@ typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+// Defines NAME4 and NAME1, which load 16 and 4 bytes with the given instruction.
+#define DEFINE_LOADS(NAME, INSTRUCTION)                               \
+  DEVICE uint4 NAME##4(const void* p) {                               \
+    uint4 v;                                                          \
+    asm volatile(INSTRUCTION ".v4.u32 {%0,%1,%2,%3}, [%4];"           \
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)         \
+                 : "l"(p)                                             \
+                 : "memory");                                         \
+    return v;                                                         \
+  }                                                                   \
+  DEVICE u32 NAME##1(const void* p) {                                 \
+    u32 v;                                                            \
+    asm volatile(INSTRUCTION ".u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); \
+    return v;                                                         \
+  }
 
 DEVICE float low(u32 w) { return __uint_as_float(w << 16); }
 DEVICE float high(u32 w) { return __uint_as_float(w & 0xFFFF0000u); }

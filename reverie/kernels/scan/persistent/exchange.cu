@@ -27,19 +27,7 @@ constexpr int MAX_POLLS = 1 << 22;  // about a second
 
 // ---- loads and stores of device memory that bypass the L1 cache
 
-DEVICE uint4 load4(const void* p) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-DEVICE u32 load1(const void* p) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
+DEFINE_LOADS(load, "ld.relaxed.gpu.global")
 DEVICE void store1(void* p, u32 v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }

@@ -16,22 +16,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.scan import reference
+from reverie.kernels.scan import reference, tensors
 from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
-from reverie.kernels.scan.tensors import (
-    OutputGrads,
-    SavedActivations,
-    ScanGrads,
-    ScanInputs,
-    ScanSettings,
-    ScanWeights,
-    VectorGrads,
-    project_actions,
-)
 
 ROWS = 16
 """The batch size must be a multiple of this."""
@@ -57,11 +46,12 @@ class PersistentKernels(NamedTuple):
     backward: nvrtc.CooperativeKernel
 
 
-def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+def is_supported(scan: tensors.ForwardPass) -> bool:
     """True if there are kernels for these sizes, this dtype and this GPU.
 
     They do not compute the gradient of the initial state.
     """
+    weights, inputs, _ = scan
     like = inputs.actions
     state_grad = inputs.deter.requires_grad or inputs.stoch.requires_grad
     return (
@@ -105,10 +95,9 @@ def read_source() -> str:
     return read_sources(__package__, "exchange.cu", "forward.cu", "backward.cu")
 
 
-def run_forward(
-    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
-) -> SavedActivations:
+def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations, (groups of rows, T, ROWS, width)."""
+    weights, inputs, settings = scan
     batch, length = inputs.is_first.shape
     groups, like, w = batch // ROWS, inputs.actions, weights
     exchanged = {
@@ -123,7 +112,7 @@ def run_forward(
         **dict.fromkeys(("in0_pre", "obs_pre", "obs_act"), UNITS),
         "gates": 3 * DETER,
     }
-    saved = SavedActivations(
+    saved = tensors.SavedActivations(
         inv_rms=torch.empty(groups, length, ROWS, 4, device=like.device),
         **_allocate_unset(
             like.device,
@@ -144,7 +133,7 @@ def run_forward(
         prev[:, 0] = first.view(groups, ROWS, -1)
         pre[:, 0] = F.linear(first, weight, bias).view(groups, ROWS, -1)
     given = {
-        "projected_actions": project_actions(weights, inputs),
+        "projected_actions": tensors.project_actions(weights, inputs),
         "tokens": inputs.tokens,
         "noise": inputs.noise,
         "is_first": inputs.is_first,
@@ -154,7 +143,7 @@ def run_forward(
         "square_sums": (groups, length, ROWS, ROW_SUM_STRIDE),
         "samples": (groups, length, ROWS, STOCH),
     }
-    tensors = {
+    buffers = {
         **saved._asdict(),
         **{name: _group_rows(x) for name, x in given.items()},
         **_allocate_unset(like.device, torch.float32, partial_sums),
@@ -163,23 +152,18 @@ def run_forward(
     assert kernels is not None
     try:
         numbers = {"eps": settings.eps, "unimix": settings.unimix}
-        _launch(kernels.forward, weights, tensors, numbers)
+        _launch(kernels.forward, weights, buffers, numbers)
     except nvrtc.Unavailable as error:
         errors.disable(error)
-        return reference.run_forward(weights, inputs, settings)
+        return reference.run_forward(scan)
     return saved
 
 
-def run_backward(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Bool[Tensor, "B T"],
-    grads: OutputGrads,
-    settings: ScanSettings,
-) -> ScanGrads:
+def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
+    weights, saved, is_first, grads, settings = scan
     if saved.deter.dim() == 3:  # the forward pass fell back to the reference
-        return reference.run_backward(weights, saved, is_first, grads, settings)
+        return reference.run_backward(scan)
     groups, length = saved.deter.shape[:2]
     device = saved.deter.device
 
@@ -194,7 +178,7 @@ def run_backward(
         "product_sums": (groups, length, ROWS, ROW_SUM_STRIDE),
     }
     written = shapes({"din1": UNITS, "dhid": DETER, "dlogits": LOGITS})
-    tensors = {
+    buffers = {
         **saved._asdict(),
         **{
             name: _group_rows(x) for name, x in (("is_first", is_first), *given.items())
@@ -207,28 +191,26 @@ def run_backward(
     kernels = load_kernels(device)
     assert kernels is not None
     try:
-        _launch(kernels.backward, weights, tensors, {"unimix": settings.unimix})
+        _launch(kernels.backward, weights, buffers, {"unimix": settings.unimix})
     except nvrtc.Unavailable as error:
         errors.disable(error)
-        return _run_reference_backward(weights, saved, is_first, grads, settings)
+        return _run_reference_backward(scan)
     names = ("din0", "din1", "dhid", "dgates", "dobs", "dlogits")
-    vectors = torch.split(tensors["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
-    activations = (tensors[name] for name in names)
-    return ScanGrads._make((*activations, VectorGrads(*vectors), None, None))
+    vectors = torch.split(buffers["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
+    activations = (buffers[name] for name in names)
+    return tensors.ScanGrads._make(
+        (*activations, tensors.VectorGrads(*vectors), None, None)
+    )
 
 
-def _run_reference_backward(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Tensor,
-    grads: OutputGrads,
-    settings: ScanSettings,
-) -> ScanGrads:
+def _run_reference_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Run the reference on the saved activations of this implementation."""
-    merged = SavedActivations(*(rearrange(x, "n t r w -> t (n r) w") for x in saved))
-    result = reference.run_backward(weights, merged, is_first, grads, settings)
-    split = (rearrange(x, "t (n r) w -> n t r w", r=ROWS) for x in result[:6])
-    return ScanGrads._make((*split, *result[6:]))
+    merged = (rearrange(x, "n t r w -> t (n r) w") for x in scan.saved)
+    grads = reference.run_backward(
+        scan._replace(saved=tensors.SavedActivations(*merged))
+    )
+    split = (rearrange(x, "t (n r) w -> n t r w", r=ROWS) for x in grads[:6])
+    return tensors.ScanGrads._make((*split, *grads[6:]))
 
 
 def _group_rows(x: Tensor) -> Tensor:
@@ -254,28 +236,28 @@ def _allocate_unset(
 
 def _launch(
     kernel: Callable[[ctypes.Structure], None],
-    weights: ScanWeights,
-    tensors: Mapping[str, Tensor],
+    weights: tensors.ScanWeights,
+    buffers: Mapping[str, Tensor],
     numbers: Mapping[str, int | float],
 ) -> None:
-    """Launch a kernel for every group of rows, the first axis of all `tensors`.
+    """Launch a kernel for every group of rows, the first axis of all `buffers`.
 
     The arguments are in the order of `ForwardArguments` and `BackwardArguments` in the
     CUDA source.
     """
     stride, inner = weights.obs_weight.stride()  # may be part of a wider matrix
     is_aligned = inner == 1 and stride % 2 == 0
-    weights = ScanWeights(
+    weights = tensors.ScanWeights(
         *(
             x if is_aligned and x is weights.obs_weight else x.contiguous()
             for x in weights
         )
     )
     numbers = {
-        "length": tensors["deter"].shape[1],
+        "length": buffers["deter"].shape[1],
         "obs_stride": weights.obs_weight.stride(0),
         **numbers,
     }
-    for group in range(len(tensors["deter"])):
-        own = {name: tensor[group] for name, tensor in tensors.items()}
+    for group in range(len(buffers["deter"])):
+        own = {name: tensor[group] for name, tensor in buffers.items()}
         kernel(nvrtc.make_arguments({**weights._asdict(), **own}, numbers))

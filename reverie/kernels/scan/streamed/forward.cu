@@ -261,7 +261,7 @@ KERNEL forward_in1(ForwardArguments p) {
     const int variable = i * WARPS + warp;
     label[i] = -1;
     if (variable < STOCH && inside)
-      label[i] = variable * CLASSES + (int)load1_l2(p.samples + row * STOCH + variable);
+      label[i] = variable * CLASSES + (int)load_l2_1(p.samples + row * STOCH + variable);
   }
   float2 x = zero2();
   if (warp == 0 && inside) x = load_two(p.in1_bias + at);

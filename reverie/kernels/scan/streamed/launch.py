@@ -10,29 +10,11 @@ import functools
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.scan import reference
+from reverie.kernels.scan import reference, stepwise, tensors
 from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
-from reverie.kernels.scan.stepwise import (
-    allocate_step_grads,
-    has_contiguous_weights,
-    stack_in0_obs,
-    start_first_step,
-    tile_square_sums,
-)
-from reverie.kernels.scan.tensors import (
-    OutputGrads,
-    SavedActivations,
-    ScanGrads,
-    ScanInputs,
-    ScanSettings,
-    ScanWeights,
-    allocate_saved,
-    project_actions,
-)
 
 ROWS = 1
 """The batch size must be a multiple of this."""
@@ -91,15 +73,16 @@ class StreamedKernels(NamedTuple):
     backward: dict[str, nvrtc.OverlappingKernel]
 
 
-def is_fastest(weights: ScanWeights, inputs: ScanInputs) -> bool:
+def is_fastest(scan: tensors.ForwardPass) -> bool:
     """True if the kernels are faster than Triton's, as measured on an H200."""
-    is_narrow = weights.gru_weight.shape[1] <= MAX_BLOCK_WIDTH
-    return is_narrow or len(inputs.is_first) > 16
+    is_narrow = scan.weights.gru_weight.shape[1] <= MAX_BLOCK_WIDTH
+    return is_narrow or len(scan.inputs.is_first) > 16
 
 
-def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+def is_supported(scan: tensors.ForwardPass) -> bool:
     """True if there are kernels for these sizes, this dtype and this GPU."""
-    like, sizes = inputs.actions, _layer_sizes(weights, inputs.noise.shape[-1])
+    weights, inputs, settings = scan
+    like, sizes = inputs.actions, _layer_sizes(weights, settings.classes)
     return (
         like.is_cuda
         and like.dtype == torch.bfloat16
@@ -108,7 +91,7 @@ def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
         and sizes.deter % (sizes.gru_blocks * WINDOW) == 0
         and sizes.stoch * sizes.classes % WINDOW == 0
         and sizes.classes % 8 == 0
-        and has_contiguous_weights(weights)
+        and stepwise.has_contiguous_weights(weights)
         and not errors
         and load_kernels(sizes, like.device) is not None
     )
@@ -164,28 +147,27 @@ def read_source(sizes: LayerSizes) -> str:
     return read_sources(__package__, *files, constants=f"constexpr int {names};\n")
 
 
-def run_forward(
-    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
-) -> SavedActivations:
+def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations."""
+    weights, inputs, settings = scan
     batch, length = inputs.is_first.shape
     sizes, device = _layer_sizes(weights, settings.classes), inputs.is_first.device
-    saved = allocate_saved(weights, inputs)
-    start_first_step(weights, inputs, saved)
+    saved = tensors.allocate_saved(weights, inputs)
+    stepwise.start_first_step(weights, inputs, saved)
     read = sizes.deter // sizes.gru_blocks + 2 * sizes.units  # all but the actions
-    tensors = {  # the copies must stay alive until the last launch
+    buffers = {  # the copies must stay alive until the last launch
         **weights._asdict(),
         **saved._asdict(),
         "hid_rows": weights.hid_weight[:, :read].transpose(1, 2).contiguous(),
         "gru_rows": weights.gru_weight.transpose(1, 2).contiguous(),
-        "in0_obs_rows": stack_in0_obs(weights),
+        "in0_obs_rows": stepwise.stack_in0_obs(weights),
         "in1_columns": weights.in1_weight.T.contiguous(),
-        "projected_actions": project_actions(weights, inputs),
+        "projected_actions": tensors.project_actions(weights, inputs),
         "tokens": inputs.tokens.contiguous(),
         "noise": inputs.noise.contiguous(),
         "is_first": inputs.is_first.contiguous(),
-        "in0_partials": tile_square_sums(saved.in0_pre[0], UNIT_COLUMNS),
-        "in1_partials": tile_square_sums(saved.in1_pre[0], sizes.in1_columns),
+        "in0_partials": stepwise.tile_square_sums(saved.in0_pre[0], UNIT_COLUMNS),
+        "in1_partials": stepwise.tile_square_sums(saved.in1_pre[0], sizes.in1_columns),
         **_allocate_partials(sizes, inputs.is_first, "hid_partials", "obs_partials"),
         "samples": torch.empty(batch, sizes.stoch, dtype=torch.int32, device=device),
     }
@@ -193,7 +175,7 @@ def run_forward(
         **{"t": 0, "length": length, "batch": batch},
         **{"eps": settings.eps, "unimix": settings.unimix},
     }
-    arguments = nvrtc.make_arguments(tensors, numbers)
+    arguments = nvrtc.make_arguments(buffers, numbers)
     kernels = load_kernels(sizes, device)
     assert kernels is not None
     try:
@@ -208,26 +190,21 @@ def run_forward(
                 )
     except nvrtc.Unavailable as error:
         errors.disable(error)
-        return reference.run_forward(weights, inputs, settings)
+        return reference.run_forward(scan)
     return saved
 
 
-def run_backward(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Bool[Tensor, "B T"],
-    grads: OutputGrads,
-    settings: ScanSettings,
-) -> ScanGrads:
+def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
     # imported here because Triton is installed only with CUDA
     from reverie.kernels.scan.triton.gradients import finish_gradients
 
+    weights, saved, is_first, grads, settings = scan
     batch, length = is_first.shape
     sizes = _layer_sizes(weights, settings.classes)
-    step_grads = allocate_step_grads(saved)
+    step_grads = stepwise.allocate_step_grads(saved)
     partials = ("in0_partials", "in1_partials", "hid_partials", "obs_partials")
-    tensors = {  # the copies must stay alive until the last launch
+    buffers = {  # the copies must stay alive until the last launch
         **weights._asdict(),
         **saved._asdict(),
         "in1_columns": weights.in1_weight.T.contiguous(),
@@ -239,7 +216,7 @@ def run_backward(
         **_allocate_partials(sizes, is_first, *partials),
     }
     numbers = {"t": 0, "length": length, "batch": batch, "unimix": settings.unimix}
-    arguments = nvrtc.make_arguments(tensors, numbers)
+    arguments = nvrtc.make_arguments(buffers, numbers)
     kernels = load_kernels(sizes, is_first.device)
     assert kernels is not None
     try:
@@ -250,11 +227,11 @@ def run_backward(
                 kernels.backward[name](arguments, overlap=overlap)
     except nvrtc.Unavailable as error:
         errors.disable(error)
-        return reference.run_backward(weights, saved, is_first, grads, settings)
-    return finish_gradients(weights, saved, is_first, step_grads)
+        return reference.run_backward(scan)
+    return finish_gradients(scan, step_grads)
 
 
-def _layer_sizes(weights: ScanWeights, classes: int) -> LayerSizes:
+def _layer_sizes(weights: tensors.ScanWeights, classes: int) -> LayerSizes:
     units, deter = weights.obs_weight.shape
     stoch = weights.logit_weight.shape[0] // classes
     return LayerSizes(deter, units, weights.gru_weight.shape[0], stoch, classes)

@@ -34,25 +34,13 @@ DEVICE uint4 load_weights4(const bf16* p) {
   return v;
 }
 // From the L2 cache: the L1 cache does not see what the previous kernel has written.
-DEVICE uint4 load4_l2(const bf16* p) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-DEVICE u32 load1_l2(const void* p) {
-  u32 v;
-  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-DEVICE float load_float(const float* p) { return __uint_as_float(load1_l2(p)); }
+DEFINE_LOADS(load_l2_, "ld.global.cg")
+DEVICE float load_float(const float* p) { return __uint_as_float(load_l2_1(p)); }
 DEVICE float2 load_two(const float* p) {
   return make_float2(load_float(p), load_float(p + 1));
 }
 DEVICE float2 load_two(const bf16* p) {
-  u32 w = load1_l2(p);
+  u32 w = load_l2_1(p);
   return make_float2(low(w), high(w));
 }
 DEVICE void store_two(bf16* p, float2 v) { *(u32*)p = pack(v.x, v.y); }
@@ -179,7 +167,7 @@ struct RowPair {
     lower = min(first + threadIdx.x % 32 / 4 + 8, batch - 1);
   }
   DEVICE Fragment load(const bf16* p, int width, int k) const {
-    return fragment(load4_l2(p + upper * width + k), load4_l2(p + lower * width + k));
+    return fragment(load_l2_4(p + upper * width + k), load_l2_4(p + lower * width + k));
   }
   DEVICE float2 load(const float* p, int width) const {
     return make_float2(load_float(p + upper * width), load_float(p + lower * width));

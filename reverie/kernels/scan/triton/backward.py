@@ -1,4 +1,4 @@
-"""The five Triton kernels of one backward step; `tiles.py` explains their layout.
+"""The Triton kernels of one backward step; `tiles.py` explains their layout.
 
 Names that begin with `d` are gradients; those that end with `norm` are gradients of the
 output of an RMS norm. Names that begin with `grad` are incoming gradients.
@@ -14,6 +14,7 @@ import triton.language as tl
 from reverie.kernels.scan.triton.tiles import (
     class_tile,
     dot,
+    dot_rows,
     load_is_first,
     norm_grad,
     row_tile,
@@ -39,9 +40,8 @@ def logits_backward(
     """Gradient of some logits, from in1 of the next step and the incoming gradients."""
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
-    tile = tl.program_id(0)
     rows, mask, at, given = row_tile(t, length, batch, BM)
-    columns, valid = class_tile(tile, S, K, BS, PADDED_K)
+    columns, valid = class_tile(S, K, BS, PADDED_K)
     mask_valid = mask & valid[None, :]
     grad = tl.zeros((BM, BN), tl.float32)
     if t + 1 < length:
@@ -76,25 +76,30 @@ def logits_backward(
 
 @no_type_check
 @triton.jit(do_not_specialize=["t", "length", "batch"])
-def obs_backward(
-    dlogits, weight, obs_pre, scale, inv_rms, dobs_norm, obs_partials, t, length, batch,
-    U: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr,
+def norm_output_backward(
+    inputs, weight, pre, scale, inv_rms, dnorm, partials, t, length, batch,
+    NORM: tl.constexpr, F: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
+    ROW: tl.constexpr, INPUT_STRIDE: tl.constexpr, OUTPUT_STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Gradient of the posterior layer's norm output, for some units."""
+    """Gradient of the output of a norm of width F, for obs and hid.
+
+    The inputs are the gradients of the next layer: rows of `ROW` numbers, of which each
+    block of W columns reads K. `NORM` is the column of `inv_rms`.
+    """
     tile = tl.program_id(0)
     rows, mask, at, _ = row_tile(t, length, batch, BM)
-    units = tile * BN + tl.arange(0, BN)
+    columns = tile * BN + tl.arange(0, BN)
+    block = tile * BN // W
     acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, L, BK):
-        read = k + tl.arange(0, BK)
-        a = tl.load(dlogits + at[:, None] * L + read[None, :], mask=mask, other=0.0)
-        b = tl.load(weight + read[:, None] * U + units[None, :])
-        acc = dot(a, b, acc, PRECISION)
-    here = at[:, None] * U + units[None, :]
+    acc = dot_rows(
+        acc, inputs + at[:, None] * ROW + block * K, weight, columns, mask, K,
+        INPUT_STRIDE, OUTPUT_STRIDE, BK, PRECISION,
+    )
+    here = at[:, None] * F + columns[None, :]
     store_norm_output_grad(
-        acc, obs_pre, here, scale, units, inv_rms + at * 4 + 3, dobs_norm + here,
-        obs_partials, tile, rows, batch,
+        acc, pre, here, scale, columns, inv_rms + at * 4 + NORM, dnorm + here, partials,
+        tile, rows, batch,
     )
 
 
@@ -158,32 +163,6 @@ def gates_backward(
     store_rounded(dgates + gate + W, mask, dtanh * reset)
     store_rounded(dgates + gate + 2 * W, mask, dupdate)
     tl.store(previous, grad * (1 - update), mask=mask)
-
-
-@no_type_check
-@triton.jit(do_not_specialize=["t", "length", "batch"])
-def hidden_backward(
-    dgates, weight, hid_pre, scale, inv_rms, dhid_norm, hid_partials, t, length, batch,
-    D: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr,
-):
-    """Gradient of the hidden layer's norm output, for some units."""
-    tile = tl.program_id(0)
-    rows, mask, at, _ = row_tile(t, length, batch, BM)
-    columns = tile * BN + tl.arange(0, BN)
-    block = tile * BN // W
-    weight += columns * (3 * W)  # one row of the weight per unit of the hidden layer
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, 3 * W, BK):
-        read = k + tl.arange(0, BK)
-        here = at[:, None] * (3 * D) + block * 3 * W + read[None, :]
-        a = tl.load(dgates + here, mask=mask, other=0.0)
-        acc = dot(a, tl.load(weight[None, :] + read[:, None]), acc, PRECISION)
-    here = at[:, None] * D + columns[None, :]
-    store_norm_output_grad(
-        acc, hid_pre, here, scale, columns, inv_rms + at * 4 + 2, dhid_norm + here,
-        hid_partials, tile, rows, batch,
-    )
 
 
 @no_type_check

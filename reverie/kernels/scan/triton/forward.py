@@ -10,6 +10,7 @@ import triton.language as tl
 from reverie.kernels.scan.triton.tiles import (
     class_tile,
     dot,
+    dot_rows,
     load_is_first,
     norm_act,
     row_tile,
@@ -45,12 +46,8 @@ def hidden_forward(
     squares1 = sum_partials(in1_partials, rows, batch, TILES1, PADDED1)
     inv_rms0, inv_rms1 = tl.rsqrt(squares0 / U + eps), tl.rsqrt(squares1 / U + eps)
     acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, W, BW):
-        read = k + tl.arange(0, BW)
-        here = at[:, None] * D + block * W + read[None, :]
-        a = tl.load(prev_deter + here, mask=mask, other=0.0)
-        b = tl.load(weight + read[:, None] * W + inside[None, :])
-        acc = dot(a, b, acc, PRECISION)
+    own = prev_deter + at[:, None] * D + block * W
+    acc = dot_rows(acc, own, weight, inside, mask, W, W, 1, BW, PRECISION)
     weight += W * W
     unit = at[:, None] * U
     shared = at[:, None] * (3 * U)
@@ -139,11 +136,8 @@ def inputs_forward(
     rows, mask, at, given = row_tile(t, length, batch, BM)
     units = tile * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, D, BK):
-        read = k + tl.arange(0, BK)
-        a = tl.load(deter + at[:, None] * D + read[None, :], mask=mask, other=0.0)
-        b = tl.load(weight + units[None, :] * D + read[:, None])
-        acc = dot(a, b, acc, PRECISION)
+    inputs = deter + at[:, None] * D
+    acc = dot_rows(acc, inputs, weight, units, mask, D, 1, D, BK, PRECISION)
     if tile * BN < U:
         if t + 1 < length:
             first = load_is_first(is_first, t + 1, length, batch, rows)
@@ -174,7 +168,7 @@ def logits_forward(
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
     rows, mask, at, given = row_tile(t, length, batch, BM)
-    columns, valid = class_tile(tile, S, K, BS, PADDED_K)
+    columns, valid = class_tile(S, K, BS, PADDED_K)
     squares = sum_partials(obs_partials, rows, batch, TILES, PADDED)
     inv_rms3 = tl.rsqrt(squares / U + eps)
     acc = tl.zeros((BM, BN), tl.float32)

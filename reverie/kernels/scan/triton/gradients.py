@@ -11,25 +11,15 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool
 from torch import Tensor
 
+from reverie.kernels.scan import tensors
 from reverie.kernels.scan.stepwise import StepGrads
-from reverie.kernels.scan.tensors import (
-    SavedActivations,
-    ScanGrads,
-    ScanWeights,
-    VectorGrads,
-)
 
 
-def finish_gradients(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Bool[Tensor, "B T"],
-    grads: StepGrads,
-) -> ScanGrads:
+def finish_gradients(scan: tensors.BackwardPass, grads: StepGrads) -> tensors.ScanGrads:
     """Compute all remaining gradients of the scan's activations, biases and scales."""
+    weights, saved, is_first = scan.weights, scan.saved, scan.is_first
     units, inv_rms = saved.in0_pre.shape[-1], saved.inv_rms
     din0, in0_scale, in0_bias = _norm_input_grad(
         grads.in_norm, saved.in0_pre, weights.in0_scale, inv_rms, 0
@@ -46,7 +36,7 @@ def finish_gradients(
     first = is_first[:, :1]
     ddeter = grads.deter + (din0[0] @ weights.in0_weight).float().masked_fill(first, 0)
     dstoch = (din1[0] @ weights.in1_weight).masked_fill(first, 0)
-    vectors = VectorGrads(
+    vectors = tensors.VectorGrads(
         hid_scale=hid_scale,
         hid_bias=hid_bias,
         gru_bias=grads.gates.flatten(0, 1).sum(0),
@@ -58,7 +48,7 @@ def finish_gradients(
         logit_bias=grads.logits.flatten(0, 1).sum(0),
     )
     activations = (din0, din1, dhid, grads.gates, dobs, grads.logits)
-    return ScanGrads(*activations, vectors, ddeter, dstoch)
+    return tensors.ScanGrads(*activations, vectors, ddeter, dstoch)
 
 
 def _norm_input_grad(

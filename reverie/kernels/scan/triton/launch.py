@@ -10,27 +10,10 @@ from typing import NamedTuple
 
 import torch
 import triton
-from jaxtyping import Bool
 from torch import Tensor
 
 from reverie.kernels.launch import can_launch
-from reverie.kernels.scan.stepwise import (
-    allocate_step_grads,
-    has_contiguous_weights,
-    stack_in0_obs,
-    start_first_step,
-    tile_square_sums,
-)
-from reverie.kernels.scan.tensors import (
-    OutputGrads,
-    SavedActivations,
-    ScanGrads,
-    ScanInputs,
-    ScanSettings,
-    ScanWeights,
-    allocate_saved,
-    project_actions,
-)
+from reverie.kernels.scan import stepwise, tensors
 from reverie.kernels.scan.triton import backward, forward
 from reverie.kernels.scan.triton.gradients import finish_gradients
 
@@ -85,33 +68,36 @@ class TileSizes(NamedTuple):
         return max(1, MIN_TILE // self.padded_classes)
 
 
-def is_supported(weights: ScanWeights, inputs: ScanInputs) -> bool:
+def is_supported(scan: tensors.ForwardPass) -> bool:
     """True if the kernels support these sizes, this dtype and this device."""
+    weights, inputs, _ = scan
     stoch, classes = inputs.noise.shape[2:]
     widths = (*weights.obs_weight.shape, *weights.gru_weight.shape[1:], stoch * classes)
     return (
         can_launch(inputs.actions.device, inputs.actions.dtype)
         and inputs.noise.dtype == weights.obs_scale.dtype == torch.float32
         and all(width % MIN_TILE == 0 for width in widths)
-        and has_contiguous_weights(weights)
+        and stepwise.has_contiguous_weights(weights)
     )
 
 
-def run_forward(
-    weights: ScanWeights, inputs: ScanInputs, settings: ScanSettings
-) -> SavedActivations:
+def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations."""
+    weights, inputs, settings = scan
     w, sizes = weights, _tile_sizes(weights, settings, inputs.is_first)
-    saved, projected = allocate_saved(w, inputs), project_actions(w, inputs)
+    saved, projected = (
+        tensors.allocate_saved(w, inputs),
+        tensors.project_actions(w, inputs),
+    )
     batch, length = inputs.is_first.shape
-    in0_obs, in1_columns = stack_in0_obs(w), w.in1_weight.T.contiguous()
+    in0_obs, in1_columns = stepwise.stack_in0_obs(w), w.in1_weight.T.contiguous()
     tokens, noise = inputs.tokens.contiguous(), inputs.noise.contiguous()
     is_first = inputs.is_first.contiguous().view(torch.uint8)
     partials = _partial_sums(sizes, is_first)
     samples = torch.empty(batch, sizes.stoch, dtype=torch.int32, device=is_first.device)
-    start_first_step(w, inputs, saved)
+    stepwise.start_first_step(w, inputs, saved)
     for sums, pre in ((partials.in0, saved.in0_pre), (partials.in1, saved.in1_pre)):
-        sums.copy_(tile_square_sums(pre[0], sizes.units // len(sums)).T)
+        sums.copy_(stepwise.tile_square_sums(pre[0], sizes.units // len(sums)).T)
     row_tiles = triton.cdiv(batch, sizes.rows)
     block_grid = (sizes.deter // sizes.block_columns, row_tiles)
     logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
@@ -162,21 +148,16 @@ def run_forward(
     return saved
 
 
-def run_backward(
-    weights: ScanWeights,
-    saved: SavedActivations,
-    is_first: Bool[Tensor, "B T"],
-    grads: OutputGrads,
-    settings: ScanSettings,
-) -> ScanGrads:
+def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
+    weights, saved, is_first, grads, settings = scan
     w, sizes = weights, _tile_sizes(weights, settings, is_first)
     batch, length = is_first.shape
-    in0_obs, flags = stack_in0_obs(w), is_first.contiguous().view(torch.uint8)
+    in0_obs, flags = stepwise.stack_in0_obs(w), is_first.contiguous().view(torch.uint8)
     partials = _partial_sums(sizes, is_first)
     partials = partials._replace(in1=torch.empty_like(partials.in0))
     grad_deter, grad_stoch, grad_logits = (x.contiguous() for x in grads)
-    d = allocate_step_grads(saved)
+    d = stepwise.allocate_step_grads(saved)
     row_tiles = triton.cdiv(batch, sizes.rows)
     block_grid = (sizes.deter // sizes.block_columns, row_tiles)
     logit_grid = (triton.cdiv(sizes.stoch, sizes.variables), row_tiles)
@@ -192,10 +173,11 @@ def run_backward(
             *(sizes.depth(units, sizes.variables * sizes.padded_classes), precision),
             **OPTIONS,
         )
-        backward.obs_backward[(units // sizes.unit_columns, row_tiles)](
-            *(d.logits, w.logit_weight, saved.obs_pre, w.obs_scale, saved.inv_rms),
-            *(d.obs_norm, partials.obs, *step, units, logits, rows),
-            *(sizes.unit_columns, sizes.depth(logits, sizes.unit_columns), precision),
+        backward.norm_output_backward[(units // sizes.unit_columns, row_tiles)](
+            *(d.logits, w.logit_weight, saved.obs_pre, w.obs_scale),
+            *(saved.inv_rms, d.obs_norm, partials.obs, *step),
+            *(3, units, units, logits, logits, units, 1, rows, sizes.unit_columns),
+            *(sizes.depth(logits, sizes.unit_columns), precision),
             **OPTIONS,
         )
         backward.gates_backward[block_grid](
@@ -208,9 +190,10 @@ def run_backward(
             precision,
             **OPTIONS,
         )
-        backward.hidden_backward[block_grid](
-            *(d.gates, w.gru_weight, saved.hid_pre, w.hid_scale, saved.inv_rms),
-            *(d.hid_norm, partials.hid, *step, deter, width),
+        backward.norm_output_backward[block_grid](
+            *(d.gates, w.gru_weight, saved.hid_pre, w.hid_scale),
+            *(saved.inv_rms, d.hid_norm, partials.hid, *step),
+            *(2, deter, width, 3 * width, 3 * deter, 1, 3 * width),
             *(rows, sizes.block_columns, sizes.depth(3 * width, sizes.block_columns)),
             precision,
             **OPTIONS,
@@ -226,7 +209,7 @@ def run_backward(
             precision,
             **OPTIONS,
         )
-    return finish_gradients(weights, saved, is_first, d)
+    return finish_gradients(scan, d)
 
 
 class _PartialSums(NamedTuple):
@@ -239,7 +222,7 @@ class _PartialSums(NamedTuple):
 
 
 def _tile_sizes(
-    weights: ScanWeights, settings: ScanSettings, is_first: Tensor
+    weights: tensors.ScanWeights, settings: tensors.ScanSettings, is_first: Tensor
 ) -> TileSizes:
     units, deter = weights.obs_weight.shape
     width, logits = weights.gru_weight.shape[1], weights.logit_weight.shape[0]

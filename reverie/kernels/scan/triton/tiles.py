@@ -50,6 +50,21 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @no_type_check
 @triton.jit
+def dot_rows(
+    acc, inputs, weight, columns, mask, K: tl.constexpr, INPUT_STRIDE: tl.constexpr,
+    OUTPUT_STRIDE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Add the product of rows of K inputs with columns of a weight of given strides."""
+    for k in range(0, K, BK):
+        read = k + tl.arange(0, BK)
+        a = tl.load(inputs + read[None, :], mask=mask, other=0.0)
+        at = read[:, None] * INPUT_STRIDE + columns[None, :] * OUTPUT_STRIDE
+        acc = dot(a, tl.load(weight + at), acc, PRECISION)
+    return acc
+
+
+@no_type_check
+@triton.jit
 def row_tile(t, length, batch, BM: tl.constexpr):
     """Row numbers of this tile, their mask, and their indices `at` and `given`."""
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -58,12 +73,10 @@ def row_tile(t, length, batch, BM: tl.constexpr):
 
 @no_type_check
 @triton.jit
-def class_tile(
-    tile, S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr,
-):
-    """Columns of `BS` categorical variables with padded classes, and their mask."""
-    column = tl.arange(0, BS * PADDED_K)
-    variable, label = tile * BS + column // PADDED_K, column % PADDED_K
+def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr):
+    """Columns of `BS` categorical variables of `BK` padded classes, and their mask."""
+    column = tl.arange(0, BS * BK)
+    variable, label = tl.program_id(0) * BS + column // BK, column % BK
     return variable * K + label, (variable < S) & (label < K)
 
 
