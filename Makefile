@@ -1,29 +1,29 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer, and make.
-# PYTHON=python3.12 chooses the interpreter; TORCH_INDEX=URL another index for torch.
+# `make demo` and `make test` need only Python 3.11 or newer.
+# PYTHON=python3.12 selects the interpreter, TORCH_INDEX=URL a package index for torch.
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOCAL := .local
-# Test processes side by side; each keeps torch to one thread.
+# Number of test processes; each uses one torch thread.
 WORKERS ?= 2
 PYTEST_FLAGS ?=
 
-# Leave no half-written stamp behind.
+# Remove targets of failed commands.
 .DELETE_ON_ERROR:
-.PHONY: help demo install check test lint format types pytest floors licences \
+.PHONY: help demo install check test lint format types pytest coverage licences \
 	test-slow test-gpu test-envs bench clean distclean
 
 help:
-	@echo "make demo       install, then train an agent on catch and show what it dreams"
-	@echo "make install    the developer install into $(VENV)"
-	@echo "make check      lint, types, import order and parity with the originals, in minutes"
-	@echo "make test       lint, types, tests, coverage floors (what CI runs)"
+	@echo "make demo       install, then train an agent on catch and save videos of imagined rollouts"
+	@echo "make install    developer install into $(VENV)"
+	@echo "make check      lint, types, import order and parity tests (minutes)"
+	@echo "make test       lint, types, tests and coverage (as in CI)"
 	@echo "make lint       ruff and mypy only"
-	@echo "make format     let ruff rewrite the sources"
-	@echo "make test-slow  the tests that take minutes"
-	@echo "make test-envs  every suite, in virtual environments of their own; GROUPS=dmc"
-	@echo "make test-gpu   the tests that need a CUDA device"
-	@echo "make bench      the benchmarks, into $(LOCAL)/bench"
+	@echo "make format     format the sources with ruff"
+	@echo "make test-slow  tests that take minutes"
+	@echo "make test-envs  test every suite in its own virtual environment (GROUPS=dmc for one)"
+	@echo "make test-gpu   tests that need a CUDA device"
+	@echo "make bench      run the benchmarks, results in $(LOCAL)/bench"
 	@echo "make clean      remove caches and reports; distclean removes $(VENV) too"
 
 demo: $(VENV)/.installed
@@ -35,7 +35,7 @@ check: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/parity tests/test_layers.py \
 		$(PYTEST_FLAGS)
 
-test: lint pytest floors
+test: lint pytest coverage
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -56,11 +56,11 @@ pytest: $(VENV)/.installed-dev
 		--cov --cov-report json:$(LOCAL)/coverage.json \
 		--junit-xml $(LOCAL)/junit.xml $(PYTEST_FLAGS)
 
-floors: pytest
-	$(BIN)/python tools/coverage_floors.py $(LOCAL)/coverage.json
+coverage: pytest
+	$(BIN)/python tools/check_coverage.py $(LOCAL)/coverage.json
 
 licences: $(VENV)/.installed-dev
-	$(BIN)/python tools/licence_gate.py
+	$(BIN)/python tools/check_licences.py
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow --durations 15 $(PYTEST_FLAGS)

@@ -1,11 +1,11 @@
-"""Agents that learn inside a world model: DreamerV3 and friends on one spine.
+"""Reinforcement learning with world models in PyTorch: DreamerV3, Δ-IRIS and VTA.
 
     import reverie
     reverie.train(env=make_env, configs=["size1m"], logdir="logdir/mine")
     agent = reverie.load("logdir/mine")
     action = agent.act(obs)
 
-`reverie.api` is the contract between the parts; read it first.
+`reverie.api` defines the interfaces between agents, environments and the training loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Player", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, so that `import reverie` costs next to nothing.
+    # imported on first use, to keep `import reverie` fast
     if name in __all__:
         from reverie.run import python
 

@@ -1,4 +1,4 @@
-"""The gates of the project: they let the good pass and stop the bad."""
+"""The tools that check licences, coverage and the installation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import coverage_floors  # noqa: E402
-import licence_gate  # noqa: E402
+import check_coverage  # noqa: E402
+import check_licences  # noqa: E402
 
 
 class Installed:
-    """A made-up package index."""
+    """A fake index of installed packages."""
 
     def __init__(self, **packages):
         self.packages = packages
@@ -40,35 +40,35 @@ MIT = [("License-Expression", "MIT")]
 GPL = [("License-Expression", "GPL-3.0-only")]
 
 
-def test_the_core_of_reverie_is_permissive():
-    names, wrong = licence_gate.problems("reverie", metadata.distribution)
-    assert not wrong
+def test_core_dependencies_are_permissive():
+    names, messages = check_licences.check_licences("reverie", metadata.distribution)
+    assert not messages
     assert {"torch", "numpy", "pillow"} <= set(names)
     assert "ale-py" not in names
 
 
-def test_a_copyleft_dependency_is_found_however_deep():
+def test_indirect_copyleft_dependency_is_found():
     index = Installed(app=(MIT, ["lib>=1"]), lib=(MIT, ["deep"]), deep=(GPL, None))
-    _, wrong = licence_gate.problems("app", index)
-    assert wrong == ["deep is under GPL-3.0-only."]
+    _, messages = check_licences.check_licences("app", index)
+    assert messages == ["deep has the licence GPL-3.0-only."]
 
 
-def test_extras_count_only_where_they_are_asked_for():
+def test_only_requested_extras_are_followed():
     index = Installed(
         app=(MIT, ["lib[fast]", 'other; extra == "more"']),
         lib=(MIT, ['turbo; extra == "fast"', 'slow; extra == "slow"']),
         turbo=(GPL, None),
     )
-    names, wrong = licence_gate.problems("app", index)
+    names, messages = check_licences.check_licences("app", index)
     assert names == ["app", "lib", "turbo"]
-    assert wrong == ["turbo is under GPL-3.0-only."]
+    assert messages == ["turbo has the licence GPL-3.0-only."]
 
 
-def test_a_package_nobody_can_look_at_does_not_pass():
-    _, wrong = licence_gate.problems("app", Installed(app=(MIT, ["gone"])))
-    assert "gone is needed and not installed" in wrong[0]
-    _, wrong = licence_gate.problems("app", Installed(app=([], None)))
-    assert wrong == ["app is under no licence it names."]
+def test_package_without_licence_information_fails():
+    _, messages = check_licences.check_licences("app", Installed(app=(MIT, ["gone"])))
+    assert "gone is required but not installed" in messages[0]
+    _, messages = check_licences.check_licences("app", Installed(app=([], None)))
+    assert messages == ["app has the licence (none)."]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_package_nobody_can_look_at_does_not_pass():
         ("", False),
     ],
 )
-def test_expressions_are_read_as_they_are_meant(expression, passes):
-    assert licence_gate.is_permissive(expression) is passes
+def test_spdx_expressions(expression, passes):
+    assert check_licences.is_permissive(expression) is passes
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_expressions_are_read_as_they_are_meant(expression, passes):
         ([("License", "LGPLv3")], "LGPLv3"),
     ],
 )
-def test_older_spellings_are_understood(fields, licence):
+def test_licences_without_spdx_identifier(fields, licence):
     found = Installed(app=(fields, None))("app")
-    assert licence_gate.licence_of(found) == licence
+    assert check_licences.licence_of(found) == licence
 
 
 def coverage(**files):
@@ -117,30 +117,30 @@ def coverage(**files):
     return {"files": report, "totals": {"percent_covered": 0.0}}
 
 
-def test_each_module_and_the_whole_have_a_floor():
-    low = coverage_floors.shortfalls
+def test_core_and_each_module_have_a_minimum():
+    low = check_coverage.find_uncovered
     assert low(coverage(reverie__api=(95, 100), reverie__cli=(81, 100))) != []
     assert low(coverage(reverie__api=(99, 100), reverie__cli=(81, 100))) == []
     (module,) = low(coverage(reverie__api=(1000, 1000), reverie__cli=(5, 10)))
-    assert "reverie/cli/main.py: 50.0 % is below 80 %; never run: lines 6-10" in module
+    assert "reverie/cli.py: 50.0 % is below 80 %; missing lines 6-10" in module
     (whole,) = low(coverage(reverie__api=(85, 100)))
     assert whole.startswith("the core: 85.0 % of 100 lines is below 90 %")
 
 
-def test_suites_nobody_can_install_together_are_outside_the_floors():
-    report = coverage(reverie__api=(10, 10), reverie__envs__dmc=(0, 100))
-    assert coverage_floors.shortfalls(report) == []
-    report = coverage(reverie__api=(10, 10), reverie__envs__catch=(0, 100))
-    assert len(coverage_floors.shortfalls(report)) == 2
+def test_suites_of_the_developer_install_are_not_excluded():
+    report = coverage(reverie__api=(10, 10), reverie__envs__suites__dmc=(0, 100))
+    assert check_coverage.find_uncovered(report) == []
+    report = coverage(reverie__api=(10, 10), reverie__envs__suites__catch=(0, 100))
+    assert len(check_coverage.find_uncovered(report)) == 2
 
 
-def test_the_coverage_gate_answers_with_its_exit_code(tmp_path, capsys):
+def test_exit_codes_of_coverage_check(tmp_path, capsys):
     path = tmp_path / "coverage.json"
-    assert coverage_floors.main([str(path)]) == 2
+    assert check_coverage.main([str(path)]) == 2
     path.write_text(json.dumps(coverage(reverie__api=(10, 10))))
-    assert coverage_floors.main([str(path)]) == 0
+    assert check_coverage.main([str(path)]) == 0
     path.write_text(json.dumps(coverage(reverie__api=(1, 10))))
-    assert coverage_floors.main([str(path)]) == 1
+    assert check_coverage.main([str(path)]) == 1
     assert "reverie/api.py: 10.0 %" in capsys.readouterr().out
 
 
@@ -160,19 +160,19 @@ def executable(path, text):
     return str(path)
 
 
-def test_an_old_python_is_refused_in_one_sentence(tmp_path):
+def test_old_python_is_refused(tmp_path):
     old = executable(
         tmp_path / "python",
         'if [ "$1" = --version ]; then echo Python 3.8.1; else exit 1; fi\n',
     )
     done = install(tmp_path, PYTHON=old)
     assert done.returncode == 2
-    assert "needs Python 3.11 or newer; here is: Python 3.8.1" in done.stderr
+    assert "needs Python 3.11 or newer; found: Python 3.8.1" in done.stderr
     assert "Fix: " in done.stderr
     assert not (tmp_path / "venv").exists()
 
 
-def test_a_python_without_venv_is_explained(tmp_path):
+def test_python_without_venv_is_refused(tmp_path):
     bare = executable(tmp_path / "python", '[ "$1" != -m ]\n')
     done = install(tmp_path, PYTHON=bare)
     assert done.returncode == 2

@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: install.sh VENV WHAT
-# Makes the virtual environment VENV if it is not there or not whole, and installs WHAT
-# ('.' or '.[dev]') into it in editable form. PYTHON names the interpreter, TORCH_INDEX
-# another package index to take torch from.
+# Creates the virtual environment VENV if it does not exist or is incomplete, and installs
+# WHAT ('.' or '.[dev]') into it in editable mode. PYTHON is the interpreter to use, and
+# TORCH_INDEX a different package index for torch.
 set -eu
 venv=$1
 what=$2
@@ -27,20 +27,20 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     done
     if [ -z "$python" ]; then
         found=$("${PYTHON:-python3}" --version 2>&1 || echo "no Python at all")
-        stop "Reverie needs Python 3.11 or newer; here is: $found" \
+        stop "Reverie needs Python 3.11 or newer; found: $found" \
             "install one, then run make again with PYTHON=/path/to/python3.12"
     fi
     echo "Creating $venv with $("$python" --version)"
     "$python" -m venv --clear "$venv" || {
         rm -rf "$venv"
-        stop "$python cannot make a virtual environment (its venv module is missing)." \
+        stop "$python cannot create a virtual environment (its venv module is missing)." \
             "sudo apt install python3-venv, or use another Python with PYTHON=..."
     }
     "$venv/bin/python" -m pip install -q --upgrade pip ||
-        echo "pip could not upgrade itself; going on with the one that came along." >&2
+        echo "pip could not upgrade itself; using the bundled version." >&2
 fi
 
-# torch first, so that another index serves torch and nothing else.
+# Install torch first, so that TORCH_INDEX is used for torch only.
 torch=$("$venv/bin/python" -c '
 import tomllib
 with open("pyproject.toml", "rb") as file:
@@ -55,5 +55,5 @@ log=$venv/install.log
 "$venv/bin/python" -m pip install -e "$what" >"$log" 2>&1 || {
     tail -n 30 "$log" >&2
     stop "pip could not install reverie; the end of $log is above." \
-        "look for the first error in it, mend it, and run make again"
+        "correct the first error in it and run make again"
 }

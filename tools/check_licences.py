@@ -1,9 +1,9 @@
-"""Fail when the core depends on anything that is not under a permissive licence.
+"""Check that all dependencies of the package have permissive licences.
 
-    python tools/licence_gate.py [PACKAGE]
+    python tools/check_licences.py [PACKAGE]
 
-Walks the dependencies of the package, and theirs, as they are installed here; extras
-are the user's own choice and are not walked.
+Follows the installed dependencies recursively. Optional dependencies (extras) of the
+package are not checked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PERMISSIVE = {
     "Zlib",
 }
 
-# What packages wrote before licences had identifiers, at the start of their field.
-SPELLINGS = [
+# Licence fields of packages that do not use SPDX identifiers, and their identifier.
+LEGACY_NAMES = [
     (r"(the )?mit\b", "MIT"),
     (r"apache( software)?( license)?,?( version)? ?(v?2(\.0)?)?", "Apache-2.0"),
     (r"(new |modified |3-clause |bsd-?3)?.{0,3}bsd", "BSD-3-Clause"),
@@ -44,42 +44,43 @@ SPELLINGS = [
     (r"historical permission notice", "HPND"),
 ]
 
-RUNTIMES = re.compile(r"(nvidia|cuda)-")
-"""Drivers' libraries that CUDA builds of torch bring along: torch's choice, not ours,
-and absent from its CPU build."""
+SKIPPED = re.compile(r"(nvidia|cuda)-")
+"""Libraries that only CUDA builds of torch depend on."""
 
 
-def problems(
+def check_licences(
     package: str, distribution: Callable[[str], metadata.Distribution]
 ) -> tuple[list[str], list[str]]:
-    """The names walked, and a sentence for each that may not be there."""
-    wrong: list[str] = []
+    """The names of all dependencies, and a message for each one that is not allowed."""
+    messages: list[str] = []
     seen: set[str] = set()
-    waiting = [(package, "")]
-    while waiting:
-        name, extra = waiting.pop()
+    queue = [(package, "")]
+    while queue:
+        name, extra = queue.pop()
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if (key, extra) in seen or RUNTIMES.match(key):
+        if (key, extra) in seen or SKIPPED.match(key):
             continue
         seen.add((key, extra))
         try:
-            found = distribution(name)
+            installed = distribution(name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{name} is needed and not installed, so nobody knows.")
+            messages.append(
+                f"{name} is required but not installed, so its licence is unknown."
+            )
             continue
-        licence = licence_of(found)
+        licence = licence_of(installed)
         if not is_permissive(licence):
-            wrong.append(f"{name} is under {licence or 'no licence it names'}.")
-        for text in found.requires or []:
+            messages.append(f"{name} has the licence {licence or '(none)'}.")
+        for text in installed.requires or []:
             need = Requirement(text)
             if need.marker is None or need.marker.evaluate({"extra": extra}):
-                waiting += [(need.name, asked) for asked in ["", *need.extras]]
-    return sorted({key for key, _ in seen}), sorted(set(wrong))
+                queue += [(need.name, asked) for asked in ["", *need.extras]]
+    return sorted({key for key, _ in seen}), sorted(set(messages))
 
 
-def licence_of(found: metadata.Distribution) -> str:
-    """The SPDX expression of a package, from whichever field has it."""
-    about = found.metadata
+def licence_of(installed: metadata.Distribution) -> str:
+    """The SPDX expression of a package, from its licence field or classifiers."""
+    about = installed.metadata
     if about.get("License-Expression"):
         return about["License-Expression"]
     classifiers = [
@@ -90,18 +91,18 @@ def licence_of(found: metadata.Distribution) -> str:
     for text in [*classifiers, (about.get("License") or "").strip()]:
         if text in PERMISSIVE:
             return text
-        for pattern, identifier in SPELLINGS:
+        for pattern, identifier in LEGACY_NAMES:
             if re.match(pattern, text, re.IGNORECASE):
                 return identifier
     return "; ".join([*classifiers, (about.get("License") or "")[:60]]).strip("; ")
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether an SPDX expression can be met with permissive licences alone."""
+    """True if an SPDX expression allows a choice of only permissive licences."""
     inner = re.search(r"\(([^()]*)\)", expression)
     while inner:  # innermost brackets first
-        verdict = "MIT" if is_permissive(inner[1]) else "not-permissive"
-        expression = expression[: inner.start()] + verdict + expression[inner.end() :]
+        result = "MIT" if is_permissive(inner[1]) else "not-permissive"
+        expression = expression[: inner.start()] + result + expression[inner.end() :]
         inner = re.search(r"\(([^()]*)\)", expression)
     return any(
         all(part.strip() in PERMISSIVE for part in re.split(r"\bAND\b", choice))
@@ -111,11 +112,15 @@ def is_permissive(expression: str) -> bool:
 
 def main(argv: list[str]) -> int:
     package = argv[0] if argv else "reverie"
-    names, wrong = problems(package, metadata.distribution)
-    if wrong:
-        print(f"{package} may only stand on permissive licences:", *wrong, sep="\n  ")
+    names, messages = check_licences(package, metadata.distribution)
+    if messages:
+        print(
+            f"{package} may only depend on packages with permissive licences:",
+            *messages,
+            sep="\n  ",
+        )
         return 1
-    print(f"{len(names)} packages, all under permissive licences: {', '.join(names)}")
+    print(f"{len(names)} packages, all with permissive licences: {', '.join(names)}")
     return 0
 
 
