@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.datasets.feed import RecordingFeed, RecordingsConfig
+from reverie.datasets.feed import EpisodeCacheConfig, EpisodeFeed
 from reverie.datasets.readers import npz, open_reader
 from reverie.rows import Window
 from reverie.spaces import Space
@@ -45,7 +45,7 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
     rng = np.random.default_rng(0)
     for i in range(options.episodes):
         episode = make_episode(rng, options.rows, options.size)
-        npz.write_folder_file(folder, f"demo_{i}", episode, ACTION)
+        npz.write_npz_episode(folder, f"demo_{i}", episode, ACTION)
     packed = sum(path.stat().st_size for path in folder.glob("*.npz"))
     paths = sorted(folder.glob("*.npz"))
     unpack(paths[:2])
@@ -62,8 +62,8 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
         ("batches, one thread", False, 1),
         ("batches, ahead, two threads", True, 2),
     ):
-        config = RecordingsConfig(carry=whole / 4 / 2**30, workers=workers)
-        feed = RecordingFeed(
+        config = EpisodeCacheConfig(carry=whole / 4 / 2**30, workers=workers)
+        feed = EpisodeFeed(
             open_reader(folder), {"train": WINDOW}, config=config, prefetch=prefetch
         )
         for _ in range(3):
@@ -108,7 +108,9 @@ def make_episode(rng: np.random.Generator, rows: int, size: int) -> dict:
 
 
 def unpack(paths: list[Path]) -> int:
-    return sum(value.nbytes for path in paths for value in npz.load(path).values())
+    return sum(
+        value.nbytes for path in paths for value in npz.load_arrays(path).values()
+    )
 
 
 if __name__ == "__main__":

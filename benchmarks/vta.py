@@ -5,8 +5,8 @@
     python benchmarks/vta.py --batch 8 --belief 16 --updates 5      a quick look
 
 The generator is measured alone, in one thread, and then at work: while the agent
-learns, fresh sequences come at the rate of the defaults (`source.chunk` every
-`source.refresh` updates), and the mean over all updates has every wait in it.
+learns, fresh sequences come at the rate of the defaults (`sequences.chunk` every
+`sequences.refresh` updates), and the mean over all updates has every wait in it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
-from reverie.datasets.sequences import SourceConfig
-from reverie.datasets.sequences.feed import SourceFeed
-from reverie.datasets.synthetic.balls import Balls, make_sequences
+from reverie.datasets.sequences import SequenceConfig
+from reverie.datasets.sequences.feed import SequenceFeed
+from reverie.datasets.synthetic.balls import BouncingBalls, make_sequences
 from reverie.run.device import be_quick
 from reverie.worlds.vta.config import VTAConfig
 
@@ -69,7 +69,7 @@ def main() -> None:
     start = time.perf_counter()
     make_sequences(rng, args.chunk, window.length, 2.0)
     rate = args.chunk / (time.perf_counter() - start)
-    fresh = SourceConfig().chunk // SourceConfig().refresh
+    fresh = SequenceConfig().chunk // SequenceConfig().refresh
     print(
         f"generator: {rate:.0f} sequences/s in one thread; an update needs {fresh}, "
         f"that is {1e3 * fresh / rate:.2f} ms"
@@ -77,9 +77,9 @@ def main() -> None:
     refresh = max(1, args.chunk // fresh)
     for way in args.ways or WAYS[device.type]:
         precision, compile = way.split("/")
-        settings = SourceConfig(chunk=args.chunk, refresh=refresh)
-        source = Balls(settings, window, 0)
-        feed = SourceFeed(source, device, prefetch=device.type == "cuda")
+        settings = SequenceConfig(chunk=args.chunk, refresh=refresh)
+        source = BouncingBalls(settings, window, 0)
+        feed = SequenceFeed(source, device, prefetch=device.type == "cuda")
         agent = VTAAgent(
             source.obs_space,
             {},

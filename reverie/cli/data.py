@@ -14,7 +14,7 @@ from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, path_errors, to_config
 
 if TYPE_CHECKING:
-    from reverie.recordings.tools import Verb
+    from reverie.recordings.commands import DataCommand
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ def data(words: list[str]) -> int:
         return verbs[name].function(*positional, options)
 
 
-def data_verbs() -> dict[str, Verb]:
+def data_verbs() -> dict[str, DataCommand]:
     """The commands below `reverie data`, by name."""
-    from reverie.recordings.tools import VERBS, Verb
+    from reverie.recordings.commands import DATA_COMMANDS, DataCommand
 
     return {
-        **VERBS,
-        "export": Verb(_export, ExportOptions, ("LOGDIR", "FOLDER")),
-        "balls": Verb(_write_balls, BallsOptions, ()),
-        "maze": Verb(_write_maze, MazeOptions, ()),
+        **DATA_COMMANDS,
+        "export": DataCommand(_export, ExportOptions, ("LOGDIR", "FOLDER")),
+        "balls": DataCommand(_write_balls, BallsOptions, ()),
+        "maze": DataCommand(_write_maze, MazeOptions, ()),
     }
 
 
@@ -87,20 +87,20 @@ def data_help(words: list[str]) -> str:
     name = next((word for word in words if word in verbs), "")
     if not name:
         return "`reverie data COMMAND --help` lists the options of a command."
-    usage = " ".join(["reverie data", name, *verbs[name].places])
+    usage = " ".join(["reverie data", name, *verbs[name].positional])
     return f"{usage}\n{configs.explain(verbs[name].options)}"
 
 
 def data_request(name: str, words: list[str]) -> tuple[list[str], Any]:
     """The positional arguments and the options for a command below `reverie data`."""
     verb = data_verbs()[name]
-    arguments = parse_arguments(words, max_positional=len(verb.places))
-    if len(arguments.positional) != len(verb.places):
+    arguments = parse_arguments(words, max_positional=len(verb.positional))
+    if len(arguments.positional) != len(verb.positional):
         raise UserError(
-            f"`reverie data {name}` needs {' and '.join(verb.places)}.\n"
-            f"  Fix: reverie data {name} {' '.join(verb.places)}"
+            f"`reverie data {name}` needs {' and '.join(verb.positional)}.\n"
+            f"  Fix: reverie data {name} {' '.join(verb.positional)}"
         )
-    layers = [("the blocks", _settings_from_blocks(name, arguments, verb.shared))]
+    layers = [("the blocks", _settings_from_blocks(name, arguments, verb.run_settings))]
     options: Any = arguments.take_options(verb.options, layers)
     known = configs.setting_names(verb.options)
     arguments.refuse_other_flags(f"reverie data {name}", known)
@@ -152,6 +152,6 @@ def _write_sequences(name: str, write: Callable[..., int], options: MazeOptions)
     count = write(Path(folder).expanduser(), **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "
-        f"Read them with --task sequences_{name} --source.folder {folder}"
+        f"Read them with --task sequences_{name} --sequences.folder {folder}"
     )
     return 0

@@ -49,9 +49,9 @@ def check_env(words: list[str]) -> int:
 
 
 def _require_env(task: str) -> None:
-    from reverie.datasets.sequences import is_source
+    from reverie.datasets.sequences import is_sequence_task
 
-    if is_source(task):
+    if is_sequence_task(task):
         raise UserError(
             f"Task {task} is a dataset of sequences and has no environment.\n"
             f"  Fix: reverie train --agent vta --task {task}, or choose a task that "

@@ -27,7 +27,7 @@ class EvalOptions:
 
 
 def evaluate(words: list[str]) -> int:
-    from reverie.datasets.sequences import is_source
+    from reverie.datasets.sequences import is_sequence_task
     from reverie.evaluation import boundaries as measure
     from reverie.evaluation import episodes as loop
     from reverie.evaluation import recordings as judge
@@ -45,7 +45,7 @@ def evaluate(words: list[str]) -> int:
     logdir = Path(arguments.positional[0])
     config = read_config(home_of(locate(logdir)))
     in_env = "task" in dict(flags) or not (
-        config.offline.data or is_source(config.task)
+        config.offline.data or is_sequence_task(config.task)
     )
     if not in_env and (options.videos or options.failures != EvalOptions.failures):
         raise UserError(
@@ -54,7 +54,7 @@ def evaluate(words: list[str]) -> int:
             "  Fix: remove --videos and --failures, or add --task TASK."
         )
     if len(arguments.positional) > 1:
-        if not is_source(config.task):
+        if not is_sequence_task(config.task):
             raise UserError(
                 f"{logdir} cannot be compared with another run: only segment "
                 "boundaries of runs on sequences are compared.\n"
@@ -65,7 +65,7 @@ def evaluate(words: list[str]) -> int:
         print(measure.agreement_in_words(result))
     elif config.offline.data and "task" not in dict(flags):
         print(judge.in_words(judge.judge_run(logdir, flags)))
-    elif is_source(config.task):
+    elif is_sequence_task(config.task):
         result = measure.measure_boundaries(logdir, episodes, flags)
         print(measure.in_words(result))
     else:

@@ -1,1 +1,1 @@
-"""Recorded episodes: readers, transforms, statistics, splits and batches."""
+"""Recorded episodes and sequence datasets: readers, transforms, statistics, batches."""

@@ -1,9 +1,9 @@
-"""Write the episodes of any reader as a folder of ours: whole or not at all.
+"""Write the episodes of any reader to a folder of NPZ or safetensors files.
 
-Files go to `DST.partial` beside the destination, which takes its name when the last one
-is there, so nobody meets half a dataset. The same command after an interruption goes on
-with the episodes that are still missing. Several threads work side by side: packing,
-which takes most of the time, lets them.
+Files are written to `DST.partial`, which is renamed to `DST` at the end, so `DST` is
+always complete. After an interruption the same command writes only the episodes that
+are missing. Several threads work in parallel; compression, which takes most of the
+time, releases the GIL.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reverie.api import UserError
-from reverie.datasets.episode_cache import Bad
-from reverie.datasets.episode_format import BadEpisode, problems
-from reverie.datasets.readers import Reader, npz
-from reverie.datasets.readers.metadata import About
-from reverie.datasets.transforms import Prepared, Recipe
-from reverie.spaces import Spaces
+from reverie.datasets.episode_cache import OnBadEpisode
+from reverie.datasets.episode_format import BadEpisode, check_episode
+from reverie.datasets.readers import Reader
+from reverie.datasets.readers.metadata import DatasetMetadata, spaces_to_json
+from reverie.datasets.readers.npz import write_npz_episode
+from reverie.datasets.transforms import TransformedReader, Transforms
 from reverie.storage.atomic import TEMPORARY, write_json
 from reverie.storage.episodes import write_episode
 
 PARTIAL = ".partial"
-PLAN = "plan.json"
+SETTINGS = "settings.json"
+"""Settings of an unfinished conversion or split, in its partial folder."""
 
 Progress = Callable[[int, int], None]
-"""Told how many episodes of how many are done."""
+"""Called with the number of finished episodes and their total."""
 
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """How recordings become a folder of ours."""
+    """How episodes are written."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    format: Literal["npz", "store"] = "npz"
-    """NPZ files as dreamerv3-torch writes them, or files of our own, larger and
+    transforms: Transforms = field(default_factory=Transforms)
+    format: Literal["npz", "safetensors"] = "npz"
+    """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
     faster to read."""
-    bad: Bad = "stop"
-    """Leave out episodes with NaN, wrong lengths or missing keys, or stop."""
+    bad: OnBadEpisode = "stop"
+    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
+    `stop`."""
     jobs: int = 1
-    """Threads that work side by side."""
+    """Number of threads."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -54,15 +56,15 @@ class ConvertConfig:
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What came of a conversion."""
+class ConversionResult:
+    """Outcome of a conversion."""
 
     folder: Path
     written: int
-    kept: int
+    existing: int
     """Episodes that an earlier, interrupted conversion had written."""
     bad: dict[str, str]
-    """Those that were left out, and why."""
+    """Episodes that were left out, with the reason."""
 
 
 def convert(
@@ -71,140 +73,146 @@ def convert(
     config: ConvertConfig | None = None,
     names: Iterable[str] | None = None,
     progress: Progress | None = None,
-) -> Converted:
-    """Write the episodes (or those named) to a folder that does not exist yet."""
+) -> ConversionResult:
+    """Write all episodes, or those named, to a folder that must not exist."""
     config = config or ConvertConfig()
-    if destination.exists():
-        raise UserError(
-            f"{destination} exists already.\n  Fix: remove it, or name another folder."
-        )
-    source = Prepared(reader, config.recipe)
-    chosen = list(reader.names() if names is None else names)
+    check_new(destination)
+    source = TransformedReader(reader, config.transforms)
+    selected = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
-    begin(partial, _plan(source, config, chosen), destination)
-    writer = _Writer(source, partial, config)
-    writer.run(chosen, progress or (lambda done, total: None))
-    if writer.kept + writer.written == 0:
+    start_or_resume(partial, _settings(source, config, selected), destination)
+    writer = _EpisodeWriter(source, partial, config)
+    writer.run(selected, progress or (lambda done, total: None))
+    if writer.existing + writer.written == 0:
         shutil.rmtree(partial)
-        name, why = next(iter(writer.bad.items()), ("none", "is there"))
+        name, why = next(iter(writer.bad.items()), ("it", "has no episodes"))
         raise UserError(
-            f"None of the {len(chosen)} episodes of {reader.origin} can be used "
-            f"({name} {why}).\n  Fix: see what is wrong with `reverie data inspect`."
+            f"None of the {len(selected)} episodes of {reader.origin} can be used "
+            f"({name} {why}).\n  Fix: `reverie data inspect` lists what is wrong."
         )
     masks = {
-        mask: [name for name in members if name in chosen and name not in writer.bad]
+        mask: [name for name in members if name in selected and name not in writer.bad]
         for mask, members in reader.masks.items()
     }
-    more = {"source": reader.origin, "left_out": writer.bad}
-    About(source.obs_space, source.act_space, masks, more).write(partial)
-    (partial / PLAN).unlink()
+    extra = {"source": reader.origin, "left_out": writer.bad}
+    DatasetMetadata(source.obs_space, source.act_space, masks, extra).write(partial)
+    (partial / SETTINGS).unlink()
     destination.parent.mkdir(parents=True, exist_ok=True)
     os.replace(partial, destination)
-    return Converted(destination, writer.written, writer.kept, writer.bad)
+    return ConversionResult(destination, writer.written, writer.existing, writer.bad)
 
 
-class _Writer:
-    """Writes episodes with several threads, a few ahead of those being finished."""
+class _EpisodeWriter:
+    """Writes episodes with several threads and a bounded queue."""
 
-    def __init__(self, source: Prepared, folder: Path, config: ConvertConfig):
+    def __init__(self, source: TransformedReader, folder: Path, config: ConvertConfig):
         self.source, self.folder, self.config = source, folder, config
-        self.written = self.kept = 0
+        self.written = self.existing = 0
         self.bad: dict[str, str] = {}
-        self._there = _written(folder, config.format)
+        self._existing_names = _list_written(folder, config.format)
         self._stopping = threading.Event()
 
     def run(self, names: list[str], progress: Progress) -> None:
-        waiting: set[Future[None]] = set()
+        pending: set[Future[None]] = set()
         done = 0
         with ThreadPoolExecutor(self.config.jobs, "convert") as threads:
             try:
                 for name in names:
-                    if name in self._there:
-                        self.kept, done = self.kept + 1, done + 1
+                    if name in self._existing_names:
+                        self.existing, done = self.existing + 1, done + 1
                         continue
-                    if len(waiting) >= 2 * self.config.jobs:
-                        done += self._collect(waiting)
+                    if len(pending) >= 2 * self.config.jobs:
+                        done += self._wait(pending)
                         progress(done, len(names))
-                    waiting.add(threads.submit(self._one, name))
-                while waiting:
-                    done += self._collect(waiting)
+                    pending.add(threads.submit(self._write, name))
+                while pending:
+                    done += self._wait(pending)
                     progress(done, len(names))
             except BaseException:
                 self._stopping.set()
                 raise
-        self.written = done - self.kept - len(self.bad)
+        self.written = done - self.existing - len(self.bad)
         progress(done, len(names))
 
-    def _collect(self, waiting: set[Future[None]]) -> int:
-        finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    def _wait(self, pending: set[Future[None]]) -> int:
+        """Wait for at least one episode; return how many are finished."""
+        finished, _ = wait(pending, return_when=FIRST_COMPLETED)
         for future in finished:
-            waiting.discard(future)
+            pending.discard(future)
             future.result()
         return len(finished)
 
-    def _one(self, name: str) -> None:
+    def _write(self, name: str) -> None:
         if self._stopping.is_set():
             return
         source = self.source
         try:
             episode = source.read(name)
-            if wrong := problems(episode, source.obs_space, source.act_space):
-                raise BadEpisode("; ".join(wrong))
+            check_episode(episode, source.obs_space, source.act_space)
         except BadEpisode as error:
             if self.config.bad == "stop":
                 raise UserError(
-                    f"{source.origin}: {name} {error}.\n  Fix: mend it and run the "
-                    "same command again, or leave such episodes out with --bad skip."
+                    f"{source.origin}: {name} {error}.\n  Fix: repair it and run the "
+                    "same command again, or leave out such episodes with --bad skip."
                 ) from None
             self.bad[name] = str(error)
             return
         if self.config.format == "npz":
-            npz.write_folder_file(self.folder, name, episode, source.act_space)
+            write_npz_episode(self.folder, name, episode, source.act_space)
         else:
             write_episode(self.folder, name, episode)
 
 
-def _plan(source: Prepared, config: ConvertConfig, names: list[str]) -> dict[str, Any]:
-    """What must be the same for a conversion to go on."""
+def _settings(
+    source: TransformedReader, config: ConvertConfig, names: list[str]
+) -> dict[str, Any]:
+    """Everything that must be equal to resume a conversion."""
     return {
         "source": source.origin,
-        "settings": source.settings,
-        "recipe": {k: list(v) for k, v in asdict(config.recipe).items()},
+        "options": source.options,
+        "transforms": {k: list(v) for k, v in asdict(config.transforms).items()},
         "format": config.format,
-        "obs": _described(source.obs_space),
-        "act": _described(source.act_space),
+        "obs": spaces_to_json(source.obs_space),
+        "act": spaces_to_json(source.act_space),
         "names": names,
     }
 
 
-def _described(spaces: Spaces) -> list[list[Any]]:
-    return [[key, space.to_json()] for key, space in spaces.items()]
+def check_new(destination: Path) -> None:
+    """Raise if the destination exists."""
+    if destination.exists():
+        raise UserError(
+            f"{destination} exists already.\n  Fix: remove it, or choose another name."
+        )
 
 
-def begin(
-    partial: Path, plan: dict[str, Any], destination: Path, what: str = "conversion"
+def start_or_resume(
+    partial: Path,
+    settings: dict[str, Any],
+    destination: Path,
+    command: str = "conversion",
 ) -> None:
-    """Begin a folder, or go on with one that was begun by the same plan."""
-    path = partial / PLAN
+    """Create a partial folder, or check that an existing one has the same settings."""
+    path = partial / SETTINGS
     if partial.exists():
         try:
-            before = json.loads(path.read_text())
+            previous = json.loads(path.read_text())
         except (OSError, ValueError):
-            before = None
-        if before != json.loads(json.dumps(plan)):
+            previous = None
+        if previous != json.loads(json.dumps(settings)):
             raise UserError(
-                f"{partial} was left behind by another {what} to {destination}.\n"
+                f"{partial} is left over from another {command} to {destination}.\n"
                 "  Fix: repeat that command to finish it, or remove the folder."
             )
-        for half in partial.glob(f".*{TEMPORARY}"):  # of a process that was killed
-            half.unlink()
+        for temporary in partial.glob(f".*{TEMPORARY}"):  # of a killed process
+            temporary.unlink()
         return
     partial.mkdir(parents=True)
-    write_json(path, plan)
+    write_json(path, settings)
 
 
-def _written(folder: Path, format: str) -> set[str]:
-    """Episodes that are there already; files appear whole, or not at all."""
+def _list_written(folder: Path, format: str) -> set[str]:
+    """Names of episodes already written; files are written atomically."""
     if format == "npz":
         return {path.stem.rpartition("-")[0] for path in folder.glob("*.npz")}
     return {path.stem.rsplit("-", 2)[0] for path in folder.glob("*.safetensors")}

@@ -1,4 +1,4 @@
-"""Unpacked episodes, as many as fit, read by threads when somebody wants them."""
+"""Cache of decompressed episodes, read by a pool of threads."""
 
 from __future__ import annotations
 
@@ -7,114 +7,136 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, problems
+from reverie.datasets.episode_format import BadEpisode, Episode, check_episode
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS
 
-Bad = Literal["skip", "stop"]
+OnBadEpisode = Literal["skip", "stop"]
 
 
-class Shelf:
-    """Keeps the episodes of a reader that were used last, within a number of bytes.
+@dataclass(frozen=True)
+class EpisodeCacheConfig:
+    """Cache of recorded episodes during training."""
 
-    An episode that cannot be used is remembered in `bad`, and named once.
+    memory: float = 2.0
+    """Size of the cache in GiB."""
+    workers: int = 2
+    """Threads that read and decompress episodes."""
+    bad: OnBadEpisode = "skip"
+    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip`
+    them with a warning, or `stop` the run."""
+
+    def __post_init__(self) -> None:
+        if self.memory <= 0 or self.workers < 1:
+            raise ValueError("memory must be above 0 and workers at least 1")
+
+
+class EpisodeCache:
+    """Keeps the most recently used episodes of a reader, up to a number of bytes.
+
+    Episodes are identified by their index in `reader.names()`. Those that cannot be
+    used are added to `bad` and reported once.
     """
 
     def __init__(
-        self, reader: Reader, capacity: int, bad: Bad = "skip", workers: int = 2
+        self,
+        reader: Reader,
+        capacity: int,
+        on_bad: OnBadEpisode = "skip",
+        workers: int = 2,
     ):
-        self.reader, self.capacity, self.on_bad = reader, capacity, bad
+        self.reader, self.capacity, self.on_bad = reader, capacity, on_bad
         self.names = reader.names()
         self.bad: set[int] = set()
         self.bytes = 0
         self._keys = [*reader.obs_space, *reader.act_space, *FLAGS]
-        self._kept: OrderedDict[int, Episode] = OrderedDict()
+        self._cached: OrderedDict[int, Episode] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max(1, workers), "episodes")
-        self.rows = self._measure()
+        self.rows = self._count_rows()
 
-    def take(self, wanted: Iterable[int]) -> dict[int, Episode] | None:
-        """These episodes by number; None if one of them turned out to be bad."""
-        numbers = sorted(set(wanted))
+    def get(self, indices: Iterable[int]) -> dict[int, Episode] | None:
+        """Return these episodes by index; None if one of them cannot be used."""
+        wanted = sorted(set(indices))
         futures = {}
-        found: dict[int, Episode] = {}
+        episodes: dict[int, Episode] = {}
         with self._lock:
-            for number in numbers:
-                if number in self._kept:
-                    self._kept.move_to_end(number)
-                    found[number] = self._kept[number]
-        for number in numbers:
-            if number not in found:
-                futures[number] = self._threads.submit(self._read, number)
-        for number, future in futures.items():
+            for index in wanted:
+                if index in self._cached:
+                    self._cached.move_to_end(index)
+                    episodes[index] = self._cached[index]
+        for index in wanted:
+            if index not in episodes:
+                futures[index] = self._threads.submit(self._read, index)
+        for index, future in futures.items():
             episode = future.result()
             if episode is not None:
-                found[number] = episode
-                self._keep(number, episode)
-        return found if len(found) == len(numbers) else None
+                episodes[index] = episode
+                self._add(index, episode)
+        return episodes if len(episodes) == len(wanted) else None
 
-    def read(self, number: int) -> Episode | None:
-        """One episode, not to be kept; None if it is bad."""
+    def read(self, index: int) -> Episode | None:
+        """Return one episode without adding it to the cache; None if it is bad."""
         with self._lock:
-            if number in self._kept:
-                return self._kept[number]
-        return self._read(number)
+            if index in self._cached:
+                return self._cached[index]
+        return self._read(index)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            self._kept.clear()
+            self._cached.clear()
             self.bytes = 0
 
-    def _keep(self, number: int, episode: Episode) -> None:
+    def _add(self, index: int, episode: Episode) -> None:
         size = sum(value.nbytes for value in episode.values())
         with self._lock:
-            if number in self._kept:
+            if index in self._cached:
                 return
-            self._kept[number] = episode
+            self._cached[index] = episode
             self.bytes += size
-            while self.bytes > self.capacity and len(self._kept) > 1:
-                _, gone = self._kept.popitem(last=False)
-                self.bytes -= sum(value.nbytes for value in gone.values())
+            while self.bytes > self.capacity and len(self._cached) > 1:
+                _, removed = self._cached.popitem(last=False)
+                self.bytes -= sum(value.nbytes for value in removed.values())
 
-    def _read(self, number: int) -> Episode | None:
-        reader, name = self.reader, self.names[number]
+    def _read(self, index: int) -> Episode | None:
+        reader, name = self.reader, self.names[index]
         try:
             episode = reader.read(name)
-            if wrong := problems(episode, reader.obs_space, reader.act_space):
-                raise BadEpisode("; ".join(wrong))
-            if len(episode["reward"]) != self.rows[number]:
+            check_episode(episode, reader.obs_space, reader.act_space)
+            if len(episode["reward"]) != self.rows[index]:
                 raise BadEpisode(
-                    f"has {len(episode['reward'])} rows, not {self.rows[number]}"
+                    f"has {len(episode['reward'])} rows, expected {self.rows[index]}"
                 )
         except BadEpisode as error:
-            self._drop(number, error)
+            self._report_bad(index, error)
             return None
         return {key: episode[key] for key in self._keys}
 
-    def _measure(self) -> np.ndarray:
+    def _count_rows(self) -> np.ndarray:
         rows = np.zeros(len(self.names), np.int64)
-        for number, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             try:
-                rows[number] = self.reader.rows(name)
+                rows[index] = self.reader.rows(name)
             except BadEpisode as error:
-                self._drop(number, error)
+                self._report_bad(index, error)
         return rows
 
-    def _drop(self, number: int, error: BadEpisode) -> None:
-        sentence = f"{self.reader.origin}: {self.names[number]} {error}"
+    def _report_bad(self, index: int, error: BadEpisode) -> None:
+        message = f"{self.reader.origin}: {self.names[index]} {error}"
         if self.on_bad == "stop":
             raise UserError(
-                f"{sentence}.\n  Fix: mend or remove it, or pass over such episodes "
-                "with --offline.keep.bad skip (--bad skip in `reverie data`)."
+                f"{message}.\n  Fix: repair or remove it, or skip such episodes with "
+                "--offline.cache.bad skip (--bad skip in `reverie data`)."
             )
         with self._lock:
-            known = number in self.bad
-            self.bad.add(number)
-        if not known:
-            warnings.warn(f"{sentence}; skipped", RuntimeWarning, stacklevel=2)
+            is_reported = index in self.bad
+            self.bad.add(index)
+        if not is_reported:
+            warnings.warn(f"{message}; skipped", RuntimeWarning, stacklevel=2)

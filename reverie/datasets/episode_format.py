@@ -1,9 +1,9 @@
-"""The one form of a recorded episode, and what can be wrong with one.
+"""The format of a recorded episode, and a check that an episode follows it.
 
-An episode is a dict of arrays that share their first axis; time is that of `api.py`:
-row t holds what was seen on arrival (with the reward earned by arriving) and the action
-chosen there, so the action of the last row is zero. Readers bring other people's
-recordings into this form with `from_steps`; whoever relies on it asks `problems`.
+An episode is a dict of arrays that share their first axis. Time is that of `api.py`:
+row t holds the observation and reward received on arrival and the action chosen there,
+so the action of the last row is zero. Readers convert other layouts to this format with
+`from_steps`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG = "log/"
 
 
 class BadEpisode(ValueError):
-    """Why one episode cannot be used; the others may be fine."""
+    """One episode cannot be used. Other episodes of the dataset may be valid."""
 
 
 def from_steps(
@@ -30,41 +30,41 @@ def from_steps(
     reward: np.ndarray,
     terminal: np.ndarray,
 ) -> Episode:
-    """Rows of ours from T steps.
+    """Return the T + 1 rows of an episode with T steps.
 
-    Observations have T + 1 rows. Action, reward and end of step t, T of each, are what
-    was done in row t and what came of it in row t + 1.
+    Observations have T + 1 rows. Action, reward and terminal flag have T rows: the
+    action of step t is taken in row t, its reward and flag belong to row t + 1.
     """
     steps = len(reward)
     for key, value in obs.items():
         if len(value) != steps + 1:
-            raise BadEpisode(f"{key!r} has {len(value)} rows, wanted {steps + 1}")
-    for key, value in {**action, "the end of the task": terminal}.items():
+            raise BadEpisode(f"{key!r} has {len(value)} rows, expected {steps + 1}")
+    for key, value in {**action, "terminal": terminal}.items():
         if len(value) != steps:
-            raise BadEpisode(f"{key!r} has {len(value)} rows, wanted {steps}")
+            raise BadEpisode(f"{key!r} has {len(value)} rows, expected {steps}")
     rows = steps + 1
     return {
-        **{key: seen(value, key) for key, value in obs.items()},
-        **{key: _then(done(value, key)) for key, value in action.items()},
-        "reward": _after(np.asarray(reward, np.float32).reshape(steps)),
+        **{key: as_observation(value, key) for key, value in obs.items()},
+        **{key: _pad_end(as_action(value, key)) for key, value in action.items()},
+        "reward": _pad_start(np.asarray(reward, np.float32).reshape(steps)),
         "is_first": np.arange(rows) == 0,
         "is_last": np.arange(rows) == rows - 1,
-        "is_terminal": _after(np.asarray(terminal).astype(bool).reshape(steps)),
+        "is_terminal": _pad_start(np.asarray(terminal).astype(bool).reshape(steps)),
     }
 
 
 def to_steps(
     episode: Episode, act_space: Iterable[str]
 ) -> tuple[Arrays, Arrays, np.ndarray, np.ndarray]:
-    """What `from_steps` was made of: observations, actions, rewards and ends."""
+    """Return observations, actions, rewards and terminal flags; undoes `from_steps`."""
     keys = set(act_space)
     obs = {k: v for k, v in episode.items() if k not in {*FLAGS, *keys}}
     action = {key: episode[key][:-1] for key in keys}
     return obs, action, episode["reward"][1:], episode["is_terminal"][1:]
 
 
-def with_flags(spaces: Spaces) -> Spaces:
-    """Spaces of an environment that would show these keys."""
+def with_flag_spaces(spaces: Spaces) -> Spaces:
+    """Add the spaces of `reward`, `is_first`, `is_last` and `is_terminal`."""
     flag = np.dtype(bool)
     return {
         **spaces,
@@ -73,68 +73,83 @@ def with_flags(spaces: Spaces) -> Spaces:
     }
 
 
-def seen(value: Any, key: str) -> np.ndarray:
-    """An observation: images stay bytes, every other number becomes float32."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
-        raise BadEpisode(f"{key!r} has dtype {array.dtype}, which is no number")
-    is_image = array.dtype == np.uint8 and array.ndim == 4
-    return array if is_image else array.astype(np.float32, copy=False)
+def as_observation(value: Any, key: str) -> np.ndarray:
+    """Return images (uint8, rank 4) unchanged and every other array as float32."""
+    array = _numeric(value, key)
+    return array if is_image(array) else array.astype(np.float32, copy=False)
 
 
-def done(value: Any, key: str) -> np.ndarray:
-    """An action: floats as float32, anything counted as int32."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
-        raise BadEpisode(f"{key!r} has dtype {array.dtype}, which is no number")
+def as_action(value: Any, key: str) -> np.ndarray:
+    """Return float actions as float32 and integer actions as int32."""
+    array = _numeric(value, key)
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int32, copy=False)
 
 
-def problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> list[str]:
-    """What is wrong with an episode as one of these spaces, in a few words each."""
+def is_image(array: np.ndarray) -> bool:
+    """True for an array of images `(T, h, w, c)`."""
+    return array.dtype == np.uint8 and array.ndim == 4
+
+
+def find_problems(episode: Episode, obs_space: Spaces, act_space: Spaces) -> list[str]:
+    """Describe every way in which an episode does not match the spaces."""
     if missing := [key for key in FLAGS if key not in episode]:
         return [f"has no {', '.join(map(repr, missing))}"]
-    rows, found = len(episode["reward"]), []
+    rows, problems = len(episode["reward"]), []
     if rows < 2:
-        found.append(f"has {rows} rows, and a step takes two")
+        problems.append(f"has {rows} rows, at least 2 are needed for one step")
     for key, value in episode.items():
         if key.startswith(LOG):
             continue
         if value.shape[:1] != (rows,):
-            found.append(f"{key!r} has {len(value)} rows, 'reward' has {rows}")
+            problems.append(f"{key!r} has {len(value)} rows, 'reward' has {rows}")
         elif value.dtype.kind == "f" and not np.isfinite(value).all():
             row = int(np.argwhere(~np.isfinite(value))[0][0])
-            found.append(f"{key!r} has NaN or infinite entries (first in row {row})")
+            problems.append(f"{key!r} has NaN or infinite entries (first in row {row})")
     for key, space in {**obs_space, **act_space}.items():
         if key in FLAGS or key.startswith(LOG):
             continue
         if key not in episode:
-            found.append(f"has no {key!r}")
-        elif why := _misfit(episode[key], space, is_action=key in act_space):
-            found.append(f"{key!r} {why}")
+            problems.append(f"has no {key!r}")
+        elif why := _mismatch(episode[key], space, is_action=key in act_space):
+            problems.append(f"{key!r} {why}")
     if rows and not (episode["is_first"][0] and not episode["is_first"][1:].any()):
-        found.append("'is_first' is not true in the first row alone")
-    return found
+        problems.append("'is_first' must be true in the first row only")
+    return problems
 
 
-def _misfit(value: np.ndarray, space: Space, is_action: bool) -> str | None:
+def check_episode(episode: Episode, obs_space: Spaces, act_space: Spaces) -> Episode:
+    """Return the episode, or raise `BadEpisode` with all of its problems."""
+    if problems := find_problems(episode, obs_space, act_space):
+        raise BadEpisode("; ".join(problems))
+    return episode
+
+
+def _mismatch(value: np.ndarray, space: Space, is_action: bool) -> str | None:
     if value.shape[1:] != space.shape:
-        return f"has shape {value.shape[1:]}, the others have {space.shape}"
+        return f"has shape {value.shape[1:]}, expected {space.shape}"
     if value.dtype != space.dtype:
-        return f"has dtype {value.dtype}, the others have {space.dtype}"
+        return f"has dtype {value.dtype}, expected {space.dtype}"
     if is_action and space.is_discrete:
-        chosen = value[:-1]  # nothing is chosen in the last row
-        wrong = chosen[(chosen < space.low) | (chosen >= space.high)]
-        if wrong.size:
-            return f"holds {wrong[0]}, which is none of the {space.classes} there are"
+        actions = value[:-1]  # the last row has no action
+        invalid = actions[(actions < space.low) | (actions >= space.high)]
+        if invalid.size:
+            low, high = int(space.low.min()), int(space.high.max()) - 1
+            return f"has the value {invalid[0]}, expected {low} to {high}"
     return None
 
 
-def _then(value: np.ndarray) -> np.ndarray:
-    """Something done in every row but the last."""
+def _numeric(value: Any, key: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise BadEpisode(f"{key!r} has dtype {array.dtype}, which is not numeric")
+    return array
+
+
+def _pad_end(value: np.ndarray) -> np.ndarray:
+    """Append a row of zeros, for values that the last row does not have."""
     return np.concatenate([value, np.zeros_like(value, shape=(1, *value.shape[1:]))])
 
 
-def _after(value: np.ndarray) -> np.ndarray:
-    """Something that came about in every row but the first."""
+def _pad_start(value: np.ndarray) -> np.ndarray:
+    """Prepend a zero, for values that the first row does not have."""
     return np.concatenate([np.zeros(1, value.dtype), value])

@@ -1,9 +1,8 @@
-"""What happens to images between a recording, or a camera, and a network.
+"""Cropping of images before they reach a network.
 
-Frames are cropped: anywhere while training, one place per sequence, and in the middle
-wherever something is measured or done. The same object serves the training feed, the
-evaluation and the policy in a simulator, and a checkpoint keeps it, so that nobody can
-forget to crop, or crop twice.
+Training sequences are cropped at a random position, one per sequence; evaluation and
+acting use the center. One `ImageCrop` serves the training feed, the evaluation and the
+policy in a simulator, and it is stored in the checkpoint, so all of them crop alike.
 """
 
 from __future__ import annotations
@@ -20,114 +19,121 @@ from reverie.storage.array_file import Arrays
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """How images are prepared."""
+    """Cropping of images."""
 
     crop: tuple[int, int] = (0, 0)
-    """Height and width to cut images to; 0 0 for whole ones."""
+    """Height and width of the crop in pixels; 0 0 disables cropping."""
     random: bool = True
-    """Whether training sequences are cut in a random place; all else in the middle."""
+    """Crop training sequences at a random position instead of the center."""
 
     def __post_init__(self) -> None:
         if min(self.crop) < 0 or (min(self.crop) == 0) != (max(self.crop) == 0):
             raise ValueError(
-                f"crop takes a height and a width above 0, or 0 0, not {self.crop}"
+                f"crop must be a height and a width above 0, or 0 0, not {self.crop}"
             )
 
 
-class Images:
-    """Prepares the images of these spaces."""
+class ImageCrop:
+    """Crops the images of an observation space."""
 
-    def __init__(self, config: ImageConfig, obs_space: Spaces):
-        self.config, self.raw = config, obs_space
-        self.keys = [key for key, space in obs_space.items() if space.is_image]
-        self.obs_space = {key: self._after(key, s) for key, s in obs_space.items()}
+    def __init__(self, config: ImageConfig, input_space: Spaces):
+        self.config, self.input_space = config, input_space
+        self.keys = [key for key, space in input_space.items() if space.is_image]
+        self.obs_space = {k: self._cropped(k, s) for k, s in input_space.items()}
 
-    def _after(self, key: str, space: Space) -> Space:
-        if not space.is_image or not self.crops:
+    def _cropped(self, key: str, space: Space) -> Space:
+        if not space.is_image or not self.enabled:
             return space
-        offsets(space.shape[:2], self.config.crop, key)
+        center_offset(space.shape[:2], self.config.crop, key)
         return Space(np.uint8, (*self.config.crop, space.shape[2]), 0, 256)
 
     @property
-    def crops(self) -> bool:
+    def enabled(self) -> bool:
         return max(self.config.crop) > 0
 
-    def middle(self, obs: Obs) -> Obs:
-        """Arrays or tensors, with any leading axes, cut in the middle."""
-        if not self.crops:
+    def center(self, obs: Obs) -> Obs:
+        """Crop arrays or tensors with any leading axes at the center."""
+        if not self.enabled:
             return obs
         h, w = self.config.crop
-        cut = dict(obs)
+        cropped = dict(obs)
         for key in self.keys:
-            top, left = offsets(obs[key].shape[-3:-1], (h, w), key)
-            piece = obs[key][..., top : top + h, left : left + w, :]
-            is_tensor = isinstance(piece, Tensor)
-            cut[key] = piece.contiguous() if is_tensor else np.ascontiguousarray(piece)
-        return cut
+            top, left = center_offset(obs[key].shape[-3:-1], (h, w), key)
+            image = obs[key][..., top : top + h, left : left + w, :]
+            is_tensor = isinstance(image, Tensor)
+            cropped[key] = (
+                image.contiguous() if is_tensor else np.ascontiguousarray(image)
+            )
+        return cropped
 
-    def anywhere(self, batch: Arrays, rng: np.random.Generator) -> Arrays:
-        """Sequences `(B, T, h, w, c)`, each cut in a place of its own."""
-        if not self.crops or not self.config.random:
-            return self.middle(batch)
+    def augment(self, batch: Arrays, rng: np.random.Generator) -> Arrays:
+        """Crop sequences `(B, T, h, w, c)`, each at its own random position."""
+        if not self.enabled or not self.config.random:
+            return self.center(batch)
         h, w = self.config.crop
-        cut = dict(batch)
+        cropped = dict(batch)
         for key in self.keys:
             x = batch[key]
-            free = (x.shape[-3] - h + 1, x.shape[-2] - w + 1)
-            tops, lefts = (rng.integers(0, n, len(x)).tolist() for n in free)
-            cut[key] = np.stack(
+            positions = (x.shape[-3] - h + 1, x.shape[-2] - w + 1)
+            tops, lefts = (rng.integers(0, n, len(x)).tolist() for n in positions)
+            cropped[key] = np.stack(
                 [
-                    row[:, top : top + h, left : left + w]
-                    for row, top, left in zip(x, tops, lefts, strict=True)
+                    frames[:, top : top + h, left : left + w]
+                    for frames, top, left in zip(x, tops, lefts, strict=True)
                 ]
             )
-        return cut
+        return cropped
 
     def state_dict(self) -> StateDict:
         return {
             "crop": list(self.config.crop),
             "random": self.config.random,
-            "spaces": {key: space.to_json() for key, space in self.raw.items()},
-            "order": list(self.raw),
+            "spaces": {key: s.to_json() for key, s in self.input_space.items()},
+            "order": list(self.input_space),
         }
 
 
-def read_images(state: StateDict) -> Images:
-    """What `state_dict` was made of."""
+def load_image_crop(state: StateDict) -> ImageCrop:
+    """Return the `ImageCrop` that a `state_dict` describes."""
     height, width = (int(n) for n in state["crop"])
     config = ImageConfig((height, width), bool(state["random"]))
     spaces = {key: Space.from_json(state["spaces"][key]) for key in state["order"]}
-    return Images(config, spaces)
+    return ImageCrop(config, spaces)
 
 
-def offsets(
+def center_offset(
     size: tuple[int, ...], crop: tuple[int, int], key: str = "image"
 ) -> tuple[int, int]:
-    """Top and left of the middle."""
+    """Return the top row and left column of a centered crop."""
     if size[0] < crop[0] or size[1] < crop[1]:
         raise UserError(
-            f"{key!r} has {size[0]}x{size[1]} pixels, too few for a crop of "
+            f"{key!r} has {size[0]}x{size[1]} pixels, fewer than the crop of "
             f"{crop[0]}x{crop[1]}.\n  Fix: --offline.images.crop {size[0]} {size[1]}, "
             "or smaller."
         )
     return (size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2
 
 
-def fit(images: Images, obs_space: Spaces, what: str) -> None:
-    """Raise unless an environment or a recording shows what was prepared for."""
-    wrong = []
-    for key, space in images.raw.items():
+def check_obs_space(images: ImageCrop, obs_space: Spaces, name: str) -> None:
+    """Raise unless a dataset or environment has the observations of the training data.
+
+    Additional observations are allowed.
+    """
+    differences = []
+    for key, space in images.input_space.items():
         other = obs_space.get(key)
         if other is None:
-            wrong.append(f"    {key}: {space.shape} was learnt, {what} has none")
-        elif other.shape != space.shape or other.is_image != space.is_image:
-            wrong.append(
-                f"    {key}: {space.shape} was learnt, {what} has {other.shape}"
+            differences.append(
+                f"    {key}: trained on {space.shape}, missing in {name}"
             )
-    if wrong:
+        elif other.shape != space.shape or other.is_image != space.is_image:
+            differences.append(
+                f"    {key}: trained on {space.shape}, {name} has {other.shape}"
+            )
+    if differences:
         raise UserError(
-            f"{what} does not show what was learnt from:\n"
-            + "\n".join(wrong)
-            + "\n  Fix: give one with the same keys and sizes (`reverie data convert` "
-            "renames, stacks and resizes)."
+            f"The observations of {name} differ from the training data:\n"
+            + "\n".join(differences)
+            + "\n  Fix: use the same keys and sizes (`reverie data convert` renames, "
+            "stacks and resizes)."
         )

@@ -1,7 +1,7 @@
-"""What to make of the keys of an episode: choose, order, stack, flip and resize.
+"""Transforms of recorded episodes: select, order, stack, flip and resize keys.
 
-The same recipe serves a conversion (`datasets/convert.py`) and reading on the fly
-(`datasets/reading.py`), so both give the same episodes.
+The same `Transforms` are applied by `reverie data convert` and when episodes are read
+during training, so both give the same episodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode
+from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS, Space, Spaces
 
@@ -20,79 +20,91 @@ IMAGE, AUX = "image", "aux_"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Transforms:
+    """Which observations to keep, and how to change them."""
+
     images: tuple[str, ...] = ()
-    """Cameras to stack along the channels as `image`, in this order."""
+    """Cameras to stack along the channel axis as `image`, in this order."""
     vectors: tuple[str, ...] = ()
-    """Vectors to keep, in this order. With neither these nor cameras all keys stay."""
+    """Vectors to keep, in this order. If `images`, `vectors` and `aux` are all empty,
+    every observation is kept."""
     aux: tuple[str, ...] = ()
-    """Vectors to keep as `aux_NAME`: seen by an encoder, never to be predicted."""
+    """Vectors to keep as `aux_NAME`: inputs of the encoder that are not
+    reconstructed."""
     flip: tuple[str, ...] = ()
-    """Cameras whose frames are upside down."""
+    """Cameras whose frames are stored upside down."""
     size: tuple[int, int] = (0, 0)
-    """Height and width for every image; 0 0 leaves them alone."""
+    """Height and width to resize images to; 0 0 keeps their size."""
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 0 or (0 in self.size and max(self.size)):
+            raise ValueError(
+                f"size must be a height and a width above 0, or 0 0, not {self.size}"
+            )
 
     @property
-    def chooses(self) -> bool:
+    def selects_keys(self) -> bool:
+        """True if only some observations are kept."""
         return bool(self.images or self.vectors or self.aux)
 
     @property
-    def wanted(self) -> list[str]:
-        """The keys it names, each once."""
+    def input_keys(self) -> list[str]:
+        """Every observation that is named, without repetition."""
         return [*dict.fromkeys((*self.images, *self.vectors, *self.aux, *self.flip))]
 
-    def spaces(self, obs_space: Spaces, origin: str) -> Spaces:
-        """The observations that come of it; says what is missing or does not fit."""
-        if missing := [key for key in self.wanted if key not in obs_space]:
+    def output_space(self, obs_space: Spaces, origin: str) -> Spaces:
+        """Return the observation space after the transforms; check that they apply."""
+        if missing := [key for key in self.input_keys if key not in obs_space]:
             raise UserError(
-                f"{origin} has no {', '.join(missing)}, but {', '.join(obs_space)}.\n"
-                "  Fix: choose from these, with --images, --vectors, --aux and --flip."
+                f"{origin} has no {', '.join(missing)}. It has: "
+                f"{', '.join(obs_space)}.\n"
+                "  Fix: select from these with --images, --vectors, --aux and --flip."
             )
         for key in (*self.images, *self.flip):
             if not obs_space[key].is_image:
                 raise UserError(
-                    f"{key!r} of {origin} is no image, but {obs_space[key].dtype} "
-                    f"{obs_space[key].shape}.\n  Fix: choose cameras for --images."
+                    f"{key!r} of {origin} is not an image: {obs_space[key].dtype} "
+                    f"{obs_space[key].shape}.\n  Fix: select cameras with --images."
                 )
         shapes = {key: obs_space[key].shape for key in self.images}
-        if len({self._sized(shape)[:2] for shape in shapes.values()}) > 1:
+        if len({self._resized(shape)[:2] for shape in shapes.values()}) > 1:
             raise UserError(
                 f"The cameras of {origin} differ in size: {shapes}.\n"
-                "  Fix: bring them to one with --size 84 84."
+                "  Fix: resize them, as in --size 84 84."
             )
-        if not self.chooses:
+        if not self.selects_keys:
             return {key: self._space(space) for key, space in obs_space.items()}
-        found: Spaces = {}
+        output: Spaces = {}
         if self.images:
-            shape = self._sized(shapes[self.images[0]])
+            shape = self._resized(shapes[self.images[0]])
             channels = sum(shape[-1] for shape in shapes.values())
-            found[IMAGE] = Space(np.dtype(np.uint8), (*shape[:2], channels), 0, 256)
-        found |= {key: obs_space[key] for key in self.vectors}
-        return found | {f"{AUX}{key}": obs_space[key] for key in self.aux}
+            output[IMAGE] = Space(np.dtype(np.uint8), (*shape[:2], channels), 0, 256)
+        output |= {key: obs_space[key] for key in self.vectors}
+        return output | {f"{AUX}{key}": obs_space[key] for key in self.aux}
 
     def apply(self, episode: Episode, act_space: Spaces) -> Episode:
-        """The episode as the recipe says; `BadEpisode` if a key is not there."""
-        rest = {k: episode[k] for k in (*act_space, *FLAGS) if k in episode}
-        rest |= {k: v for k, v in episode.items() if k.startswith("log/")}
-        seen = {k: v for k, v in episode.items() if k not in rest}
-        if missing := [key for key in self.wanted if key not in seen]:
+        """Return the transformed episode; `BadEpisode` if a key is missing."""
+        others = {k: episode[k] for k in (*act_space, *FLAGS) if k in episode}
+        others |= {k: v for k, v in episode.items() if k.startswith("log/")}
+        obs = {k: v for k, v in episode.items() if k not in others}
+        if missing := [key for key in self.input_keys if key not in obs]:
             raise BadEpisode(f"has no {', '.join(map(repr, missing))}")
-        seen = {key: self._view(key, value) for key, value in seen.items()}
-        if not self.chooses:
-            return {**seen, **rest}
-        chosen: Episode = {}
+        obs = {key: self._transform(key, value) for key, value in obs.items()}
+        if not self.selects_keys:
+            return {**obs, **others}
+        selected: Episode = {}
         if self.images:
-            frames = [seen[key] for key in self.images]
+            frames = [obs[key] for key in self.images]
             if len({value.shape[:3] for value in frames}) > 1:
-                shapes = {key: seen[key].shape[1:] for key in self.images}
-                raise BadEpisode(f"has cameras of several sizes, {shapes}")
-            chosen[IMAGE] = np.ascontiguousarray(np.concatenate(frames, -1))
-        chosen |= {key: seen[key] for key in self.vectors}
-        chosen |= {f"{AUX}{key}": seen[key] for key in self.aux}
-        return {**chosen, **rest}
+                shapes = {key: obs[key].shape[1:] for key in self.images}
+                raise BadEpisode(f"has cameras of different sizes, {shapes}")
+            selected[IMAGE] = np.ascontiguousarray(np.concatenate(frames, -1))
+        selected |= {key: obs[key] for key in self.vectors}
+        selected |= {f"{AUX}{key}": obs[key] for key in self.aux}
+        return {**selected, **others}
 
-    def _view(self, key: str, value: np.ndarray) -> np.ndarray:
-        if value.dtype != np.uint8 or value.ndim != 4:
+    def _transform(self, key: str, value: np.ndarray) -> np.ndarray:
+        if not is_image(value):
             return value
         if key in self.flip:
             value = value[:, ::-1]
@@ -100,16 +112,16 @@ class Recipe:
             value = np.stack([resize(frame, self.size) for frame in value])
         return np.ascontiguousarray(value)
 
-    def _sized(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _resized(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*self.size, *shape[2:]) if any(self.size) else shape
 
     def _space(self, space: Space) -> Space:
         if not space.is_image:
             return space
-        return Space(space.dtype, self._sized(space.shape), 0, 256)
+        return Space(space.dtype, self._resized(space.shape), 0, 256)
 
 
-ROBOMIMIC = Recipe(
+ROBOMIMIC = Transforms(
     images=("agentview_image",),
     vectors=(
         "robot0_joint_pos",
@@ -119,21 +131,21 @@ ROBOMIMIC = Recipe(
     ),
     aux=("robot0_joint_pos_sin", "robot0_joint_pos_cos"),
 )
-"""What world models of one arm are usually shown of robomimic's demonstrations."""
+"""The observations of one arm in robomimic that world models are usually trained on."""
 
 
-class Prepared(Reader):
-    """The episodes of another reader, as a recipe makes them."""
+class TransformedReader(Reader):
+    """The episodes of another reader with `Transforms` applied."""
 
-    def __init__(self, reader: Reader, recipe: Recipe):
-        self.inner, self.recipe = reader, recipe
+    def __init__(self, reader: Reader, transforms: Transforms):
+        self.inner, self.transforms = reader, transforms
         self.origin, self.masks = reader.origin, reader.masks
-        seen = recipe.spaces(reader.obs_space, reader.origin)
-        self._spaces = seen, reader.act_space
+        obs_space = transforms.output_space(reader.obs_space, reader.origin)
+        self._spaces = obs_space, reader.act_space
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return self.inner.settings
+    def options(self) -> dict[str, Any]:
+        return self.inner.options
 
     def names(self) -> list[str]:
         return self.inner.names()
@@ -142,21 +154,23 @@ class Prepared(Reader):
         return self.inner.rows(name)
 
     def read(self, name: str) -> Episode:
-        recipe, inner = self.recipe, self.inner
-        some = recipe.chooses
-        episode = inner.read_some(name, recipe.wanted) if some else inner.read(name)
-        return recipe.apply(episode, self.act_space)
+        transforms, inner = self.transforms, self.inner
+        if transforms.selects_keys:
+            episode = inner.read_keys(name, transforms.input_keys)
+        else:
+            episode = inner.read(name)
+        return transforms.apply(episode, self.act_space)
 
     def close(self) -> None:
         self.inner.close()
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """An image (h w c) in another size, with every pixel of the old one counted."""
+    """Resize an image `(h, w, c)` with Pillow's antialiased bilinear filter."""
     from PIL import Image
 
     height, width = size
-    layers = [
+    channels = [
         np.asarray(
             Image.fromarray(np.ascontiguousarray(image[..., c])).resize(
                 (width, height), Image.Resampling.BILINEAR
@@ -164,4 +178,4 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         )
         for c in range(image.shape[-1])
     ]
-    return np.stack(layers, -1)
+    return np.stack(channels, -1)

@@ -16,7 +16,7 @@ import torch
 
 from reverie.agents.vta import boundary_metrics
 from reverie.api import Batch, UserError
-from reverie.datasets.sequences.feed import SourceFeed
+from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.run import checkpoint
 from reverie.run.config import Config
 from reverie.run.folder import home_of
@@ -78,13 +78,13 @@ def compare_boundaries(
     _, another, others = load_watcher(other, FRESH, flags, evaluation=1)
     others.close()
     watchers: list[Any] = [agent, another]
-    seen = [(x.source.obs_space, x.source.act_space) for x in (feed, others)]
+    seen = [(x.dataset.obs_space, x.dataset.act_space) for x in (feed, others)]
     windows = {(w.config.world.context, w.config.world.length) for w in watchers}
     if seen[0] != seen[1] or len(windows) > 1:
         raise UserError(
             f"{logdir} and {other} look at sequences of different kinds or lengths.\n"
-            "  Fix: compare runs of one task, with the same source.side and actions, "
-            "and vta.world.context and length."
+            "  Fix: compare runs of one task, with the same sequences.side and "
+            "actions, and vta.world.context and length."
         )
     found = [w.watch(data).boundary[:, 1:].cpu().numpy() for w in watchers]
     return {
@@ -95,9 +95,9 @@ def compare_boundaries(
     }
 
 
-def _folder(config: Config, feed: SourceFeed) -> str:
+def _folder(config: Config, feed: SequenceFeed) -> str:
     """What sequences were set aside in; a source may have a folder by default."""
-    return str(getattr(feed.source, "folder", "") or config.source.folder)
+    return str(getattr(feed.dataset, "folder", "") or config.sequences.folder)
 
 
 def _count(data: Batch) -> int:

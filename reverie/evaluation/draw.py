@@ -49,8 +49,8 @@ def draw_boundaries(
     count = len(data[vta.world.key])
     if index >= count:  # a folder may hold fewer than were asked for
         raise UserError(
-            f"There is no sequence {index}: {config.source.folder or config.task} has "
-            f"{count} to show.\n  Fix: --idx {count - 1}"
+            f"There is no sequence {index}: {config.sequences.folder or config.task} "
+            f"has {count} to show.\n  Fix: --idx {count - 1}"
         )
     rows = slice(index, index + 1)
     data = {key: value[rows] for key, value in data.items()}

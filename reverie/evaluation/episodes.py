@@ -22,7 +22,7 @@ from reverie.api import (
     UserError,
     VecEnv,
 )
-from reverie.datasets.images import Images, fit
+from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.evaluation.failures import Failures
 from reverie.evaluation.videos import Films
 from reverie.replay.buffer import Replay
@@ -129,7 +129,7 @@ def load_agent(config: Config, path: Path, spaces: Any) -> Agent:
     shown = spaces
     if images:
         learnt = read_spaces(home_of(path))
-        fit(images, spaces.obs_space, config.task)
+        check_obs_space(images, spaces.obs_space, config.task)
         check_same_actions(learnt.act_space, spaces.act_space, config.task)
         shown = learnt
     agent = make_agent(config, shown, where, precision)
@@ -140,7 +140,7 @@ def load_agent(config: Config, path: Path, spaces: Any) -> Agent:
 class Prepared:
     """An agent that sees prepared images; everything else is its own."""
 
-    def __init__(self, agent: Agent, images: Images):
+    def __init__(self, agent: Agent, images: ImageCrop):
         self.agent, self.images = agent, images
 
     def __getattr__(self, name: str) -> Any:
@@ -149,7 +149,7 @@ class Prepared:
     def policy(
         self, carry: Carry, obs: Obs, mode: Mode = "train"
     ) -> tuple[Carry, Action, Extras]:
-        return self.agent.policy(carry, self.images.middle(obs), mode)
+        return self.agent.policy(carry, self.images.center(obs), mode)
 
 
 def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:

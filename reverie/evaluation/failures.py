@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.datasets.readers.metadata import NAME, About
+from reverie.datasets.readers.metadata import FILE_NAME, DatasetMetadata
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import write_episode
@@ -28,7 +28,7 @@ class Failures:
         self._keys = [*self.obs_space, *act_space, *FLAGS]
         self._rows: list[list[dict[str, np.ndarray]]] = [[] for _ in range(envs)]
         self._ended = 0
-        for old in (*folder.glob(f"*{SUFFIX}"), folder / NAME):
+        for old in (*folder.glob(f"*{SUFFIX}"), folder / FILE_NAME):
             old.unlink(missing_ok=True)
 
     def add(self, obs: Obs, action: Action) -> None:
@@ -47,7 +47,7 @@ class Failures:
             episode = {key: np.stack([row[key] for row in rows]) for key in self._keys}
             if not self.paths:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                About(self.obs_space, self.act_space).write(self.folder)
+                DatasetMetadata(self.obs_space, self.act_space).write(self.folder)
             name = f"failure_{self._ended:04d}"
             self.paths.append(write_episode(self.folder, name, episode))
         self._ended += 1

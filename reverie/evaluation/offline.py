@@ -20,8 +20,8 @@ import torch
 
 from reverie.api import Agent, Batch, Metrics, UserError
 from reverie.capabilities import HasEpisodeLosses, HasWorldModelEnv, WorldModelEnv
-from reverie.datasets.feed import RecordingFeed
-from reverie.datasets.images import Images
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.images import ImageCrop
 from reverie.evaluation.open_loop import dream_on
 from reverie.evaluation.rollout_ensembles import FanConfig, Fans, fan_metrics, open_fans
 from reverie.render.episodes import cameras
@@ -71,7 +71,7 @@ class OpenLoop(NamedTuple):
 
 
 def look(
-    agent: Agent, feed: RecordingFeed, images: Images, config: LookConfig
+    agent: Agent, feed: EpisodeFeed, images: ImageCrop, config: LookConfig
 ) -> Metrics:
     """All metrics; `loss` is what the best checkpoint is chosen by."""
     metrics: Metrics = {}
@@ -103,8 +103,8 @@ def look(
 
 def judge_episodes(
     agent: Agent | HasEpisodeLosses,
-    feed: RecordingFeed,
-    images: Images,
+    feed: EpisodeFeed,
+    images: ImageCrop,
     config: LookConfig,
 ) -> Iterator[tuple[str, dict[str, float], int]]:
     """The mean of each loss over the real rows of each episode, and how many count."""
@@ -122,7 +122,7 @@ def judge_episodes(
 
 
 def open_loop(
-    dreams: WorldModelEnv, feed: RecordingFeed, images: Images, config: LookConfig
+    dreams: WorldModelEnv, feed: EpisodeFeed, images: ImageCrop, config: LookConfig
 ) -> tuple[dict[str, OpenLoop], Metrics]:
     """Errors by key and horizon, and a video of the first episodes."""
     found: dict[str, list[OpenLoop]] = {}
@@ -149,7 +149,7 @@ def open_loop(
 
 
 def look_at_fans(
-    agent: HasWorldModelEnv, feed: RecordingFeed, images: Images, config: LookConfig
+    agent: HasWorldModelEnv, feed: EpisodeFeed, images: ImageCrop, config: LookConfig
 ) -> tuple[dict[str, Fans], Metrics]:
     """Fans of the first episodes, and pictures of those of the first one."""
     if not config.fan.samples:
@@ -163,24 +163,24 @@ def look_at_fans(
 
 
 def _batches(
-    feed: RecordingFeed, images: Images, config: LookConfig
+    feed: EpisodeFeed, images: ImageCrop, config: LookConfig
 ) -> Iterator[tuple[list[str], Batch]]:
     names = feed.held_out.names()
     limits = (config.length or None, config.episodes or None)
     numbers: list[int] = []
     for batch in feed.episodes(config.batch, *limits):
         numbers = batch.pop("episode").tolist()
-        yield [names[number] for number in numbers], images.middle(batch)
+        yield [names[number] for number in numbers], images.center(batch)
     if not numbers:
         raise nothing_to_judge(feed)
 
 
-def _mean_rows(feed: RecordingFeed, images: Images, keys: list[str]) -> Arrays:
+def _mean_rows(feed: EpisodeFeed, images: ImageCrop, keys: list[str]) -> Arrays:
     """The mean of each key over the rows of some episodes, one of them at a time."""
     total: Arrays = {}
     rows = 0
     for batch in feed.episodes(1, limit=AVERAGED):
-        seen = images.middle(batch)
+        seen = images.center(batch)
         for key in keys:
             if key in seen:
                 sums = seen[key][0].sum(0, dtype=torch.float64).cpu().numpy()
@@ -191,7 +191,7 @@ def _mean_rows(feed: RecordingFeed, images: Images, keys: list[str]) -> Arrays:
     return {key: value / rows for key, value in total.items()}
 
 
-def nothing_to_judge(feed: RecordingFeed) -> UserError:
+def nothing_to_judge(feed: EpisodeFeed) -> UserError:
     return UserError(
         f"None of the episodes of {feed.held_out.origin} that were set aside can be "
         "used.\n  Fix: mend them (`reverie data inspect` names them), or name others "

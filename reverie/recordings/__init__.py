@@ -1,1 +1,1 @@
-"""The functions behind `reverie data`: inspect, convert, split, record and export."""
+"""The commands of `reverie data`: inspect, convert, split, record and export."""

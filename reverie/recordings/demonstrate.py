@@ -1,7 +1,8 @@
-"""Record an expert: episodes of a task that knows how to be solved, as HDF5.
+"""Record demonstrations: successful episodes of an expert policy, as HDF5.
 
-An environment with a method `expert`, which says what to do now, can be demonstrated;
-`reach` is one. The file has robomimic's layout, with masks `train` and `valid`.
+An environment with a method `expert`, which returns the action to take, can be
+recorded; `reach` has one. The file has robomimic's layout, with masks `train` and
+`valid`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import numpy as np
 from reverie import envs
 from reverie.api import Env, UserError
 from reverie.config import differences
+from reverie.datasets.convert import check_new
 from reverie.datasets.episode_format import Episode
-from reverie.datasets.readers.hdf5 import write_robomimic
-from reverie.datasets.split import split_by_seed
+from reverie.datasets.robomimic import write_robomimic
+from reverie.datasets.split import FRACTION, split_by_seed
 
-HELD_OUT = 0.1
+MAX_FAILURES = 50
+"""Consecutive failed episodes after which recording stops."""
 
 
-def demonstrate(
+def record_demonstrations(
     task: str,
     path: Path,
     episodes: int = 100,
@@ -30,22 +33,22 @@ def demonstrate(
     noise: float = 0.0,
     config: envs.EnvConfig | None = None,
 ) -> int:
-    """Write so many successful episodes of an expert; returns how many rows they have.
+    """Write a number of successful episodes; return their total number of rows.
 
-    `noise` is the deviation of what is added to each action, which makes for more
-    varied places to recover from; what is recorded is what was done.
+    `noise` is the standard deviation of noise added to each action, so that the
+    demonstrations include recovery from deviations. The noisy action is recorded.
     """
     if path.suffix not in (".hdf5", ".h5"):
         raise UserError(
             f"Demonstrations are written as HDF5, not as {path.name!r}.\n"
             f"  Fix: reverie data demos {path.with_suffix('.hdf5')}"
         )
-    if path.exists():
-        raise UserError(
-            f"{path} exists already.\n  Fix: remove it, or name another file."
-        )
+    check_new(path)
     if episodes < 2:
-        raise UserError("Fewer than two demonstrations.\n  Fix: --episodes 100")
+        raise UserError(
+            f"At least 2 demonstrations are needed, not {episodes}.\n"
+            "  Fix: --episodes 100"
+        )
     config = config or envs.EnvConfig()
     env = envs.make(task, config, seed)
     settings = {
@@ -53,20 +56,19 @@ def demonstrate(
     }
     rows = 0
     names = [f"demo_{i}" for i in range(episodes)]
-    train, valid = split_by_seed(names, HELD_OUT, seed)
+    train, valid = split_by_seed(names, FRACTION, seed)
 
-    def played() -> Iterator[tuple[str, Episode]]:
+    def named_episodes() -> Iterator[tuple[str, Episode]]:
         nonlocal rows
-        for name, episode in zip(
-            names, successes(env, task, seed, noise), strict=False
-        ):
+        recorded = successful_episodes(env, task, seed, noise)
+        for name, episode in zip(names, recorded, strict=False):
             rows += len(episode["reward"])
             yield name, episode
 
     try:
         write_robomimic(
             path,
-            played(),
+            named_episodes(),
             env.act_space,
             masks={"train": train, "valid": valid},
             env_args={"env_name": task, "type": "reverie", "env_kwargs": settings},
@@ -76,31 +78,35 @@ def demonstrate(
     return rows
 
 
-def successes(env: Env, task: str, seed: int, noise: float) -> Iterator[Episode]:
-    """Episodes of the expert that end well; others are played again."""
+def successful_episodes(
+    env: Env, task: str, seed: int, noise: float
+) -> Iterator[Episode]:
+    """Yield successful episodes of the expert; failed ones are discarded."""
     expert: Any = getattr(env, "expert", None)
     if expert is None:
         raise UserError(
-            f"Task {task!r} knows no expert to record.\n  Fix: --task reach, or give "
-            "its environment a method `expert` that returns an action."
+            f"Task {task!r} has no expert policy to record.\n  Fix: --task reach, or "
+            "give its environment a method `expert` that returns an action."
         )
     rng = np.random.default_rng([seed, 1])
-    failed = 0
+    failures = 0
     env.reset(seed)
     while True:
-        episode = _play(env, expert, rng, noise)
-        good = episode.get("log/success", episode["reward"])[-1] > 0
-        failed = 0 if good else failed + 1
-        if failed == 50:
+        episode = _record_episode(env, expert, rng, noise)
+        is_success = episode.get("log/success", episode["reward"])[-1] > 0
+        failures = 0 if is_success else failures + 1
+        if failures == MAX_FAILURES:
             raise UserError(
-                f"The expert of {task!r} failed 50 times in a row.\n"
+                f"The expert of {task!r} failed {MAX_FAILURES} times in a row.\n"
                 "  Fix: less --noise."
             )
-        if good:
+        if is_success:
             yield episode
 
 
-def _play(env: Env, expert: Any, rng: np.random.Generator, noise: float) -> Episode:
+def _record_episode(
+    env: Env, expert: Any, rng: np.random.Generator, noise: float
+) -> Episode:
     rows = []
     obs = env.reset()
     while True:

@@ -1,62 +1,40 @@
-"""Take the recorded episodes of a run out, one NPZ file each, for other programs."""
+"""Export the episodes in the replay buffer of a run as NPZ files."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from reverie.api import UserError
-from reverie.datasets.readers import npz
-from reverie.replay.buffer import Replay
-from reverie.replay.stored_episodes import stored_episodes
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.readers.npz import write_npz_episode
 from reverie.run import checkpoint
-from reverie.run.factory import make_agent
-from reverie.run.folder import home_of, read_config, read_spaces
+from reverie.run.folder import home_of
 
 
 def export_episodes(logdir: Path, folder: Path) -> int:
-    """Write every whole episode in the replay of a run's newest checkpoint.
+    """Write every complete episode in the replay buffer of a run.
 
-    The files follow dreamerv3-torch: `action[t]` led to row t. `--run.episodes FOLDER`
-    reads them back. Returns how many there are.
+    Files have the layout of dreamerv3-torch and are read with `--run.episodes FOLDER`.
+    Returns the number of episodes.
     """
     if next(folder.glob("*.npz"), None) is not None:
         raise UserError(
-            f"{folder} holds episodes already.\n"
-            "  Fix: remove them, or name another folder."
+            f"{folder} already contains episodes.\n"
+            "  Fix: remove them, or choose another folder."
         )
-    path = checkpoint.locate(logdir)
-    home = home_of(path)
-    if not (path / "replay.json").is_file():
+    home = home_of(checkpoint.locate(logdir))
+    if next((home / "replay").glob("*.safetensors"), None) is None:
         raise UserError(
-            f"{logdir} has no episodes of its own: it has never acted.\n"
-            "  Fix: give the folder of a run that has, such as `reverie train` makes."
+            f"{logdir} has no replay buffer: it was trained on recorded data.\n"
+            "  Fix: use the run folder of a `reverie train` run."
         )
-    config, spaces = read_config(home), read_spaces(home)
-    agent = make_agent(config, spaces, torch.device("cpu"), "float32")
-    state = checkpoint.read_part(path, "replay")
-    stored = {**spaces.obs_space, **spaces.act_space}
-    replay = Replay(
-        {key: space for key, space in stored.items() if key[:4] != "log/"},
-        agent.extras,
-        replace(config.replay, storage="ram"),
-        capacity=max(1, int(state["index"]["total"]) - int(state["index"]["first"])),
-        streams=config.run.envs,
-        windows=agent.windows,
-        directory=home / "replay",
-        seed=config.seed,
-    )
-    replay.load(state)
-    count = 0
-    for count, episode in enumerate(stored_episodes(replay), 1):
-        rows = {key: value for key, value in episode.items() if key not in agent.extras}
-        npz.write_folder_file(folder, f"episode_{count:06d}", rows, spaces.act_space)
-    replay.close()
-    if not count:
+    reader = open_episodes(home)
+    for number, name in enumerate(reader.names(), 1):
+        episode = reader.read(name)
+        write_npz_episode(folder, f"episode_{number:06d}", episode, reader.act_space)
+    if not reader.names():
         raise UserError(
-            f"The replay of {logdir} holds no whole episode yet.\n"
+            f"The replay buffer of {logdir} has no complete episode yet.\n"
             "  Fix: train longer, or raise --replay.capacity."
         )
-    return count
+    return len(reader.names())

@@ -55,7 +55,8 @@ class RunConfig:
     from_components: str = ".*"
     """Pattern over component names: which of those weights."""
     episodes: str = ""
-    """A folder of recorded episodes (NPZ) to fill the replay with before the start."""
+    """Recorded episodes, in any format that `reverie data inspect` reads, to add to the
+    replay buffer before the first step."""
     keep_last: int = 2
     """Checkpoints kept."""
     keep_every: int = 0

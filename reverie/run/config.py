@@ -18,8 +18,11 @@ from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
 from reverie.config import ConfigError, Layer
 from reverie.convert.vta.config import from_vta_file, is_vta_file
-from reverie.datasets import sequences as sources
-from reverie.datasets.sequences import SourceConfig
+from reverie.datasets.sequences import (
+    SequenceConfig,
+    find_sequence_class,
+    is_sequence_task,
+)
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.replay.config import ReplayConfig
@@ -54,7 +57,7 @@ class Config:
     """Environments: suites, wrappers, worker processes."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Replay buffer: capacity, storage, sampling."""
-    source: SourceConfig = field(default_factory=SourceConfig)
+    sequences: SequenceConfig = field(default_factory=SequenceConfig)
     """Sequence datasets."""
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     """Training on recorded episodes."""
@@ -119,7 +122,7 @@ def resolve(
     given = [layer["task"] for _, layer in layers if "task" in layer]
     usually = given[-1] if given else Config().task
     task = str(dict(pairs).get("task") or usually)
-    if sources.is_source(task):
+    if is_sequence_task(task):
         layers = [(f"the task {task!r}", _source_layer(task)), *layers]
     elif not any("task" in block for _, block in named):
         layers = [*_suite_layers(task), *layers]
@@ -172,7 +175,7 @@ def _file_layers(
 
 def _source_layer(task: str) -> Layer:
     """How images of its sequences are compared, unless somebody says otherwise."""
-    return {"vta.world.loss": sources.find(task).loss}  # type: ignore[attr-defined]
+    return {"vta.world.loss": find_sequence_class(task).loss}  # type: ignore[attr-defined]
 
 
 def _suite_layers(task: Any) -> list[tuple[str, Layer]]:

@@ -52,7 +52,7 @@ HARMLESS = (
     "run.keep_",
     "run.max_nonfinite",
     "offline.look.",
-    "offline.keep.",
+    "offline.cache.",
     "offline.patience",
 )
 """Settings that may change when a run is resumed, by how they start."""

@@ -15,8 +15,8 @@ from typing import Any
 from reverie.agents.bc.agent import OLDER
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
-from reverie.datasets.images import ImageConfig, fit
-from reverie.datasets.reading import Reading
+from reverie.datasets.episodes import ReaderConfig
+from reverie.datasets.images import ImageConfig, check_obs_space
 from reverie.run import checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
@@ -33,7 +33,7 @@ def offline(config: Config) -> Path:
     if config.offline.data and hasattr(config.of_agent, "window"):
         raise UserError(
             f"The agent {config.agent!r} looks at recordings as sequences to watch.\n"
-            "  Fix: reverie train --configs vta_episodes --source.folder "
+            "  Fix: reverie train --configs vta_episodes --sequences.folder "
             f"{config.offline.data}"
         )
     config = settle(config)
@@ -77,7 +77,7 @@ def check_alike(run: str, material: Recordings) -> None:
     """Raise unless recordings show and do what a run was trained on."""
     path, data = checkpoint.locate(Path(run)), material.config.data
     if images := images_of(path):
-        fit(images, material.images.raw, data)
+        check_obs_space(images, material.images.input_space, data)
     for home in list(path.parents)[:2]:
         if (home / "spaces.json").is_file():
             learnt = read_spaces(home).act_space
@@ -116,9 +116,9 @@ def settle(config: Config) -> Config:
             f"{crop}.\n  Fix: --offline.images.crop 0 0, for that of the run."
         )
     prepared = replace(config.offline.images, crop=wanted.crop)
-    keys = config.offline.keys or (tuple(images.raw) if images else ())
+    keys = config.offline.keys or (tuple(images.input_space) if images else ())
     read = config.offline.read
-    if read == Reading() and same_place(config.offline.data, other.offline.data):
+    if read == ReaderConfig() and same_place(config.offline.data, other.offline.data):
         read = other.offline.read
     settled = replace(config.offline, images=prepared, keys=keys, read=read)
     changes: dict[str, Any] = {other.agent: other.of_agent, config.agent: mine}

@@ -23,13 +23,19 @@ from reverie.capabilities import (
     NeedsStatistics,
 )
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
-from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
-from reverie.datasets.feed import RecordingFeed, RecordingsConfig
-from reverie.datasets.images import ImageConfig, Images, fit, read_images
+from reverie.datasets.episode_cache import EpisodeCacheConfig
+from reverie.datasets.episode_format import BadEpisode, Episode, with_flag_spaces
+from reverie.datasets.episodes import ReaderConfig, open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.images import (
+    ImageConfig,
+    ImageCrop,
+    check_obs_space,
+    load_image_crop,
+)
 from reverie.datasets.readers import Reader
-from reverie.datasets.reading import Reading
 from reverie.datasets.split import Subset, split_by_mask, split_by_seed
-from reverie.datasets.statistics import measure
+from reverie.datasets.statistics import compute_statistics
 from reverie.evaluation.offline import LookConfig, look
 from reverie.run import checkpoint
 from reverie.spaces import Space, Spaces
@@ -44,7 +50,7 @@ class OfflineConfig:
     knows."""
     eval_data: str = ""
     """Those to judge by, read the same way; if none, some of `data` are set aside."""
-    read: Reading = field(default_factory=Reading)
+    read: ReaderConfig = field(default_factory=ReaderConfig)
     """What is made of their keys, as `reverie data convert` would."""
     split: float = 0.1
     """The share that is set aside; selections `train` and `valid` of the recordings
@@ -53,7 +59,7 @@ class OfflineConfig:
     """Observations to use; none for all."""
     images: ImageConfig = field(default_factory=ImageConfig)
     """How images are prepared."""
-    keep: RecordingsConfig = field(default_factory=RecordingsConfig)
+    cache: EpisodeCacheConfig = field(default_factory=EpisodeCacheConfig)
     """How recordings are kept at hand."""
     look: LookConfig = field(default_factory=LookConfig)
     """How the run is judged."""
@@ -81,17 +87,17 @@ class Recordings:
                 "There are no recordings to learn from.\n  Fix: --offline.data PATH"
             )
         self.config, self.seed, self.run = config, seed, run
-        reader = Chosen(config.read.open(config.data), config.keys)
-        self.images = Images(config.images, reader.obs_space)
-        self.obs_space = with_flags(self.images.obs_space)
+        reader = Chosen(open_episodes(config.data, config.read), config.keys)
+        self.images = ImageCrop(config.images, reader.obs_space)
+        self.obs_space = with_flag_spaces(self.images.obs_space)
         self.act_space = reader.act_space
         self.training, self.judging = self._split(reader)
 
     def _split(self, reader: Reader) -> tuple[Reader, Reader]:
         config = self.config
         if config.eval_data:
-            judges = config.read.open(config.eval_data)
-            fit(self.images, judges.obs_space, config.eval_data)
+            judges = open_episodes(config.eval_data, config.read)
+            check_obs_space(self.images, judges.obs_space, config.eval_data)
             same_actions(
                 config.data, reader.act_space, config.eval_data, judges.act_space
             )
@@ -115,15 +121,15 @@ class Recordings:
 
     # What a run asks of its material.
 
-    def open(self, agent: Agent, device: torch.device) -> RecordingFeed:
-        return RecordingFeed(
+    def open(self, agent: Agent, device: torch.device) -> EpisodeFeed:
+        return EpisodeFeed(
             self.training,
             agent.windows,
             device,
             held_out=self.judging,
-            config=self.config.keep,
+            config=self.config.cache,
             seed=self.seed,
-            prepare=self.images.anywhere,
+            augment=self.images.augment,
             prefetch=device.type == "cuda",
         )
 
@@ -140,7 +146,7 @@ class Recordings:
             learner: Any = agent
             learner.adopt(self._weights(self.run))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
-            found = measure(self.training, prepare=self.images.middle)
+            found = compute_statistics(self.training, prepare=self.images.center)
             agent.set_statistics(
                 {k: Moments(s.mean, s.std, s.min, s.max) for k, s in found.items()}
             )
@@ -150,7 +156,7 @@ class Recordings:
             return {"encoder": read_encoder(run)}
         path = checkpoint.locate(Path(run))
         if images := images_of(path):
-            fit(images, self.images.raw, self.config.data)
+            check_obs_space(images, self.images.input_space, self.config.data)
         return checkpoint.read_part(path, "agent")
 
     def report(self, agent: Agent, feed: Any) -> Metrics:
@@ -195,7 +201,7 @@ class Chosen(Reader):
         return self.inner.rows(name)
 
     def read(self, name: str) -> Episode:
-        return self.inner.read_some(name, list(self.obs_space))
+        return self.inner.read_keys(name, list(self.obs_space))
 
     def close(self) -> None:
         self.inner.close()
@@ -232,8 +238,8 @@ def _in_words(key: str, space: Space) -> str:
     return f"{key} {space.shape}"
 
 
-def images_of(path: Path) -> Images | None:
+def images_of(path: Path) -> ImageCrop | None:
     """How a checkpoint says images are prepared, if it was made of recordings."""
     if "material" not in checkpoint.manifest(path)["parts"]:
         return None
-    return read_images(checkpoint.read_part(path, "material"))
+    return load_image_crop(checkpoint.read_part(path, "material"))

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from reverie import envs as suites
 from reverie.api import Action, Carry, Extras, Metrics, Obs, UserError, VecEnv
 from reverie.capabilities import NeedsStatistics
-from reverie.datasets.readers import npz
+from reverie.datasets.episodes import iterate_episodes
 from reverie.log.episode_stats import EpisodeStats
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
@@ -179,16 +179,16 @@ class OnlineRun(BaseRun):
                 "(--run.from_checkpoint)."
             )
         if self.config.run.episodes:
-            self.fill_from(Path(self.config.run.episodes))
+            self.fill_from(self.config.run.episodes)
         return self.envs.reset(), self.agent.initial(len(self.envs))
 
-    def fill_from(self, folder: Path) -> None:
+    def fill_from(self, path: str) -> None:
         """Put recorded episodes into the replay."""
         before = len(self.replay)
-        folder, envs = folder.expanduser(), self.envs
-        for _, episode in npz.read_folder(folder, envs.obs_space, envs.act_space):
+        obs_space, act_space = self.envs.obs_space, self.envs.act_space
+        for _, episode in iterate_episodes(path, obs_space, act_space):
             self.replay.add_episode(episode)
-        self.say(f"{len(self.replay) - before} steps from the episodes in {folder}.")
+        self.say(f"{len(self.replay) - before} steps from the episodes in {path}.")
 
     def act(self, carry: Carry, obs: Obs) -> tuple[Carry, Action, Extras]:
         """The policy's choice, or a random one during prefill; none after the end."""

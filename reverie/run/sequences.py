@@ -17,9 +17,12 @@ from typing import Any, Protocol
 import torch
 
 from reverie.api import Agent, Metrics, StateDict, UserError
-from reverie.datasets import sequences as sources
-from reverie.datasets.sequences import Source
-from reverie.datasets.sequences.feed import SourceFeed
+from reverie.datasets.sequences import (
+    SequenceDataset,
+    is_sequence_task,
+    make_sequence_dataset,
+)
+from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.run import checkpoint, device
 from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
@@ -105,9 +108,9 @@ class Sequences:
         self.obs_space, self.act_space = self.source.obs_space, self.source.act_space
         self._served = False  # by a feed, which then closes the source
 
-    def open(self, agent: Agent, device: torch.device) -> SourceFeed:
+    def open(self, agent: Agent, device: torch.device) -> SequenceFeed:
         self._served = True
-        return SourceFeed(self.source, device, prefetch=device.type == "cuda")
+        return SequenceFeed(self.source, device, prefetch=device.type == "cuda")
 
     def begin(self, agent: Agent) -> None:
         pass
@@ -240,7 +243,7 @@ class Watch(BaseRun):
 
 def watches(config: Config) -> bool:
     """Whether a run has sequences to watch; who watches wants nothing else."""
-    found = sources.is_source(config.task)
+    found = is_sequence_task(config.task)
     if not found and hasattr(config.of_agent, "window"):
         raise UserError(
             f"The agent {config.agent!r} learns from sequences, and in {config.task} "
@@ -250,7 +253,7 @@ def watches(config: Config) -> bool:
     return found
 
 
-def make_source(config: Config) -> Source:
+def make_source(config: Config) -> SequenceDataset:
     """The sequences of a config's task, in windows as its agent wants them."""
     window = getattr(config.of_agent, "window", None)
     if window is None:
@@ -258,7 +261,7 @@ def make_source(config: Config) -> Source:
             f"{config.task} is there to be watched, and {config.agent!r} would act.\n"
             "  Fix: --agent vta"
         )
-    return sources.make(config.task, config.source, window, config.seed)
+    return make_sequence_dataset(config.task, config.sequences, window, config.seed)
 
 
 def load_watcher(
@@ -266,7 +269,7 @@ def load_watcher(
     fresh: int = 0,
     flags: Sequence[tuple[str, Any]] = (),
     **changes: Any,
-) -> tuple[Config, Agent, SourceFeed]:
+) -> tuple[Config, Agent, SequenceFeed]:
     """The newest checkpoint of a run (or `best` of it), ready to look with.
 
     `fresh` is added to the seed of the sequences, so that even those for evaluation are
@@ -276,22 +279,24 @@ def load_watcher(
 
     path = checkpoint.locate(logdir)
     saved = read_config(home_of(path))
-    if not sources.is_source(saved.task):
+    if not is_sequence_task(saved.task):
         raise UserError(
             f"{logdir} learnt {saved.task} by acting, so it has no sequences to show."
             "\n  Fix: give the --logdir of a run of a task like sequences_balls."
         )
     config = with_flags(saved, flags)
-    if not sources.is_source(config.task):
+    if not is_sequence_task(config.task):
         raise UserError(
             f"In {config.task} somebody has to act, and {logdir} only watches.\n"
             f"  Fix: leave out --task, or give another source, like {saved.task}."
         )
-    source_config = dataclasses.replace(config.source, **changes)
-    config = dataclasses.replace(config, source=source_config, seed=config.seed + fresh)
+    source_config = dataclasses.replace(config.sequences, **changes)
+    config = dataclasses.replace(
+        config, sequences=source_config, seed=config.seed + fresh
+    )
     where = device.pick_device(config.device)
     precision = device.pick_precision(config.precision, where)
     source = make_source(config)
     agent = make_agent(config, source, where, precision)
     agent.load_weights(checkpoint.read_part(path, "agent"))
-    return config, agent, SourceFeed(source, where)
+    return config, agent, SequenceFeed(source, where)

@@ -8,9 +8,9 @@ import torch
 
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import Agent, UserError
-from reverie.datasets.sequences import SourceConfig
-from reverie.datasets.sequences.feed import SourceFeed
-from reverie.datasets.synthetic.balls import Balls
+from reverie.datasets.sequences import SequenceConfig
+from reverie.datasets.sequences.feed import SequenceFeed
+from reverie.datasets.synthetic.balls import BouncingBalls
 from reverie.spaces import EVENT
 from reverie.worlds.vta.config import VTAConfig
 
@@ -20,12 +20,12 @@ CONFIG = VTAAgentConfig(batch_size=4, world=VTA)
 
 
 def make(config=CONFIG, seed=0, precision="float32"):
-    settings = SourceConfig(chunk=8, refresh=0, evaluation=6)
-    source = Balls(settings, config.window, 0)
+    settings = SequenceConfig(chunk=8, refresh=0, evaluation=6)
+    source = BouncingBalls(settings, config.window, 0)
     agent = VTAAgent(
         source.obs_space, {}, config, device=CPU, precision=precision, seed=seed
     )
-    return agent, SourceFeed(source, CPU)
+    return agent, SequenceFeed(source, CPU)
 
 
 def weights(agent):
@@ -61,9 +61,9 @@ def test_true_events_never_come_with_a_training_batch():
 
 
 def test_a_feed_that_fetches_ahead_serves_the_same_batches():
-    settings = SourceConfig(chunk=8, refresh=3, evaluation=6)
+    settings = SequenceConfig(chunk=8, refresh=3, evaluation=6)
     plain, ahead = (
-        SourceFeed(Balls(settings, CONFIG.window, 0), CPU, prefetch=prefetch)
+        SequenceFeed(BouncingBalls(settings, CONFIG.window, 0), CPU, prefetch=prefetch)
         for prefetch in (False, True)
     )
     for _ in range(7):
@@ -78,13 +78,13 @@ def test_a_feed_that_fetches_ahead_serves_the_same_batches():
 
 
 def test_frames_that_are_not_finite_are_refused():
-    class Broken(Balls):
+    class Broken(BouncingBalls):
         def batch(self, step):
             rows = super().batch(step)
             return {"image": np.where(rows["image"] > 0, np.nan, 0.0)}
 
-    source = Broken(SourceConfig(chunk=8), CONFIG.window, 0)
-    feed = SourceFeed(source, CPU)
+    source = Broken(SequenceConfig(chunk=8), CONFIG.window, 0)
+    feed = SequenceFeed(source, CPU)
     with pytest.raises(UserError, match="NaN"):
         feed("train")
     feed.close()
@@ -184,9 +184,9 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
     config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []
     for kind, way in (("float32", "none"), (precision, "graph")):
-        source = Balls(SourceConfig(chunk=64, refresh=0), config.window, 0)
+        source = BouncingBalls(SequenceConfig(chunk=64, refresh=0), config.window, 0)
         cuda = torch.device("cuda")
-        feed = SourceFeed(source, cuda)
+        feed = SequenceFeed(source, cuda)
         agent = VTAAgent(
             source.obs_space, {}, config, device=cuda, precision=kind, compile=way
         )

@@ -55,9 +55,9 @@ def test_agent_on_sequences_is_measured(tmp_path, capsys):
     small = [
         "--vta.batch_size",
         "4",
-        "--source.chunk",
+        "--sequences.chunk",
         "8",
-        "--source.refresh",
+        "--sequences.refresh",
         "4",
     ]
     small += ["--vta.world.belief", "8", "--bench.seconds", "0"]

@@ -84,7 +84,7 @@ def test_other_actions_are_told_what_would_fit(tmp_path):
         VTARecording("model_main_bce"),
     )
     for file, run, fix in (
-        (watching, acting, "--source.actions False"),
+        (watching, acting, "--sequences.actions False"),
         (acting, watching, f"actions of {acting.sizes['action_size']} numbers"),
     ):
         torch.save(original(file), tmp_path / "x.pt")

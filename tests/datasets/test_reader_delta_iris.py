@@ -1,4 +1,4 @@
-"""Datasets in the layout of the original Δ-IRIS, and that nothing shifts in reading."""
+"""Reader of datasets of the original Δ-IRIS; rewards stay aligned with actions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from reverie.agents.iris.batches import to_segment
 from reverie.api import UserError
 from reverie.datasets.convert import convert
-from reverie.datasets.episode_format import BadEpisode, problems
-from reverie.datasets.readers import in_order, open_reader
+from reverie.datasets.episode_format import BadEpisode, find_problems
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.readers import natural_sort
 from reverie.datasets.split import split_by_mask
 
 
@@ -28,8 +29,8 @@ def make_episode(steps: int, seed: int, ended: bool = True) -> dict[str, torch.T
     }
 
 
-def place(root: Path, number: int) -> Path:
-    """1437 lies in 400/30/7."""
+def episode_file(root: Path, number: int) -> Path:
+    """Return the file of an episode; 1437 is in 400/30/7."""
     digits = f"{number % 1000:03d}"
     folder = root / f"{digits[0]}00" / f"{digits[1]}0" / digits[2]
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +39,7 @@ def place(root: Path, number: int) -> Path:
 
 def write(root: Path, episodes: dict[int, dict]) -> None:
     for number, episode in episodes.items():
-        torch.save(episode, place(root, number))
+        torch.save(episode, episode_file(root, number))
     lengths = np.array([len(e["ends"]) for e in episodes.values()])
     torch.save({"num_episodes": len(episodes), "lengths": lengths}, root / "info.pt")
 
@@ -53,13 +54,13 @@ def episodes() -> dict[int, dict]:
     }
 
 
-def test_reward_and_end_stay_with_the_action_that_earned_them(tmp_path, episodes):
+def test_rewards_and_ends_stay_aligned_with_their_actions(tmp_path, episodes):
     write(tmp_path, episodes)
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert reader.names() == ["0", "9", "10", "1437"]
     for name, theirs in zip(reader.names(), episodes.values(), strict=True):
         found = reader.read(name)
-        assert not problems(found, reader.obs_space, reader.act_space)
+        assert not find_problems(found, reader.obs_space, reader.act_space)
         assert len(found["reward"]) == reader.rows(name) == len(theirs["ends"]) + 1
         batch = {k: torch.tensor(v)[None] for k, v in found.items()}
         batch["mask"] = torch.ones_like(batch["is_first"])
@@ -71,36 +72,34 @@ def test_reward_and_end_stay_with_the_action_that_earned_them(tmp_path, episodes
         assert torch.equal(segment.end[0], theirs["ends"].bool())
 
 
-def test_actions_are_counted_over_all_episodes(tmp_path):
+def test_the_number_of_actions_is_taken_from_all_episodes(tmp_path):
     many = {number: make_episode(3, number) for number in range(30)}
     for episode in many.values():
         episode["actions"] %= 2
-    many[11]["actions"][1] = 16  # not one of the few that are looked at
+    many[11]["actions"][1] = 16  # not in the sample that spaces are inferred from
     write(tmp_path, many)
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert reader.act_space["action"].classes == 17
     assert reader.obs_space["image"].shape == (6, 8, 3)
 
 
-def test_train_and_test_are_what_to_learn_from_and_what_to_set_aside(
-    tmp_path, episodes
-):
+def test_train_and_test_folders_are_masks(tmp_path, episodes):
     write(tmp_path / "train", episodes)
     write(tmp_path / "test", {0: make_episode(5, 8)})
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     train, held = split_by_mask(reader, "train", "valid")
     assert train == ["train_0", "train_9", "train_10", "train_1437"]
     assert held == ["test_0"]
     assert reader.rows("test_0") == 6
     done = convert(reader, tmp_path / "out")
-    assert open_reader(done.folder).names() == in_order(train + held)
+    assert open_episodes(done.folder).names() == natural_sort(train + held)
 
 
-def test_an_episode_is_cut_after_its_first_end(tmp_path):
+def test_an_episode_is_truncated_after_its_first_end(tmp_path):
     episode = make_episode(9, 0)
     episode["ends"][4] = 1
     write(tmp_path, {0: episode})
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert reader.rows("0") == len(reader.read("0")["reward"]) == 6
 
 
@@ -109,31 +108,31 @@ def test_an_episode_is_cut_after_its_first_end(tmp_path):
     [
         ({"ends": None}, "has no 'ends'"),
         ({"rewards": torch.zeros(3)}, "3 rows"),
-        ({"observations": torch.zeros(7, 3, 6, 8)}, "wanted uint8"),
+        ({"observations": torch.zeros(7, 3, 6, 8)}, "expected uint8"),
         ({"ends": torch.zeros(0)}, "0 steps"),
         ({"actions": 3}, "has no 'actions'"),
-        ({"actions": torch.zeros(7)}, "wanted integers"),
-        ({"actions": torch.zeros(7, 2, dtype=torch.int64)}, "wanted integers"),
+        ({"actions": torch.zeros(7)}, "expected integers"),
+        ({"actions": torch.zeros(7, 2, dtype=torch.int64)}, "expected integers"),
         ({k: v[:0] for k, v in make_episode(7, 0).items()}, "0 steps"),
     ],
 )
-def test_an_episode_that_cannot_be_used_says_why(tmp_path, change, complaint):
+def test_bad_episodes_are_reported_with_the_reason(tmp_path, change, complaint):
     episode = {**make_episode(7, 0), **change}
     episode = {key: value for key, value in episode.items() if value is not None}
     write(tmp_path, {0: make_episode(5, 1)})
-    torch.save(episode, place(tmp_path, 1))
+    torch.save(episode, episode_file(tmp_path, 1))
     with pytest.raises(BadEpisode, match=complaint):
-        open_reader(tmp_path).read("1")
-    assert open_reader(tmp_path).act_space["action"].classes <= 5
+        open_episodes(tmp_path).read("1")
+    assert open_episodes(tmp_path).act_space["action"].classes <= 5
 
 
-def test_damaged_files_and_empty_folders_are_told(tmp_path):
+def test_damaged_files_and_empty_folders_are_errors(tmp_path):
     write(tmp_path, {0: make_episode(5, 1), 1: make_episode(5, 2)})
-    file = place(tmp_path, 1)
+    file = episode_file(tmp_path, 1)
     file.write_bytes(file.read_bytes()[:-200])
     with pytest.raises(BadEpisode, match="cannot be read"):
-        open_reader(tmp_path).rows("1")
+        open_episodes(tmp_path).rows("1")
     for path in tmp_path.rglob("*/*.pt"):
         path.unlink()
     with pytest.raises(UserError, match=r"no readable episode(.|\n)*Fix: "):
-        assert open_reader(tmp_path).obs_space
+        assert open_episodes(tmp_path).obs_space

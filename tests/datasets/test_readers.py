@@ -1,4 +1,4 @@
-"""Readers: whatever the origin, the same rows, each with the action chosen there."""
+"""Readers: every format gives the same rows, with aligned actions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ import zipfile
 
 import numpy as np
 import pytest
-from walks import ACTION, same, slip, stand_in, walk, write_npz
+from episode_helpers import (
+    ACTION,
+    alignment_error,
+    assert_same,
+    install_stub,
+    make_episode,
+    write_npz,
+)
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import (
     BadEpisode,
+    find_problems,
     from_steps,
-    problems,
     to_steps,
-    with_flags,
+    with_flag_spaces,
 )
-from reverie.datasets.readers import READERS, Reader, in_order, npz, open_reader, some
-from reverie.datasets.readers.metadata import About, read_about
+from reverie.datasets.episodes import ReaderConfig, open_episodes
+from reverie.datasets.readers import (
+    READERS,
+    Reader,
+    evenly_spaced,
+    natural_sort,
+    npz,
+)
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
 from reverie.datasets.split import split_by_mask
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
@@ -28,106 +43,114 @@ from reverie.spaces import FLAGS, Space
 from reverie.storage.episodes import write_episode
 
 
-def hdf5():
+def write_hdf5(*arguments, **settings):
     pytest.importorskip("h5py")
-    from reverie.datasets.readers import hdf5
+    from reverie.datasets.robomimic import write_robomimic
 
-    return hdf5
+    return write_robomimic(*arguments, **settings)
+
+
+def open_mapped(path, key_map):
+    return open_episodes(path, ReaderConfig(map=key_map))
 
 
 def write_robomimic(path, lengths=(5, 9, 12), **settings):
-    episodes = {f"demo_{i}": walk(n, seed=i) for i, n in enumerate(lengths)}
-    hdf5().write_robomimic(path, episodes.items(), ACTION, **settings)
+    episodes = {f"demo_{i}": make_episode(n, seed=i) for i, n in enumerate(lengths)}
+    write_hdf5(path, episodes.items(), ACTION, **settings)
     return episodes
 
 
 def check(reader: Reader, episodes: dict) -> None:
-    """The reader gives these episodes, and knows about them without loading any."""
+    """Check names, lengths, episodes and spaces of a reader."""
     assert isinstance(reader, Reader)
     assert reader.names() == list(episodes)
     for name, episode in episodes.items():
         assert reader.rows(name) == len(episode["reward"])
         found = reader.read(name)
-        same({key: found[key] for key in episode}, episode)
-        assert slip(found) < 1e-5
-        assert not problems(found, reader.obs_space, reader.act_space)
+        assert_same({key: found[key] for key in episode}, episode)
+        assert alignment_error(found) < 1e-5
+        assert not find_problems(found, reader.obs_space, reader.act_space)
     assert set(reader.obs_space) == {"image", "position", "speed"}
     assert reader.obs_space["image"].is_image
     assert reader.act_space["action"] == ACTION["action"]
 
 
-def test_steps_and_back():
-    episode = walk(7)
-    same(from_steps(*to_steps(episode, ACTION)), episode)
+def test_from_steps_undoes_to_steps():
+    episode = make_episode(7)
+    assert_same(from_steps(*to_steps(episode, ACTION)), episode)
 
 
-def test_a_shift_by_one_step_is_seen_in_these_episodes():
-    episode = walk(7)
-    assert slip(episode) < 1e-6
+def test_alignment_error_detects_a_shift_by_one_row():
+    episode = make_episode(7)
+    assert alignment_error(episode) < 1e-6
     late = {**episode, "action": np.roll(episode["action"], 1, 0)}
     early = {**episode, "action": np.roll(episode["action"], -1, 0)}
-    assert min(slip(late), slip(early)) > 0.01
+    assert min(alignment_error(late), alignment_error(early)) > 0.01
 
 
-def test_a_folder_of_npz_files(tmp_path):
+def test_npz(tmp_path):
     episodes = write_npz(tmp_path, (5, 9, 12))
-    check(open_reader(tmp_path), episodes)
-    stored = npz.load(tmp_path / "demo_1-10.npz")
+    check(open_episodes(tmp_path), episodes)
+    stored = npz.load_arrays(tmp_path / "demo_1-10.npz")
     assert not stored["action"][0].any()
-    assert slip({**stored, "action": stored["action"]}) > 0.01  # theirs led to its row
+    assert (
+        alignment_error({**stored, "action": stored["action"]}) > 0.01
+    )  # action before obs
 
 
-def test_npz_files_are_named_in_numeric_order_and_measured_without_a_suffix(tmp_path):
+def test_npz_names_are_in_natural_order_and_lengths_need_no_suffix(tmp_path):
     write_npz(tmp_path, [4] * 11)
     (tmp_path / "demo_10-5.npz").rename(tmp_path / "demo_10.npz")
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert reader.names()[-2:] == ["demo_9", "demo_10"]
     assert reader.rows("demo_10") == 5
-    assert in_order(["b2", "b10", "a"]) == ["a", "b2", "b10"]
-    assert some(list("abcdefghij"), 3) == ["a", "e", "j"]
+    assert natural_sort(["b2", "b10", "a"]) == ["a", "b2", "b10"]
+    assert evenly_spaced(list("abcdefghij"), 3) == ["a", "e", "j"]
 
 
-def test_one_hot_actions_of_a_folder_are_indices(tmp_path):
+def test_one_hot_actions_of_npz_files_are_discrete(tmp_path):
     space = {"action": Space(np.int32, (), 0, 4)}
-    episode = walk(6) | {"action": np.array([3, 0, 1, 2, 2, 1, 0], np.int32)}
-    npz.write_folder_file(tmp_path, "a", episode, space)
-    reader = open_reader(tmp_path)
+    episode = make_episode(6) | {"action": np.array([3, 0, 1, 2, 2, 1, 0], np.int32)}
+    npz.write_npz_episode(tmp_path, "a", episode, space)
+    reader = open_episodes(tmp_path)
     assert reader.act_space["action"] == space["action"]
-    same(reader.read("a"), episode)
+    assert_same(reader.read("a"), episode)
 
 
-def test_a_description_beside_the_files_holds(tmp_path):
+def test_dataset_json_defines_spaces_and_masks(tmp_path):
     write_npz(tmp_path)
     order = {"speed": Space(np.float32, (3,)), "image": Space(np.uint8, (8, 8, 3))}
-    About(order, ACTION, {"train": ["demo_0"]}, {"from": "here"}).write(tmp_path)
-    reader = open_reader(tmp_path)
+    DatasetMetadata(order, ACTION, {"train": ["demo_0"]}, {"from": "here"}).write(
+        tmp_path
+    )
+    reader = open_episodes(tmp_path)
     assert list(reader.obs_space) == ["speed", "image"]
     assert "position" not in reader.read("demo_0")
     assert reader.masks == {"train": ["demo_0"]}
-    assert read_about(tmp_path).more == {"from": "here"}
+    assert read_metadata(tmp_path).extra == {"from": "here"}
     (tmp_path / "dataset.json").write_text("[")
     with pytest.raises(UserError, match=r"dataset.json cannot be read"):
-        open_reader(tmp_path)
+        open_episodes(tmp_path)
 
 
-def test_our_own_files(tmp_path):
-    episodes = {f"demo_{i}": walk(n, seed=i) for i, n in enumerate((5, 9))}
+def test_safetensors(tmp_path):
+    episodes = {f"demo_{i}": make_episode(n, seed=i) for i, n in enumerate((5, 9))}
     for name, episode in episodes.items():
         write_episode(tmp_path, name, episode)
-    check(open_reader(tmp_path), episodes)
+    check(open_episodes(tmp_path), episodes)
     (path,) = tmp_path.glob("demo_1-*")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(BadEpisode, match="checksum"):
-        open_reader(tmp_path).read("demo_1")
+        open_episodes(tmp_path).read("demo_1")
 
 
-def test_the_replay_of_a_run(tmp_path):
-    first, second = walk(5, 1), walk(9, 2)
+def test_replay_of_a_run(tmp_path):
+    first, second = make_episode(5, 1), make_episode(9, 2)
     obs = {"image": Space(np.uint8, (8, 8, 3)), "position": Space(np.float32, (2,))}
     obs["speed"] = Space(np.float32, (3,))
-    spaces = with_flags(obs) | ACTION
+    spaces = with_flag_spaces(obs) | ACTION
     replay = Replay(
         spaces,
         {},
@@ -138,8 +161,8 @@ def test_the_replay_of_a_run(tmp_path):
         directory=tmp_path / "replay",
         seed=0,
     )
-    unfinished = walk(9, 3)
-    for t in range(10):  # the second environment ends once, and begins again
+    unfinished = make_episode(9, 3)
+    for t in range(10):  # the second environment starts a second episode
         one = second
         other, row = (first, t) if t < 6 else (unfinished, t - 6)
         rows = {k: np.stack([one[k][t], other[k][row]]) for k in spaces}
@@ -151,17 +174,17 @@ def test_the_replay_of_a_run(tmp_path):
         "act": {"action": ACTION["action"].to_json()},
     }
     (tmp_path / "spaces.json").write_text(json.dumps(described))
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     check(reader, {"env0_step0": second, "env1_step0": first})
     (tmp_path / "spaces.json").unlink()
-    with pytest.raises(UserError, match="Fix: give the folder of a run"):
-        open_reader(tmp_path)
+    with pytest.raises(UserError, match="Fix: use the folder of a run"):
+        open_episodes(tmp_path)
 
 
-def test_robomimic_layout_becomes_rows_as_the_page_draws_them(tmp_path):
+def test_robomimic(tmp_path):
     path = tmp_path / "demos.hdf5"
     episodes = write_robomimic(path, masks={"train": ["demo_0", "demo_2"]})
-    reader = open_reader(path)
+    reader = open_episodes(path)
     check(reader, episodes)
     assert reader.masks == {"train": ["demo_0", "demo_2"]}
     assert reader.attributes()["total"] == 26
@@ -177,30 +200,30 @@ def test_robomimic_layout_becomes_rows_as_the_page_draws_them(tmp_path):
     reader.close()
 
 
-def test_demos_without_next_obs_repeat_or_drop_what_is_missing(tmp_path):
+def test_without_next_obs_the_last_observation_is_repeated_or_dropped(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
     episodes = write_robomimic(path, (5,))
     with h5py.File(path, "a") as file:
         del file["data/demo_0/next_obs"]
     whole = episodes["demo_0"]
-    reader = open_reader(path)
+    reader = open_episodes(path)
     repeated = reader.read("demo_0")
     assert reader.rows("demo_0") == len(repeated["reward"]) == 6
     np.testing.assert_array_equal(repeated["action"], whole["action"])
     np.testing.assert_array_equal(repeated["position"][-1], whole["position"][-2])
     assert repeated["is_terminal"][-1]
-    reader = open_reader(path, map=hdf5().KeyMap(final="drop"))
+    reader = open_mapped(path, KeyMap(last_obs="drop"))
     dropped = reader.read("demo_0")
     assert reader.rows("demo_0") == len(dropped["reward"]) == 5
-    assert slip(dropped) < 1e-5
+    assert alignment_error(dropped) < 1e-5
     assert not dropped["action"][-1].any()
 
 
-def test_a_key_map_reads_other_layouts(tmp_path):
+def test_key_map(tmp_path):
     h5py = pytest.importorskip("h5py")
-    episodes = {f"take_{i}": walk(4 + i, seed=i) for i in range(3)}
-    for name, episode in episodes.items():  # a file per episode, actions that led here
+    episodes = {f"take_{i}": make_episode(4 + i, seed=i) for i in range(3)}
+    for name, episode in episodes.items():  # one file per episode, action before obs
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["observations/images/top"] = episode["image"]
             file["observations/qpos"] = episode["position"].astype(np.float64)
@@ -208,38 +231,38 @@ def test_a_key_map_reads_other_layouts(tmp_path):
             file["r"] = episode["reward"][:, None]
     keys = ("image=observations/images/top", "position=observations/qpos")
     names = {"action": "action", "reward": "r", "terminal": "none"}
-    led = hdf5().KeyMap(keys=keys, alignment="led", **names)
-    reader = open_reader(tmp_path, map=led)
+    led = KeyMap(keys=keys, alignment="before_obs", **names)
+    reader = open_mapped(tmp_path, led)
     assert reader.names() == list(episodes)
     for name, episode in episodes.items():
         found = reader.read(name)
         assert reader.rows(name) == len(episode["reward"])
-        assert slip(found) < 1e-5
-        same(
+        assert alignment_error(found) < 1e-5
+        assert_same(
             {k: found[k] for k in ("image", "action", "reward")},
             {k: episode[k] for k in ("image", "action", "reward")},
         )
         assert not found["is_terminal"].any()
-    with pytest.raises(ValueError, match="keys are pairs like"):
-        hdf5().KeyMap(keys=("image",))
-    wrong = open_reader(tmp_path, map=hdf5().KeyMap(keys=keys, **names))
-    assert slip(wrong.read("take_2")) > 0.01
+    with pytest.raises(ValueError, match="keys must be pairs like"):
+        KeyMap(keys=("image",))
+    wrong = open_mapped(tmp_path, KeyMap(keys=keys, **names))
+    assert alignment_error(wrong.read("take_2")) > 0.01
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"), [("dones", 1), ("success", 0), ("never", 0)]
 )
-def test_who_decides_that_a_task_ended(tmp_path, ends, expected):
-    failed = walk(5)
+def test_terminate_on(tmp_path, ends, expected):
+    failed = make_episode(5)
     failed["reward"][:] = 0
     path = tmp_path / "demos.hdf5"
-    hdf5().write_robomimic(path, [("demo_0", failed)], ACTION)
-    reader = open_reader(path, map=hdf5().KeyMap(ends=ends))
+    write_hdf5(path, [("demo_0", failed)], ACTION)
+    reader = open_mapped(path, KeyMap(terminate_on=ends))
     assert reader.read("demo_0")["is_terminal"].sum() == expected
 
 
 def test_minari(monkeypatch):
-    episodes = [walk(5, 1), walk(8, 2)]
+    episodes = [make_episode(5, 1), make_episode(8, 2)]
 
     class Dataset:
         action_space = types.SimpleNamespace(shape=(2,))
@@ -267,21 +290,20 @@ def test_minari(monkeypatch):
                 )
 
     def load_dataset(name):
-        if name != "walks-v0":
+        if name != "demos-v0":
             raise FileNotFoundError("nothing there")
         return Dataset()
 
-    stand_in(monkeypatch, "minari", load_dataset=load_dataset)
+    install_stub(monkeypatch, "minari", load_dataset=load_dataset)
     check(
-        open_reader("minari:walks-v0"),
+        open_episodes("minari:demos-v0"),
         {"episode_0": episodes[0], "episode_1": episodes[1]},
     )
     with pytest.raises(UserError, match="Fix: minari download runs-v0"):
-        open_reader("minari:runs-v0")
+        open_episodes("minari:runs-v0")
 
 
-def test_minari_says_how_many_actions_there_are_and_no_key_hides_another(monkeypatch):
-    """Actions that nobody took are actions all the same."""
+def test_minari_action_spaces_and_ambiguous_keys(monkeypatch):
     few = types.SimpleNamespace(n=np.int64(4), start=np.int64(1))
     many = types.SimpleNamespace(spaces={"left": few, "right": None})
 
@@ -302,8 +324,8 @@ def test_minari_says_how_many_actions_there_are_and_no_key_hides_another(monkeyp
                 terminations=np.zeros(3, bool),
             )
 
-    stand_in(monkeypatch, "minari", load_dataset=lambda name: Dataset())
-    reader = open_reader("minari:walks-v0")
+    install_stub(monkeypatch, "minari", load_dataset=lambda name: Dataset())
+    reader = open_episodes("minari:demos-v0")
     assert list(reader.obs_space) == ["left/place", "speed", "right/place"]
     space = reader.act_space
     assert list(space) == ["action/0", "action/1/left", "action/1/right"]
@@ -312,7 +334,7 @@ def test_minari_says_how_many_actions_there_are_and_no_key_hides_another(monkeyp
     assert space["action/1/right"].shape == (1,)
 
 
-def test_minari_counts_over_all_episodes_what_its_space_does_not(monkeypatch):
+def test_minari_bounds_of_actions_without_a_discrete_space(monkeypatch):
     class Dataset:
         episode_indices = np.arange(30)
         storage = None
@@ -326,14 +348,14 @@ def test_minari_counts_over_all_episodes_what_its_space_does_not(monkeypatch):
                 terminations=np.zeros(1, bool),
             )
 
-    stand_in(monkeypatch, "minari", load_dataset=lambda name: Dataset())
-    space = open_reader("minari:walks-v0").act_space["action"]
+    install_stub(monkeypatch, "minari", load_dataset=lambda name: Dataset())
+    space = open_episodes("minari:demos-v0").act_space["action"]
     assert space.high.tolist() == [1, 6]
 
 
 @pytest.mark.parametrize("place", ["lerobot.datasets", "lerobot.common.datasets"])
 def test_lerobot(monkeypatch, tmp_path, place):
-    episodes = [walk(5, 1), walk(8, 2)]
+    episodes = [make_episode(5, 1), make_episode(8, 2)]
     frames = []
     for episode in episodes:
         for t in range(len(episode["reward"]) - 1):
@@ -363,61 +385,61 @@ def test_lerobot(monkeypatch, tmp_path, place):
         def __getitem__(self, index):
             return frames[index]
 
-    stand_in(monkeypatch, f"{place}.lerobot_dataset", LeRobotDataset=LeRobotDataset)
+    install_stub(monkeypatch, f"{place}.lerobot_dataset", LeRobotDataset=LeRobotDataset)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")
-    for name in ("lerobot:someone/walks", tmp_path):
-        reader = open_reader(name)
+    for name in ("lerobot:someone/demos", tmp_path):
+        reader = open_episodes(name)
         assert reader.names() == ["episode_0", "episode_1"]
         found, episode = reader.read("episode_1"), episodes[1]
         assert reader.rows("episode_1") == 9
         for key in ("action", "reward", "is_terminal"):
             np.testing.assert_array_equal(found[key], episode[key])
         np.testing.assert_array_equal(found["image"][:-1], episode["image"][:-1])
-        assert slip({k: v[:-1] for k, v in found.items()}) < 1e-5
+        assert alignment_error({k: v[:-1] for k, v in found.items()}) < 1e-5
         assert reader.obs_space["image"].is_image
     with pytest.raises(UserError, match="LeRobot cannot open 'other'"):
-        open_reader("lerobot:other")
+        open_episodes("lerobot:other")
 
 
 @pytest.mark.parametrize("name", ["minari:x", "lerobot:x"])
-def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch, name):
+def test_a_missing_package_is_an_error(monkeypatch, name):
     import sys
 
     for module in ("minari", "lerobot"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match="is not installed"):
-        open_reader(name)
+        open_episodes(name)
 
 
-def test_without_h5py_the_extra_is_named(monkeypatch, tmp_path):
+def test_missing_h5py_is_an_error(monkeypatch, tmp_path):
     import sys
 
     monkeypatch.setitem(sys.modules, "h5py", None)
     (tmp_path / "a.hdf5").write_bytes(b"")
     with pytest.raises(UserError, match=r"pip install 'reverie\[hdf5\]'"):
-        open_reader(tmp_path / "a.hdf5")
+        open_episodes(tmp_path / "a.hdf5")
 
 
-def test_what_is_no_recording_is_refused_with_the_list_of_kinds(tmp_path):
-    with pytest.raises(UserError, match="nothing at"):
-        open_reader(tmp_path / "absent")
+def test_an_unknown_format_is_an_error_that_lists_the_formats(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        open_episodes(tmp_path / "absent")
     with pytest.raises(UserError) as it:
-        open_reader(tmp_path)
-    for kind in READERS.values():
-        assert kind.about in str(it.value)
+        open_episodes(tmp_path)
+    for entry in READERS.values():
+        assert entry.description in str(it.value)
 
 
-def test_a_damaged_hdf5_file_is_one_sentence(tmp_path):
+def test_a_damaged_hdf5_file_is_an_error(tmp_path):
     path = tmp_path / "demos.hdf5"
     write_robomimic(path)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="damaged one"):
-        open_reader(path)
+    with pytest.raises(UserError, match="it is damaged"):
+        open_episodes(path)
     path.write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match="no HDF5 file"):
-        open_reader(path)
+    with pytest.raises(UserError, match="not an HDF5 file"):
+        open_episodes(path)
 
 
 @pytest.mark.parametrize(
@@ -426,79 +448,79 @@ def test_a_damaged_hdf5_file_is_one_sentence(tmp_path):
         (lambda d: d.__delitem__("actions"), "has no 'actions', only dones"),
         (lambda d: d.__delitem__("obs"), "has no group 'obs'"),
         (lambda d: d.__delitem__("next_obs/speed"), "has no speed in 'next_obs'"),
-        (lambda d: cut(d, "rewards"), "'rewards' has 3 rows"),
-        (lambda d: cut(d, "obs/image"), "several lengths"),
-        (lambda d: single(d, "rewards"), "'rewards' has no rows"),
-        (lambda d: single(d, "obs/speed"), "'speed' is a single number"),
-        (lambda d: [cut(d, key, 0) for key in every(d)], "is empty"),
-        (lambda d: cut(d, "next_obs/image"), r"in 'next_obs'"),
+        (lambda d: truncate(d, "rewards"), "'rewards' has 3 rows"),
+        (lambda d: truncate(d, "obs/image"), "different lengths"),
+        (lambda d: make_scalar(d, "rewards"), "'rewards' has no rows"),
+        (lambda d: make_scalar(d, "obs/speed"), "'speed' is a single number"),
+        (lambda d: [truncate(d, key, 0) for key in array_names(d)], "is empty"),
+        (lambda d: truncate(d, "next_obs/image"), r"in 'next_obs'"),
     ],
 )
-def test_a_demo_that_lacks_something_is_bad_and_the_others_are_not(
-    tmp_path, change, complaint
-):
+def test_an_incomplete_demo_is_bad_and_others_are_readable(tmp_path, change, complaint):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
     write_robomimic(path)
     with h5py.File(path, "a") as file:
         change(file["data/demo_1"])
-    reader = open_reader(path)
+    reader = open_episodes(path)
     with pytest.raises(BadEpisode, match=complaint):
         reader.read("demo_1")
-    assert slip(reader.read("demo_2")) < 1e-5
+    assert alignment_error(reader.read("demo_2")) < 1e-5
     assert reader.act_space["action"] == ACTION["action"]
 
 
-def cut(demo, key, rows=3):
+def truncate(demo, key, rows=3):
     value = demo[key][:rows]
     del demo[key]
     demo[key] = value
 
 
-def single(demo, key):
+def make_scalar(demo, key):
     del demo[key]
     demo[key] = 3.0
 
 
-def every(demo):
-    """The arrays of a demonstration."""
+def array_names(demo):
+    """Names of the arrays of a demonstration."""
     found = []
-    demo.visititems(lambda name, thing: found.append(name) if shaped(thing) else None)
+    demo.visititems(lambda name, thing: found.append(name) if is_array(thing) else None)
     return found
 
 
-def shaped(thing):
+def is_array(thing):
     return hasattr(thing, "shape")
 
 
-def test_a_damaged_file_in_a_folder_is_an_episode_that_cannot_be_read(tmp_path):
+def test_a_damaged_hdf5_file_in_a_folder_is_a_bad_episode(tmp_path):
     pytest.importorskip("h5py")
     for name in "abc":
         write_robomimic(tmp_path / f"{name}.hdf5")
     (tmp_path / "a.hdf5").write_bytes(b"nothing of the kind")
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert reader.names()[:2] == ["a", "b_demo_0"]
     with pytest.raises(BadEpisode, match="is a damaged file"):
         reader.read("a")
     with pytest.raises(BadEpisode, match="is a damaged file"):
         reader.rows("a")
-    assert slip(reader.read("b_demo_2")) < 1e-5
+    assert alignment_error(reader.read("b_demo_2")) < 1e-5
     reader.close()
     for name in "bc":
         (tmp_path / f"{name}.hdf5").write_bytes(b"")
-    with pytest.raises(UserError, match=r"a\.hdf5 is no HDF5 file"):
-        open_reader(tmp_path)
+    with pytest.raises(UserError, match=r"a\.hdf5 is not an HDF5 file"):
+        open_episodes(tmp_path)
 
 
-def test_a_mask_of_nobody_is_refused(tmp_path):
+def test_an_empty_mask_is_an_error(tmp_path):
     pytest.importorskip("h5py")
     masks = {"train": ["demo_0", "demo_1"], "valid": ["demo_7"]}
     write_robomimic(tmp_path / "demos.hdf5", masks=masks)
-    with pytest.raises(UserError, match=r"mask 'valid' of .* names no episode"):
-        split_by_mask(open_reader(tmp_path / "demos.hdf5"), "train", "valid")
+    with pytest.raises(
+        UserError, match=r"mask 'valid' of .* contains no existing episode"
+    ):
+        split_by_mask(open_episodes(tmp_path / "demos.hdf5"), "train", "valid")
 
 
-def test_words_among_the_observations_are_left_out(tmp_path):
+def test_text_and_reserved_names_are_not_observations(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
     write_robomimic(path)
@@ -509,23 +531,23 @@ def test_words_among_the_observations_are_left_out(tmp_path):
                 demo[f"{part}/language"] = np.array([name.encode()] * count)
                 demo[f"{part}/nothing"] = np.zeros((count, 0))
                 demo[f"{part}/action"] = np.ones((count, 2))
-    reader = open_reader(path)
+    reader = open_episodes(path)
     assert set(reader.obs_space) == {"image", "position", "speed"}
-    assert slip(reader.read("demo_2")) < 1e-5
-    assert reader.remarks["left out"] == "action, language, nothing"
+    assert alignment_error(reader.read("demo_2")) < 1e-5
+    assert reader.metadata["ignored"] == "action, language, nothing"
 
 
-def test_episodes_without_actions_say_what_they_have(tmp_path):
+def test_missing_actions_are_an_error_that_lists_the_arrays(tmp_path):
     pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
     write_robomimic(path)
-    with pytest.raises(UserError, match=r"no 'moves' in 'data', but actions, dones"):
-        open_reader(path, map=hdf5().KeyMap(action="moves"))
+    with pytest.raises(UserError, match=r"no 'moves' in 'data', only actions, dones"):
+        open_mapped(path, KeyMap(action="moves"))
 
 
-def test_a_file_with_all_steps_in_a_row_is_cut_where_marks_are(tmp_path):
+def test_concatenated_episodes_are_split_at_their_ends(tmp_path):
     h5py = pytest.importorskip("h5py")
-    episodes = [walk(n, seed=n, ends=n != 9) for n in (5, 9, 12)]
+    episodes = [make_episode(n, seed=n, ends=n != 9) for n in (5, 9, 12)]
     steps = [to_steps(episode, ACTION) for episode in episodes]
     with h5py.File(tmp_path / "flat.hdf5", "w") as file:
         file["observations"] = np.concatenate([s[0]["position"][:-1] for s in steps])
@@ -538,61 +560,61 @@ def test_a_file_with_all_steps_in_a_row_is_cut_where_marks_are(tmp_path):
         file["infos/qpos"] = np.zeros((26, 2))
     marks = ("terminals", "timeouts")
     keys = {"keys": ("position=observations",), "terminal": "terminals"}
-    reader = open_reader(
-        tmp_path / "flat.hdf5", map=hdf5().KeyMap(breaks=marks, final="drop", **keys)
+    reader = open_mapped(
+        tmp_path / "flat.hdf5", KeyMap(episode_ends=marks, last_obs="drop", **keys)
     )
     assert reader.names() == ["episode_0", "episode_1", "episode_2"]
     for name, episode in zip(reader.names(), episodes, strict=True):
         found = reader.read(name)
         assert len(found["reward"]) == reader.rows(name) == len(episode["reward"]) - 1
-        assert slip(found) < 1e-5
-    repeating = hdf5().KeyMap(breaks=marks, **keys)
-    whole = open_reader(tmp_path / "flat.hdf5", map=repeating)
+        assert alignment_error(found) < 1e-5
+    repeating = KeyMap(episode_ends=marks, **keys)
+    whole = open_mapped(tmp_path / "flat.hdf5", repeating)
     ends = [whole.read(name)["is_terminal"][-1] for name in whole.names()]
     assert ends == [True, False, True]
-    assert whole.remarks == {}
-    wrong = hdf5().KeyMap(breaks=marks, action="act")
+    assert whole.metadata == {}
+    wrong = KeyMap(episode_ends=marks, action="act")
     with pytest.raises(UserError, match=r"has no array 'act'(.|\n)*--map.action"):
-        open_reader(tmp_path / "flat.hdf5", map=wrong)
+        open_mapped(tmp_path / "flat.hdf5", wrong)
     with pytest.raises(UserError, match="no array 'done' of 26 steps"):
-        open_reader(tmp_path / "flat.hdf5", map=hdf5().KeyMap(breaks=("done",), **keys))
+        open_mapped(tmp_path / "flat.hdf5", KeyMap(episode_ends=("done",), **keys))
 
 
-def test_an_hdf5_file_without_episodes_asks_for_the_group(tmp_path):
+def test_hdf5_without_episodes_is_an_error(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["elsewhere/demo_0/actions"] = np.zeros((3, 2))
     with pytest.raises(UserError, match=r"--map.episodes"):
-        open_reader(tmp_path / "a.hdf5")
-    assert open_reader(
-        tmp_path / "a.hdf5", map=hdf5().KeyMap(episodes="elsewhere")
-    ).names() == ["demo_0"]
+        open_episodes(tmp_path / "a.hdf5")
+    assert open_mapped(tmp_path / "a.hdf5", KeyMap(episodes="elsewhere")).names() == [
+        "demo_0"
+    ]
 
 
-def test_truncated_and_foreign_npz_files_are_bad_episodes(tmp_path):
+def test_damaged_npz_files_are_bad_episodes(tmp_path):
     write_npz(tmp_path, (5, 9, 12, 7))
     path = tmp_path / "demo_1-10.npz"
     path.write_bytes(path.read_bytes()[:200])
     with zipfile.ZipFile(tmp_path / "demo_9-4.npz", "w") as file:
         file.writestr("readme.txt", "not an array")
     (tmp_path / "demo_2-13.npz").rename(tmp_path / "demo_2-12.npz")
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     for name, complaint in (
         ("demo_1", "cannot be read"),
         ("demo_9", "has no 'reward'"),
-        ("demo_2", "has 13 rows, its name says 12"),
+        ("demo_2", "has 13 rows, its file name says 12"),
     ):
         with pytest.raises(BadEpisode, match=complaint):
             reader.read(name)
-    assert slip(reader.read("demo_0")) < 1e-5
+    assert alignment_error(reader.read("demo_0")) < 1e-5
     with pytest.raises(BadEpisode, match="cannot be read"):
-        npz.peek(path)
+        npz.read_headers(path)
 
 
-def test_a_folder_with_nothing_readable_says_why(tmp_path):
+def test_a_folder_without_a_readable_episode_is_an_error(tmp_path):
     (tmp_path / "a-3.npz").write_bytes(b"x")
     with pytest.raises(UserError, match=r"no readable episode; a cannot be read"):
-        open_reader(tmp_path).obs_space  # noqa: B018
+        open_episodes(tmp_path).obs_space  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -600,78 +622,82 @@ def test_a_folder_with_nothing_readable_says_why(tmp_path):
     [
         ({"speed": np.full((6, 3), np.nan, np.float32)}, "NaN .* row 0"),
         ({"speed": np.zeros((4, 3), np.float32)}, "'speed' has 4 rows"),
-        ({"speed": np.zeros((6, 4), np.float32)}, r"shape \(4,\), the others have"),
+        ({"speed": np.zeros((6, 4), np.float32)}, r"shape \(4,\), expected"),
         ({"speed": np.zeros((6, 3), np.int32)}, "dtype int32"),
-        ({"is_first": np.ones(6, bool)}, "first row alone"),
+        ({"is_first": np.ones(6, bool)}, "first row only"),
     ],
 )
-def test_problems_of_an_episode_are_found(change, complaint):
-    episode = walk(5)
+def test_find_problems(change, complaint):
+    episode = make_episode(5)
     spaces = {k: Space(v.dtype, v.shape[1:]) for k, v in episode.items()}
     obs_space = {k: s for k, s in spaces.items() if k not in (*FLAGS, "action")}
-    assert not problems(episode, obs_space, ACTION)
-    (found,) = problems({**episode, **change}, obs_space, ACTION)
+    assert not find_problems(episode, obs_space, ACTION)
+    (found,) = find_problems({**episode, **change}, obs_space, ACTION)
     assert __import__("re").search(complaint, found)
     lacking = {k: v for k, v in episode.items() if k != "speed"}
-    assert problems(lacking, obs_space, ACTION) == ["has no 'speed'"]
-    assert problems({}, obs_space, ACTION)[0].startswith("has no 'reward'")
-    with pytest.raises(BadEpisode, match="is no number"):
+    assert find_problems(lacking, obs_space, ACTION) == ["has no 'speed'"]
+    assert find_problems({}, obs_space, ACTION)[0].startswith("has no 'reward'")
+    with pytest.raises(BadEpisode, match="is not numeric"):
         from_steps({"a": np.array(["x", "y"])}, {}, np.zeros(1), np.zeros(1))
 
 
-def write_counted(write, many=30, rare=11):
-    """Episodes of actions 0 and 1, but for one that few would look at."""
+def write_discrete(write, many=30, rare=11):
+    """Write episodes with actions 0 and 1, and one episode with action 7."""
     space = {"action": Space(np.int32, (), 0, 8)}
     for i in range(many):
         chosen = np.array([0, 1, 7 if i == rare else 1, 0], np.int32)
-        write(f"demo_{i}", walk(3, i) | {"action": chosen}, space)
+        write(f"demo_{i}", make_episode(3, i) | {"action": chosen}, space)
 
 
-def test_integer_actions_are_counted_over_all_episodes(tmp_path):
-    write_counted(lambda name, episode, _: write_episode(tmp_path / "a", name, episode))
+def test_bounds_of_discrete_actions_are_taken_from_all_episodes(tmp_path):
+    write_discrete(
+        lambda name, episode, _: write_episode(tmp_path / "a", name, episode)
+    )
     found = []
-    write_counted(lambda name, episode, _: found.append((name, episode)))
+    write_discrete(lambda name, episode, _: found.append((name, episode)))
     path = tmp_path / "b.hdf5"
-    hdf5().write_robomimic(path, found, {"action": Space(np.int32)})
-    for reader in (open_reader(tmp_path / "a"), open_reader(path)):
+    write_hdf5(path, found, {"action": Space(np.int32)})
+    for reader in (open_episodes(tmp_path / "a"), open_episodes(path)):
         assert reader.act_space["action"] == Space(np.int32, (), 0, 8)
         assert reader.read("demo_11")["action"][2] == 7
 
 
-def test_an_action_that_is_none_of_those_there_are_is_a_problem():
-    episode = walk(3) | {"action": np.array([1, 2, 3, 0], np.int32)}
-    seen = {"speed": Space(np.float32, (3,))}
-    assert not problems(episode, seen, {"action": Space(np.int32, (), 1, 4)})
+def test_a_discrete_action_out_of_bounds_is_a_problem():
+    episode = make_episode(3) | {"action": np.array([1, 2, 3, 0], np.int32)}
+    obs_space = {"speed": Space(np.float32, (3,))}
+    assert not find_problems(episode, obs_space, {"action": Space(np.int32, (), 1, 4)})
     for low, high, wrong in ((2, 4, 1), (0, 3, 3)):
-        (found,) = problems(episode, seen, {"action": Space(np.int32, (), low, high)})
-        assert f"'action' holds {wrong}" in found
+        (found,) = find_problems(
+            episode, obs_space, {"action": Space(np.int32, (), low, high)}
+        )
+        assert f"'action' has the value {wrong}" in found
 
 
-def test_what_is_logged_is_no_problem(tmp_path):
+def test_log_keys_are_not_checked(tmp_path):
     logged = {"log/a": np.full(6, np.nan), "log/b": np.zeros((2, 3))}
-    episode = walk(5) | logged
-    assert not problems(episode, {"speed": Space(np.float32, (3,))}, ACTION)
-    npz.write_folder_file(tmp_path, "a", episode, ACTION)
-    same(open_reader(tmp_path).read("a"), episode)
+    episode = make_episode(5) | logged
+    assert not find_problems(episode, {"speed": Space(np.float32, (3,))}, ACTION)
+    npz.write_npz_episode(tmp_path, "a", episode, ACTION)
+    assert_same(open_episodes(tmp_path).read("a"), episode)
 
 
-def test_files_of_one_stem_keep_their_own_episodes(tmp_path):
+def test_hdf5_files_with_the_same_stem_have_different_episode_names(tmp_path):
     for name in ("a.hdf5", "a.h5", "b.h5"):
         write_robomimic(tmp_path / name, (5,))
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert set(reader.names()) == {"a.hdf5_demo_0", "a.h5_demo_0", "b_demo_0"}
     reader.close()
     (tmp_path / "a.h5").write_bytes(b"x")
-    reader = open_reader(tmp_path)
+    reader = open_episodes(tmp_path)
     assert set(reader.names()) == {"a.hdf5_demo_0", "a.h5", "b_demo_0"}
 
 
-def test_actions_that_are_not_one_hot_are_told_not_guessed(tmp_path):
+def test_actions_that_are_not_one_hot_are_an_error(tmp_path):
     space = {"action": Space(np.int32, (), 0, 3)}
-    episode = walk(3) | {"action": np.array([2, 1, 0, 0], np.int32)}
-    theirs = npz.to_theirs(episode, space)
+    episode = make_episode(3) | {"action": np.array([2, 1, 0, 0], np.int32)}
+    theirs = npz.to_npz(episode, space)
     for row, wrong in ((1, [0, 0, 0]), (2, [0.5, 0.5, 0]), (3, [1, 1, 0])):
         changed = theirs["action"].copy()
         changed[row] = wrong
         with pytest.raises(ValueError, match=f"'action' is not one-hot in row {row}"):
-            npz.to_ours({**theirs, "action": changed}, {}, space)
+            npz.from_npz({**theirs, "action": changed}, {}, space)

@@ -1,19 +1,19 @@
-"""What Minari and LeRobot write today, read back; where they are installed."""
+"""Datasets written by the installed versions of Minari and LeRobot are read back."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from walks import ACTION, slip, walk
+from episode_helpers import ACTION, alignment_error, make_episode
 
 from reverie.datasets.episode_format import to_steps
-from reverie.datasets.readers import open_reader
+from reverie.datasets.episodes import open_episodes
 
-EPISODES = [walk(5, 1), walk(8, 2)]
+EPISODES = [make_episode(5, 1), make_episode(8, 2)]
 
 
 @pytest.mark.parametrize("format", ["hdf5", "arrow"])
-def test_minari_today(tmp_path, monkeypatch, format):
+def test_datasets_of_the_installed_minari(tmp_path, monkeypatch, format):
     minari = pytest.importorskip("minari")
     if format == "arrow":
         pytest.importorskip("pyarrow")
@@ -38,13 +38,13 @@ def test_minari_today(tmp_path, monkeypatch, format):
             )
         )
     minari.create_dataset_from_buffers(
-        "walks/test-v0",
+        "demos/test-v0",
         buffers,
         observation_space=spaces.Dict(box),
         action_space=spaces.Box(-1, 1, (2,), np.float32),
         data_format=format,
     )
-    reader = open_reader("minari:walks/test-v0")
+    reader = open_episodes("minari:demos/test-v0")
     for name, episode in zip(reader.names(), EPISODES, strict=True):
         found = reader.read(name)
         assert reader.rows(name) == len(episode["reward"])
@@ -52,7 +52,7 @@ def test_minari_today(tmp_path, monkeypatch, format):
             np.testing.assert_array_equal(found[key], value, err_msg=key)
 
 
-def test_lerobot_today(tmp_path):
+def test_datasets_of_the_installed_lerobot(tmp_path):
     module = pytest.importorskip("lerobot.datasets.lerobot_dataset")
     features = {
         "observation.images.image": ("image", (8, 8, 3)),
@@ -64,13 +64,13 @@ def test_lerobot_today(tmp_path):
     }
     names = {3: ["height", "width", "channel"]}
     data = module.LeRobotDataset.create(
-        "some/walks",
+        "some/demos",
         fps=10,
         features={
             key: {"dtype": kind, "shape": shape, "names": names.get(len(shape))}
             for key, (kind, shape) in features.items()
         },
-        root=tmp_path / "walks",
+        root=tmp_path / "demos",
         use_videos=False,
     )
     for episode in EPISODES:
@@ -83,13 +83,13 @@ def test_lerobot_today(tmp_path):
                     "action": episode["action"][t],
                     "next.reward": episode["reward"][t + 1 : t + 2],
                     "next.done": episode["is_terminal"][t + 1 : t + 2],
-                    "task": "walk",
+                    "task": "move",
                 }
             )
         data.save_episode()
     if hasattr(data, "finalize"):
         data.finalize()
-    reader = open_reader(tmp_path / "walks")
+    reader = open_episodes(tmp_path / "demos")
     assert list(reader.obs_space) == ["image", "position", "speed"]
     for name, episode in zip(reader.names(), EPISODES, strict=True):
         found = reader.read(name)
@@ -97,4 +97,4 @@ def test_lerobot_today(tmp_path):
         for key in ("action", "reward", "is_terminal"):
             np.testing.assert_array_equal(found[key], episode[key], err_msg=key)
         np.testing.assert_array_equal(found["image"][:-1], episode["image"][:-1])
-        assert slip({key: value[:-1] for key, value in found.items()}) < 1e-5
+        assert alignment_error({key: value[:-1] for key, value in found.items()}) < 1e-5

@@ -14,7 +14,7 @@ import pytest
 from reverie import envs
 from reverie.api import UserError
 from reverie.cli.main import main
-from reverie.datasets.readers import open_reader
+from reverie.datasets.episodes import open_episodes
 from reverie.envs import opengl
 from reverie.envs.suites import robosuite
 from reverie.envs.suites.robosuite import RobosuiteConfig
@@ -244,7 +244,7 @@ def test_demonstrations_show_no_place_of_an_object(
     monkeypatch.chdir(tmp_path)
     words = "data demos lift.hdf5 --configs lift --episodes 2 --env.robosuite.size 9 9"
     assert main(words.split()) == 0
-    reader = open_reader("lift.hdf5")
+    reader = open_episodes("lift.hdf5")
     episode = reader.read("demo_0")
     assert agent_obs_space(reader.obs_space).keys() == {
         "image",

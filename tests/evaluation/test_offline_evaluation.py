@@ -9,10 +9,10 @@ import torch
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import UserError
-from reverie.datasets.episode_format import with_flags
-from reverie.datasets.feed import RecordingFeed
-from reverie.datasets.images import ImageConfig, Images
-from reverie.datasets.readers import open_reader
+from reverie.datasets.episode_format import with_flag_spaces
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.images import ImageConfig, ImageCrop
 from reverie.evaluation.episodes import check_same_actions, load_agent
 from reverie.evaluation.offline import LookConfig, open_loop
 from reverie.run import checkpoint
@@ -69,7 +69,7 @@ def folder(tmp_path):
 def dreamer():
     config = resolve(["debug", "offline"], flags=SMALL).dreamer
     device = torch.device("cpu")
-    return Dreamer(with_flags(SPACES), ACTION, config, device=device, seed=0)
+    return Dreamer(with_flag_spaces(SPACES), ACTION, config, device=device, seed=0)
 
 
 def batch_of(*episodes):
@@ -124,11 +124,11 @@ class Still:
 
 
 def test_errors_by_horizon_are_those_of_real_rows(folder):
-    feed = RecordingFeed(open_reader(folder), {})
-    images = Images(ImageConfig(), SPACES)
+    feed = EpisodeFeed(open_episodes(folder), {})
+    images = ImageCrop(ImageConfig(), SPACES)
     config = LookConfig(batch=4, context=3, horizon=6, video=False)
     errors, _ = open_loop(Still(), feed, images, config)
-    episodes = [open_reader(folder).read(f"demo_{i}") for i in range(4)]
+    episodes = [open_episodes(folder).read(f"demo_{i}") for i in range(4)]
     everything = np.concatenate([e["place"] for e in episodes]).astype(np.float64)
     for ahead in range(6):
         long = [e["place"] for e in episodes if len(e["place"]) > 3 + ahead]
@@ -165,7 +165,7 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
     flags |= {**small, "bc.run": str(world), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["debug", "offline", "bc"], flags=flags))
 
-    reader = open_reader(folder)
+    reader = open_episodes(folder)
     held = {row["name"] for row in _judged(world)}
     frames = [
         reader.read(name)["image"][:, 2:14, 2:14] / 255
@@ -179,7 +179,7 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
     eyes = checkpoint.read_part(checkpoint.locate(clone), "agent")["eyes"]
     assert torch.equal(eyes[f"encoder.{key}"], kept[key])
 
-    space = {"obs_space": with_flags(SPACES), "act_space": ACTION}
+    space = {"obs_space": with_flag_spaces(SPACES), "act_space": ACTION}
     spaces = type("Spaces", (), space)
     agent = load_agent(read_config(clone), checkpoint.locate(clone), spaces)
     standard = agent.eyes.encoder.standards["image"]

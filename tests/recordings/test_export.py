@@ -1,4 +1,4 @@
-"""Episodes out of one run, and into the replay of another."""
+"""Exported episodes of one run fill the replay buffer of another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = (
 )
 
 
-def test_exported_episodes_fill_another_runs_replay(tmp_path, capsys):
+def test_exported_episodes_fill_the_replay_of_another_run(tmp_path, capsys):
     first, folder, second = tmp_path / "first", tmp_path / "npz", tmp_path / "second"
     train = ["train", *SMALL.split()]
     assert main([*train, "--logdir", str(first), "--run.steps", "120"]) == 0
@@ -28,7 +28,7 @@ def test_exported_episodes_fill_another_runs_replay(tmp_path, capsys):
         assert abs(episode["reward"][-1]) == 1
 
     assert main(["data", "export", str(first), str(folder)]) == 2
-    assert "holds episodes already" in capsys.readouterr().err
+    assert "already contains episodes" in capsys.readouterr().err
 
     flags = ["--run.episodes", str(folder), "--run.steps", "20"]
     assert main([*train, "--logdir", str(second), *flags]) == 0
@@ -37,11 +37,11 @@ def test_exported_episodes_fill_another_runs_replay(tmp_path, capsys):
     assert json.loads(lines[-1])["replay/steps"] == 140
 
 
-def test_a_run_without_a_whole_episode_has_nothing_to_export(tmp_path, capsys):
+def test_a_run_without_a_complete_episode_is_an_error(tmp_path, capsys):
     run, folder = tmp_path / "run", tmp_path / "npz"
     words = ["train", *SMALL.split(), "--logdir", str(run), "--run.steps", "4"]
     assert main(words) == 0
     assert main(["data", "export", str(run), str(folder)]) == 2
-    assert "no whole episode" in capsys.readouterr().err
+    assert "no complete episode" in capsys.readouterr().err
     assert main(["data", "exprot", str(run)]) == 2
     assert "Did you mean 'export'" in capsys.readouterr().err

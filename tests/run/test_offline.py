@@ -12,10 +12,10 @@ import torch
 from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.cli.train import command_config
-from reverie.datasets.episode_format import problems
-from reverie.datasets.feed import RecordingFeed
-from reverie.datasets.images import ImageConfig, Images
-from reverie.datasets.readers import open_reader
+from reverie.datasets.episode_format import find_problems
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.images import ImageConfig, ImageCrop
 from reverie.datasets.split import Subset
 from reverie.envs.suites.reach import Reach, ReachConfig
 from reverie.evaluation.episodes import (
@@ -30,7 +30,7 @@ from reverie.evaluation.offline import LookConfig, judge_episodes, look, open_lo
 from reverie.evaluation.open_loop import dream_on
 from reverie.evaluation.recordings import in_words, judge_run
 from reverie.evaluation.videos import Films
-from reverie.recordings.demonstrate import successes
+from reverie.recordings.demonstrate import successful_episodes
 from reverie.run import checkpoint
 from reverie.run.config import Config, resolve
 from reverie.run.folder import read_config
@@ -79,7 +79,7 @@ TINY = {
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
     env = Reach(ReachConfig(size=(SIDE, SIDE)))
-    found = zip(range(12), successes(env, "reach", 0, 0.0), strict=False)
+    found = zip(range(12), successful_episodes(env, "reach", 0, 0.0), strict=False)
     for i, episode in found:
         kept = {k: v for k, v in episode.items() if k[:4] != "log/"}
         write_episode(folder, f"demo_{i}", kept)
@@ -182,11 +182,11 @@ def test_episodes_that_failed_are_kept_as_recordings(clone, tmp_path, capsys):
     result = evaluate(clone, 7, flags, failures=4)
     failed = result["successes"].count(False)
     assert failed > 1  # it has hardly learnt
-    reader = open_reader(folder)
+    reader = open_episodes(folder)
     assert len(reader.names()) == len(result["files"]) == min(4, failed)
     for name in reader.names():
         episode = reader.read(name)
-        assert not problems(episode, reader.obs_space, reader.act_space)
+        assert not find_problems(episode, reader.obs_space, reader.act_space)
         assert episode["is_last"].sum() == episode["is_last"][-1] == 1
         assert set(episode) == {"image", "proprio", "action", *FLAGS}
         assert episode["image"].shape[1:] == (SIDE, SIDE, 3)  # as it was, not cut
@@ -197,7 +197,7 @@ def test_episodes_that_failed_are_kept_as_recordings(clone, tmp_path, capsys):
     assert cli.main(["data", "inspect", str(folder), "--out", sheet]) == 0
     assert cli.main(["data", "view", str(folder), "--out", film]) == 0
     assert evaluate(clone, 2, flags, failures=1)["successes"].count(False)
-    assert len(open_reader(folder).names()) == 1  # others made room
+    assert len(open_episodes(folder).names()) == 1  # others made room
     assert "files" not in evaluate(clone, 2, flags, failures=0)
 
 
@@ -245,7 +245,9 @@ def test_keys_in_another_order_than_the_world_has_are_refused(data, world, tmp_p
 def test_recordings_with_other_actions_are_refused(data, world, tmp_path):
     folder = tmp_path / "arm"
     env = Reach(ReachConfig(size=(SIDE, SIDE)))
-    for i, episode in zip(range(3), successes(env, "reach", 0, 0.0), strict=False):
+    for i, episode in zip(
+        range(3), successful_episodes(env, "reach", 0, 0.0), strict=False
+    ):
         kept = {k: v for k, v in episode.items() if k != "log/success"}
         kept["action"] = np.repeat(kept["action"], 3, -1)
         write_episode(folder, f"demo_{i}", kept)
@@ -275,7 +277,9 @@ def test_a_clone_has_no_world_to_look_through(data, world, clone, tmp_path):
 def test_recordings_without_a_key_the_world_sees_are_refused(world, tmp_path):
     folder = tmp_path / "blind"
     env = Reach(ReachConfig(size=(SIDE, SIDE)))
-    for i, episode in zip(range(3), successes(env, "reach", 0, 0.0), strict=False):
+    for i, episode in zip(
+        range(3), successful_episodes(env, "reach", 0, 0.0), strict=False
+    ):
         kept = {k: v for k, v in episode.items() if k not in ("image", "log/success")}
         write_episode(folder, f"demo_{i}", kept)
     with pytest.raises(UserError, match="has no image"):
@@ -469,7 +473,7 @@ def test_passes_are_counted_in_updates(data):
     with pytest.raises(UserError, match="does not count passes"):
         in_updates(world, 45)
     rows = Recordings(OfflineConfig(str(data), split=0.0), 0).steps
-    lengths = [open_reader(data).rows(name) for name in open_reader(data).names()]
+    lengths = [open_episodes(data).rows(name) for name in open_episodes(data).names()]
     assert rows == sum(lengths) - 12
 
 
@@ -526,7 +530,7 @@ def test_runs_on_recordings_have_nothing_from_a_task():
 
 
 def feed_of(data, **changes):
-    return RecordingFeed(open_reader(data), {}, CPU, **changes)
+    return EpisodeFeed(open_episodes(data), {}, CPU, **changes)
 
 
 class Oracle:
@@ -568,10 +572,10 @@ def test_padding_counts_nowhere(data, world):
     agent = load_agent(
         config, checkpoint.locate(world), Reach(ReachConfig((SIDE, SIDE)))
     )
-    images = Images(ImageConfig((14, 14)), open_reader(data).obs_space)
+    images = ImageCrop(ImageConfig((14, 14)), open_episodes(data).obs_space)
     feed = feed_of(data)
     (batch,) = list(feed.episodes(1, limit=1))
-    batch = images.middle(batch)
+    batch = images.center(batch)
     rows = int(batch["mask"].sum())
     more = {
         k: torch.cat([v, v[:, -1:].repeat_interleave(7, 1)], 1)
@@ -600,9 +604,9 @@ class Counting:
 
 def test_means_are_over_real_rows_and_the_table_names_episodes(data):
     feed = feed_of(data)
-    images = Images(ImageConfig(), open_reader(data).obs_space)
+    images = ImageCrop(ImageConfig(), open_episodes(data).obs_space)
     table = list(judge_episodes(Counting(), feed, images, LookConfig(batch=5)))
-    assert [name for name, _, _ in table] == open_reader(data).names()
+    assert [name for name, _, _ in table] == open_episodes(data).names()
     for _, losses, count in table:
         assert losses["row"] == pytest.approx((count - 1) / 2)
     feed.close()
@@ -611,12 +615,12 @@ def test_means_are_over_real_rows_and_the_table_names_episodes(data):
 def test_if_nothing_set_aside_can_be_read_a_sentence_says_so(data, tmp_path):
     folder = tmp_path / "cut"
     shutil.copytree(data, folder)
-    first = open_reader(folder).names()[0]
+    first = open_episodes(folder).names()[0]
     (path,) = folder.glob(f"{first}-*")
     path.write_bytes(path.read_bytes()[:300])
-    reader = open_reader(folder)
+    reader = open_episodes(folder)
     feed = feed_of(data, held_out=Subset(reader, [first]))
-    images = Images(ImageConfig(), reader.obs_space)
+    images = ImageCrop(ImageConfig(), reader.obs_space)
     with (
         pytest.warns(RuntimeWarning, match=f"{first} .*skipped"),
         pytest.raises(UserError, match=r"None of the episodes of .* set aside"),

@@ -15,8 +15,8 @@ import reverie
 from reverie.agents.vta.agent import VTAAgent
 from reverie.api import UserError
 from reverie.cli import main as cli
-from reverie.datasets import sequences as sources
-from reverie.datasets.synthetic.balls import Balls, write_balls
+from reverie.datasets.sequences import SEQUENCE_DATASETS
+from reverie.datasets.synthetic.balls import BouncingBalls, write_balls
 from reverie.datasets.synthetic.maze import write_maze
 from reverie.evaluation import boundaries
 from reverie.evaluation.boundaries import compare_boundaries, measure_boundaries
@@ -43,8 +43,8 @@ TINY = {
     "vta.world.belief": 8,
     "vta.world.state": 3,
     "vta.world.layers": 1,
-    "source.chunk": 6,
-    "source.evaluation": 5,
+    "sequences.chunk": 6,
+    "sequences.evaluation": 5,
 }
 
 
@@ -114,7 +114,7 @@ def test_who_watches_cannot_be_asked_to_act(run, tmp_path, capsys):
 
 def test_a_source_is_closed_once(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(Balls, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(BouncingBalls, "close", lambda self: closed.append(self))
     train(settings(tmp_path / "run", **{"run.steps": 1}))
     assert len(closed) == 1
     with pytest.raises(UserError, match="phases"):
@@ -127,7 +127,7 @@ def test_events_that_only_the_evaluation_knows_set_no_threshold(tmp_path):
         with np.load(path) as data:
             rows = {"video": data["video"], "actions": data["actions"]}
         np.savez(path, **rows)
-    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 1}
+    flags = {"sequences.folder": str(tmp_path / "maze"), "run.steps": 1}
     path = train(settings(tmp_path / "run", "vta_maze", **flags))
     _, agent, feed = load_watcher(path)
     report = agent.report(feed)
@@ -148,7 +148,7 @@ def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(tmp_path, run):
 
 
 def test_a_run_in_two_parts_keeps_the_threshold_on_pixels(tmp_path):
-    flags = {"source.refresh": 1, "run.steps": 2}
+    flags = {"sequences.refresh": 1, "run.steps": 2}
     path = train(settings(tmp_path / "run", **flags))
     (first,) = {*lines(path, "report/baselines/pixels/exact/f1")}
     train(settings(path, **flags | {"run.steps": 8}))
@@ -188,7 +188,7 @@ def test_pictures_are_written_with_every_report(tmp_path):
 
 def test_the_maze_is_watched_with_its_actions(tmp_path):
     write_maze(tmp_path / "maze", train=2, test=2, length=12)
-    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 2}
+    flags = {"sequences.folder": str(tmp_path / "maze"), "run.steps": 2}
     path = train(settings(tmp_path / "run", "vta_maze", **flags))
     config, agent, feed = load_watcher(path)
     assert config.vta.world.loss == "gaussian"
@@ -199,7 +199,7 @@ def test_the_maze_is_watched_with_its_actions(tmp_path):
 
 def test_the_authors_watch_the_maze_without_actions(tmp_path):
     write_maze(tmp_path / "maze", train=2, test=2, length=12)
-    flags = {"source.folder": str(tmp_path / "maze"), "run.steps": 2}
+    flags = {"sequences.folder": str(tmp_path / "maze"), "run.steps": 2}
     both = ["vta_maze", "vta_authors"]
     path = train(settings(tmp_path / "run", *both, **flags))
     config, agent, feed = load_watcher(path)
@@ -223,7 +223,7 @@ def test_recorded_episodes_are_watched_with_their_actions(tmp_path, capsys):
         rows = {"image": image, "action": rng.normal(size=(12, 2))}
         np.savez(tmp_path / "episodes" / f"e{index}.npz", **rows)
     folder = str(tmp_path / "episodes")
-    flags = {"source.folder": folder, "logger.outputs": ("terminal", "jsonl")}
+    flags = {"sequences.folder": folder, "logger.outputs": ("terminal", "jsonl")}
     path = train(settings(tmp_path / "run", "vta_episodes", **flags))
     assert "temperature" in capsys.readouterr().out
     assert cli.main(["eval", str(path), "--episodes", "3"]) == 0
@@ -356,7 +356,7 @@ def test_boundaries_are_measured_on_sequences_that_no_part_of_the_run_saw(run, c
 
 def test_a_folder_shows_and_measures_as_many_sequences_as_it_holds(tmp_path, capsys):
     write_balls(tmp_path / "balls", train=6, test=2, length=8)
-    flags = {"source.folder": str(tmp_path / "balls"), "run.steps": 1}
+    flags = {"sequences.folder": str(tmp_path / "balls"), "run.steps": 1}
     path = train(settings(tmp_path / "run", **flags))
     assert cli.main(["eval", str(path), "--episodes", "6"]) == 0
     assert f"2 sequences set aside in {tmp_path / 'balls'}" in capsys.readouterr().out
@@ -369,7 +369,7 @@ def test_a_folder_shows_and_measures_as_many_sequences_as_it_holds(tmp_path, cap
 
 def test_settings_may_change_for_a_look_but_not_by_mistake(run, tmp_path, capsys):
     write_balls(tmp_path / "balls", train=6, test=2, length=8)
-    words = ["--source.folder", str(tmp_path / "balls")]
+    words = ["--sequences.folder", str(tmp_path / "balls")]
     assert cli.main(["eval", str(run), *words]) == 0
     assert "2 sequences set aside" in capsys.readouterr().out
     assert cli.main(["draw", "boundaries", str(run), "--idx", "3", *words]) == 2
@@ -385,7 +385,7 @@ def test_without_events_nothing_is_said_about_boundaries(tmp_path, capsys):
         path.parent.mkdir(exist_ok=True)
         image = np.zeros((6, 8, 32, 32, 3), np.uint8)
         np.savez(path, image=image, event=np.zeros((6, 8), bool))
-    flags = {"source.folder": str(tmp_path / "balls"), "run.steps": 1}
+    flags = {"sequences.folder": str(tmp_path / "balls"), "run.steps": 1}
     path = train(settings(tmp_path / "run", **flags))
     assert cli.main(["eval", str(path), "--episodes", "6"]) == 0
     out = capsys.readouterr().out
@@ -413,7 +413,7 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     other = train(settings(tmp_path / "other", seed=1))
     few = train(settings(tmp_path / "few", **{"vta.batch_size": 2}))
     longer = train(settings(tmp_path / "longer", **{"vta.world.length": 5}))
-    small = train(settings(tmp_path / "small", **{"source.side": 16}))
+    small = train(settings(tmp_path / "small", **{"sequences.side": 16}))
     seen = []
 
     def watch(self, data):
@@ -454,10 +454,10 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         folder = str(tmp_path / name)
         assert cli.main(["data", name, "--out", folder, *few]) == 0
         assert (
-            f"--task sequences_{name} --source.folder {folder}"
+            f"--task sequences_{name} --sequences.folder {folder}"
             in capsys.readouterr().out
         )
-        flags = {"source.folder": folder, "run.steps": 1}
+        flags = {"sequences.folder": folder, "run.steps": 1}
         config = settings(tmp_path / f"run_{name}", f"vta_{name}", **flags)
         assert (train(config) / "ckpt").exists()
 
@@ -478,14 +478,14 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
             ["data", "balls", "--out", "x", "--dt", "nan"],
             "--dt must be above 0",
         ),
-        (["train", "--configs", "vta_balls", "--source.dt", "inf"], "dt must be a fin"),
+        (["train", "--configs", "vta_balls", "--sequences.dt", "inf"], "dt must be"),
         (["train", "--configs", "vta_balls", "--vta.world.anneal", "-1"], "anneal"),
         (["train", "--configs", "vta_balls", "--vta.world.obs_std", "nan"], "finite"),
         (["train", "--configs", "vta_balls", "--vta.world.length", "1"], "length 2"),
         (["train", "--configs", "vta_balls", "--vta.world.levels", "spread"], "spre"),
         (["data", "mazes"], "Did you mean 'maze'"),
         (
-            ["train", "--configs", "vta_maze", "--source.folder", "x"],
+            ["train", "--configs", "vta_maze", "--sequences.folder", "x"],
             "data maze --out x",
         ),
         (["train", "--task", "sequences_bals"], "sequences_balls"),
@@ -493,7 +493,7 @@ def test_data_commands_write_what_their_tasks_read(tmp_path, capsys):
         (["train_eval", "--agent", "vta", "--task", "gym_CartPole-v1"], "to act"),
         (
             ["offline", "--agent", "vta", "--offline.data", "x"],
-            "--configs vta_episodes --source.folder x",
+            "--configs vta_episodes --sequences.folder x",
         ),
         (["bench", "--configs", "vta_balls", "--agent", "dreamer"], "--agent vta"),
         (["check-env", "sequences_balls"], "has no environment"),
@@ -535,7 +535,7 @@ def test_files_of_the_port_become_settings_of_ours(tmp_path):
     assert (config.run.steps, config.seed) == (50000, 111)
     assert config.logdir == f"{tmp_path}/first"
     assert config.precision == "float32"
-    assert (config.source.chunk, config.source.refresh) == (24000, 0)
+    assert (config.sequences.chunk, config.sequences.refresh) == (24000, 0)
     vta = config.vta
     assert (vta.batch_size, vta.opt.lr) == (128, 1e-3)
     vta = vta.world
@@ -556,7 +556,7 @@ def test_files_of_the_port_are_trained_with_from_the_command_line(tmp_path, caps
         gamma=0.99,
     )
     run = tmp_path / "run"
-    words = ["--source.evaluation", "5", "--logger.outputs", "jsonl"]
+    words = ["--sequences.evaluation", "5", "--logger.outputs", "jsonl"]
     words += ["--device", "cpu", "--logdir", str(run)]
     with pytest.warns(UserWarning, match="gamma"):
         assert cli.main(["train", "--config", str(path), *words]) == 0
@@ -568,7 +568,7 @@ def test_files_of_the_port_are_trained_with_from_the_command_line(tmp_path, caps
 def test_what_those_files_leave_out_has_their_defaults(tmp_path):
     config = resolve(files=[write_json(tmp_path / "a.json", env_type="3d_maze")])
     assert (config.task, config.run.steps) == ("sequences_maze", 10000)
-    assert (config.vta.batch_size, config.source.chunk) == (64, 2000)
+    assert (config.vta.batch_size, config.sequences.chunk) == (64, 2000)
     vta = config.vta.world
     assert (vta.loss, vta.levels, vta.bits) == ("gaussian", "floor", 5)
 
@@ -585,16 +585,16 @@ def test_blocks_lie_over_what_the_port_does_by_itself_but_not_over_its_file(tmp_
 def test_the_maze_of_the_port_is_looked_for_where_it_keeps_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write_json(tmp_path / "a.json", env_type="3d_maze")
-    assert resolve(files=[path]).source.folder == "data/3d_maze_default"
+    assert resolve(files=[path]).sequences.folder == "data/3d_maze_default"
     (tmp_path / "3d_maze_default").mkdir()
-    assert resolve(files=[path]).source.folder == "3d_maze_default"
+    assert resolve(files=[path]).sequences.folder == "3d_maze_default"
     (tmp_path / "mine" / "3d_maze_default").mkdir(parents=True)
     path = write_json(tmp_path / "b.json", env_type="3d_maze", data_root="mine")
-    assert resolve(files=[path]).source.folder == "mine/3d_maze_default"
+    assert resolve(files=[path]).sequences.folder == "mine/3d_maze_default"
     path = write_json(tmp_path / "d.json", env_type="bouncing_balls", maze_data_dir="m")
-    assert resolve(files=[path]).source.folder == ""  # the balls of the port have none
+    assert resolve(files=[path]).sequences.folder == ""  # not used by balls
     path = write_json(tmp_path / "c.json", env_type="3d_maze", maze_data_dir="there")
-    assert resolve(files=[path]).source.folder == "there"
+    assert resolve(files=[path]).sequences.folder == "there"
 
 
 def test_unknown_keys_of_those_files_are_reported_and_flags_still_win(tmp_path):
@@ -644,9 +644,9 @@ def test_files_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):
-    from reverie.datasets.synthetic.balls import Balls
+    from reverie.datasets.synthetic.balls import BouncingBalls
 
-    class Dim(Balls):
+    class Dim(BouncingBalls):
         loss = "gaussian"
 
         def batch(self, step):
@@ -656,7 +656,7 @@ def test_a_source_of_ones_own_is_watched(tmp_path, monkeypatch):
     module = type(sys)("dim_source")
     module.Dim = Dim
     monkeypatch.setitem(sys.modules, "dim_source", module)
-    monkeypatch.setitem(sources.SOURCES, "dim", "dim_source:Dim")
+    monkeypatch.setitem(SEQUENCE_DATASETS, "dim", "dim_source:Dim")
     config = settings(tmp_path / "run", task="sequences_dim", **{"run.steps": 1})
     assert config.vta.world.loss == "gaussian"
     assert (train(config) / "ckpt").exists()

@@ -19,9 +19,9 @@ LOSSES = {"bce": "bernoulli", "mse": "gaussian"}
 NAMES = {
     "seed": "seed",
     "device": "device",
-    "maze_data_dir": "source.folder",
-    "epoch_data_size": "source.chunk",
-    "dt": "source.dt",
+    "maze_data_dir": "sequences.folder",
+    "epoch_data_size": "sequences.chunk",
+    "dt": "sequences.dt",
     "batch_size": "vta.batch_size",
     "seq_size": "vta.world.length",
     "init_size": "vta.world.context",
@@ -93,9 +93,9 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
     if "beta_anneal" in data and data["beta_anneal"] is None:
         given["beta_anneal"] = 0  # there, too, the temperature then stays
     usual: dict[str, Any] = {NAMES[key]: value for key, value in DEFAULTS.items()}
-    usual["source.refresh"] = 0  # that program trains on one set of sequences
+    usual["sequences.refresh"] = 0  # that program trains on one set of sequences
     if kind == "3d_maze":
-        usual["source.folder"] = _usual_folder(str(given.get("data_root", "data")))
+        usual["sequences.folder"] = _usual_folder(str(given.get("data_root", "data")))
     found = {NAMES[key]: value for key, value in given.items() if key in NAMES}
     if "use_amp" in given:
         found["precision"] = "auto" if given["use_amp"] else "float32"
@@ -103,7 +103,7 @@ def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
         name = given.get("exp_name", "vta_bouncing_balls")
         found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
     if kind == "bouncing_balls":
-        found.pop("source.folder", None)  # it says where the maze would be
+        found.pop("sequences.folder", None)  # it says where the maze would be
         if "loss_type" in given:
             found["vta.world.loss"] = LOSSES[given["loss_type"]]
         if "obs_bit" in given:

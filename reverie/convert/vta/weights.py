@@ -58,7 +58,7 @@ def read_state(path: str | Path, like: StateDict, components: str = ".*") -> Sta
             fixes.append(
                 f"sequences with actions of {told} numbers"
                 if told
-                else "--source.actions False"
+                else "--sequences.actions False"
             )
         raise UserError(
             f"The world in {path} differs from this one, first in {odd[0]!r}: "

@@ -1,8 +1,9 @@
-"""Recordings of any origin, one episode at a time (see `datasets/episode_format.py`).
+"""Readers of recorded episodes, one per format (see `datasets/episode_format.py`).
 
-`open_reader` finds out what a path is by the table below; a new kind is one file here
-and one row there. A reader knows the names and lengths of its episodes without loading
-them, and reads one when asked, so a folder may be larger than memory.
+`READERS` lists the formats and how a path is recognized; a new format is one file here
+and one entry there. A reader lists the names and lengths of its episodes without
+loading them and reads one episode at a time, so a dataset may be larger than memory.
+Use `datasets.episodes.open_episodes` to open a path.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode
 from reverie.spaces import FLAGS, Space, Spaces
 
-LOOK = 8
-"""Episodes that spaces are inferred from, spread over all."""
+SAMPLE = 8
+"""Number of episodes, evenly spaced, from which spaces are inferred."""
 
 
 class Reader(ABC):
-    """Episodes by name. Threads may read side by side.
+    """Reads episodes by name. Methods may be called from several threads.
 
-    A kind of its own says `names`, `rows` and `read`, and finds its `_spaces`.
+    A subclass implements `names`, `rows` and `read`, and overrides `_spaces` if the
+    spaces are known without reading episodes.
     """
 
     origin: str
-    """Where they come from, as shown to people."""
+    """Path or dataset id, for messages."""
     masks: dict[str, list[str]]
-    """Named selections of episodes that came with them (robomimic's filter keys)."""
+    """Named subsets of the episodes (robomimic's filter keys)."""
 
     @property
-    def remarks(self) -> dict[str, str]:
-        """What else was noted down with them, for people."""
+    def metadata(self) -> dict[str, str]:
+        """Further information stored in the dataset, for `reverie data inspect`."""
         return {}
 
     @property
     def obs_space(self) -> Spaces:
-        """Keys in the order that is stored with them; without the `FLAGS`."""
+        """Observation space in the stored order of keys, without the `FLAGS`."""
         return self._spaces[0]
 
     @property
@@ -52,8 +54,8 @@ class Reader(ABC):
         return self._spaces[1]
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What it was told about how to read them."""
+    def options(self) -> dict[str, Any]:
+        """Options of the reader that change the episodes."""
         return {}
 
     @abstractmethod
@@ -61,150 +63,169 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, name: str) -> int:
-        """Length of an episode, without loading it; `BadEpisode` if it has none."""
+        """Number of rows of an episode, without loading it.
+
+        Raises `BadEpisode` if it is unknown.
+        """
 
     @abstractmethod
     def read(self, name: str) -> Episode:
-        """One episode; `BadEpisode` says why it cannot be had."""
+        """Return one episode; raises `BadEpisode` if it cannot be read."""
 
-    def read_some(self, name: str, keys: Collection[str]) -> Episode:
-        """One episode, of whose observations these are wanted.
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
+        """Return one episode with at least these observations.
 
-        A reader that can leave the others unread does.
+        Formats with separate arrays do not load the other observations.
         """
         return self.read(name)
 
     def close(self) -> None:  # noqa: B027
-        """Let go of open files, for those that keep any."""
+        """Close open files."""
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
         obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
-        return obs, self._counted(act)
+        return obs, self._discrete_bounds(act)
 
-    def _counted(self, act_space: Spaces) -> Spaces:
-        """Discrete actions with bounds from every episode, as a few may lack some."""
-        found = dict(act_space)
-        discrete = [key for key, space in found.items() if space.is_discrete]
+    def _discrete_bounds(self, act_space: Spaces) -> Spaces:
+        """Take the bounds of discrete actions from all episodes.
+
+        The few episodes that spaces are inferred from may lack some actions.
+        """
+        bounded = dict(act_space)
+        discrete = [key for key, space in bounded.items() if space.is_discrete]
         for name in self.names() if discrete else ():
             try:
-                episode = self.read_some(name, [])
+                episode = self.read_keys(name, [])
             except BadEpisode:
                 continue
             for key in discrete:
-                space, value = found[key], episode.get(key)
+                space, value = bounded[key], episode.get(key)
                 if value is None or value.dtype.kind not in "iu":
                     continue
                 if value.shape[1:] == space.shape:
                     value = value.astype(np.int64)
                     low = np.minimum(space.low, value.min(0, initial=0))
                     high = np.maximum(space.high, value.max(0, initial=0) + 1)
-                    found[key] = Space(space.dtype, space.shape, low, high)
-        return found
+                    bounded[key] = Space(space.dtype, space.shape, low, high)
+        return bounded
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One row of the table."""
+class ReaderType:
+    """A format of recorded episodes."""
 
-    about: str
-    place: str
-    """Its class, as `module:Class`; called with the path and keyword options."""
-    claims: Callable[[str], bool]
-    """Whether a path looks like one of these."""
+    description: str
+    class_path: str
+    """Reader class as `module:Class`, called with the path and keyword options."""
+    matches: Callable[[str], bool]
+    """True if a path has this format."""
+    options: tuple[str, ...] = ()
+    """Keyword options of the reader class."""
 
 
-def _holds(*patterns: str) -> Callable[[str], bool]:
-    def claims(path: str) -> bool:
+def _folder_with(*patterns: str) -> Callable[[str], bool]:
+    def matches(path: str) -> bool:
         folder = Path(path)
         return folder.is_dir() and any(
             next(folder.glob(pattern), None) is not None for pattern in patterns
         )
 
-    return claims
+    return matches
 
 
 def _is_hdf5(path: str) -> bool:
     if Path(path).is_file():
         return Path(path).suffix in (".hdf5", ".h5", ".he5", ".hdf")
-    return _holds("*.hdf5", "*.h5")(path)
+    return _folder_with("*.hdf5", "*.h5")(path)
 
 
 def _is_lerobot(path: str) -> bool:
     return path.startswith("lerobot:") or (Path(path) / "meta" / "info.json").is_file()
 
 
-READERS: dict[str, Kind] = {
-    "minari": Kind(
+READERS: dict[str, ReaderType] = {
+    "minari": ReaderType(
         "a Minari dataset, as minari:ID",
         "reverie.datasets.readers.minari:MinariReader",
         lambda path: path.startswith("minari:"),
     ),
-    "lerobot": Kind(
+    "lerobot": ReaderType(
         "a LeRobot dataset, as lerobot:ID or its folder",
         "reverie.datasets.readers.lerobot:LeRobotReader",
         _is_lerobot,
     ),
-    "hdf5": Kind(
-        "HDF5, a file or a folder of them, in robomimic's layout or by a key map",
+    "hdf5": ReaderType(
+        "HDF5, a file or a folder of files, in robomimic's layout or with a key map",
         "reverie.datasets.readers.hdf5:Hdf5Reader",
         _is_hdf5,
+        ("map",),
     ),
-    "delta_iris": Kind(
-        "a dataset of the original Δ-IRIS, or the folder above its train and test",
+    "delta_iris": ReaderType(
+        "a dataset of the original Δ-IRIS, or the folder with its train and test",
         "reverie.datasets.readers.delta_iris:DeltaIrisReader",
-        _holds("info.pt", "train/info.pt"),
+        _folder_with("info.pt", "train/info.pt"),
     ),
-    "npz": Kind(
-        "a folder with one NPZ file per episode, as dreamerv3-torch writes them",
+    "npz": ReaderType(
+        "a folder with one NPZ file per episode, as written by dreamerv3-torch",
         "reverie.datasets.readers.npz:NpzReader",
-        _holds("*.npz"),
+        _folder_with("*.npz"),
+        ("spaces", "incomplete"),
     ),
-    "replay": Kind(
-        "the replay of a run, by its folder",
+    "replay": ReaderType(
+        "the run folder of a training run, for the episodes in its replay buffer",
         "reverie.datasets.readers.replay:ReplayReader",
-        _holds("replay/*.safetensors"),
+        _folder_with("replay/*.safetensors"),
     ),
-    "store": Kind(
-        "a folder with one safetensors file of ours per episode",
-        "reverie.datasets.readers.safetensors:StoreReader",
-        _holds("*.safetensors"),
+    "safetensors": ReaderType(
+        "a folder with one safetensors file per episode, as written by Reverie",
+        "reverie.datasets.readers.safetensors:SafetensorsReader",
+        _folder_with("*.safetensors"),
     ),
 }
 
 
-def open_reader(path: str | Path, **options: Any) -> Reader:
-    """The reader for a path; `options` are those of its class."""
+def find_reader_type(path: str | Path) -> tuple[str, ReaderType]:
+    """Return the path as text and the format that it has."""
     text = str(path)
     if ":" not in text:
         text = str(Path(text).expanduser())
-    for kind in READERS.values():
-        if kind.claims(text):
-            module, _, name = kind.place.partition(":")
-            reader: Reader = getattr(importlib.import_module(module), name)(
-                text, **options
-            )
-            return reader
+    for reader_type in READERS.values():
+        if reader_type.matches(text):
+            return text, reader_type
     if ":" not in text and not Path(text).exists():
-        raise UserError(f"There is nothing at {text}.\n  Fix: check the path.")
-    kinds = "".join(f"\n    {kind.about}" for kind in READERS.values())
+        raise UserError(f"{text} does not exist.\n  Fix: check the path.")
+    formats = "".join(f"\n    {entry.description}" for entry in READERS.values())
     raise UserError(
-        f"{text} holds no episodes that can be read.\n  Fix: give one of{kinds}"
+        f"{text} contains no episodes in a known format.\n"
+        f"  Fix: use one of these:{formats}"
     )
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sorted with numbers as numbers: demo_2 comes before demo_10."""
+def make_reader(path: str | Path, **options: Any) -> Reader:
+    """Return the reader of a path; options that its format does not have are ignored.
+
+    Use `datasets.episodes.open_episodes`, which also applies transforms.
+    """
+    text, reader_type = find_reader_type(path)
+    module, _, name = reader_type.class_path.partition(":")
+    known = {k: v for k, v in options.items() if k in reader_type.options}
+    reader: Reader = getattr(importlib.import_module(module), name)(text, **known)
+    return reader
+
+
+def natural_sort(names: Iterable[str]) -> list[str]:
+    """Sort with numbers compared as numbers: demo_2 comes before demo_10."""
 
     def parts(name: str) -> list[tuple[int, str]]:
-        found = re.findall(r"\d+|\D+", name)
-        return [(int(x), "") if x.isdigit() else (-1, x) for x in found]
+        pieces = re.findall(r"\d+|\D+", name)
+        return [(int(x), "") if x.isdigit() else (-1, x) for x in pieces]
 
     return sorted(names, key=parts)
 
 
-def some(names: Sequence[str], count: int = LOOK) -> list[str]:
-    """A few names, from the first to the last."""
+def evenly_spaced(names: Sequence[str], count: int = SAMPLE) -> list[str]:
+    """Return up to `count` names, evenly spaced from the first to the last."""
     chosen = np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)
     return [names[i] for i in dict.fromkeys(chosen.tolist())]
 
@@ -215,46 +236,47 @@ def infer_spaces(
     read: Callable[[str], Episode],
     actions: Sequence[str],
 ) -> tuple[Spaces, Spaces]:
-    """Observation and action spaces from a few episodes.
+    """Infer observation and action spaces from a few episodes.
 
-    Bytes of rank three are images. Actions within [-1, 1] get these bounds, others
-    none; integers count to the largest one seen in these.
+    Arrays of uint8 with rank three are images. Float actions within [-1, 1] get these
+    bounds, other float actions none. Integer actions are bounded by the values in these
+    episodes.
     """
-    why = ""
+    reason = ""
     obs_space: Spaces = {}
     low: dict[str, np.ndarray] = {}
     high: dict[str, np.ndarray] = {}
-    shown: Episode = {}
-    for name in some(names):
+    first: Episode = {}
+    for name in evenly_spaced(names):
         try:
             episode = read(name)
         except BadEpisode as error:
-            why = why or f"; {name} {error}"
+            reason = reason or f"; {name} {error}"
             continue
-        shown = shown or episode
+        first = first or episode
         for key in actions:
-            if key in episode and episode[key].shape[1:] == shown[key].shape[1:]:
+            if key in episode and episode[key].shape[1:] == first[key].shape[1:]:
                 value = episode[key]
                 least, most = value.min(0, initial=0), value.max(0, initial=0)
                 low[key] = np.asarray(np.minimum(low.get(key, least), least))
                 high[key] = np.asarray(np.maximum(high.get(key, most), most))
-    missing = [key for key in actions if key not in shown]
-    if not shown or missing:
-        what = f"has no {', '.join(missing)}" if shown else "has no readable episode"
+    missing = [key for key in actions if key not in first]
+    if not first or missing:
+        what = f"has no {', '.join(missing)}" if first else "has no readable episode"
         raise UserError(
-            f"{origin} {what}{why}.\n  Fix: check what recorded it, or give a "
+            f"{origin} {what}{reason}.\n  Fix: check how it was recorded, or use a "
             "key map (--map.action NAME)."
         )
-    for key, value in shown.items():
+    for key, value in first.items():
         if key in FLAGS or key in actions or key.startswith(LOG):
             continue
         bounds = (0, 256) if value.dtype == np.uint8 else (None, None)
         obs_space[key] = Space(value.dtype, value.shape[1:], *bounds)
     if not obs_space:
         raise UserError(
-            f"{origin} has no observations.\n  Fix: check what recorded it."
+            f"{origin} has no observations.\n  Fix: check how it was recorded."
         )
-    act_space = {key: _action_space(shown[key], low[key], high[key]) for key in actions}
+    act_space = {key: _action_space(first[key], low[key], high[key]) for key in actions}
     return obs_space, act_space
 
 

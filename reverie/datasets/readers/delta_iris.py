@@ -1,15 +1,14 @@
-"""Datasets of the original Δ-IRIS: a file per episode, below `hundreds/tens/units/`.
+"""Reader of datasets of the original Δ-IRIS: one file per episode in nested folders.
 
-Each holds `observations` (T c h w), `actions`, `rewards` and `ends`. Reward and end of
-step t came of action t, which was chosen in frame t; what was seen after the last
-action was not kept. As in other such recordings the last frame is repeated, so that the
-last reward and end are not lost; our Δ-IRIS never looks at that row, so it learns from
-just what the original learnt from (with `--iris.ends terminal`: an episode may be cut
-off without an end).
+Each file has `observations` (T c h w), `actions`, `rewards` and `ends`. Reward and end
+of step t result from action t, which was taken in frame t. The observation after the
+last action is not stored; the last frame is repeated, which keeps the last reward and
+end. The Δ-IRIS agent here does not use that row, so it trains on the same data as the
+original (with `--iris.ends terminal`, because an episode may be truncated).
 
-A path is one dataset (it has an `info.pt`), or the folder above `train` and `test`, as
-in `checkpoints/dataset`: then those are the episodes to learn from and to set aside.
-`info.pt` itself is not asked, as episodes may have come after it.
+A path is one dataset (with `info.pt`), or the folder that contains `train` and `test`,
+such as `checkpoints/dataset`; these are then the masks for training and evaluation.
+`info.pt` itself is not read, because episodes may have been added after it was written.
 """
 
 from __future__ import annotations
@@ -23,91 +22,91 @@ from torch import Tensor
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
-from reverie.datasets.readers import Reader, in_order, infer_spaces
+from reverie.datasets.readers import Reader, infer_spaces, natural_sort
 from reverie.spaces import Space, Spaces
 from reverie.storage.torch_file import read_torch_file
 
-PARTS = {"train": "train", "test": "valid"}
-"""Folders of a run, and what other readers call such a selection."""
+MASKS = {"train": "train", "test": "valid"}
+"""Subfolders and the names of their masks."""
 KEYS = ("observations", "actions", "rewards", "ends")
 
 
 class DeltaIrisReader(Reader):
-    """The episodes of one or both datasets, named by their numbers."""
+    """Reads the episodes of one or both datasets, named by their numbers."""
 
     def __init__(self, path: str):
         self.origin, folder = path, Path(path)
-        alone = (folder / "info.pt").is_file()
-        roots = {"": folder} if alone else {f"{p}_": folder / p for p in PARTS}
+        is_single = (folder / "info.pt").is_file()
+        roots = {"": folder} if is_single else {f"{p}_": folder / p for p in MASKS}
         self._paths = {
             f"{prefix}{file.stem}": file
             for prefix, root in roots.items()
             for file in root.glob("*/*/*/*.pt")
         }
-        self._names = in_order(self._paths)
+        self._names = natural_sort(self._paths)
         self.masks = {
-            mask: [name for name in self._names if name.startswith(f"{part}_")]
-            for part, mask in PARTS.items()
-            if not alone
+            mask: [name for name in self._names if name.startswith(f"{subfolder}_")]
+            for subfolder, mask in MASKS.items()
+            if not is_single
         }
 
     def names(self) -> list[str]:
         return list(self._names)
 
     def rows(self, name: str) -> int:
-        return _steps(self._load(name, ("ends",))["ends"]) + 1
+        return _count_steps(self._load(name, ("ends",))["ends"]) + 1
 
     def read(self, name: str) -> Episode:
-        found = self._load(name, KEYS)
-        frames, steps = found["observations"], _steps(found["ends"])
+        data = self._load(name, KEYS)
+        frames, steps = data["observations"], _count_steps(data["ends"])
         if frames.ndim != 4 or frames.dtype != np.uint8:
             raise BadEpisode(
-                f"has observations of {frames.dtype} {frames.shape}, wanted uint8 "
+                f"has observations of {frames.dtype} {frames.shape}, expected uint8 "
                 "(T, c, h, w)"
             )
-        _check_actions(found["actions"])
-        shortest = min(len(value) for value in found.values())
+        _check_actions(data["actions"])
+        shortest = min(len(value) for value in data.values())
         if not 0 < steps <= shortest:
-            raise BadEpisode(f"has {steps} steps, and {shortest} rows of some key")
-        seen = np.concatenate([frames[:steps], frames[steps - 1 : steps]])
+            raise BadEpisode(f"has {steps} steps, but an array of {shortest} rows")
+        frames = np.concatenate([frames[:steps], frames[steps - 1 : steps]])
         return from_steps(
-            {"image": np.ascontiguousarray(np.moveaxis(seen, 1, -1))},
-            {"action": found["actions"][:steps]},
-            found["rewards"][:steps],
-            found["ends"][:steps] != 0,
+            {"image": np.ascontiguousarray(np.moveaxis(frames, 1, -1))},
+            {"action": data["actions"][:steps]},
+            data["rewards"][:steps],
+            data["ends"][:steps] != 0,
         )
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
         obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
-        most = [int(act["action"].high) - 1]  # a few episodes may lack some action
+        highest = [int(act["action"].high) - 1]  # a few episodes may lack some action
         for name in self._names:
             with contextlib.suppress(BadEpisode):
                 actions = self._load(name, ("actions",))["actions"]
                 _check_actions(actions)
-                most.append(int(actions.max(initial=0)))
-        return obs, {"action": Space(np.int32, (), 0, max(most) + 1)}
+                highest.append(int(actions.max(initial=0)))
+        return obs, {"action": Space(np.int32, (), 0, max(highest) + 1)}
 
     def _load(self, name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
         try:
             data = read_torch_file(self._paths[name], keys)
         except UserError as error:
             raise BadEpisode(str(error).partition("\n")[0]) from error
-        found = data if isinstance(data, dict) else {}
+        entries = data if isinstance(data, dict) else {}
         for key in keys:
-            if not isinstance(found.get(key), Tensor) or found[key].ndim < 1:
+            if not isinstance(entries.get(key), Tensor) or entries[key].ndim < 1:
                 raise BadEpisode(f"has no {key!r}")
-        return {key: found[key].numpy() for key in keys}
+        return {key: entries[key].numpy() for key in keys}
 
 
 def _check_actions(value: np.ndarray) -> None:
     if value.ndim != 1 or value.dtype.kind not in "iu":
         raise BadEpisode(
-            f"has actions of {value.dtype} {value.shape}, wanted integers (T,)"
+            f"has actions of {value.dtype} {value.shape}, expected integers (T,)"
         )
 
 
-def _steps(ends: np.ndarray) -> int:
-    """Steps up to the first end, as the original cuts its episodes."""
-    found = np.flatnonzero(ends)
-    return int(found[0]) + 1 if len(found) else len(ends)
+def _count_steps(ends: np.ndarray) -> int:
+    """Steps up to and including the first end, where the original cuts episodes."""
+    last = np.flatnonzero(ends)
+    return int(last[0]) + 1 if len(last) else len(ends)

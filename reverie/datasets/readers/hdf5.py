@@ -1,78 +1,35 @@
-"""HDF5: robomimic's layout, and others by a key map.
+"""Reader of HDF5 files in robomimic's layout, or in others described by a key map.
 
-robomimic keeps each demonstration as `data/demo_k` with T steps: `obs` and `next_obs`
-(groups of arrays), `actions`, `rewards` and `dones`. Row 0 is `obs[0]` and row k is
-`next_obs[k - 1]`, so T steps are T + 1 rows of ours:
+robomimic stores each demonstration as `data/demo_k` with T steps: `obs` and `next_obs`
+(groups of arrays), `actions`, `rewards` and `dones`. They become T + 1 rows:
 
     row          0           1              2
-    seen         obs[0]      next_obs[0]    next_obs[1]
+    observation  obs[0]      next_obs[0]    next_obs[1]
     reward       0           rewards[0]     rewards[1]
     action       actions[0]  actions[1]     0
 
-Where only `obs` was kept, the observation after the last action is unknown: it is
-repeated (so that the last reward and end are not lost), or the last action is dropped.
+If there is no `next_obs`, the observation after the last action is unknown. Either the
+last observation is repeated, which keeps the last reward and terminal flag, or the last
+action is dropped (`KeyMap.last_obs`).
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import (
-    LOG,
-    BadEpisode,
-    Episode,
-    from_steps,
-    to_steps,
-)
-from reverie.datasets.readers import Reader, in_order
-from reverie.spaces import FLAGS, Spaces
-from reverie.storage.atomic import atomic_write
-
-
-@dataclass(frozen=True)
-class KeyMap:
-    """Where things lie in an HDF5 file; the defaults are robomimic's."""
-
-    episodes: str = "data"
-    """The group whose children are episodes; `.` for the root. A file without such
-    children is one episode itself."""
-    obs: str = "obs"
-    """The group of observations in an episode."""
-    next_obs: str = "next_obs"
-    """The group of observations after each action, if it was kept."""
-    keys: tuple[str, ...] = ()
-    """Observations as `ours=theirs`, where no group holds them all
-    (`image=observations/images/top`); none for all in `obs`."""
-    action: str = "actions"
-    reward: str = "rewards"
-    """Zero in every step where there is none."""
-    terminal: str = "dones"
-    """Whether a step ended the task; never where there is none."""
-    breaks: tuple[str, ...] = ()
-    """Arrays that mark the last step of an episode, where a file holds all steps in a
-    row (`terminals timeouts`)."""
-    alignment: Literal["chosen", "led"] = "chosen"
-    """Whether action t was chosen in row t of the file, or led to it."""
-    final: Literal["repeat", "drop"] = "repeat"
-    """What to do about the missing last observation where there is no `next_obs`:
-    repeat the one before, or drop the last action."""
-    ends: Literal["dones", "success", "never"] = "dones"
-    """Which steps end the task: those the file says, of these only paid ones, or none.
-    Demonstrations that say `done` at their last step, failed or not, want `success`."""
-
-    def __post_init__(self) -> None:
-        if wrong := [pair for pair in self.keys if not all(pair.partition("="))]:
-            raise ValueError(f"keys are pairs like image=obs/camera, not {wrong[0]!r}")
+from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.readers import Reader, natural_sort
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.spaces import FLAGS
 
 
 class DamagedFile(UserError):
@@ -81,81 +38,85 @@ class DamagedFile(UserError):
     def __init__(self, path: Path, error: Exception):
         self.reason = str(error)
         super().__init__(
-            f"{path} is no HDF5 file, or a damaged one ({error}).\n"
+            f"{path} is not an HDF5 file, or it is damaged ({error}).\n"
             "  Fix: copy or download it again."
         )
 
 
 class Hdf5Reader(Reader):
-    """One file, or a folder of files, as episodes."""
+    """Reads the episodes of one file or of all files in a folder.
+
+    A damaged file in a folder is listed as one episode that cannot be read.
+    """
 
     def __init__(self, path: str | Path, map: KeyMap | None = None):
         self.origin = str(path)
         self.map = map or KeyMap()
         files = [Path(path)]
         if files[0].is_dir():
-            found = (files[0].glob(pattern) for pattern in ("*.hdf5", "*.h5"))
-            files = [Path(p) for p in in_order(str(p) for some in found for p in some)]
-        self._where: dict[str, tuple[Path, str]] = {}
-        self._spans: dict[str, tuple[int, int]] = {}
+            found = [*files[0].glob("*.hdf5"), *files[0].glob("*.h5")]
+            files = [Path(p) for p in natural_sort(str(p) for p in found)]
+        self._groups: dict[str, tuple[Path, str]] = {}  # file and group of an episode
+        self._step_ranges: dict[str, tuple[int, int]] = {}  # if concatenated
         self._lengths: dict[str, int] = {}
         self._open: dict[Path, Any] = {}
-        self._lock = threading.RLock()  # HDF5 reads one thing at a time anyway
+        self._lock = threading.RLock()  # HDF5 does not read concurrently
         self.masks: dict[str, list[str]] = {}
-        self._others: list[str] = []  # in groups that would be episodes with actions
-        self._damaged: dict[str, str] = {}  # files of a folder that cannot be read
+        self._other_arrays: list[str] = []  # in groups that have no actions
+        self._damaged: dict[str, str] = {}
         stems = Counter(file.stem for file in files)
         for file in files:
-            own = file.stem if stems[file.stem] == 1 else file.name
+            name = file.stem if stems[file.stem] == 1 else file.name
             try:
-                self._list(file, prefix=f"{own}_" if len(files) > 1 else "")
+                self._list(file, prefix=f"{name}_" if len(files) > 1 else "")
             except DamagedFile as error:
                 if len(files) == 1:
                     raise
-                self._where[own] = (file, "/")
-                self._damaged[own] = error.reason
-        if self._damaged and not self._sound():
-            own, reason = next(iter(self._damaged.items()))
-            raise DamagedFile(self._where[own][0], Exception(reason))
-        if not self._where and self._others:
+                self._groups[name] = (file, "/")
+                self._damaged[name] = error.reason
+        if self._damaged and not self._readable_names():
+            name, reason = next(iter(self._damaged.items()))
+            raise DamagedFile(self._groups[name][0], Exception(reason))
+        if not self._groups and self._other_arrays:
             raise UserError(
-                f"{path} has no {self.map.action!r} in {self.map.episodes!r}, but "
-                f"{', '.join(self._others[:12])}.\n  Fix: say which are the actions, "
-                "--map.action NAME, or where episodes are, --map.episodes GROUP."
+                f"{path} has no {self.map.action!r} in {self.map.episodes!r}, only "
+                f"{', '.join(self._other_arrays[:12])}.\n  Fix: name the actions with "
+                "--map.action NAME, or the group of episodes with --map.episodes GROUP."
             )
-        if not self._where:
+        if not self._groups:
             raise UserError(
-                f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: say which "
-                "group holds them, --map.episodes GROUP (`.` for the root)."
+                f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: name the "
+                "group of episodes with --map.episodes GROUP (`.` for the root)."
             )
 
     def names(self) -> list[str]:
-        return list(self._where)
+        return list(self._groups)
 
     def rows(self, name: str) -> int:
         if name not in self._lengths:
             self._check(name)
-            with self._lock, _readable():
+            with self._lock, _as_bad_episode():
                 group = self._group(name)
                 steps = len(_get(group, self.map.action))
-                obs = _obs_of(group, self.map)
-                pairs = bool(_next_of(group, self.map, obs))
-                self._lengths[name] = _rows(steps, _length(obs), pairs, self.map)
+                obs = _observations(group, self.map)
+                has_next = bool(_next_observations(group, self.map, obs))
+                rows = _count_rows(steps, _length(obs), has_next, self.map)
+                self._lengths[name] = rows
         return self._lengths[name]
 
     def read(self, name: str) -> Episode:
         return self._read(name, None)
 
-    def read_some(self, name: str, keys: Collection[str]) -> Episode:
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
         return self._read(name, keys)
 
     def _read(self, name: str, keys: Collection[str] | None) -> Episode:
         self._check(name)
-        with self._lock, _readable():
+        with self._lock, _as_bad_episode():
             group = self._group(name)
-            obs = _obs_of(group, self.map, keys)
-            then = _next_of(group, self.map, obs)
-            # all but the first row is in `next_obs`, where there is one
+            obs = _observations(group, self.map, keys)
+            then = _next_observations(group, self.map, obs)
+            # rows after the first are in `next_obs`, if it exists
             before = {k: np.asarray(v[:1] if then else v) for k, v in obs.items()}
             after = {key: np.asarray(value) for key, value in then.items()}
             action = np.asarray(_get(group, self.map.action))
@@ -164,29 +125,28 @@ class Hdf5Reader(Reader):
         return _assemble(before, after, action, reward, terminal, self.map)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         return asdict(self.map)
 
     @property
-    def remarks(self) -> dict[str, str]:
-        found = {key: str(value) for key, value in self.attributes().items()}
-        with self._lock, _readable():
-            seen = self._group(next(iter(self._sound()))).get(self.map.obs)
-            inside = {} if seen is None or self.map.keys else seen
-            rest = [k for k in inside if not _is_group(seen[k])]
-            rest = [k for k in rest if not _is_seen(k, seen[k])]
-        return found | ({"left out": ", ".join(rest)} if rest else {})
+    def metadata(self) -> dict[str, str]:
+        texts = {key: str(value) for key, value in self.attributes().items()}
+        with self._lock, _as_bad_episode():
+            obs = self._group(self._readable_names()[0]).get(self.map.obs)
+            keys = [] if obs is None or self.map.keys else list(obs)
+            arrays = [k for k in keys if not _is_group(obs[k])]
+            ignored = [k for k in arrays if not _is_observation(k, obs[k])]
+        return texts | ({"ignored": ", ".join(ignored)} if ignored else {})
 
     def attributes(self, name: str = "") -> dict[str, Any]:
-        """What is noted on an episode, or on the group of all (`env_args`, ...)."""
-        first = name or next(iter(self._sound()))
-        with self._lock, _readable():
+        """HDF5 attributes of an episode, or of the group of episodes (`env_args`)."""
+        first = name or self._readable_names()[0]
+        with self._lock, _as_bad_episode():
             group = self._group(first)
             return dict(group.attrs if name else group.parent.attrs)
 
-    def _sound(self) -> list[str]:
-        """The episodes, without files that are damaged."""
-        return [name for name in self._where if name not in self._damaged]
+    def _readable_names(self) -> list[str]:
+        return [name for name in self._groups if name not in self._damaged]
 
     def _check(self, name: str) -> None:
         if name in self._damaged:
@@ -199,72 +159,77 @@ class Hdf5Reader(Reader):
             self._open.clear()
 
     def _list(self, path: Path, prefix: str) -> None:
+        """Find the episodes and masks of a file."""
         file = self._file(path)
-        place = self.map.episodes
+        parent = self.map.episodes
         try:
-            root = file if place in (".", "", "/") else file.get(place)
-            inside = [] if root is None else [k for k in root if _is_group(root[k])]
-            if not any(self.map.action in root[k] for k in inside):
-                self._others = sorted({k for g in inside for k in root[g]})
-                inside = []  # whatever these groups are, they are no episodes
-            if self.map.breaks:
-                self._list_stretches(path, prefix)
+            root = file if parent in (".", "", "/") else file.get(parent)
+            groups = [] if root is None else [k for k in root if _is_group(root[k])]
+            if not any(self.map.action in root[k] for k in groups):
+                self._other_arrays = sorted({k for g in groups for k in root[g]})
+                groups = []  # groups without actions are not episodes
+            if self.map.episode_ends:
+                self._list_concatenated(path, prefix)
                 return
-            if not inside and self.map.action in file:
-                self._where[prefix.rstrip("_") or path.stem] = (path, "/")
-            for name in in_order(inside):
-                self._where[prefix + name] = (path, f"{root.name}/{name}")
+            if not groups and self.map.action in file:
+                self._groups[prefix.rstrip("_") or path.stem] = (path, "/")
+            for name in natural_sort(groups):
+                self._groups[prefix + name] = (path, f"{root.name}/{name}")
             for name, members in file["mask"].items() if "mask" in file else ():
-                chosen = [prefix + _text(member) for member in np.asarray(members)]
-                self.masks.setdefault(name, []).extend(chosen)
+                selected = [prefix + _text(member) for member in np.asarray(members)]
+                self.masks.setdefault(name, []).extend(selected)
         except (OSError, RuntimeError, KeyError) as error:
             raise DamagedFile(path, error) from None
 
-    def _list_stretches(self, path: Path, prefix: str) -> None:
+    def _list_concatenated(self, path: Path, prefix: str) -> None:
+        """Find the episodes of a file that stores the steps of all in a row."""
         file = self._file(path)
         if self.map.action not in file or not getattr(
             file[self.map.action], "shape", ()
         ):
             raise UserError(
-                f"{path} has no array {self.map.action!r}, but "
-                f"{', '.join(sorted(file))}.\n  Fix: say which are the actions, "
+                f"{path} has no array {self.map.action!r}, only "
+                f"{', '.join(sorted(file))}.\n  Fix: name the actions with "
                 "--map.action NAME."
             )
         steps = len(file[self.map.action])
-        last = np.zeros(steps, bool)
-        for key in self.map.breaks:
+        is_last = np.zeros(steps, bool)
+        for key in self.map.episode_ends:
             if key not in file or file[key].shape[:1] != (steps,):
                 raise UserError(
-                    f"{path} has no array {key!r} of {steps} steps, but "
-                    f"{', '.join(sorted(file))}.\n  Fix: name those that mark the "
-                    "last step of an episode with --map.breaks."
+                    f"{path} has no array {key!r} of {steps} steps, only "
+                    f"{', '.join(sorted(file))}.\n  Fix: name the arrays that mark the "
+                    "last step of each episode with --map.episode_ends."
                 )
-            last |= np.asarray(file[key]).reshape(steps, -1)[:, 0] != 0
-        stops = [*(np.flatnonzero(last) + 1).tolist(), steps]
+            is_last |= np.asarray(file[key]).reshape(steps, -1)[:, 0] != 0
+        stops = [*(np.flatnonzero(is_last) + 1).tolist(), steps]
         start = 0
         for stop in dict.fromkeys(stops):
             if stop > start:
-                name = f"{prefix}episode_{len(self._where)}"
-                self._where[name], self._spans[name] = (path, "/"), (start, stop)
+                name = f"{prefix}episode_{len(self._groups)}"
+                self._groups[name] = (path, "/")
+                self._step_ranges[name] = (start, stop)
             start = stop
 
     def _group(self, name: str) -> Any:
-        path, place = self._where[name]
-        group = self._file(path)[place]
-        return _Stretch(group, *self._spans[name]) if name in self._spans else group
+        path, group_path = self._groups[name]
+        group = self._file(path)[group_path]
+        if name in self._step_ranges:
+            return _GroupSlice(group, *self._step_ranges[name])
+        return group
 
     def _file(self, path: Path) -> Any:
         with self._lock:
             if path not in self._open:
                 try:
-                    self._open[path] = _h5py().File(path, "r")
+                    self._open[path] = import_h5py().File(path, "r")
                 except OSError as error:
                     raise DamagedFile(path, error) from None
             return self._open[path]
 
 
-class _Stretch:
-    """Some steps of a file in which episodes follow each other, like a group."""
+class _GroupSlice:
+    """A group whose arrays are limited to a range of steps."""
 
     def __init__(self, group: Any, start: int, stop: int):
         self.group, self.start, self.stop = group, start, stop
@@ -276,10 +241,10 @@ class _Stretch:
         return iter(self.group)
 
     def __getitem__(self, key: str) -> Any:
-        found = self.group[key]
-        if _is_group(found):
-            return _Stretch(found, self.start, self.stop)
-        return found[self.start : self.stop]
+        member = self.group[key]
+        if _is_group(member):
+            return _GroupSlice(member, self.start, self.stop)
+        return member[self.start : self.stop]
 
     @property
     def attrs(self) -> Any:
@@ -296,49 +261,6 @@ class _Stretch:
         return self.group.keys()
 
 
-def write_robomimic(
-    path: Path,
-    episodes: Iterable[tuple[str, Episode]],
-    act_space: Spaces,
-    *,
-    masks: Mapping[str, list[str]] | None = None,
-    env_args: Mapping[str, Any] | None = None,
-) -> int:
-    """Write episodes of ours as a file that robomimic reads; whole or not at all.
-
-    `dones` are the ends of the task. Keys under `log/` stay behind. Returns how many
-    there are.
-    """
-    (action_key,) = act_space  # the layout has one
-    h5py = _h5py()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    count = total = 0
-    with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
-        data = file.create_group("data")
-        for name, episode in episodes:
-            obs, action, reward, terminal = to_steps(episode, act_space)
-            group = data.create_group(name)
-            group.attrs["num_samples"] = steps = len(reward)
-            group["actions"] = action[action_key]
-            group["rewards"] = reward
-            group["dones"] = terminal.astype(np.int64)
-            for key, value in obs.items():
-                if key.startswith(LOG):
-                    continue
-                packed: dict[str, Any] = {}
-                if value.dtype == np.uint8:
-                    chunk = (1, *value.shape[1:])
-                    packed = {"compression": "gzip", "chunks": chunk}
-                for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
-                    group.create_dataset(f"{part}/{key}", data=rows, **packed)
-            count, total = count + 1, total + steps
-        data.attrs["total"] = total
-        data.attrs["env_args"] = json.dumps(dict(env_args or {}))
-        for name, members in (masks or {}).items():
-            file[f"mask/{name}"] = np.array(members, dtype="S")
-    return count
-
-
 def _assemble(
     before: dict[str, np.ndarray],
     after: dict[str, np.ndarray],
@@ -347,89 +269,94 @@ def _assemble(
     terminal: np.ndarray,
     map: KeyMap,
 ) -> Episode:
+    """Build the rows from observations before and (if any) after each action."""
     if action.ndim == 0 or not len(action):
         raise BadEpisode("is empty")
     ends = terminal != 0
-    if map.ends == "success":
+    if map.terminate_on == "success":
         ends = ends & (reward > 0)
-    elif map.ends == "never":
+    elif map.terminate_on == "never":
         ends = np.zeros_like(ends)
-    seen = before
+    obs = before
     if after:
-        seen = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
-    elif map.alignment == "led":
+        obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
+    elif map.alignment == "before_obs":
         action, reward, ends = action[1:], reward[1:], ends[1:]
     elif _length(before) == len(action):
-        if map.final == "repeat":
-            seen = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
+        if map.last_obs == "repeat":
+            obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
         else:
             action, reward, ends = action[:-1], reward[:-1], ends[:-1]
-    return from_steps(seen, {"action": action}, reward, ends)
+    return from_steps(obs, {"action": action}, reward, ends)
 
 
-def _rows(steps: int, seen: int, pairs: bool, map: KeyMap) -> int:
-    if map.alignment == "led" and not pairs:
+def _count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
+    """Number of rows that `_assemble` returns."""
+    if map.alignment == "before_obs" and not has_next:
         return steps
-    dropped = not pairs and seen == steps and map.final == "drop"
+    dropped = not has_next and obs_rows == steps and map.last_obs == "drop"
     return steps if dropped else steps + 1
 
 
-def _obs_of(
-    group: Any, map: KeyMap, wanted: Collection[str] | None = None
+def _observations(
+    group: Any, map: KeyMap, keys: Collection[str] | None = None
 ) -> dict[str, Any]:
+    """Observation arrays of an episode, not loaded; `keys` selects some of them."""
     if map.keys:
         pairs = [pair.partition("=")[::2] for pair in map.keys]
-        found = {ours: _get(group, theirs) for ours, theirs in pairs}
+        arrays = {name: _get(group, path) for name, path in pairs}
     else:
-        inner = group.get(map.obs)
-        if inner is None or not _is_group(inner):
-            inside = ", ".join(sorted(group)) or "nothing"
-            raise BadEpisode(f"has no group {map.obs!r}, only {inside}")
-        found = {key: inner[key] for key in inner if _is_seen(key, inner[key])}
-    if not found:
+        obs = group.get(map.obs)
+        if obs is None or not _is_group(obs):
+            members = ", ".join(sorted(group)) or "nothing"
+            raise BadEpisode(f"has no group {map.obs!r}, only {members}")
+        arrays = {key: obs[key] for key in obs if _is_observation(key, obs[key])}
+    if not arrays:
         raise BadEpisode(f"has no observations in {map.obs!r}")
-    if wanted is not None:
-        if missing := [key for key in wanted if key not in found]:
+    if keys is not None:
+        if missing := [key for key in keys if key not in arrays]:
             raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
-        found = {key: found[key] for key in wanted}
-    if single := [key for key, value in found.items() if not value.shape]:
-        raise BadEpisode(f"{single[0]!r} is a single number, not one for every row")
-    lengths = {key: len(value) for key, value in found.items()}
+        arrays = {key: arrays[key] for key in keys}
+    if scalars := [key for key, value in arrays.items() if not value.shape]:
+        raise BadEpisode(f"{scalars[0]!r} is a single number, not one per row")
+    lengths = {key: len(value) for key, value in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise BadEpisode(f"has observations of several lengths, {lengths}")
-    return found
+        raise BadEpisode(f"has observations of different lengths, {lengths}")
+    return arrays
 
 
-def _next_of(group: Any, map: KeyMap, obs: dict[str, Any]) -> dict[str, Any]:
-    found = None if map.keys or map.alignment == "led" else group.get(map.next_obs)
-    if found is None:
+def _next_observations(group: Any, map: KeyMap, obs: dict[str, Any]) -> dict[str, Any]:
+    """Observations after each action, not loaded; empty if they are not stored."""
+    unused = map.keys or map.alignment == "before_obs"
+    arrays = None if unused else group.get(map.next_obs)
+    if arrays is None:
         return {}
-    if missing := [key for key in obs if key not in found]:
+    if missing := [key for key in obs if key not in arrays]:
         raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
     for key, value in obs.items():
-        if value.shape != found[key].shape:
+        if value.shape != arrays[key].shape:
             raise BadEpisode(
                 f"{key!r} has shape {value.shape} in {map.obs!r} and "
-                f"{found[key].shape} in {map.next_obs!r}"
+                f"{arrays[key].shape} in {map.next_obs!r}"
             )
-    return {key: found[key] for key in obs}
+    return {key: arrays[key] for key in obs}
 
 
 def _get(group: Any, key: str) -> Any:
     if key not in group:
-        raise BadEpisode(
-            f"has no {key!r}, only {', '.join(sorted(group)) or 'nothing'}"
-        )
+        members = ", ".join(sorted(group)) or "nothing"
+        raise BadEpisode(f"has no {key!r}, only {members}")
     return group[key]
 
 
 def _optional(group: Any, key: str, rows: int) -> np.ndarray:
+    """One number per row; zeros if the array does not exist."""
     if key not in group:
         return np.zeros(rows, np.float32)
     value = np.asarray(group[key])
     if value.shape[:1] != (rows,):
-        there = len(value) if value.ndim else "no"
-        raise BadEpisode(f"{key!r} has {there} rows, the actions have {rows}")
+        length = len(value) if value.ndim else "no"
+        raise BadEpisode(f"{key!r} has {length} rows, the actions have {rows}")
     return value.reshape(rows, -1)[:, 0] if rows else value.ravel()
 
 
@@ -437,17 +364,15 @@ def _length(obs: Mapping[str, Any]) -> int:
     return min((len(value) for value in obs.values()), default=0)
 
 
-def _is_group(thing: Any) -> bool:
-    return hasattr(thing, "keys")
+def _is_group(member: Any) -> bool:
+    return hasattr(member, "keys")
 
 
-def _is_seen(key: str, thing: Any) -> bool:
-    """Whether an observation lies there: numbers, at least one a row, and under a name
-    that stands for nothing else in an episode of ours.
-    """
-    if _is_group(thing) or key in (*FLAGS, "action"):
+def _is_observation(key: str, member: Any) -> bool:
+    """True for a numeric, non-empty array whose name is not reserved."""
+    if _is_group(member) or key in (*FLAGS, "action"):
         return False
-    return thing.dtype.kind in "biuf" and 0 not in thing.shape[1:]
+    return member.dtype.kind in "biuf" and 0 not in member.shape[1:]
 
 
 def _text(value: Any) -> str:
@@ -455,15 +380,15 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
-    """What h5py raises about a damaged file, as a word about this episode."""
+def _as_bad_episode() -> Iterator[None]:
+    """Raise errors of h5py about damaged data as `BadEpisode`."""
     try:
         yield
     except (OSError, RuntimeError, KeyError) as error:
         raise BadEpisode(f"cannot be read ({error})") from error
 
 
-def _h5py() -> Any:
+def import_h5py() -> Any:
     try:
         import h5py
     except ImportError:

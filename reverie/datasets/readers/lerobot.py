@@ -1,9 +1,9 @@
-"""LeRobot datasets, as `lerobot:ID` or by their folder.
+"""Reader of LeRobot datasets, as `lerobot:ID` or by folder.
 
-A frame holds `observation.*`, the `action` chosen there, and sometimes `next.reward`
-and `next.done`, what came of it. There is no frame after the last action: its
-observation is repeated, so that the last reward and end are not lost. Images come as
-floats in [0, 1] with channels first and leave as bytes with channels last.
+A frame has `observation.*`, the `action` taken there, and in some datasets
+`next.reward` and `next.done`, the result of that action. There is no frame after the
+last action: its observation is repeated, which keeps the last reward and terminal flag.
+Images are floats in [0, 1], channels first, and are converted to uint8, channels last.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ PREFIX = "observation."
 
 
 class LeRobotReader(Reader):
-    """The episodes of one dataset, named by their numbers."""
+    """Reads the episodes of one dataset, named by their numbers."""
 
     def __init__(self, path: str):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}
         self._data = _load(str(path))
-        self._begins = _begins(self._data)
+        self._frame_ranges = _frame_ranges(self._data)
 
     def names(self) -> list[str]:
-        return [f"episode_{i}" for i in range(len(self._begins))]
+        return [f"episode_{i}" for i in range(len(self._frame_ranges))]
 
     def rows(self, name: str) -> int:
-        start, stop = self._begins[int(name.removeprefix("episode_"))]
+        start, stop = self._frame_ranges[int(name.removeprefix("episode_"))]
         return stop - start + 1
 
     def read(self, name: str) -> Episode:
-        start, stop = self._begins[int(name.removeprefix("episode_"))]
+        start, stop = self._frame_ranges[int(name.removeprefix("episode_"))]
         frames = [self._data[i] for i in range(start, stop)]
         keys = [key for key in frames[0] if key.startswith(PREFIX)]
-        obs = {_short(key): _pictures(_stack(frames, key)) for key in keys}
+        obs = {_short_name(key): _convert_images(_stack(frames, key)) for key in keys}
         steps = len(frames)
         reward, done = (
             _stack(frames, key).reshape(steps, -1)[:, 0]
@@ -48,14 +48,14 @@ class LeRobotReader(Reader):
             else np.zeros(steps, np.float32)
             for key in ("next.reward", "next.done")
         )
-        seen = {key: np.concatenate([v, v[-1:]]) for key, v in obs.items()}
+        obs = {key: np.concatenate([v, v[-1:]]) for key, v in obs.items()}
         action = _stack(frames, "action")
-        if action.ndim == 1 and action.dtype.kind == "f":  # one entry comes as a number
+        if action.ndim == 1 and action.dtype.kind == "f":  # a single entry is a scalar
             action = action[:, None]
-        return from_steps(seen, {"action": action}, reward, done)
+        return from_steps(obs, {"action": action}, reward, done)
 
 
-def _short(key: str) -> str:
+def _short_name(key: str) -> str:
     """`observation.images.top` -> `top`, `observation.state` -> `state`."""
     return key.removeprefix(PREFIX).removeprefix("images.")
 
@@ -64,8 +64,8 @@ def _stack(frames: list[dict[str, Any]], key: str) -> np.ndarray:
     return np.stack([np.asarray(frame[key]) for frame in frames])
 
 
-def _pictures(value: np.ndarray) -> np.ndarray:
-    """Images as bytes with channels last; anything else stays."""
+def _convert_images(value: np.ndarray) -> np.ndarray:
+    """Convert images to uint8, channels last; return other arrays unchanged."""
     if value.ndim != 4:
         return value
     if value.shape[1] in (1, 3) and value.shape[3] not in (1, 3):
@@ -75,17 +75,17 @@ def _pictures(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value)
 
 
-def _begins(data: Any) -> list[tuple[int, int]]:
-    """First frame and one past the last, for every episode.
+def _frame_ranges(data: Any) -> list[tuple[int, int]]:
+    """First frame and one past the last frame of every episode.
 
-    Versions before 0.4 keep them beside the data, later ones in its description.
+    LeRobot before 0.4 has them in the dataset object, later versions in its metadata.
     """
     index = getattr(data, "episode_data_index", None)
     if index is not None:
         pairs = zip(index["from"], index["to"], strict=True)
     else:
-        known = data.meta.episodes
-        first, last = known["dataset_from_index"], known["dataset_to_index"]
+        table = data.meta.episodes
+        first, last = table["dataset_from_index"], table["dataset_to_index"]
         pairs = zip(first, last, strict=True)
     return [(int(start), int(stop)) for start, stop in pairs]
 
@@ -100,7 +100,7 @@ def _load(path: str) -> Any:
     except ImportError:
         raise UserError(
             f"The dataset {name!r} needs the package 'lerobot', which is not installed."
-            "\n  Fix: pip install lerobot, in a virtual environment of its own."
+            "\n  Fix: pip install lerobot, in a separate virtual environment."
         ) from None
     try:
         if path.startswith("lerobot:"):

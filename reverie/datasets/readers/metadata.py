@@ -1,7 +1,7 @@
-"""What is known of a folder of episodes beside the episodes: the file `dataset.json`.
+"""The file `dataset.json` in a folder of episodes.
 
-It keeps the spaces, in the order of their keys, and the named selections of episodes,
-which single files cannot tell.
+It stores the spaces in the order of their keys and the named subsets of episodes, which
+the episode files do not contain.
 """
 
 from __future__ import annotations
@@ -15,30 +15,37 @@ from reverie.api import UserError
 from reverie.spaces import Space, Spaces
 from reverie.storage.atomic import write_json
 
-NAME = "dataset.json"
+FILE_NAME = "dataset.json"
 
 
 @dataclass(frozen=True)
-class About:
+class DatasetMetadata:
+    """Contents of `dataset.json`."""
+
     obs_space: Spaces
     act_space: Spaces
     masks: dict[str, list[str]] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
-    """Where it came from, what was left out, and the like: for people."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further entries, such as the source and the episodes that were left out."""
 
     def write(self, folder: Path) -> None:
         data = {
-            "obs": [[key, space.to_json()] for key, space in self.obs_space.items()],
-            "act": [[key, space.to_json()] for key, space in self.act_space.items()],
+            "obs": spaces_to_json(self.obs_space),
+            "act": spaces_to_json(self.act_space),
             "masks": self.masks,
-            **self.more,
+            **self.extra,
         }
-        write_json(folder / NAME, data)
+        write_json(folder / FILE_NAME, data)
 
 
-def read_about(folder: Path) -> About | None:
-    """What the folder says of itself, or None if it says nothing."""
-    path = folder / NAME
+def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
+    """Return `[key, space]` pairs, which keep the order of the keys."""
+    return [[key, space.to_json()] for key, space in spaces.items()]
+
+
+def read_metadata(folder: Path) -> DatasetMetadata | None:
+    """Return the metadata of a folder; None if it has no `dataset.json`."""
+    path = folder / FILE_NAME
     if not path.exists():
         return None
     try:
@@ -51,6 +58,6 @@ def read_about(folder: Path) -> About | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}).\n"
-            "  Fix: remove it, and spaces are inferred from the episodes."
+            "  Fix: remove it; spaces are then inferred from the episodes."
         ) from None
-    return About(spaces[0], spaces[1], masks, data)
+    return DatasetMetadata(spaces[0], spaces[1], masks, data)

@@ -1,7 +1,7 @@
-"""Minari datasets, as `minari:ID`, from where Minari keeps them.
+"""Reader of Minari datasets, as `minari:ID`, from Minari's own data folder.
 
-Minari stores T + 1 observations and T actions, rewards, terminations and truncations:
-action t is chosen in row t, so only the last row needs an action of zeros.
+Minari stores T + 1 observations and T actions, rewards, terminations and truncations.
+Action t is taken in row t, so only the last row needs an action of zeros.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.episode_format import BadEpisode, Episode, from_steps, is_image
 from reverie.datasets.readers import Reader, infer_spaces
 from reverie.spaces import Space, Spaces
 
 
 class MinariReader(Reader):
-    """The episodes of one dataset, named by their ids."""
+    """Reads the episodes of one dataset, named by their ids."""
 
     def __init__(self, path: str):
         self.origin = str(path)
@@ -33,17 +33,17 @@ class MinariReader(Reader):
 
     def rows(self, name: str) -> int:
         number = int(name.removeprefix("episode_"))
-        (known,) = self._data.storage.get_episode_metadata([number])
-        return int(known["total_steps"]) + 1
+        (metadata,) = self._data.storage.get_episode_metadata([number])
+        return int(metadata["total_steps"]) + 1
 
     def read(self, name: str) -> Episode:
         number = int(name.removeprefix("episode_"))
-        (found,) = self._data.iterate_episodes([number])
-        obs, action = _seen(found.observations), _done(found.actions)
+        (data,) = self._data.iterate_episodes([number])
+        obs, action = _observations(data.observations), _actions(data.actions)
         try:
-            return from_steps(obs, action, found.rewards, found.terminations)
+            return from_steps(obs, action, data.rewards, data.terminations)
         except TypeError as error:
-            raise BadEpisode(f"has values that are no arrays ({error})") from error
+            raise BadEpisode(f"has values that are not arrays ({error})") from error
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
@@ -52,51 +52,50 @@ class MinariReader(Reader):
         obs, act = infer_spaces(
             self.origin, self.names(), self.read, keys or ["action"]
         )
-        known = _known(self._data.action_space, "action")
-        rest = {key: space for key, space in act.items() if key not in known}
-        return obs, act | self._counted(rest) | known
+        declared = _discrete_spaces(self._data.action_space, "action")
+        others = {key: space for key, space in act.items() if key not in declared}
+        return obs, act | self._discrete_bounds(others) | declared
 
 
-def _seen(value: Any) -> dict[str, np.ndarray]:
-    """Observations by their last name, or by the whole path where two share it.
+def _observations(value: Any) -> dict[str, np.ndarray]:
+    """Flatten observations; keys are last names, or full paths if these are ambiguous.
 
-    A single one is called `image` if it is one, and `vector` otherwise.
+    A single observation is named `image` or `vector`.
     """
-    found = _flatten(value)
-    if list(found) == [""]:
-        array = found[""]
-        is_image = array.dtype == np.uint8 and array.ndim == 4
-        return {"image" if is_image else "vector": array}
-    last = Counter(path.rpartition("/")[2] for path in found)
-    short = {path: path.rpartition("/")[2] for path in found}
+    arrays = _flatten(value)
+    if list(arrays) == [""]:
+        array = arrays[""]
+        return {"image" if is_image(array) else "vector": array}
+    short = {path: path.rpartition("/")[2] for path in arrays}
+    count = Counter(short.values())
     return {
-        short[path] if last[short[path]] == 1 else path: array
-        for path, array in found.items()
+        short[path] if count[short[path]] == 1 else path: array
+        for path, array in arrays.items()
     }
 
 
-def _done(value: Any) -> dict[str, np.ndarray]:
-    """Actions, as `action` or `action/PATH`."""
+def _actions(value: Any) -> dict[str, np.ndarray]:
+    """Flatten actions to `action` or `action/PATH`."""
     return {f"action/{p}" if p else "action": x for p, x in _flatten(value).items()}
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, np.ndarray]:
-    """A nest of dicts and tuples as arrays by path; one array has none."""
-    found: dict[str, np.ndarray] = {}
+    """Return the arrays of nested dicts and tuples by path ('' for a lone array)."""
+    arrays: dict[str, np.ndarray] = {}
     if not isinstance(value, dict | tuple):
         return {path: np.asarray(value)}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in pairs:
-        found |= _flatten(inner, f"{path}/{key}" if path else str(key))
-    return found
+        arrays |= _flatten(inner, f"{path}/{key}" if path else str(key))
+    return arrays
 
 
-def _known(space: Any, name: str) -> Spaces:
-    """The discrete actions of an environment, of which recordings may lack some."""
+def _discrete_spaces(space: Any, name: str) -> Spaces:
+    """Discrete action spaces as declared; the episodes may not contain every action."""
     inner = getattr(space, "spaces", None)
     if inner is not None:
         pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-        parts = [_known(part, f"{name}/{key}") for key, part in pairs]
+        parts = [_discrete_spaces(part, f"{name}/{key}") for key, part in pairs]
         return {key: found for part in parts for key, found in part.items()}
     if hasattr(space, "n") and hasattr(space, "start"):
         start = int(space.start)
@@ -116,6 +115,6 @@ def _load(name: str) -> Any:
         return minari.load_dataset(name)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise UserError(
-            f"Minari has no dataset {name!r} here ({error}).\n"
+            f"Minari has no local dataset {name!r} ({error}).\n"
             f"  Fix: minari download {name}"
         ) from None

@@ -1,8 +1,8 @@
-"""The episodes in the replay of a run, read where they lie.
+"""Reader of the episodes in the replay buffer of a run.
 
-Every segment file says of each row which environment it came from and when, so neither
-a checkpoint nor the agent is needed. Only whole episodes count. Extras of the agent
-(latents) are not part of an episode.
+Every row of a segment file has the index of its environment and its step, so neither a
+checkpoint nor the agent is needed. Only complete episodes are read, without the extras
+of the agent (latents).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, with_flags
+from reverie.datasets.episode_format import BadEpisode, Episode, with_flag_spaces
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 from reverie.storage import array_file as files
@@ -23,7 +23,7 @@ from reverie.storage.segments import POSITION, STREAM
 
 
 class ReplayReader(Reader):
-    """Whole episodes of `LOGDIR/replay`, named by environment and first step."""
+    """Reads complete episodes of `LOGDIR/replay`, named by environment and step."""
 
     def __init__(self, path: str | Path):
         self.origin = str(path)
@@ -32,38 +32,39 @@ class ReplayReader(Reader):
         obs_space, act_space = _read_spaces(Path(path) / "spaces.json")
         self._spaces = agent_obs_space(obs_space), act_space
         self._keys = [*self.obs_space, *self.act_space, *FLAGS]
-        self._sources = _newest(self.folder)
-        self._found = self._find()
+        self._sources = _list_segments(self.folder)
+        self._rows = self._find_episodes()
 
     def names(self) -> list[str]:
-        return list(self._found)
+        return list(self._rows)
 
     def rows(self, name: str) -> int:
-        return len(self._found[name])
+        return len(self._rows[name])
 
     def read(self, name: str) -> Episode:
-        where = self._found[name]
-        spaces = with_flags({**self.obs_space, **self.act_space})
-        episode = {key: spaces[key].zeros(len(where)) for key in self._keys}
-        for number in np.unique(where[:, 0]).tolist():
+        rows = self._rows[name]  # file number and row in that file
+        spaces = with_flag_spaces({**self.obs_space, **self.act_space})
+        episode = {key: spaces[key].zeros(len(rows)) for key in self._keys}
+        for number in np.unique(rows[:, 0]).tolist():
             source = self._sources[number]
             if why := files.find_damage(self.folder, source.record):
-                raise BadEpisode(f"lies in {source.record.name}, which {why}")
+                raise BadEpisode(f"is in {source.record.name}, which {why}")
             columns = source.open(self.folder)[1]
-            mine = where[:, 0] == number
+            in_file = rows[:, 0] == number
             for key in self._keys:
-                episode[key][mine] = columns[key][where[mine, 1]]
+                episode[key][in_file] = columns[key][rows[in_file, 1]]
         return episode
 
-    def _find(self) -> dict[str, np.ndarray]:
-        """For every whole episode the file and the row of each of its rows."""
+    def _find_episodes(self) -> dict[str, np.ndarray]:
+        """Return the file number and row of each row, for every complete episode."""
         parts = []
         for number, source in enumerate(self._sources):
             columns = source.open(self.folder)[1]
             if missing := [key for key in self._keys if key not in columns]:
                 raise UserError(
                     f"{self.folder / source.record.name} has no {', '.join(missing)}, "
-                    "which the spaces of the run have.\n  Fix: give a run's own folder."
+                    "which are in the spaces of the run.\n"
+                    "  Fix: use the folder of one run."
                 )
             stream = np.array(columns[STREAM], np.int64)
             part = np.empty((len(stream), 6), np.int64)
@@ -75,8 +76,8 @@ class ReplayReader(Reader):
             return {}
         table = np.concatenate(parts)
         table = table[np.lexsort((table[:, 1], table[:, 0]))]
-        _, once = np.unique(table[:, :2], axis=0, return_index=True)
-        table = table[np.sort(once)]
+        _, unique = np.unique(table[:, :2], axis=0, return_index=True)
+        table = table[np.sort(unique)]
         stream, position, first, last = (
             table[:, 0],
             table[:, 1],
@@ -84,28 +85,28 @@ class ReplayReader(Reader):
             table[:, 5],
         )
         gap = (np.diff(stream) != 0) | (np.diff(position) != 1)
-        begins = np.concatenate([[True], gap]) | (first == 1)
-        found = {}
-        edges = [*np.flatnonzero(begins).tolist(), len(table)]
+        is_start = np.concatenate([[True], gap]) | (first == 1)
+        episodes = {}
+        edges = [*np.flatnonzero(is_start).tolist(), len(table)]
         for start, stop in pairwise(edges):
             if first[start] and last[stop - 1]:
                 name = f"env{stream[start]}_step{position[start]}"
-                found[name] = table[start:stop, 2:4]
-        return found
+                episodes[name] = table[start:stop, 2:4]
+        return episodes
 
 
-def _newest(folder: Path) -> list[ArrayFile]:
-    """The segment files; of those that begin at the same step the longest."""
+def _list_segments(folder: Path) -> list[ArrayFile]:
+    """Return the segment files; if several begin at the same step, the longest."""
     longest: dict[int, tuple[int, Path]] = {}
     for path in sorted(folder.glob(f"*{files.SUFFIX}")):
         parts = path.stem.split("-")  # first, count, checksum; extras have one more
         if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
             first, count = int(parts[0]), int(parts[1])
             longest[first] = max(longest.get(first, (-1, path)), (count, path))
-    found = []
+    sources = []
     for _, path in longest.values():
-        found.append(files.read_layout(folder, files.record_from_name(path)))
-    return found
+        sources.append(files.read_layout(folder, files.record_from_name(path)))
+    return sources
 
 
 def _read_spaces(path: Path) -> tuple[Spaces, Spaces]:
@@ -117,6 +118,6 @@ def _read_spaces(path: Path) -> tuple[Spaces, Spaces]:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}).\n  Fix: give the folder of a run."
+            f"{path} cannot be read ({error}).\n  Fix: use the folder of a run."
         ) from None
     return obs, act

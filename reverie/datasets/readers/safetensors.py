@@ -1,4 +1,4 @@
-"""A folder with one safetensors file of ours per episode (`storage/episodes.py`)."""
+"""Reader of a folder with one safetensors file per episode (`storage/episodes.py`)."""
 
 from __future__ import annotations
 
@@ -6,37 +6,24 @@ import functools
 from pathlib import Path
 
 from reverie.datasets.episode_format import BadEpisode, Episode
-from reverie.datasets.readers import Reader, in_order, infer_spaces
-from reverie.datasets.readers.metadata import read_about
+from reverie.datasets.readers import infer_spaces
+from reverie.datasets.readers.folder import FolderReader
 from reverie.spaces import Spaces
 from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import read_episode
 
 
-class StoreReader(Reader):
-    """Names and lengths are in the file names; checksums are checked when read."""
+class SafetensorsReader(FolderReader):
+    """File names contain name, length and checksum; reading verifies the checksum."""
 
-    def __init__(self, path: str | Path):
-        self.origin = str(path)
-        self.folder = Path(path)
-        self._paths: dict[str, Path] = {}
-        for file in self.folder.glob(f"*{SUFFIX}"):
-            if file.stem.count("-") >= 2:  # <id>-<rows>-<checksum>
-                self._paths[file.stem.rsplit("-", 2)[0]] = file
-        self._names = in_order(self._paths)
-        self._about = read_about(self.folder)
-        self.masks = self._about.masks if self._about else {}
-
-    def names(self) -> list[str]:
-        return list(self._names)
-
-    def path(self, name: str) -> Path:
-        return self._paths[name]
+    def _list_files(self) -> dict[str, Path]:
+        files = self.folder.glob(f"*{SUFFIX}")  # <name>-<rows>-<checksum>
+        return {f.stem.rsplit("-", 2)[0]: f for f in files if f.stem.count("-") >= 2}
 
     def rows(self, name: str) -> int:
         rows = self._paths[name].stem.rsplit("-", 2)[1]
         if not rows.isdigit():
-            raise BadEpisode(f"has no number of rows in its name, but {rows!r}")
+            raise BadEpisode(f"has {rows!r} in place of the length in its file name")
         return int(rows)
 
     def read(self, name: str) -> Episode:
@@ -47,7 +34,7 @@ class StoreReader(Reader):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
-        if self._about:
-            return self._about.obs_space, self._about.act_space
+        if self._metadata:
+            return self._metadata.obs_space, self._metadata.act_space
         obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
-        return obs, self._counted(act)
+        return obs, self._discrete_bounds(act)

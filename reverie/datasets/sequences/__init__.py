@@ -1,20 +1,20 @@
-"""Sequences to watch: made up on the spot, or read from files; nobody acts in them.
+"""Sequence datasets: sequences without an environment, generated or read from files.
 
-A source is a class in a file of this room with a row in `SOURCES`, and is then the task
-`sequences_<name>`; one of your own is `sequences_package.module:Class`. It says five
-things:
+A sequence dataset is a class with an entry in `SEQUENCE_DATASETS` and is then the task
+`sequences_<name>`; a user's own class is the task `sequences_package.module:Class`. It
+implements `SequenceDataset`:
 
-- `batch(step)`: the sequences of a training step, `(B, T, ...)` each, by key. The same
-  step always gives the same sequences, so that a resumed run goes on as it would have;
-- `evaluation()`: sequences that training never sees;
-- `close()`: nothing more will be asked for;
-- `loss`: how images are to be compared, `bernoulli` or `gaussian`;
-- `obs_space` and `act_space`: one image, and the actions that lead from row to row
-  (an empty dict where there are none).
+- `batch(step)`: the sequences of a training step, arrays `(B, T, ...)` by key. The same
+  step always gives the same sequences, so that a run can be resumed;
+- `evaluation()`: sequences that are never part of a training batch;
+- `close()`: stop threads and close files;
+- `loss`: the reconstruction loss of images, `bernoulli` or `gaussian`;
+- `obs_space` and `act_space`: one image, and the actions (an empty dict if there are
+  none).
 
-Time is that of `reverie.api`: the action of a row leads to the next one. Where the true
-events are known they come along as `log/event`, bool `(B, T)`; keys under `log/` are
-for people and never reach a loss.
+Time is that of `reverie.api`: the action of a row leads to the next row. Ground-truth
+events, if known, have the key `log/event`, bool `(B, T)`; keys under `log/` are used by
+evaluation and never by a loss.
 """
 
 from __future__ import annotations
@@ -30,59 +30,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
-import numpy as np
-
 from reverie.api import UserError
 from reverie.rows import Window
 from reverie.spaces import Spaces
-
-Arrays = dict[str, np.ndarray]
+from reverie.storage.array_file import Arrays
 
 Loss = Literal["bernoulli", "gaussian"]
 
 PREFIX = "sequences_"
 
 LOSSES: tuple[str, ...] = get_args(Loss)
-VERBS = ("batch", "evaluation", "close")
+METHODS = ("batch", "evaluation", "close")
 
-SOURCES = {
-    "balls": "reverie.datasets.synthetic.balls:Balls",
+SEQUENCE_DATASETS = {
+    "balls": "reverie.datasets.synthetic.balls:BouncingBalls",
     "maze": "reverie.datasets.synthetic.maze:Maze",
-    "episodes": "reverie.datasets.sequences.episodes:Episodes",
+    "episodes": "reverie.datasets.sequences.episodes:EpisodeSequences",
 }
 
 
 @dataclass(frozen=True)
-class SourceConfig:
-    """Where sequences to watch come from (tasks `sequences_*`)."""
+class SequenceConfig:
+    """Sequence datasets (tasks `sequences_*`)."""
 
     folder: str = ""
-    """Files to read, for sources that read any."""
+    """Folder of the files to read, for datasets that read files."""
     actions: bool = True
-    """Tell which actions were taken, for sources that know; the authors of VTA do not,
-    and then recordings need not have any."""
+    """Use the recorded actions, if the dataset has any. The authors of VTA train
+    without actions."""
     chunk: int = 8192
-    """Sequences that are made up together and then drawn from, in shuffled order."""
+    """Number of sequences generated together, from which batches are drawn in shuffled
+    order."""
     refresh: int = 512
-    """Updates after which others, made meanwhile, replace them; 0 for never."""
+    """Updates after which a new chunk replaces the current one; 0 keeps the first."""
     evaluation: int = 1024
-    """Sequences of the evaluation set."""
+    """Number of sequences in the evaluation set."""
     dt: float = 2.0
-    """How far balls move between two frames."""
+    """Time between two frames of the bouncing balls."""
     side: int = 32
-    """Pixels of a side of the balls' pictures; 16 or 8 are made of means."""
+    """Height and width of the images of bouncing balls in pixels: 32, or 16 or 8,
+    which are downscaled by averaging."""
 
     def __post_init__(self) -> None:
         if self.side not in (8, 16, 32):
             raise ValueError("side must be 8, 16 or 32")
         if min(self.chunk, self.evaluation) < 1 or self.refresh < 0:
-            raise ValueError("chunk and evaluation must be at least 1, refresh 0")
+            raise ValueError(
+                "chunk and evaluation must be at least 1 and refresh at least 0"
+            )
         if not 0 < self.dt < math.inf:
             raise ValueError("dt must be a finite number above 0")
 
 
 @runtime_checkable
-class Source(Protocol):
+class SequenceDataset(Protocol):
     """See the top of this file."""
 
     loss: Loss
@@ -96,67 +97,70 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def is_source(task: str) -> bool:
+def is_sequence_task(task: str) -> bool:
+    """True if the task is a sequence dataset rather than an environment."""
     return task.startswith(PREFIX)
 
 
-def find(task: str) -> type:
-    """The class behind a task name."""
+def find_sequence_class(task: str) -> type:
+    """Return the class of a task `sequences_*`."""
     name = task.removeprefix(PREFIX)
-    place = name if ":" in name else SOURCES.get(name)
-    if place is None:
-        near = difflib.get_close_matches(name, SOURCES, 1, 0)[0]
+    class_path = name if ":" in name else SEQUENCE_DATASETS.get(name)
+    if class_path is None:
+        near = difflib.get_close_matches(name, SEQUENCE_DATASETS, 1, 0)[0]
         raise UserError(
-            f"There is nothing called {name!r} to watch.\n  Fix: did you mean "
-            f"--task {PREFIX}{near}? Your own is --task {PREFIX}package.module:Class."
+            f"There is no sequence dataset {name!r}.\n  Fix: did you mean --task "
+            f"{PREFIX}{near}? For your own, use --task {PREFIX}package.module:Class."
         )
-    module, _, kind = place.partition(":")
+    module, _, class_name = class_path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # a file of one's own lies in the present folder
+        sys.path.insert(0, here)  # to find a user's file in the working directory
     try:
-        found: type = getattr(importlib.import_module(module), kind)
-    except Exception as error:  # whatever the code of its author raises
+        found: type = getattr(importlib.import_module(module), class_name)
+    except Exception as error:  # user code may raise anything
         raise UserError(
-            f"Task {task!r} cannot be found: {error}.\n  Fix: name a class that can be "
-            "imported, as package.module:Class, from the folder its file lies in."
+            f"Task {task!r} cannot be imported: {error}.\n  Fix: name an importable "
+            "class as package.module:Class, and run from the folder of its file."
         ) from None
     if not isinstance(found, type) or getattr(found, "loss", None) not in LOSSES:
         raise UserError(
-            f"Task {task!r} is not a source: {kind} is no class with a `loss` that is "
-            f"one of {', '.join(LOSSES)}.\n  Fix: see the source of twenty lines in "
-            "tests/data/test_sources.py."
+            f"Task {task!r} is not a sequence dataset: {class_name} must be a class "
+            f"with an attribute `loss` that is one of {', '.join(LOSSES)}.\n"
+            "  Fix: add it; see reverie/datasets/sequences/__init__.py."
         )
     return found
 
 
-def make(task: str, config: SourceConfig, window: Window, seed: int) -> Source:
-    """The source of a task, for batches of this shape."""
-    kind = find(task)
-    lacks = [verb for verb in VERBS if not callable(getattr(kind, verb, None))]
-    if lacks:
+def make_sequence_dataset(
+    task: str, config: SequenceConfig, window: Window, seed: int
+) -> SequenceDataset:
+    """Return the dataset of a task, with batches of this window."""
+    dataset_class = find_sequence_class(task)
+    missing = [m for m in METHODS if not callable(getattr(dataset_class, m, None))]
+    if missing:
         raise UserError(
-            f"Task {task!r} is not a source: {kind.__name__} has no {lacks[0]}().\n"
-            f"  Fix: give it the methods {', '.join(VERBS)}."
+            f"Task {task!r} is not a sequence dataset: {dataset_class.__name__} has no "
+            f"{missing[0]}().\n  Fix: add the methods {', '.join(METHODS)}."
         )
-    with telling(kind):
-        source: Source = kind(config, window, seed)
-    return source
+    with errors_of_user_code(dataset_class):
+        dataset: SequenceDataset = dataset_class(config, window, seed)
+    return dataset
 
 
 @contextlib.contextmanager
-def telling(kind: type) -> Iterator[None]:
-    """What a source of one's own raises becomes a sentence; mistakes of ours do not."""
+def errors_of_user_code(dataset_class: type) -> Iterator[None]:
+    """Raise errors of a user's class as `UserError` with file and line."""
     try:
         yield
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # whatever the code of its author raises
-        if kind.__module__.startswith("reverie."):
+    except Exception as error:  # user code may raise anything
+        if dataset_class.__module__.startswith("reverie."):
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"{kind.__name__} failed with {type(error).__name__}: {error} "
-            f"({place.filename}:{place.lineno}).\n"
-            "  Fix: mend that, and run the same command again."
+            f"{dataset_class.__name__} failed with {type(error).__name__}: {error} "
+            f"({frame.filename}:{frame.lineno}).\n"
+            "  Fix: correct it, and run the same command again."
         ) from error

@@ -1,9 +1,8 @@
-"""From a source of sequences to the device.
+"""Feed of a sequence dataset: checks its arrays and copies them to the device.
 
-With `prefetch` the next training batch is made ready by a thread while the agent learns
-from the last one. True events never leave with a batch to train on: they come only with
-`report`, the evaluation set, and with `labelled`, training sequences that serve to set
-up baselines.
+With `prefetch` a thread prepares the next training batch during the current update.
+Ground-truth events are not part of training batches. They are in `report`, the
+evaluation set, and in `labelled`, training sequences to which baselines are fitted.
 """
 
 from __future__ import annotations
@@ -17,59 +16,64 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch, Extras, StateDict, UserError
-from reverie.datasets.sequences import Arrays, Source, telling
+from reverie.datasets.feed import to_device
+from reverie.datasets.sequences import SequenceDataset, errors_of_user_code
 from reverie.spaces import EVENT, Space, Spaces
+from reverie.storage.array_file import Arrays
 
-LABELLED = 8
-"""Training batches, the next ones, that `labelled` consists of."""
-KINDS = {True: "iub", False: "iubf"}
-"""What arrays of discrete spaces may be made of, and those of others."""
+LABELLED_BATCHES = 8
+"""Number of upcoming training batches in `labelled`."""
+DTYPE_KINDS = {True: "iub", False: "iubf"}
+"""Allowed dtype kinds of discrete spaces (True) and other spaces (False)."""
 
 
-class SourceFeed:
-    """Serves a source in order of its steps; implements `api.Feed`."""
+class SequenceFeed:
+    """Returns the batches of a dataset in order; implements `api.Feed`."""
 
-    def __init__(self, source: Source, device: torch.device, prefetch: bool = False):
-        self.source, self.device = source, device
+    def __init__(
+        self, dataset: SequenceDataset, device: torch.device, prefetch: bool = False
+    ):
+        self.dataset, self.device = dataset, device
         self.step = 0  # of the next training batch
-        self.served = 0  # rows handed out so far
-        self._thread = ThreadPoolExecutor(1, "watch") if prefetch else None
+        self.served = 0  # rows returned so far
+        self._thread = ThreadPoolExecutor(1, "sequences") if prefetch else None
         self._next: tuple[int, Future[Batch]] | None = None
-        self._held: dict[str, Batch] = {}
+        self._fixed: dict[str, Batch] = {}
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
-        batch = self._serve(name)
+        batch = self._get(name)
         if out is None:
             return batch
         for key, value in out.items():
             value.copy_(batch[key], non_blocking=True)
         return out
 
-    def _serve(self, name: str) -> Batch:
+    def _get(self, name: str) -> Batch:
         if name == "train":
-            batch = self._ahead() if self._thread else self._train(self.step)
+            batch = self._prefetched() if self._thread else self._train(self.step)
             self.step += 1
-            self.served += _rows(batch)
+            first = next(iter(batch.values()))
+            self.served += int(first.shape[0] * first.shape[1])
             return batch
-        if name not in self._held:
+        if name not in self._fixed:
             make = self._report if name == "report" else self._labelled
-            # a source is asked by one thread at a time
-            self._held[name] = (
+            # the dataset is used by one thread at a time
+            self._fixed[name] = (
                 self._thread.submit(make).result() if self._thread else make()
             )
-        return self._held[name]
+        return self._fixed[name]
 
     def ready(self, name: str) -> bool:
         return True
 
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
-        """Sequences keep no extras."""
+        """No effect: sequences have no extras."""
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        """Sequences are not chosen by priority."""
+        """No effect: sequences are not sampled by priority."""
 
     def count_uses(self, name: str, on: bool) -> None:
-        """Sequences are not counted."""
+        """No effect: uses are not counted."""
 
     def state_dict(self) -> StateDict:
         return {"step": self.step}
@@ -80,10 +84,10 @@ class SourceFeed:
     def close(self) -> None:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
-        with telling(type(self.source)):
-            self.source.close()
+        with errors_of_user_code(type(self.dataset)):
+            self.dataset.close()
 
-    def _ahead(self) -> Batch:
+    def _prefetched(self) -> Batch:
         assert self._thread
         if not self._next or self._next[0] != self.step:
             self._next = self.step, self._thread.submit(self._train, self.step)
@@ -93,79 +97,69 @@ class SourceFeed:
         return batch
 
     def _train(self, step: int) -> Batch:
-        arrays = self._checked(self.source.batch, step)
-        return self._move({k: v for k, v in arrays.items() if k[:4] != "log/"})
+        arrays = self._checked(self.dataset.batch, step)
+        arrays = {k: v for k, v in arrays.items() if not k.startswith("log/")}
+        return to_device(arrays, self.device)
 
     def _report(self) -> Batch:
-        return self._move(self._checked(self.source.evaluation))
+        return to_device(self._checked(self.dataset.evaluation), self.device)
 
     def _labelled(self) -> Batch:
-        steps = range(self.step, self.step + LABELLED)
-        batches = [self._checked(self.source.batch, step) for step in steps]
-        keys = batches[0].keys()
-        return self._move({k: np.concatenate([b[k] for b in batches]) for k in keys})
+        steps = range(self.step, self.step + LABELLED_BATCHES)
+        batches = [self._checked(self.dataset.batch, step) for step in steps]
+        arrays = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
+        return to_device(arrays, self.device)
 
-    def _checked(self, verb: Callable[..., Any], *arguments: Any) -> Arrays:
-        """What a source gives, if it is what its spaces promise."""
-        source = self.source
-        with telling(type(source)):
-            arrays = verb(*arguments)
-        if wrong := mistake(arrays, {**source.obs_space, **source.act_space}):
+    def _checked(self, method: Callable[..., Any], *arguments: Any) -> Arrays:
+        """Call a method of the dataset; check that its arrays match the spaces."""
+        dataset = self.dataset
+        with errors_of_user_code(type(dataset)):
+            arrays = method(*arguments)
+        if why := find_problem(arrays, {**dataset.obs_space, **dataset.act_space}):
             raise UserError(
-                f"The sequences of {type(source).__name__} cannot be used: {wrong}.\n"
-                "  Fix: mend it, or the files it reads; its spaces say what is wanted."
+                f"The sequences of {type(dataset).__name__} cannot be used: {why}.\n"
+                "  Fix: correct the class, its spaces, or the files it reads."
             )
         checked: Arrays = arrays
         return checked
 
-    def _move(self, arrays: Arrays) -> Batch:
-        batch: Batch = {}
-        for key, value in arrays.items():
-            writable = value if value.flags.writeable else value.copy()
-            tensor = torch.as_tensor(writable)
-            if self.device.type == "cuda":
-                tensor = tensor.pin_memory()
-            batch[key] = tensor.to(self.device, non_blocking=True)
-        return batch
 
-
-def mistake(arrays: Any, spaces: Spaces) -> str | None:
-    """What is wrong with sequences of a source, if anything."""
+def find_problem(arrays: Any, spaces: Spaces) -> str | None:
+    """Describe how arrays differ from the spaces; None if they match."""
     if not isinstance(arrays, dict):
-        return f"they come as {type(arrays).__name__}, wanted a dict of arrays"
-    wanted = {**spaces, EVENT: Space(bool)} if EVENT in arrays else spaces
+        return f"they are a {type(arrays).__name__}, expected a dict of arrays"
+    expected = {**spaces, EVENT: Space(bool)} if EVENT in arrays else spaces
     leading = None
-    for key, space in wanted.items():
+    for key, space in expected.items():
         value = arrays.get(key)
         if not isinstance(value, np.ndarray):
-            return f"{key!r} is no array" if key in arrays else f"they lack {key!r}"
-        leading = leading or value.shape[:2]
-        whole = len(leading) == 2 and 0 not in leading
-        if not whole or value.shape != leading + space.shape:
-            wanted_shape = ", ".join(["B", "T", *map(str, space.shape)])
             return (
-                f"{key!r} has shape {value.shape}, wanted ({wanted_shape}) with B and "
-                "T above 0 and the same for all keys"
+                f"{key!r} is not an array" if key in arrays else f"{key!r} is missing"
             )
-        if wrong := _misfit(value, space):
-            return f"{key!r} {wrong}"
+        leading = leading or value.shape[:2]
+        has_rows = len(leading) == 2 and 0 not in leading
+        if not has_rows or value.shape != leading + space.shape:
+            shape = ", ".join(["B", "T", *map(str, space.shape)])
+            return (
+                f"{key!r} has shape {value.shape}, expected ({shape}) with B and T "
+                "above 0 and equal for all keys"
+            )
+        if why := _mismatch(value, space):
+            return f"{key!r} {why}"
     return None
 
 
-def _misfit(value: np.ndarray, space: Space) -> str | None:
-    kind, wanted = value.dtype.kind, space.dtype
+def _mismatch(value: np.ndarray, space: Space) -> str | None:
+    kind, dtype = value.dtype.kind, space.dtype
     if kind == "f" and not np.isfinite(value).all():
         return "has NaN or infinite entries"
-    exact = space.is_image or wanted.kind == "b"
-    fits = value.dtype == wanted if exact else kind in KINDS[space.is_discrete]
-    if not fits:
-        return f"is {value.dtype}, wanted {wanted}"
+    is_exact = space.is_image or dtype.kind == "b"
+    matches = (
+        value.dtype == dtype if is_exact else kind in DTYPE_KINDS[space.is_discrete]
+    )
+    if not matches:
+        return f"is {value.dtype}, expected {dtype}"
     if space.is_discrete and ((value < space.low) | (value >= space.high)).any():
         low, high = int(space.low.min()), int(space.high.max()) - 1
         return f"has entries that are not from {low} to {high}"
     return None
-
-
-def _rows(batch: Batch) -> int:
-    first = next(iter(batch.values()))
-    return int(first.shape[0] * first.shape[1])

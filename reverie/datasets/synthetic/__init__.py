@@ -1,1 +1,1 @@
-"""Generated video datasets with known segment boundaries."""
+"""Generated sequence datasets: bouncing balls and a maze."""

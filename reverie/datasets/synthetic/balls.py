@@ -1,13 +1,13 @@
-"""Two balls that change colour when they hit a wall: where they do, a segment ends.
+"""Two bouncing balls that change color when they hit a wall, which is an event.
 
-The balls are diamonds of radius 3 on 32 x 32 black pixels. They pass through each other
-(the second is painted over the first), their velocity is disturbed at every step, and a
-ball that reaches a wall is put on it, turned around, and given one of the eight other
-colours. Frame t of a sequence is an event if any ball hit a wall on the way to it; the
-new colour is already visible there. The first frame never is one.
+The balls are diamonds of radius 3 on a black image of 32 x 32 pixels. They pass through
+each other (the second is drawn over the first), and Gaussian noise is added to their
+velocity at every step. A ball that reaches a wall is placed on it, reflected, and given
+one of the eight other colors. Frame t is an event if any ball hit a wall between t - 1
+and t; the new color is visible in frame t. The first frame is never an event.
 
-Many sequences are simulated at once. The draws are an argument, so that the same
-physics also replays recorded streams (`LegacyDraws`).
+Many sequences are simulated at once. Random numbers come from a `BallSampler`, so that
+tests can replay recorded streams.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from reverie.api import UserError
-from reverie.datasets.readers import npz
-from reverie.datasets.sequences import Arrays, Loss, SourceConfig
-from reverie.datasets.synthetic.chunks import Chunks, generator
+from reverie.datasets.readers.npz import load_arrays, save_arrays
+from reverie.datasets.rng import make_rng
+from reverie.datasets.sequences import Loss, SequenceConfig
+from reverie.datasets.synthetic.chunks import ChunkedSequences
 from reverie.rows import Window
 from reverie.spaces import EVENT, Space, Spaces
+from reverie.storage.array_file import Arrays
 
 SIDE, RADIUS, BALLS = 32, 3, 2
 SPEED, NOISE = 1.5, 0.1
@@ -43,11 +45,11 @@ PALETTE = np.array(
 )
 
 PIXEL = np.dtype("V3")
-"""Three bytes as one value, which is moved at once."""
+"""The three bytes of a pixel as one value, which is assigned at once."""
 
 
-class Draws(Protocol):
-    """Where positions, disturbances and colours come from, for N sequences."""
+class BallSampler(Protocol):
+    """Random initial states, velocity noise and colors for N sequences."""
 
     def start(
         self, count: int
@@ -57,20 +59,20 @@ class Draws(Protocol):
 
     def noise(self, count: int) -> Float[np.ndarray, "N 2 2"]: ...
 
-    def recolour(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]: ...
+    def new_color(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]: ...
 
 
-class Track(NamedTuple):
-    """What happened, before anybody drew it."""
+class Trajectories(NamedTuple):
+    """Simulated balls, before rendering."""
 
     pos: Float[np.ndarray, "N T 2 2"]  # ball, then x and y
     vel: Float[np.ndarray, "N T 2 2"]
-    colour: Int[np.ndarray, "N T 2"]
+    color: Int[np.ndarray, "N T 2"]
     hit: Bool[np.ndarray, "N T"]
 
 
-class FreshDraws:
-    """From a generator, for all sequences at once."""
+class NumpyBallSampler:
+    """Samples for all sequences at once from a NumPy generator."""
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng
@@ -83,97 +85,75 @@ class FreshDraws:
     def noise(self, count: int) -> Float[np.ndarray, "N 2 2"]:
         return self.rng.standard_normal((count, BALLS, 2))
 
-    def recolour(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]:
+    def new_color(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]:
         return self.rng.integers(len(PALETTE) - 1, size=hit.shape)
 
 
-class LegacyDraws:
-    """One sequence at a time from the stream of `np.random.seed`.
-
-    That stream depends on what happens: a colour is drawn only for a ball that hit.
-    """
-
-    def __init__(self, seed: int):
-        self.rng = np.random.RandomState(seed)
-        self.start(1)  # the recorded program resets once before it begins
-
-    def start(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        assert count == 1
-        pos = self.rng.uniform(RADIUS, SIDE - RADIUS, (BALLS, 2))
-        vel = self.rng.randn(BALLS, 2)
-        colour = np.array([self.rng.randint(len(PALETTE)) for _ in range(BALLS)])
-        return pos[None], vel[None], colour[None]
-
-    def noise(self, count: int) -> Float[np.ndarray, "N 2 2"]:
-        return self.rng.randn(BALLS, 2)[None]
-
-    def recolour(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]:
-        draws = [self.rng.randint(len(PALETTE) - 1) if h else 0 for h in hit[0]]
-        return np.array([draws])
-
-
-def simulate(draws: Draws, count: int, length: int, dt: float) -> Track:
-    """Follow the balls of `count` sequences for `length` frames."""
-    pos, vel, colour = draws.start(count)
+def simulate(sampler: BallSampler, count: int, length: int, dt: float) -> Trajectories:
+    """Simulate `count` sequences of `length` frames."""
+    pos, vel, color = sampler.start(count)
     vel = vel / (np.linalg.norm(vel, axis=-1, keepdims=True) + 1e-8) * SPEED
-    rows = [(pos, vel, colour, np.zeros(count, bool))]
+    rows = [(pos, vel, color, np.zeros(count, bool))]
     low, high = RADIUS, SIDE - RADIUS
     for _ in range(length - 1):
         pos = pos + vel * dt
-        vel = vel + draws.noise(count) * NOISE
+        vel = vel + sampler.noise(count) * NOISE
         outside = (pos <= low) | (pos >= high)
         pos = np.clip(pos, low, high)
         vel = np.where(outside, -vel, vel)
         hit = outside.any(-1)
-        other = draws.recolour(hit)
-        other = other + (other >= colour)  # the palette without the present colour
-        colour = np.where(hit, other, colour)
-        rows.append((pos, vel, colour, hit.any(-1)))
-    return Track(*(np.stack(parts, 1) for parts in zip(*rows, strict=True)))
+        other = sampler.new_color(hit)
+        other = other + (other >= color)  # index in the palette without this color
+        color = np.where(hit, other, color)
+        rows.append((pos, vel, color, hit.any(-1)))
+    return Trajectories(*(np.stack(parts, 1) for parts in zip(*rows, strict=True)))
 
 
-def draw(
-    pos: Float[np.ndarray, "N T 2 2"], colour: Int[np.ndarray, "N T 2"]
+def render_balls(
+    pos: Float[np.ndarray, "N T 2 2"], color: Int[np.ndarray, "N T 2"]
 ) -> UInt8[np.ndarray, "N T 32 32 3"]:
-    """The frames: every pixel within three steps of a ball's has its colour."""
-    side = SIDE + 1  # a ball on the far wall reaches one pixel beyond the picture
+    """Draw the frames: pixels at Manhattan distance up to 3 have the ball's color."""
+    side = SIDE + 1  # a ball on the far wall extends one pixel beyond the image
     reach = np.arange(-RADIUS, RADIUS + 1)
     dy, dx = (near.ravel() for near in np.meshgrid(reach, reach, indexing="ij"))
-    stamp = (dy * side + dx)[np.abs(dx) + np.abs(dy) <= RADIUS]
-    count = colour[..., 0].size
+    offsets = (dy * side + dx)[np.abs(dx) + np.abs(dy) <= RADIUS]
+    count = color[..., 0].size
     pixels = np.zeros(count * side * side, PIXEL)
     first = np.arange(count) * side * side
     x, y = pos.astype(np.int64).reshape(count, BALLS, 2).transpose(2, 1, 0)
-    paint = PALETTE.view(PIXEL)[colour.reshape(count, BALLS).T, 0]
+    values = PALETTE.view(PIXEL)[color.reshape(count, BALLS).T, 0]
     for ball in range(BALLS):
-        centre = first + y[ball] * side + x[ball]
-        for offset in stamp:
-            pixels[centre + offset] = paint[ball]
-    frames = pixels.view(np.uint8).reshape(*colour.shape[:2], side, side, 3)
+        center = first + y[ball] * side + x[ball]
+        for offset in offsets:
+            pixels[center + offset] = values[ball]
+    frames = pixels.view(np.uint8).reshape(*color.shape[:2], side, side, 3)
     return np.ascontiguousarray(frames[:, :, :SIDE, :SIDE])
 
 
 def make_sequences(
     rng: np.random.Generator, count: int, length: int, dt: float
 ) -> Arrays:
-    """Frames and events; a few hundred sequences at a time, so that others may run."""
+    """Generate frames and events, a few hundred sequences at a time.
+
+    Small parts let other threads run in between.
+    """
     image = np.empty((count, length, SIDE, SIDE, 3), np.uint8)
     event = np.empty((count, length), bool)
-    draws = FreshDraws(rng)
+    sampler = NumpyBallSampler(rng)
     for start in range(0, count, 256):
         rows = slice(start, min(start + 256, count))
-        track = simulate(draws, rows.stop - rows.start, length, dt)
-        image[rows], event[rows] = draw(track.pos, track.colour), track.hit
+        balls = simulate(sampler, rows.stop - rows.start, length, dt)
+        image[rows], event[rows] = render_balls(balls.pos, balls.color), balls.hit
     return {"image": image, EVENT: event}
 
 
-def shrink(made: Arrays, side: int) -> Arrays:
-    """The same sequences in pictures of fewer pixels, each the mean of a square."""
-    image = made["image"]
+def downscale(sequences: Arrays, side: int) -> Arrays:
+    """Return the sequences with smaller images, each pixel the mean of a square."""
+    image = sequences["image"]
     if side == SIDE:
-        return made
+        return sequences
     squares = image.reshape(*image.shape[:2], side, SIDE // side, side, SIDE // side, 3)
-    return {**made, "image": squares.mean((3, 5)).round().astype(np.uint8)}
+    return {**sequences, "image": squares.mean((3, 5)).round().astype(np.uint8)}
 
 
 def write_balls(
@@ -184,89 +164,92 @@ def write_balls(
     seed: int = 0,
     dt: float = 2.0,
 ) -> int:
-    """Write `train.npz` and `test.npz` for `--source.folder`; returns how many."""
+    """Write `train.npz` and `test.npz`; return the number of sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, count) in enumerate((("train", train), ("test", test))):
-        made = make_sequences(generator(seed, number), count, length, dt)
-        arrays = {"image": made["image"], "event": made[EVENT]}
-        npz.save(folder / f"{name}.npz", arrays)
+        sequences = make_sequences(make_rng(seed, number), count, length, dt)
+        arrays = {"image": sequences["image"], "event": sequences[EVENT]}
+        save_arrays(folder / f"{name}.npz", arrays)
     return train + test
 
 
-def read_balls(path: Path, length: int, least: int = 1) -> Arrays:
-    """The first `length` frames of all sequences of such a file, `least` or more."""
+def read_balls(path: Path, length: int, minimum: int = 1) -> Arrays:
+    """Return the first `length` frames of all sequences in a file of `write_balls`."""
     if not path.is_file():
         raise UserError(
-            f"There is no file {path}.\n"
+            f"{path} does not exist.\n"
             f"  Fix: write it with `reverie data balls --out {path.parent}`"
         )
-    other = path.parent / "balls"  # a file may be all that somebody has
+    other = path.parent / "balls"  # do not suggest to overwrite existing files
     command = f"reverie data balls --out {other}"
-    fix = f"write others with `{command}`, and give --source.folder {other}"
+    fix = f"write others with `{command}`, and use --sequences.folder {other}"
     try:
-        data = npz.load(path)
+        data = load_arrays(path)
     except ValueError as error:
         raise UserError(f"{path} {error}.\n  Fix: {fix}") from None
     if missing := [key for key in ("image", "event") if key not in data]:
-        found = ", ".join(data) or "nothing"
-        raise UserError(f"{path} has no {missing[0]!r}, only {found}.\n  Fix: {fix}")
+        keys = ", ".join(data) or "nothing"
+        raise UserError(f"{path} has no {missing[0]!r}, only {keys}.\n  Fix: {fix}")
     image, event = data["image"], data["event"]
     shape = (SIDE, SIDE, 3)
     if image.dtype != np.uint8 or image.shape[2:] != shape:
         raise UserError(
-            f"{path}: 'image' is {image.dtype} {image.shape}, wanted uint8 "
+            f"{path}: 'image' is {image.dtype} {image.shape}, expected uint8 "
             f"(N, T, 32, 32, 3).\n  Fix: {fix}"
         )
     if event.dtype.kind not in "biu" and not np.isin(event, (0, 1)).all():
-        raise UserError(f"{path}: 'event' is {event.dtype}, wanted bool.\n  Fix: {fix}")
+        raise UserError(
+            f"{path}: 'event' is {event.dtype}, expected bool.\n  Fix: {fix}"
+        )
     if event.shape != image.shape[:2] or image.shape[1] < length:
         raise UserError(
-            f"{path} has sequences of {image.shape[1]} frames and events "
-            f"{event.shape}, a window has {length} frames.\n"
-            f"  Fix: write others with `{command} --length {length}`, and give "
-            f"--source.folder {other}"
+            f"{path} has sequences of {image.shape[1]} frames and events of shape "
+            f"{event.shape}, the window needs {length} frames.\n"
+            f"  Fix: write others with `{command} --length {length}`, and use "
+            f"--sequences.folder {other}"
         )
-    if len(image) < least:
+    if len(image) < minimum:
         raise UserError(
-            f"{path} holds {len(image)} sequences, at least {least} are needed.\n"
-            f"  Fix: write others with `{command} --{path.stem} {least}`, and "
-            f"give --source.folder {other}, or a smaller --vta.batch_size"
+            f"{path} has {len(image)} sequences, at least {minimum} are needed.\n"
+            f"  Fix: write others with `{command} --{path.stem} {minimum}`, and use "
+            f"--sequences.folder {other}, or a smaller --vta.batch_size"
         )
     return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 
 
-class Balls:
-    """Sequences without actions, made up as they are needed, or read from a folder."""
+class BouncingBalls:
+    """A `SequenceDataset` without actions, generated or read from a folder."""
 
     loss: Loss = "bernoulli"
 
-    def __init__(self, config: SourceConfig, window: Window, seed: int):
+    def __init__(self, config: SequenceConfig, window: Window, seed: int):
         side = config.side
         self.obs_space: Spaces = {"image": Space(np.uint8, (side, side, 3), 0, 256)}
         self.act_space: Spaces = {}
         self.config, length = config, window.context + window.length
-        self._held: Arrays | None = None
+        self._test: Arrays | None = None
 
-        def make(rng: np.random.Generator, count: int) -> Arrays:
-            return shrink(make_sequences(rng, count, length, config.dt), side)
+        def generate(rng: np.random.Generator, count: int) -> Arrays:
+            return downscale(make_sequences(rng, count, length, config.dt), side)
 
         if config.folder:
             folder = Path(config.folder).expanduser()
             train = read_balls(folder / "train.npz", length, window.batch)
-            known = shrink(train, side)
-            self._held = shrink(read_balls(folder / "test.npz", length), side)
-            size = len(known["image"])
-            self._chunks = Chunks(lambda *_: known, size, 0, window.batch, seed)
+            sequences = downscale(train, side)
+            self._test = downscale(read_balls(folder / "test.npz", length), side)
+            self._chunks = ChunkedSequences(
+                lambda *_: sequences, len(sequences["image"]), 0, window.batch, seed
+            )
         else:
             size, refresh = config.chunk, config.refresh
-            self._chunks = Chunks(make, size, refresh, window.batch, seed)
+            self._chunks = ChunkedSequences(generate, size, refresh, window.batch, seed)
 
     def batch(self, step: int) -> Arrays:
         return self._chunks.batch(step)
 
     def evaluation(self) -> Arrays:
-        if self._held is not None:
-            return {k: v[: self.config.evaluation] for k, v in self._held.items()}
+        if self._test is not None:
+            return {k: v[: self.config.evaluation] for k, v in self._test.items()}
         return self._chunks.evaluation(self.config.evaluation)
 
     def close(self) -> None:

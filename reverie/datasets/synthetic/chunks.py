@@ -1,7 +1,7 @@
-"""A stock of sequences that a thread replaces now and then.
+"""Generated sequences in chunks; a thread generates the next chunk in the background.
 
-What a step gets depends on nothing but the seed and the step: chunk number k has its
-own generator, and so has the order in which each pass goes through it.
+A batch depends only on the seed and the step: each chunk has its own generator, and so
+has the order of each pass over a chunk.
 """
 
 from __future__ import annotations
@@ -12,67 +12,66 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.sequences import Arrays
+from reverie.datasets.rng import make_rng
+from reverie.storage.array_file import Arrays
 
-Make = Callable[[np.random.Generator, int], Arrays]
-"""Makes so many sequences."""
+Generate = Callable[[np.random.Generator, int], Arrays]
+"""Generates a number of sequences."""
 
 TRAINING, ORDER, EVALUATION = 0, 1, 2
+"""Purposes of random draws, part of their seed."""
 
 
-class Chunks:
-    """Serves batches out of chunks of `size` sequences, each kept `refresh` steps."""
+class ChunkedSequences:
+    """Batches from chunks of `size` sequences, each used for `refresh` steps."""
 
-    def __init__(self, make: Make, size: int, refresh: int, batch: int, seed: int):
+    def __init__(
+        self, generate: Generate, size: int, refresh: int, batch: int, seed: int
+    ):
         if size < batch:
             raise UserError(
-                f"A chunk of {size} sequences holds no batch of {batch}.\n"
-                f"  Fix: --source.chunk {batch}"
+                f"A chunk of {size} sequences is smaller than a batch of {batch}.\n"
+                f"  Fix: --sequences.chunk {batch}"
             )
-        self._make, self.size, self.refresh = make, size, refresh
+        self._generate, self.size, self.refresh = generate, size, refresh
         self.batch_size, self.seed = batch, seed
         self._thread = ThreadPoolExecutor(1, "sequences")
-        self._waiting: dict[int, Future[Arrays]] = {}
+        self._pending: dict[int, Future[Arrays]] = {}
         self._current: tuple[int, Arrays] | None = None
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def batch(self, step: int) -> Arrays:
         number, inside = divmod(step, self.refresh) if self.refresh else (0, step)
         chunk = self._chunk(number)
-        turn, place = divmod(inside, self.size // self.batch_size)
-        order = self._shuffled(number, turn)
-        rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+        epoch, index = divmod(inside, self.size // self.batch_size)
+        order = self._shuffled(number, epoch)
+        rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         return {key: value[rows] for key, value in chunk.items()}
 
     def evaluation(self, count: int) -> Arrays:
-        return self._make(generator(self.seed, EVALUATION), count)
+        return self._generate(make_rng(self.seed, EVALUATION), count)
 
     def close(self) -> None:
-        self._waiting.clear()
+        self._pending.clear()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _chunk(self, number: int) -> Arrays:
         if self._current is None or self._current[0] != number:
-            self._current = None  # so that two are held at most
-            waiting = self._waiting.pop(number, None) or self._order_chunk(number)
-            self._current = number, waiting.result()
-            self._waiting.clear()
+            self._current = None  # at most two chunks are in memory
+            future = self._pending.pop(number, None) or self._submit(number)
+            self._current = number, future.result()
+            self._pending.clear()
             if self.refresh:
-                self._waiting[number + 1] = self._order_chunk(number + 1)
+                self._pending[number + 1] = self._submit(number + 1)
         return self._current[1]
 
-    def _order_chunk(self, number: int) -> Future[Arrays]:
+    def _submit(self, number: int) -> Future[Arrays]:
         return self._thread.submit(
-            lambda: self._make(generator(self.seed, TRAINING, number), self.size)
+            lambda: self._generate(make_rng(self.seed, TRAINING, number), self.size)
         )
 
-    def _shuffled(self, number: int, turn: int) -> np.ndarray:
-        if self._order is None or self._order[0] != (number, turn):
-            rng = generator(self.seed, ORDER, number, turn)
-            self._order = (number, turn), rng.permutation(self.size)
+    def _shuffled(self, number: int, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != (number, epoch):
+            rng = make_rng(self.seed, ORDER, number, epoch)
+            self._order = (number, epoch), rng.permutation(self.size)
         return self._order[1]
-
-
-def generator(seed: int, *purpose: int) -> np.random.Generator:
-    entropy = np.random.SeedSequence([seed, *purpose])
-    return np.random.Generator(np.random.SFC64(entropy))

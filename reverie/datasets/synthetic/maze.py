@@ -1,12 +1,13 @@
-"""Corridors seen by someone who walks through them and chooses where they fork.
+"""First-person views of a maze, with actions; reaching a junction is an event.
 
-A map of 16 x 11 cells with coloured walls, drawn by casting one ray per column. The
-walker goes 0.4 cells ahead or turns by 0.3 in a step, among what is sensible where it
-stands: in a corridor there is only ahead, before a wall only turning, and at an opening
-anything. Episodes are NPZ files in `train/` and `test/` with `video` (T h w 3, uint8)
-and `actions` (T; the action of a row leads to the next). Ours also hold `pose` and
-`junction`, from which events follow: a frame is one if the walker has just come to
-cells with three or more ways out, from one with fewer.
+A map of 16 x 11 cells with colored walls is rendered by casting one ray per image
+column. The policy moves 0.4 cells forward or turns by 0.3 rad per step, and chooses
+uniformly among the sensible actions: forward in a corridor, a turn in front of a wall,
+and any action at an opening. Episodes are NPZ files in `train/` and `test/` with
+`video` (T h w 3, uint8) and `actions` (T; the action of a row leads to the next row).
+Files written here also have `pose` and `junction`, which define the events: a frame is
+an event if the agent has just entered a cell with three or more exits from one with
+fewer.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from reverie.api import UserError
-from reverie.datasets.readers import npz
-from reverie.datasets.sequences import Arrays, Loss, SourceConfig
-from reverie.datasets.synthetic.chunks import EVALUATION, TRAINING, generator
+from reverie.datasets.readers.npz import load_arrays, save_arrays
+from reverie.datasets.rng import make_rng
+from reverie.datasets.sequences import Loss, SequenceConfig
+from reverie.datasets.sequences.windows import WindowedEpisodes, with_common_events
 from reverie.rows import Window
 from reverie.spaces import EVENT, Space, Spaces
+from reverie.storage.array_file import Arrays
 
 SIDE = 32
 LENGTH = 300
-"""Frames of an episode that is made without saying how many."""
+"""Default number of frames of an episode."""
 MAP = np.array(
     [
         [int(cell) for cell in row]
@@ -46,8 +49,8 @@ MAP = np.array(
         )
     ]
 )
-COLOURS = np.ones((10, 3))
-COLOURS[[1, 2, 3, 4, 5, 6, 9]] = [
+COLORS = np.ones((10, 3))
+COLORS[[1, 2, 3, 4, 5, 6, 9]] = [
     (0.8, 0.1, 0.1),
     (0.1, 0.8, 0.1),
     (0.1, 0.1, 0.8),
@@ -57,14 +60,13 @@ COLOURS[[1, 2, 3, 4, 5, 6, 9]] = [
     (0.5, 0.5, 0.5),
 ]
 CEILING, FLOOR = 0.1, 0.2
-AHEAD, LEFT, RIGHT = 0, 1, 2
-STRIDE, TURN, PROBE = 0.4, 0.3, 0.6
-FIELD = np.pi / 3
-"""How wide the walker sees."""
+FORWARD, LEFT, RIGHT = 0, 1, 2
+STEP_LENGTH, TURN, PROBE = 0.4, 0.3, 0.6
+FIELD_OF_VIEW = np.pi / 3
 
 
-class Random(Protocol):
-    """The draws a walk is made of, as NumPy's legacy stream offers them."""
+class RandomSource(Protocol):
+    """The random numbers of an episode; `np.random.RandomState` implements it."""
 
     def randint(self, low: int, high: int) -> int: ...
 
@@ -73,8 +75,8 @@ class Random(Protocol):
     def normal(self, mean: float, std: float) -> float: ...
 
 
-class Walk(NamedTuple):
-    """One episode, before anybody drew it; poses are before the action of their row."""
+class MazeTrajectory(NamedTuple):
+    """One episode before rendering; a pose precedes the action of its row."""
 
     pose: Float[np.ndarray, "T 3"]  # x, y (downward), angle
     actions: Int[np.ndarray, " T"]
@@ -82,17 +84,17 @@ class Walk(NamedTuple):
     junction: Bool[np.ndarray, " T"]
 
 
-def walk(rng: Random, length: int) -> Walk:
-    """Wander about from a random cell, turning only where there is a reason to."""
+def simulate(rng: RandomSource, length: int) -> MazeTrajectory:
+    """Move through the maze from a random cell, with a random permitted action."""
     x, y, angle = _reset(rng)
     rows = []
     for _ in range(length):
         options = permitted(x, y, angle)
         action = options[0] if len(options) == 1 else int(rng.choice(list(options)))
         rows.append(((x, y, angle), action, options, is_junction(x, y)))
-        if action == AHEAD:
-            ahead = x + STRIDE * np.cos(angle), y + STRIDE * np.sin(angle)
-            x, y = (x, y) if is_wall(*ahead) else ahead
+        if action == FORWARD:
+            target = x + STEP_LENGTH * np.cos(angle), y + STEP_LENGTH * np.sin(angle)
+            x, y = (x, y) if is_wall(*target) else target
         else:
             angle += TURN if action == RIGHT else -TURN
         x += rng.normal(0, 0.005)
@@ -100,10 +102,10 @@ def walk(rng: Random, length: int) -> Walk:
         angle += rng.normal(0, 0.01)
     poses, actions, options_, junctions = zip(*rows, strict=True)
     may = np.array([[act in options for act in range(3)] for options in options_])
-    return Walk(np.array(poses), np.array(actions), may, np.array(junctions))
+    return MazeTrajectory(np.array(poses), np.array(actions), may, np.array(junctions))
 
 
-def _reset(rng: Random) -> tuple[float, float, float]:
+def _reset(rng: RandomSource) -> tuple[float, float, float]:
     while True:
         column, row = rng.randint(1, MAP.shape[1] - 1), rng.randint(1, len(MAP) - 1)
         if not MAP[row, column]:
@@ -113,7 +115,7 @@ def _reset(rng: Random) -> tuple[float, float, float]:
 
 
 def permitted(x: float, y: float, angle: float) -> tuple[int, ...]:
-    """The actions that make sense at a pose."""
+    """Return the sensible actions at a pose."""
 
     def blocked(towards: float) -> bool:
         return is_wall(x + PROBE * np.cos(towards), y + PROBE * np.sin(towards))
@@ -121,8 +123,8 @@ def permitted(x: float, y: float, angle: float) -> tuple[int, ...]:
     if blocked(angle):
         return (LEFT, RIGHT)
     if blocked(angle - np.pi / 2) and blocked(angle + np.pi / 2):
-        return (AHEAD,)
-    return (AHEAD, LEFT, RIGHT)
+        return (FORWARD,)
+    return (FORWARD, LEFT, RIGHT)
 
 
 def is_wall(x: float, y: float) -> bool:
@@ -132,59 +134,61 @@ def is_wall(x: float, y: float) -> bool:
 
 
 def is_junction(x: float, y: float) -> bool:
-    """Whether three or more neighbours of the cell are free."""
+    """True if three or more neighbors of the cell are free."""
     row, column = int(y), int(x)
     near = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
     return sum(not is_wall(c, r) for r, c in near) >= 3
 
 
-def draw(
+def render_maze(
     pose: Float[np.ndarray, "T 3"], side: int = SIDE
 ) -> UInt8[np.ndarray, "T side side 3"]:
-    """What the walker sees, one ray per column; all rays advance together."""
+    """Render the views at these poses; one ray per column, all advanced together."""
     x, y = (np.repeat(pose[:, i], side) for i in range(2))
-    spread = FIELD * np.arange(side) / side - FIELD / 2
+    spread = FIELD_OF_VIEW * np.arange(side) / side - FIELD_OF_VIEW / 2
     angle = (pose[:, 2, None] + spread).ravel()
     dx, dy = np.cos(angle), np.sin(angle)
     column, row = x.astype(int), y.astype(int)
     with np.errstate(divide="ignore"):
-        across, down = np.abs(1 / dx), np.abs(1 / dy)  # from one grid line to the next
+        length_x, length_y = np.abs(1 / dx), np.abs(1 / dy)  # between grid lines
     step_x, step_y = np.where(dx < 0, -1, 1), np.where(dy < 0, -1, 1)
-    next_x = np.where(dx < 0, x - column, column + 1 - x) * across
-    next_y = np.where(dy < 0, y - row, row + 1 - y) * down
-    sideways = np.zeros(len(x), bool)  # whether a line of y was met
-    going = np.ones(len(x), bool)
-    while going.any():
+    next_x = np.where(dx < 0, x - column, column + 1 - x) * length_x
+    next_y = np.where(dy < 0, y - row, row + 1 - y) * length_y
+    hit_horizontal = np.zeros(len(x), bool)  # the last line crossed was one of y
+    active = np.ones(len(x), bool)
+    while active.any():
         along_x = next_x < next_y
-        move_x, move_y = going & along_x, going & ~along_x
-        next_x = np.where(move_x, next_x + across, next_x)
-        next_y = np.where(move_y, next_y + down, next_y)
+        move_x, move_y = active & along_x, active & ~along_x
+        next_x = np.where(move_x, next_x + length_x, next_x)
+        next_y = np.where(move_y, next_y + length_y, next_y)
         column = np.where(move_x, column + step_x, column)
         row = np.where(move_y, row + step_y, row)
-        sideways = np.where(going, ~along_x, sideways)
+        hit_horizontal = np.where(active, ~along_x, hit_horizontal)
         inside = (row >= 0) & (row < MAP.shape[0])
         inside &= (column >= 0) & (column < MAP.shape[1])
         wall = ~inside
         wall[inside] = MAP[row[inside], column[inside]] > 0
-        going &= ~wall
-    distance = np.where(sideways, next_y, next_x) - np.where(sideways, down, across)
+        active &= ~wall
+    distance = np.where(hit_horizontal, next_y, next_x) - np.where(
+        hit_horizontal, length_y, length_x
+    )
     row, column = np.clip(row, 0, len(MAP) - 1), np.clip(column, 0, MAP.shape[1] - 1)
-    shade = np.where(sideways, 0.7, 1.0) / (1 + 0.1 * distance)
-    colour = COLOURS[MAP[row, column]] * shade[:, None]
+    shade = np.where(hit_horizontal, 0.7, 1.0) / (1 + 0.1 * distance)
+    color = COLORS[MAP[row, column]] * shade[:, None]
 
     height = (side / (distance + 1e-6)).astype(np.int64)
     top = np.maximum(0, (side - height) // 2)[:, None]
     bottom = np.minimum(side, (side + height) // 2)[:, None]
     line = np.arange(side)
     values = np.where((line < top)[..., None], CEILING, FLOOR)
-    is_wall_ = ((line >= top) & (line < bottom))[..., None]
-    values = np.where(is_wall_, colour[:, None], values)  # (T side, line, 3)
+    is_wall_pixel = ((line >= top) & (line < bottom))[..., None]
+    values = np.where(is_wall_pixel, color[:, None], values)  # (T side, line, 3)
     pixels = (np.clip(values, 0, 1) * 255).astype(np.uint8)
     return pixels.reshape(len(pose), side, side, 3).transpose(0, 2, 1, 3).copy()
 
 
-class Draws:
-    """The same draws from a generator of today."""
+class NumpyRandomSource:
+    """`RandomSource` from a NumPy generator."""
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng
@@ -199,14 +203,14 @@ class Draws:
         return float(self.rng.normal(mean, std))
 
 
-def make_episode(rng: Random, length: int) -> Arrays:
-    """One episode as its file holds it."""
-    found = walk(rng, length)
+def make_episode(rng: RandomSource, length: int) -> Arrays:
+    """Generate the arrays of one episode file."""
+    trajectory = simulate(rng, length)
     return {
-        "video": draw(found.pose),
-        "actions": found.actions.astype(np.int64),
-        "pose": found.pose.astype(np.float32),
-        "junction": found.junction,
+        "video": render_maze(trajectory.pose),
+        "actions": trajectory.actions.astype(np.int64),
+        "pose": trajectory.pose.astype(np.float32),
+        "junction": trajectory.junction,
     }
 
 
@@ -217,59 +221,58 @@ def write_maze(
     length: int = LENGTH,
     seed: int = 0,
 ) -> int:
-    """Write episodes that `sequences_maze` reads; returns how many."""
+    """Write episodes for the task `sequences_maze`; return their number."""
     for number, (name, count) in enumerate((("train", train), ("test", test))):
-        place = folder / name
-        place.mkdir(parents=True, exist_ok=True)
+        subfolder = folder / name
+        subfolder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            rng = Draws(generator(seed, number, index))
+            rng = NumpyRandomSource(make_rng(seed, number, index))
             episode = make_episode(rng, length)
-            npz.save(place / f"episode_{index:05d}.npz", episode)
+            save_arrays(subfolder / f"episode_{index:05d}.npz", episode)
     return train + test
 
 
-def read_episode(path: Path, window: int, actions: bool = True) -> Arrays:
-    """One file as rows of ours; ValueError says what is wrong with it."""
-    data = npz.load(path)
+def read_maze_episode(path: Path, window: int, actions: bool = True) -> Arrays:
+    """Return image, actions and events of a file; ValueError says what is wrong."""
+    data = load_arrays(path)
     for key in ("video", "actions") if actions else ("video",):
         if key not in data:
             raise ValueError(f"has no {key!r}, only {', '.join(data) or 'nothing'}")
     video = data["video"]
     if video.ndim != 4 or video.shape[-1] != 3 or 0 in video.shape[1:]:
-        raise ValueError(f"'video' has shape {video.shape}, wanted (T, h, w, 3)")
+        raise ValueError(f"'video' has shape {video.shape}, expected (T, h, w, 3)")
     if video.dtype.kind == "f" and not np.isfinite(video).all():
-        raise ValueError("'video' has frames that are not finite")
+        raise ValueError("'video' has NaN or infinite entries")
     if video.dtype != np.uint8:
-        raise ValueError(f"'video' is {video.dtype}, wanted uint8 from 0 to 255")
-    taken = _checked(data["actions"], len(video)) if actions else None
+        raise ValueError(f"'video' is {video.dtype}, expected uint8 from 0 to 255")
+    checked_actions = _check_actions(data["actions"], len(video)) if actions else None
     if len(video) < window:
-        raise ValueError(f"has {len(video)} frames, a window has {window}")
-    rows = {"image": resized(video, SIDE)}
-    if taken is not None:
-        rows["action"] = taken
+        raise ValueError(f"has {len(video)} frames, fewer than the window of {window}")
+    rows = {"image": _resize(video, SIDE)}
+    if checked_actions is not None:
+        rows["action"] = checked_actions
     if "junction" in data:
         junction = data["junction"]
         if junction.shape != video.shape[:1] or junction.dtype.kind not in "biu":
             raise ValueError(
-                f"'junction' is {junction.dtype} {junction.shape}, wanted bool "
+                f"'junction' is {junction.dtype} {junction.shape}, expected bool "
                 f"({len(video)},)"
             )
         junction = junction.astype(bool)
-        entered = junction & ~np.concatenate([junction[:1], junction[:-1]])
-        rows[EVENT] = entered
+        rows[EVENT] = junction & ~np.concatenate([junction[:1], junction[:-1]])
     return rows
 
 
-def _checked(actions: np.ndarray, frames: int) -> np.ndarray:
+def _check_actions(actions: np.ndarray, frames: int) -> np.ndarray:
     if actions.shape != (frames,):
-        raise ValueError(f"'actions' has shape {actions.shape}, wanted {frames}")
+        raise ValueError(f"'actions' has shape {actions.shape}, expected ({frames},)")
     if actions.dtype.kind not in "iu" or not ((actions >= 0) & (actions < 3)).all():
-        raise ValueError("'actions' must be whole numbers from 0 to 2")
+        raise ValueError("'actions' must be integers from 0 to 2")
     return actions.astype(np.int64)
 
 
-def resized(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
-    """Square frames of that side, by bilinear interpolation."""
+def _resize(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
+    """Resize frames to squares by bilinear interpolation."""
     if video.shape[1:3] == (side, side):
         return video
     import torch
@@ -280,100 +283,57 @@ def resized(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
     return small.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).numpy()
 
 
-def read_episodes(folder: Path, window: int, actions: bool = True) -> list[Arrays]:
-    """All usable episodes of a folder; the others are named and skipped."""
+def read_maze(folder: Path, window: int, actions: bool = True) -> list[Arrays]:
+    """Return all usable episodes of a folder; warn about the others."""
     paths = sorted(folder.glob("*.npz"))
     if not paths:
         raise UserError(
-            f"{folder} holds no episodes (*.npz).\n  Fix: {_advice(folder, window)}, "
-            "or give the folder of some as --source.folder"
+            f"{folder} has no episodes (*.npz).\n  Fix: {_advice(folder, window)}, "
+            "or use another --sequences.folder"
         )
-    found, wrong = [], []
+    episodes, errors = [], []
     for path in paths:
         try:
-            found.append(read_episode(path, window, actions))
+            episodes.append(read_maze_episode(path, window, actions))
         except ValueError as error:
-            wrong.append(f"{path} {error}")
-            warnings.warn(f"{wrong[-1]}; skipped", RuntimeWarning, stacklevel=2)
-    if not found:
+            errors.append(f"{path} {error}")
+            warnings.warn(f"{errors[-1]}; skipped", RuntimeWarning, stacklevel=2)
+    if not episodes:
         fix = _advice(folder, window)
-        if "no 'actions'" in wrong[0]:
-            fix = f"--source.actions False does without actions; or {fix}"
+        if "no 'actions'" in errors[0]:
+            fix = f"--sequences.actions False trains without actions; or {fix}"
         raise UserError(
-            f"None of the {len(paths)} episodes in {folder} can be used: {wrong[0]}.\n"
+            f"None of the {len(paths)} episodes in {folder} can be used: {errors[0]}.\n"
             f"  Fix: {fix}"
         )
-    return with_same_events(found)
+    return with_common_events(episodes)
 
 
 def _advice(folder: Path, window: int) -> str:
-    """How to make episodes, not over any that are there."""
-    home = folder.parent
-    there = next(home.glob("*/*.npz"), None)
+    """Return how to generate episodes without overwriting existing files."""
+    parent = folder.parent
     length = f" --length {window}" if window > LENGTH else ""
-    if there is None:
-        return f"make some with `reverie data maze --out {home}{length}`"
-    other = home / "maze"
-    make = f"reverie data maze --out {other}{length}"
-    return f"make others with `{make}`, and give --source.folder {other}"
+    if next(parent.glob("*/*.npz"), None) is None:
+        return f"generate some with `reverie data maze --out {parent}{length}`"
+    other = parent / "maze"
+    command = f"reverie data maze --out {other}{length}"
+    return f"generate others with `{command}`, and use --sequences.folder {other}"
 
 
-def with_same_events(episodes: list[Arrays]) -> list[Arrays]:
-    """Events in all episodes or in none: those of some would pass for those of all."""
-    if all(EVENT in episode for episode in episodes):
-        return episodes
-    return [{k: v for k, v in episode.items() if k != EVENT} for episode in episodes]
-
-
-class Crops:
-    """Windows cut at random from recorded episodes; a step always gets the same."""
-
-    def __init__(self, episodes: list[Arrays], window: Window, seed: int):
-        self.episodes, self.seed = episodes, seed
-        self.count, self.length = window.batch, window.context + window.length
-        starts = [len(next(iter(e.values()))) - self.length + 1 for e in episodes]
-        self._last = np.cumsum(starts)  # every start of every episode is as likely
-
-    def batch(self, step: int) -> Arrays:
-        return self._cut(generator(self.seed, TRAINING, step), self.count)
-
-    def evaluation(self, count: int) -> Arrays:
-        return self._cut(generator(self.seed, EVALUATION), count)
-
-    def _cut(self, rng: np.random.Generator, count: int) -> Arrays:
-        picks = rng.integers(self._last[-1], size=count)
-        which = np.searchsorted(self._last, picks, "right")
-        starts = picks - np.concatenate([[0], self._last])[which]
-        rows = [
-            {k: v[start : start + self.length] for k, v in self.episodes[i].items()}
-            for i, start in zip(which, starts, strict=True)
-        ]
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-
-
-class Maze:
-    """Recorded walks, with the actions that were taken (unless not wanted)."""
+class Maze(WindowedEpisodes):
+    """A `SequenceDataset` of maze episodes, with their actions unless disabled."""
 
     loss: Loss = "gaussian"
 
-    def __init__(self, config: SourceConfig, window: Window, seed: int):
+    def __init__(self, config: SequenceConfig, window: Window, seed: int):
         self.obs_space: Spaces = {"image": Space(np.uint8, (SIDE, SIDE, 3), 0, 256)}
         self.act_space: Spaces = {}
         if config.actions:
             self.act_space["action"] = Space(np.int64, (), 0, 3)
-        self.config, length = config, window.context + window.length
+        length = window.context + window.length
         self.folder = Path(config.folder or "data/maze").expanduser()
         train, test = (
-            read_episodes(self.folder / part, length, config.actions)
+            read_maze(self.folder / part, length, config.actions)
             for part in ("train", "test")
         )
-        self._train, self._test = (Crops(e, window, seed) for e in (train, test))
-
-    def batch(self, step: int) -> Arrays:
-        return self._train.batch(step)
-
-    def evaluation(self) -> Arrays:
-        return self._test.evaluation(self.config.evaluation)
-
-    def close(self) -> None:
-        pass
+        super().__init__(train, test, config, window, seed)

@@ -1,6 +1,6 @@
-"""Episodes in which every action shows: a point moves by what was done in the row.
+"""Episodes whose observations depend on the actions, to detect misalignment.
 
-`position[t + 1] = position[t] + 0.1 * action[t]`, so a shift by one step cannot hide.
+`position[t + 1] = position[t] + 0.1 * action[t]`, so a shift by one row is detected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from reverie.spaces import Space
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
 
 
-def walk(steps: int, seed: int = 0, size: int = 8, ends: bool = True) -> dict:
-    """An episode of ours with an image, two vectors, and a reward at its end."""
+def make_episode(steps: int, seed: int = 0, size: int = 8, ends: bool = True) -> dict:
+    """Return an episode with an image, two vectors, and a reward at its end."""
     rng = np.random.default_rng(seed)
     rows = steps + 1
     action = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
@@ -39,13 +39,13 @@ def walk(steps: int, seed: int = 0, size: int = 8, ends: bool = True) -> dict:
     }
 
 
-def slip(episode: dict) -> float:
-    """How far actions miss the movement of their row; 0 where time is right."""
+def alignment_error(episode: dict) -> float:
+    """Largest difference between movement and action; 0 if they are aligned."""
     moved = np.diff(episode["position"], axis=0)
     return float(np.abs(moved - 0.1 * episode["action"][:-1]).max())
 
 
-def same(one: dict, other: dict) -> None:
+def assert_same(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     for key, value in one.items():
         assert value.dtype == other[key].dtype, key
@@ -54,15 +54,16 @@ def same(one: dict, other: dict) -> None:
 
 def write_npz(folder: Path, lengths=(5, 9, 12), **settings) -> dict[str, dict]:
     episodes = {
-        f"demo_{i}": walk(steps, seed=i, **settings) for i, steps in enumerate(lengths)
+        f"demo_{i}": make_episode(steps, seed=i, **settings)
+        for i, steps in enumerate(lengths)
     }
     for name, episode in episodes.items():
-        npz.write_folder_file(folder, name, episode, ACTION)
+        npz.write_npz_episode(folder, name, episode, ACTION)
     return episodes
 
 
-def stand_in(monkeypatch, name: str, **contents) -> None:
-    """Put a module that is not installed where imports find it."""
+def install_stub(monkeypatch, name: str, **contents) -> None:
+    """Install a module with these contents for the duration of a test."""
     parts = name.split(".")
     for i in range(1, len(parts) + 1):
         module = types.ModuleType(".".join(parts[:i]))

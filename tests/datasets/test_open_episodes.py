@@ -1,4 +1,4 @@
-"""Recordings read on the fly: the episodes that a conversion would have written."""
+"""Reading with transforms gives the same episodes as a conversion."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from walks import ACTION, walk, write_npz
+from episode_helpers import ACTION, make_episode, write_npz
 
 from reverie.api import UserError
 from reverie.cli.data import data_request
 from reverie.cli.main import main as run_cli
-from reverie.datasets.feed import RecordingFeed
-from reverie.datasets.readers.hdf5 import write_robomimic
-from reverie.datasets.reading import Reading
+from reverie.datasets.episodes import ReaderConfig, open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.transforms import ROBOMIMIC
 from reverie.rows import Window
 from reverie.run import checkpoint
@@ -26,7 +26,7 @@ h5py = pytest.importorskip("h5py")
 
 KEYS = ("--images", "wrist", "side", "--vectors", "joints", "--aux", "speed")
 WORDS = [*KEYS, "--flip", "wrist", "--size", "16", "16"]
-READING = Reading(
+READING = ReaderConfig(
     images=("wrist", "side"),
     vectors=("joints",),
     aux=("speed",),
@@ -44,10 +44,10 @@ TINY = shlex.split(
 
 
 def demos(path, count=6):
-    """A file of robomimic's layout with two cameras, one upside down, and vectors."""
+    """Write a robomimic file with two cameras, one upside down, and vectors."""
     episodes = []
     for i in range(count):
-        episode = walk(6 + i, seed=i)
+        episode = make_episode(6 + i, seed=i)
         episode["side"] = episode.pop("image")
         episode["wrist"] = 255 - episode["side"][:, ::-1]
         episode["joints"] = episode.pop("position")
@@ -60,7 +60,7 @@ def demos(path, count=6):
 
 
 def generic(path):
-    """The same in a layout of its own: no group of observations, actions that led."""
+    """Write the same in another layout: no `obs` group, actions before observations."""
     source = h5py.File(demos(path.with_name("demos.hdf5")))
     with source, h5py.File(path, "w") as file:
         for name, demo in source["data"].items():
@@ -76,17 +76,15 @@ def generic(path):
 
 MAP = shlex.split(
     """--map.episodes runs --map.action did --map.reward pay --map.terminal none
-    --map.alignment led --map.keys side=seen/side wrist=seen/wrist joints=seen/joints
-    speed=seen/speed"""
+    --map.alignment before_obs --map.keys side=seen/side wrist=seen/wrist
+    joints=seen/joints speed=seen/speed"""
 )
 
 
 def batches(config, count=3):
     material = Recordings(config, seed=3)
     windows = {"train": Window(3, 8), "report": Window(2, 5)}
-    found = RecordingFeed(
-        material.training, windows, held_out=material.judging, prepare=None
-    )
+    found = EpisodeFeed(material.training, windows, held_out=material.judging)
     cut = [found(name) for _ in range(count) for name in windows]
     whole = list(found.episodes(2))
     found.close()
@@ -95,7 +93,7 @@ def batches(config, count=3):
 
 
 @pytest.mark.parametrize("layout", ["robomimic", "generic"])
-def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, layout):
+def test_transforming_while_reading_gives_the_batches_of_a_conversion(tmp_path, layout):
     make = demos if layout == "robomimic" else generic
     source = make(tmp_path / "source.hdf5")
     mapped = [] if layout == "robomimic" else MAP
@@ -103,7 +101,9 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
     words = ["data", "convert", str(source), str(out), *WORDS, *mapped]
     assert run_cli(words) == 0
     options = data_request("convert", words[2:])[1]
-    read = Reading(**{f: getattr(options, f) for f in Reading.__dataclass_fields__})
+    read = ReaderConfig(
+        **{f: getattr(options, f) for f in ReaderConfig.__dataclass_fields__}
+    )
     flying, one = batches(OfflineConfig(str(source), read=read))
     converted, other = batches(OfflineConfig(str(out)))
     assert list(flying.obs_space) == list(converted.obs_space)
@@ -123,7 +123,7 @@ def test_reading_on_the_fly_gives_the_batches_of_converted_recordings(tmp_path, 
     assert np.abs(moved - done)[real].max() < 1e-5
 
 
-def test_the_command_learns_the_same_from_a_file_as_from_its_conversion(tmp_path):
+def test_offline_training_is_the_same_on_a_file_and_on_its_conversion(tmp_path):
     source, out = demos(tmp_path / "demos.hdf5"), tmp_path / "out"
     assert run_cli(["data", "convert", str(source), str(out), *WORDS]) == 0
     flying = [f"--offline.read.{w[2:]}" if w[:2] == "--" else w for w in WORDS]
@@ -144,12 +144,12 @@ def test_the_command_learns_the_same_from_a_file_as_from_its_conversion(tmp_path
     assert json.loads((run / "judgement.json").read_text())["episodes"]
 
 
-def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
-    """Two cameras of 84 pixels, cut to 78, and the joints; from file to clone."""
+def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
+    """Two cameras of 84 pixels, cropped to 78, and the joints."""
     rng, episodes, eye = np.random.default_rng(0), [], "robot0_eye_in_hand_image"
     widths = dict.fromkeys((*ROBOMIMIC.vectors[:2], *ROBOMIMIC.aux), 7)
     for i in range(3):
-        episode = walk(6, seed=i, size=84)
+        episode = make_episode(6, seed=i, size=84)
         episode["agentview_image"] = episode.pop("image")
         episode[eye] = 255 - episode["agentview_image"]
         for key in (*ROBOMIMIC.vectors, *ROBOMIMIC.aux, "object"):
@@ -187,33 +187,33 @@ def test_arms_of_robomimic_are_learnt_from_as_the_presets_say(tmp_path):
     assert read_spaces(clone).obs_space["image"].shape == (78, 78, 6)
 
 
-def test_only_what_is_wanted_is_unpacked(tmp_path):
+def test_unused_observations_are_not_read(tmp_path):
     source = demos(tmp_path / "demos.hdf5")
-    reader = READING.open(source)
-    whole = Reading().open(source)
+    reader = open_episodes(source, READING)
+    whole = open_episodes(source)
     assert "unused" in whole.obs_space
     whole.close()
     for key in ("unused", "joints"):
         reader.close()
         with h5py.File(source, "a") as file:
             del file[f"data/demo_1/next_obs/{key}"]
-        if key == "unused":  # in the way of whoever looks at it
+        if key == "unused":  # reading all keys would fail
             assert reader.read("demo_1")["image"].shape == (8, 16, 16, 6)
     with pytest.raises(ValueError, match="has no joints in 'next_obs'"):
         reader.read("demo_1")
     reader.close()
 
 
-def test_a_missing_camera_and_a_map_for_something_else_are_sentences(tmp_path, capsys):
+def test_a_missing_camera_and_an_inapplicable_key_map_are_errors(tmp_path, capsys):
     source = demos(tmp_path / "demos.hdf5")
     words = ["offline", "--logdir", str(tmp_path / "run"), "--offline.data"]
     more = ["--offline.read.images", "front"]
     assert run_cli([*words, str(source), *more]) == 2
-    assert "has no front, but joints, side, speed" in capsys.readouterr().err
+    assert "has no front. It has: joints, side, speed" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     write_npz(tmp_path / "npz")
     more = ["--offline.read.map.action", "did"]
     assert run_cli([*words, str(tmp_path / "npz"), *more]) == 2
-    assert "A key map says where things lie in HDF5" in capsys.readouterr().err
+    assert "A key map describes HDF5 files" in capsys.readouterr().err
     with pytest.raises(UserError, match="has no agentview_image"):
-        Reading(like="robomimic").open(source)
+        open_episodes(source, ReaderConfig(like="robomimic"))

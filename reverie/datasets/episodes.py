@@ -1,0 +1,109 @@
+"""Opens recorded episodes of any format; every command that reads episodes uses this.
+
+`open_episodes` detects the format of a path, applies the key map and the transforms,
+and returns a `Reader`. `reverie data convert` writes the same episodes that training
+reads directly.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
+from reverie.datasets.readers import Reader, find_reader_type, make_reader
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.transforms import ROBOMIMIC, TransformedReader, Transforms
+from reverie.spaces import FLAGS, Spaces
+
+
+@dataclass(frozen=True)
+class ReaderConfig(Transforms):
+    """How recorded episodes are read."""
+
+    like: Literal["", "robomimic"] = ""
+    """`robomimic`: use the usual observations of one arm in robomimic where `images`,
+    `vectors` and `aux` are empty."""
+    map: KeyMap = field(default_factory=KeyMap)
+    """Layout of HDF5 files."""
+
+    @property
+    def transforms(self) -> Transforms:
+        default = ROBOMIMIC if self.like else Transforms()
+        return Transforms(
+            self.images or default.images,
+            self.vectors or default.vectors,
+            self.aux or default.aux,
+            self.flip,
+            self.size,
+        )
+
+
+def open_episodes(
+    path: str | Path,
+    config: ReaderConfig | None = None,
+    *,
+    spaces: tuple[Spaces, Spaces] | None = None,
+    incomplete: bool = False,
+) -> Reader:
+    """Open a file, folder or dataset id of any format in `READERS`.
+
+    `spaces` are the expected observation and action spaces; NPZ files use them to
+    decode actions, because they do not store whether an action is discrete.
+    `incomplete` also accepts NPZ files without actions, rewards or flags.
+    """
+    config = config or ReaderConfig()
+    if config.map != KeyMap() and "map" not in find_reader_type(path)[1].options:
+        raise UserError(
+            f"A key map describes HDF5 files, and {path} is not HDF5.\n"
+            "  Fix: leave out the --map (or --offline.read.map) options."
+        )
+    reader = make_reader(path, map=config.map, spaces=spaces, incomplete=incomplete)
+    transforms = config.transforms
+    return (
+        reader if transforms == Transforms() else TransformedReader(reader, transforms)
+    )
+
+
+def iterate_episodes(
+    path: str | Path, obs_space: Spaces, act_space: Spaces
+) -> Iterator[tuple[str, Episode]]:
+    """Yield name and episode for every episode that matches the spaces.
+
+    Used to fill a replay buffer. Other episodes are skipped with a warning.
+    """
+    reader = open_episodes(path, spaces=(obs_space, act_space))
+    wanted = {
+        key: space
+        for key, space in {**obs_space, **act_space}.items()
+        if key not in FLAGS and not key.startswith(LOG)
+    }
+    errors = []
+    for name in reader.names():
+        try:
+            episode = reader.read(name)
+            episode = {
+                key: value.astype(wanted[key].dtype, copy=False)
+                if key in wanted
+                else value
+                for key, value in episode.items()
+                if key in wanted or key in FLAGS or key.startswith(LOG)
+            }
+            check_episode(episode, obs_space, act_space)
+        except BadEpisode as error:
+            errors.append(f"{name} {error}")
+            message = f"{reader.origin}: {errors[-1]}; skipped"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            continue
+        yield name, episode
+    reader.close()
+    if len(errors) == len(reader.names()):
+        raise UserError(
+            f"None of the {len(errors)} episodes in {path} can be used "
+            f"({next(iter(errors), 'there are none')}).\n"
+            "  Fix: check that they were recorded in this task."
+        )

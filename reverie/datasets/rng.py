@@ -1,0 +1,10 @@
+"""Random generators that depend only on a tuple of integers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def make_rng(*seed: int) -> np.random.Generator:
+    """Return the generator of a seed and what identifies the draw (purpose, step)."""
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))

@@ -1,0 +1,57 @@
+"""Writer of HDF5 files in robomimic's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.datasets.episode_format import LOG, Episode, to_steps
+from reverie.datasets.readers.hdf5 import import_h5py
+from reverie.spaces import Spaces
+from reverie.storage.atomic import atomic_write
+
+
+def write_robomimic(
+    path: Path,
+    episodes: Iterable[tuple[str, Episode]],
+    act_space: Spaces,
+    *,
+    masks: Mapping[str, list[str]] | None = None,
+    env_args: Mapping[str, Any] | None = None,
+) -> int:
+    """Write episodes atomically to a file that robomimic reads; return their number.
+
+    `dones` are the terminal flags. Keys under `log/` are not written.
+    """
+    (action_key,) = act_space  # the layout has a single array of actions
+    h5py = import_h5py()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = total = 0
+    with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
+        data = file.create_group("data")
+        for name, episode in episodes:
+            obs, action, reward, terminal = to_steps(episode, act_space)
+            group = data.create_group(name)
+            group.attrs["num_samples"] = steps = len(reward)
+            group["actions"] = action[action_key]
+            group["rewards"] = reward
+            group["dones"] = terminal.astype(np.int64)
+            for key, value in obs.items():
+                if key.startswith(LOG):
+                    continue
+                compression: dict[str, Any] = {}
+                if value.dtype == np.uint8:
+                    chunk = (1, *value.shape[1:])
+                    compression = {"compression": "gzip", "chunks": chunk}
+                for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
+                    group.create_dataset(f"{part}/{key}", data=rows, **compression)
+            count, total = count + 1, total + steps
+        data.attrs["total"] = total
+        data.attrs["env_args"] = json.dumps(dict(env_args or {}))
+        for name, members in (masks or {}).items():
+            file[f"mask/{name}"] = np.array(members, dtype="S")
+    return count

@@ -1,0 +1,377 @@
+"""The commands of `reverie data` on recorded episodes.
+
+Each command is one function that takes the options of the command line, prints what it
+wrote and returns an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.datasets import statistics
+from reverie.datasets.convert import (
+    PARTIAL,
+    SETTINGS,
+    ConvertConfig,
+    check_new,
+    convert,
+    start_or_resume,
+)
+from reverie.datasets.episode_cache import OnBadEpisode
+from reverie.datasets.episode_format import BadEpisode, Episode, is_image
+from reverie.datasets.episodes import ReaderConfig, open_episodes
+from reverie.datasets.inspect import inspect_episodes
+from reverie.datasets.readers import Reader
+from reverie.datasets.readers.folder import FolderReader
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
+from reverie.datasets.split import (
+    FRACTION,
+    names_in_mask,
+    split_by_mask,
+    split_by_seed,
+)
+from reverie.envs import EnvConfig
+from reverie.render.episodes import cameras, contact_sheet
+from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.storage.atomic import atomic_write, write_json
+
+SHEET_FRAMES = 32
+"""Number of frames on a contact sheet."""
+
+
+class DataCommand(NamedTuple):
+    """One command below `reverie data`."""
+
+    function: Callable[..., int]
+    options: type
+    positional: tuple[str, ...] = ("PATH",)
+    run_settings: tuple[str, ...] = ()
+    """Options that are also settings of a run, so that preset blocks may set them."""
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """Options of commands that read a dataset without transforms."""
+
+    map: KeyMap = field(default_factory=KeyMap)
+    """Layout of HDF5 files."""
+
+    def open(self, path: str) -> Reader:
+        return open_episodes(path, ReaderConfig(map=self.map))
+
+
+@dataclass(frozen=True)
+class InspectOptions(MapOptions):
+    episodes: int = 0
+    """Number of episodes to inspect, evenly spaced; 0 for all."""
+    out: str = ""
+    """PNG file for the contact sheet; default `NAME.png` in the working directory."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 0:
+            raise ValueError(f"episodes must be at least 0, not {self.episodes}")
+
+
+@dataclass(frozen=True)
+class ConvertOptions(ReaderConfig):
+    format: Literal["npz", "safetensors"] = "npz"
+    """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
+    faster to read."""
+    bad: OnBadEpisode = "stop"
+    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
+    `stop`."""
+    jobs: int = 1
+    """Number of threads."""
+    first: int = 0
+    """Convert only the first episodes, this many; 0 for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jobs < 1 or self.first < 0:
+            raise ValueError("jobs must be at least 1 and first at least 0")
+
+
+@dataclass(frozen=True)
+class SplitOptions(MapOptions):
+    fraction: float = FRACTION
+    """Fraction of episodes to hold out."""
+    seed: int = 0
+    mask: tuple[str, ...] = ()
+    """Two masks of the dataset, for training and for held-out episodes."""
+    bad: OnBadEpisode = "stop"
+    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
+    `stop`."""
+    jobs: int = 1
+    """Number of threads."""
+
+    def __post_init__(self) -> None:
+        if len(self.mask) not in (0, 2):
+            raise ValueError("mask takes two names, such as `--mask train valid`")
+        if self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1, not {self.jobs}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, not {self.seed}")
+
+
+@dataclass(frozen=True)
+class DemosOptions:
+    task: str = "reach"
+    """Task whose environment has an expert policy."""
+    episodes: int = 100
+    """Number of successful episodes to record."""
+    seed: int = 0
+    noise: float = 0.0
+    """Standard deviation of Gaussian noise added to the expert's actions."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Settings of the environment."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, not {self.seed}")
+
+
+@dataclass(frozen=True)
+class StatsOptions(MapOptions):
+    out: str = ""
+    """Output file; default `PATH.stats.npz`, next to the dataset."""
+    mask: str = ""
+    """Use only the episodes in this mask."""
+
+
+@dataclass(frozen=True)
+class ViewOptions(MapOptions):
+    episode: str = ""
+    """Name of the episode; default the first."""
+    out: str = ""
+    """Video file, .mp4 or .gif; default named after the episode, in the working
+    directory."""
+    fps: int = 15
+    """Frames per second."""
+
+    def __post_init__(self) -> None:
+        if self.fps < 1:
+            raise ValueError(f"fps must be at least 1, not {self.fps}")
+
+
+def inspect_command(path: str, options: InspectOptions) -> int:
+    """Print a summary of a dataset and its problems; return 2 if there are any."""
+    reader = options.open(path)
+    report = inspect_episodes(reader, options.episodes)
+    print(report.describe())
+    name = report.first_valid
+    frames = _all_cameras(reader.read(name)) if name else None
+    if frames is not None:
+        out = Path(options.out or f"{_base_name(path)}.png").expanduser()
+        try:
+            sheet = contact_sheet(enlarge(frames, 96), SHEET_FRAMES)
+            print(f"  frames of {name}: {write_image(out, sheet)}")
+        except OSError as error:
+            if options.out:
+                raise
+            print(f"  No image: {out} cannot be written ({error.strerror}).")
+    reader.close()
+    return 2 if report.bad else 0
+
+
+def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
+    """Convert a dataset to a folder of episode files."""
+    reader = open_episodes(path, ReaderConfig(map=options.map))
+    names = reader.names()[: options.first or None]
+    bar = Progress("converted")
+    result = convert(
+        reader,
+        Path(folder).expanduser(),
+        ConvertConfig(options.transforms, options.format, options.bad, options.jobs),
+        names,
+        bar,
+    )
+    bar.end()
+    reader.close()
+    _print_left_out(result.bad)
+    earlier = f", {result.existing} of them earlier" if result.existing else ""
+    print(f"{result.written + result.existing} episodes in {result.folder}{earlier}.")
+    return 0
+
+
+def split_command(path: str, folder: str, options: SplitOptions) -> int:
+    """Write the folders `train` and `eval`, and `split.json` with their episodes.
+
+    Files of NPZ and safetensors datasets are hard-linked, if possible, not copied.
+    """
+    destination = Path(folder).expanduser()
+    check_new(destination)
+    reader = options.open(path)
+    if options.mask:
+        parts = split_by_mask(reader, *options.mask)
+    else:
+        parts = split_by_seed(reader.names(), options.fraction, options.seed)
+    partial = destination.with_name(destination.name + PARTIAL)
+    method: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
+    method = {"mask": list(options.mask)} if options.mask else method
+    names_by_part = dict(zip(("train", "eval"), parts, strict=True))
+    header = {"source": reader.origin, **method}
+    settings = {**header, **names_by_part, "options": reader.options}
+    start_or_resume(partial, settings, destination, "split")
+    for part, names in names_by_part.items():
+        if isinstance(reader, FolderReader):
+            _link(reader, names, partial / part)
+        elif not (partial / part).exists():  # else written before an interruption
+            bar = Progress(part)
+            config = ConvertConfig(bad=options.bad, jobs=options.jobs)
+            convert(reader, partial / part, config, names, bar)
+            bar.end()
+        metadata = read_metadata(partial / part)
+        bad = metadata.extra.get("left_out", {}) if metadata else {}
+        _print_left_out(bad)
+        names_by_part[part] = [name for name in names if name not in bad]
+    write_json(partial / "split.json", {**header, **names_by_part})
+    (partial / SETTINGS).unlink()
+    os.replace(partial, destination)
+    reader.close()
+    print(
+        f"{len(names_by_part['train'])} episodes in {destination / 'train'}, "
+        f"{len(names_by_part['eval'])} in {destination / 'eval'}."
+    )
+    return 0
+
+
+def stats_command(path: str, options: StatsOptions) -> int:
+    """Compute statistics; write them as NPZ, and the mean images as PNG."""
+    reader = options.open(path)
+    names = names_in_mask(reader, options.mask) if options.mask else reader.names()
+    stats = statistics.compute_statistics(reader, names)
+    reader.close()
+    dataset = Path(path).expanduser()
+    if dataset.name in ("", ".."):
+        dataset = dataset.resolve()
+    default = dataset.with_name(dataset.name + statistics.SUFFIX)
+    if ":" in path:
+        default = Path(_base_name(path) + statistics.SUFFIX)
+    out = Path(options.out).expanduser() if options.out else default
+    statistics.save_statistics(out, stats)
+    print(statistics.format_table(stats))
+    print(f"Saved as {out}.")
+    mean = {k: s.mean[None] for k, s in stats.items() if s.mean.ndim == 3}
+    std = {f"{k} std": stats[k].std[None] for k in mean}
+    images = {k: (255 * v).round().astype(np.uint8) for k, v in (mean | std).items()}
+    frames = _all_cameras(images)
+    if frames is not None:
+        image = write_image(out.with_suffix(".png"), enlarge(frames[0]))
+        print(f"Mean and standard deviation of images: {image}")
+    return 0
+
+
+def view_command(path: str, options: ViewOptions) -> int:
+    """Write a video of one episode with all cameras next to each other."""
+    reader = options.open(path)
+    names = reader.names()
+    name = options.episode or names[0]
+    if name not in names:
+        raise UserError(
+            f"{path} has no episode {name!r}. It has: {', '.join(names[:4])}, ...\n"
+            f"  Fix: --episode {names[0]}"
+        )
+    try:
+        frames = _all_cameras(reader.read(name))
+    except BadEpisode as error:
+        raise UserError(
+            f"{path}: {name} {error}.\n  Fix: choose another with --episode."
+        ) from None
+    reader.close()
+    if frames is None:
+        raise UserError(
+            f"{path} has no images to show.\n"
+            "  Fix: `reverie data inspect` lists its observations."
+        )
+    suffix = "mp4" if can_write_mp4() else "gif"
+    out = Path(options.out or f"{name}.{suffix}").expanduser()
+    print(write_video(out, enlarge(frames), options.fps))
+    return 0
+
+
+def demos_command(path: str, options: DemosOptions) -> int:
+    """Record successful episodes of an expert policy as HDF5."""
+    from reverie.recordings.demonstrate import record_demonstrations
+
+    out, count = Path(path).expanduser(), options.episodes
+    rows = record_demonstrations(
+        options.task, out, count, options.seed, options.noise, options.env
+    )
+    print(f"{count} demonstrations of {options.task} with {rows} rows in {out}.")
+    return 0
+
+
+DATA_COMMANDS: dict[str, DataCommand] = {
+    "inspect": DataCommand(inspect_command, InspectOptions),
+    "convert": DataCommand(convert_command, ConvertOptions, ("SRC", "DST")),
+    "split": DataCommand(split_command, SplitOptions, ("SRC", "DST")),
+    "stats": DataCommand(stats_command, StatsOptions),
+    "view": DataCommand(view_command, ViewOptions),
+    "demos": DataCommand(demos_command, DemosOptions, ("FILE",), ("task", "env")),
+}
+
+
+class Progress:
+    """Progress bar on a terminal; elsewhere a line per ten percent."""
+
+    def __init__(self, label: str):
+        self.label, self._printed, self._is_tty = label, -1, sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        tenths = 10 * done // max(total, 1)
+        if self._is_tty:
+            bar = "#" * tenths + "." * (10 - tenths)
+            print(f"\r{self.label} [{bar}] {done}/{total}", end="", file=sys.stderr)
+        elif tenths > self._printed:
+            self._printed = tenths
+            print(f"{self.label} {done}/{total}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._is_tty:
+            print(file=sys.stderr)
+
+
+def _print_left_out(bad: dict[str, str]) -> None:
+    for name, why in bad.items():
+        print(f"left out: {name} {why}", file=sys.stderr)
+
+
+def _all_cameras(episode: Episode) -> np.ndarray | None:
+    """Return the RGB frames of all cameras next to each other; None without images."""
+    views = [cameras(value) for value in episode.values() if is_image(value)]
+    if not views:
+        return None
+    height = max(view.shape[1] for view in views)
+    padding = [((0, 0), (0, height - view.shape[1]), (0, 0), (0, 0)) for view in views]
+    return np.concatenate([np.pad(*x) for x in zip(views, padding, strict=True)], 2)
+
+
+def _link(reader: FolderReader, names: list[str], folder: Path) -> None:
+    """Hard-link the files of some episodes; copy them if linking fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        target = folder / reader.path(name).name
+        if target.exists():
+            continue
+        source = reader.path(name).resolve()  # a link to a symlink would be a symlink
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without hard links
+            with atomic_write(target) as temporary:
+                shutil.copyfile(source, temporary)
+    masks = {m: [n for n in names if n in set(v)] for m, v in reader.masks.items()}
+    DatasetMetadata(reader.obs_space, reader.act_space, masks).write(folder)
+
+
+def _base_name(path: str) -> str:
+    return Path(path.rpartition(":")[2]).stem or "recordings"
