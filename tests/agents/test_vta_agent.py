@@ -110,8 +110,8 @@ def test_a_report_shows_boundaries_beside_baselines_and_changes_nothing():
 def test_a_report_without_events_only_counts_segments():
     agent, feed = make()
 
-    serve = feed._serve
-    feed._serve = lambda name: {k: v for k, v in serve(name).items() if k != EVENT}
+    get = feed._get
+    feed._get = lambda name: {k: v for k, v in get(name).items() if k != EVENT}
     found = agent.report(feed)
     assert "segments/count" in found
     assert "boundaries/exact/f1" not in found
@@ -122,10 +122,10 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind():
     agent, feed = make()
     agent.train(feed)
     before = weights(agent)
-    serve = feed._serve
-    feed._serve = lambda _: {"image": torch.full((4, 10, 3, 32, 32), float("nan"))}
+    get = feed._get
+    feed._get = lambda _: {"image": torch.full((4, 10, 3, 32, 32), float("nan"))}
     metrics = agent.train(feed)
-    feed._serve = serve
+    feed._get = get
     for key, value in weights(agent).items():
         assert torch.equal(value, before[key]), key
     assert int(metrics["opt/nonfinite_in_row"]) == 1

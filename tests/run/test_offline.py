@@ -219,7 +219,7 @@ def test_what_shows_no_images_is_not_filmed(tmp_path):
 
 
 def test_an_environment_that_looks_different_is_refused(clone):
-    with pytest.raises(UserError, match=r"image: \(16, 16, 3\) was learnt"):
+    with pytest.raises(UserError, match=r"image: trained on \(16, 16, 3\)"):
         evaluate(clone, 1, [("task", "reach")])
 
 
@@ -260,7 +260,7 @@ def test_recordings_with_other_actions_are_refused(data, world, tmp_path):
 
 def test_weights_for_other_keys_are_refused_with_the_difference(data, world, tmp_path):
     flags = {"offline.keys": "proprio", "run.from_checkpoint": str(world)}
-    with pytest.raises(UserError, match=r"image: \(.*\) was learnt, .* none"):
+    with pytest.raises(UserError, match=r"image: trained on \(.*\), missing in"):
         offline(settings(data, tmp_path / "run", **flags))
 
 
@@ -320,7 +320,7 @@ def test_nothing_to_learn_from_is_a_sentence(tmp_path, capsys):
     assert "--offline.data PATH" in capsys.readouterr().err
     missing = ["--offline.data", str(tmp_path / "none")]
     assert cli.main(["bc", *missing, "--logdir", str(tmp_path / "run")]) == 2
-    assert "There is nothing at" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_a_run_is_resumed_by_the_command_that_began_it(world, tmp_path, capsys):
@@ -675,7 +675,7 @@ def test_success_counts_whenever_it_came():
 def test_the_material_is_kept_with_the_run(world):
     images = images_of(checkpoint.locate(world))
     assert images.config.crop == (14, 14)
-    assert sorted(images.raw) == ["image", "proprio"]
+    assert sorted(images.input_space) == ["image", "proprio"]
 
 
 def test_weights_may_come_from_another_run(data, world, tmp_path):

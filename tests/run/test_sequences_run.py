@@ -157,7 +157,7 @@ def test_a_run_in_two_parts_keeps_the_threshold_on_pixels(tmp_path):
 
 def test_a_run_that_watched_has_no_episodes_to_export(tmp_path, run, capsys):
     assert cli.main(["data", "export", str(run), str(tmp_path / "npz")]) == 2
-    assert "it has never acted" in capsys.readouterr().err
+    assert "has no replay buffer" in capsys.readouterr().err
 
 
 def test_weights_may_come_from_another_run(tmp_path, run):
