@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.api import Batch, Obs
+from reverie.api import Batch
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.distributions import Output
 from reverie.nets.heads import Head, HeadConfig
@@ -33,23 +33,29 @@ class WorldNetworks:
     """Backpropagate the reward loss into the latent state."""
 
 
+class PredictingWorld(Protocol):
+    """What `prediction_losses` uses of a world."""
+
+    networks: WorldNetworks
+    rew: Head
+    con: Head
+
+    def features(self, states: Any) -> Tensor: ...
+
+    def decoder_distributions(self, states: Any) -> dict[str, Output]: ...
+
+
 def prediction_losses(
-    decoded: Mapping[str, Output],
-    reward_head: Head,
-    continue_head: Head,
-    feat: Float[Tensor, "B T F"],
-    batch: Batch,
-    networks: WorldNetworks,
+    world: PredictingWorld, states: Any, batch: Batch
 ) -> dict[str, Float[Tensor, "B T"]]:
     """Return the decoder losses by observation key, and the losses `rew` and `con`."""
-    reward = reward_head(feat if networks.reward_grad else feat.detach())
-    cont = continue_head(feat)
-    losses = {key: dist.loss(batch[key]) for key, dist in decoded.items()}
+    feat, networks = world.features(states), world.networks
+    losses = {
+        k: dist.loss(batch[k])
+        for k, dist in world.decoder_distributions(states).items()
+    }
+    reward = world.rew(feat if networks.reward_grad else feat.detach())
     losses["rew"] = reward.loss(batch["reward"])
-    losses["con"] = cont.loss((~batch["is_terminal"]).float() * networks.discount)
+    target = (~batch["is_terminal"]).float() * networks.discount
+    losses["con"] = world.con(feat).loss(target)
     return losses
-
-
-def predictions(decoded: Mapping[str, Output]) -> Obs:
-    """Return the predicted observation of each decoder distribution."""
-    return {key: dist.pred() for key, dist in decoded.items()}

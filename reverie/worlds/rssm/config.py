@@ -7,30 +7,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RSSMConfig:
-    """Sizes and regularization of the RSSM. The defaults are those of size200m."""
+    """Sizes and regularization of the RSSM.
+
+    The defaults are those of the block size200m.
+    """
 
     deter: int = 8192
     """Size of the deterministic state."""
     hidden: int = 1024
-    """Units of the hidden layers."""
+    """Units of the hidden layers of sequence model, posterior and prior."""
     stoch: int = 32
-    """Number of categorical variables of the stochastic state."""
+    """Number of categorical variables of the stochastic state, which has `stoch` times
+    `classes` entries."""
     classes: int = 64
     """Classes of each categorical variable."""
     blocks: int = 8
-    """Blocks of the block-diagonal GRU."""
+    """Blocks of the block-diagonal GRU; must divide `deter`. More blocks mean fewer
+    weights."""
     dynlayers: int = 1
-    """Hidden layers of the sequence model, before the GRU gates."""
+    """Block-diagonal hidden layers of the sequence model, before the GRU gates."""
     obslayers: int = 1
     """Hidden layers of the posterior."""
     imglayers: int = 2
-    """Hidden layers of the prior."""
+    """Hidden layers of the prior, which predicts the stochastic state without an
+    observation."""
     act: str = "silu"
     """Activation function."""
     norm: str = "rms"
     """Normalization: rms, layer or none."""
     unimix: float = 0.01
-    """Fraction of the uniform distribution mixed into every categorical."""
+    """Fraction of the uniform distribution mixed into every categorical, which keeps
+    the KL losses finite."""
     outscale: float = 1.0
     """Scale of the initial weights of the logit layers."""
     free_nats: float = 1.0

@@ -23,7 +23,7 @@ from reverie.nets.distributions import Output
 from reverie.nets.heads import Head
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.outcomes import WorldNetworks, prediction_losses, predictions
+from reverie.worlds.outcomes import WorldNetworks, prediction_losses
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 from reverie.worlds.rssm.sections import Section, rssm_sections
@@ -103,14 +103,17 @@ class RSSM(nn.Module):
         return self.rew(feat).pred(), self.con(feat).prob()
 
     def decode(self, states: RSSMState) -> Obs:
-        return predictions(self._decode(states))
+        decoded = self.decoder_distributions(states)
+        return {key: dist.pred() for key, dist in decoded.items()}
+
+    def decoder_distributions(self, states: RSSMState) -> dict[str, Output]:
+        """Return the decoder's distributions by observation key."""
+        decoded: dict[str, Output] = self.dec(states.deter, states.stoch.flatten(-2))
+        return decoded
 
     def loss(self, state: RSSMState, batch: Batch, rng: Rng) -> WorldLoss:
         states, logits = self._observe(state, batch, rng)
-        feat, decoded = self.features(states), self._decode(states)
-        losses = prediction_losses(
-            decoded, self.rew, self.con, feat, batch, self.networks
-        )
+        losses = prediction_losses(self, states, batch)
         # two KL terms, so that the prior is trained faster towards the posterior than
         # the posterior towards the prior
         kl = self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter))
@@ -128,7 +131,3 @@ class RSSM(nn.Module):
     ) -> tuple[RSSMState, Float[Tensor, "B T S K"]]:
         tokens = self.enc(batch, self.dtype)
         return self.dyn.observe(state, tokens, batch["prevact"], batch["is_first"], rng)
-
-    def _decode(self, states: RSSMState) -> dict[str, Output]:
-        decoded: dict[str, Output] = self.dec(states.deter, states.stoch.flatten(-2))
-        return decoded

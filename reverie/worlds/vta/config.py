@@ -23,7 +23,8 @@ class VTAConfig:
     length: int = 20
     """Modeled frames of a window."""
     belief: int = 128
-    """Size of the deterministic states (beliefs) and of the features."""
+    """Size of the deterministic states (beliefs) of both levels, and of the features
+    computed from belief and state."""
     state: int = 8
     """Size of the stochastic states."""
     layers: int = 3

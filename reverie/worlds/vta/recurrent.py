@@ -28,7 +28,7 @@ from reverie.nets.distributions import Output
 from reverie.nets.heads import Head
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.outcomes import WorldNetworks, prediction_losses, predictions
+from reverie.worlds.outcomes import WorldNetworks, prediction_losses
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import UPDATE
 from reverie.worlds.vta.config import RecurrentVTAConfig
@@ -112,24 +112,29 @@ class RecurrentVTA(nn.Module):
         """Concatenate belief and state of the upper, then of the lower level."""
         return torch.cat(states[:4], -1)
 
-    def boundaries(self, states: RecurrentVTAState) -> Bool[Tensor, "*b"]:
-        """True where a segment begins."""
-        return states.boundary > 0.5
-
     def outcome(
         self, feat: Float[Tensor, "*b F"]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         return self.rew(feat).pred(), self.con(feat).prob()
 
+    def boundaries(self, states: RecurrentVTAState) -> Bool[Tensor, "*b"]:
+        """True where a segment begins."""
+        return states.boundary > 0.5
+
     def decode(self, states: RecurrentVTAState) -> Obs:
-        return predictions(self._decode(states))
+        decoded = self.decoder_distributions(states)
+        return {key: dist.pred() for key, dist in decoded.items()}
+
+    def decoder_distributions(self, states: RecurrentVTAState) -> dict[str, Output]:
+        """Return the decoder's distributions by observation key."""
+        belief = torch.cat([states.abs_belief, states.obs_belief], -1)
+        stoch = torch.cat([states.abs_stoch, states.obs_stoch], -1)
+        decoded: dict[str, Output] = self.dec(belief, stoch)
+        return decoded
 
     def loss(self, state: RecurrentVTAState, batch: Batch, rng: Rng) -> WorldLoss:
         states, dists = self._observe(state, batch, rng)
-        feat, decoded = self.features(states), self._decode(states)
-        losses = prediction_losses(
-            decoded, self.rew, self.con, feat, batch, self.networks
-        )
+        losses = prediction_losses(self, states, batch)
         losses |= latent_losses(states, dists, self.config)
         metrics = {
             "boundary_ratio": states.boundary.mean(),
@@ -153,12 +158,6 @@ class RecurrentVTA(nn.Module):
         return self.dyn.observe(
             state, tokens, detector_logits, batch["prevact"], batch["is_first"], rng
         )
-
-    def _decode(self, states: RecurrentVTAState) -> dict[str, Output]:
-        belief = torch.cat([states.abs_belief, states.obs_belief], -1)
-        stoch = torch.cat([states.abs_stoch, states.obs_stoch], -1)
-        decoded: dict[str, Output] = self.dec(belief, stoch)
-        return decoded
 
 
 def latent_losses(
