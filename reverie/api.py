@@ -110,6 +110,7 @@ class Collector(Protocol):
 
     def collect(self) -> Rows: ...  # act in every environment, start the next step
     def wait(self) -> None: ...  # wait until that environment step has finished
+    def summary(self) -> Metrics: ...  # episodes that ended since the last call
     def metrics(self) -> Metrics: ...  # of acting and of the environments
     def state_dict(self) -> StateDict: ...  # environments, carry and last rows
     def load_state_dict(self, state: StateDict) -> None: ...  # continue from there

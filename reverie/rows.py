@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,9 +16,16 @@ class Rows:
     """Arrays `(rows, ...)` by key."""
     streams: np.ndarray | None = None
     """Environment index of each row; None if there is one row of every environment."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Scores, lengths and videos of the episodes that ended in these rows."""
 
     def __len__(self) -> int:
         return len(self.values["is_first"])
+
+    @property
+    def env_steps(self) -> int:
+        """Number of actions taken: the last row of an episode has none."""
+        return int((~self.values["is_last"]).sum())
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from reverie.bench.update import (
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import about
-from reverie.run.sequences import watches
+from reverie.run.sequences import trains_on_sequences
 
 Resolve = Callable[[list[str], dict[str, Any]], Config]
 """Returns the config of the user with additional blocks and settings."""
@@ -50,7 +50,7 @@ def bench_scaling(
     """Measure updates of several configs, print a table, and write the results."""
     name, variants = options.vary, VARIANTS[options.vary]
     configs = [resolve(*variant) for variant in variants.values()]
-    if name != "batch" and watches(configs[0]):
+    if name != "batch" and trains_on_sequences(configs[0]):
         raise UserError(
             f"{name} cannot be varied for agents that train on sequence datasets.\n"
             "  Fix: --bench.vary batch"

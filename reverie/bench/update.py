@@ -39,7 +39,7 @@ from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import about, place
-from reverie.run.sequences import watches
+from reverie.run.sequences import trains_on_sequences
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
@@ -141,7 +141,7 @@ def make_benchmark(
 ) -> UpdateBenchmark:
     from reverie.bench.sequences import SequenceBenchmark
 
-    benchmark = SequenceBenchmark if watches(config) else UpdateBenchmark
+    benchmark = SequenceBenchmark if trains_on_sequences(config) else UpdateBenchmark
     return benchmark(config, options, make_env)
 
 

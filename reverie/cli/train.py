@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ def train(words: list[str]) -> int:
 
 
 def train_eval(words: list[str]) -> int:
-    from reverie.run import train_eval as loop
+    from reverie.run import train as loop
 
-    return _run(loop.train_eval, "train_eval", words)
+    return _run(partial(loop.train, evaluate=True), "train_eval", words)
 
 
 def offline(words: list[str]) -> int:

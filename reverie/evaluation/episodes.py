@@ -28,11 +28,11 @@ from reverie.evaluation.videos import Films
 from reverie.replay.buffer import Replay
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
+from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import EVAL_SEEDS, MakeEnv, in_workers, make_agent, make_envs
 from reverie.run.folder import home_of, read_config, read_spaces
 from reverie.run.offline_data import images_of
-from reverie.run.online_run import for_agents, rest_at_end
 from reverie.spaces import Spaces
 from reverie.storage.atomic import ignore_unwritable, write_json
 
@@ -200,8 +200,8 @@ def play_episodes(
     played: list[list[Played]] = [[] for _ in quota]
     obs, carry = envs.reset(), agent.initial(len(envs))
     while not stop():
-        carry, action, extras = agent.policy(carry, for_agents(obs), mode="eval")
-        action = rest_at_end(action, obs)
+        carry, action, extras = agent.policy(carry, agent_obs(obs), mode="eval")
+        action = zero_last_actions(action, obs)
         if replay is not None:
             replay.add({**obs, **action, **extras})
         for witness in witnesses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,6 +47,8 @@ class BaseRun:
         self.checkpoints = Checkpoints(
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
+        self.has_changes = False
+        """True if all parts agree and something changed since the last save."""
         self._closing: list[Callable[[], None]] = []
 
     def open(self) -> None:
@@ -103,12 +105,20 @@ class BaseRun:
     def update(self) -> Metrics:
         """One training step of the agent."""
         served = self.feed.served
-        with self.timer("train"):
-            metrics = self.agent.train(self.feed)
-        self.rates.add("train", self.feed.served - served)
-        self.clock.updates += 1
-        self.health.check(self.agent, metrics)
+        with self.changing():
+            with self.timer("train"):
+                metrics = self.agent.train(self.feed)
+            self.rates.add("train", self.feed.served - served)
+            self.clock.add_update()
+            self.health.check(self.agent, metrics)
         return metrics
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change several parts; after an error in here the run is not saved."""
+        self.has_changes = False
+        yield
+        self.has_changes = True
 
     def write_log(self) -> None:
         """Write what was logged since the last time, with the state of the machine."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reverie.api import Schedule, StateDict, UserError
+from reverie.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class RunConfig:
             )
 
 
-class Steady:
-    """Updates in a fixed proportion to steps; the fraction left over is carried."""
+class TrainRatio:
+    """A constant number of updates per agent step; fractions carry over."""
 
     should_collect = True
     finished = False
@@ -130,6 +131,7 @@ class Clock:
             "eval": config.eval_every,
         }
         self._last = {name: self._now(name) for name in self._every}
+        self._phase = schedule.phase
 
     @property
     def frames(self) -> int:
@@ -148,8 +150,20 @@ class Clock:
         """Whether to act in this turn; some rhythms only train for a while."""
         return self.schedule.should_collect
 
-    def advance(self, steps: int) -> None:
-        self.step += steps
+    def advance(self, rows: Rows) -> None:
+        """Count collected rows."""
+        self.step += len(rows)
+        self.schedule.add_env_steps(rows.env_steps)
+
+    def add_update(self) -> None:
+        """Count one update."""
+        self.updates += 1
+        self.schedule.add_update()
+
+    def phase_ended(self) -> bool:
+        """True once after each collection phase of the schedule."""
+        before, self._phase = self._phase, self.schedule.phase
+        return self._phase != before
 
     def updates_due(self, ready: bool) -> int:
         """How many updates to do now; none is owed for steps before `ready`."""
@@ -178,6 +192,7 @@ class Clock:
     def load_state_dict(self, state: StateDict) -> None:
         self.step, self.updates = state["step"], state["updates"]
         self.schedule.load_state_dict(state["schedule"])
+        self._phase = self.schedule.phase
         fresh = {name: self._now(name) for name in self._every}
         counted = self._unit != "seconds" and state["last"]
         self._last = {**fresh, **state["last"]} if counted else fresh

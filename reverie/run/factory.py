@@ -64,7 +64,7 @@ def make_agent(
     )
 
 
-def take_over(agent: Agent, config: Config) -> str:
+def load_initial_weights(agent: Agent, config: Config) -> str:
     """Load weights of another run, or of a file that an original saved; says which."""
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components

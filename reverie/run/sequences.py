@@ -26,14 +26,14 @@ from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.run import checkpoint, device
 from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
-from reverie.run.clock import Clock, Steady
+from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config, with_flags
-from reverie.run.factory import make_agent, take_over
+from reverie.run.factory import make_agent, load_initial_weights
 from reverie.run.folder import write_spaces
 from reverie.spaces import Spaces
 
 
-def watch(config: Config) -> Path:
+def train_on_sequences(config: Config) -> Path:
     """Train until `run.steps` updates, resuming if the folder has a checkpoint.
 
     Returns the run folder.
@@ -161,7 +161,7 @@ class Watch(BaseRun):
         self.feed = material.open(self.agent, self.device)
         self._closing.append(self.feed.close)
         write_spaces(self.path, material.obs_space, material.act_space)
-        self.clock = Clock(config.run, Steady(0))
+        self.clock = Clock(config.run, TrainRatio(0))
         self._open_log(config.run.steps)
 
     # The verbs of the loop.
@@ -176,7 +176,7 @@ class Watch(BaseRun):
         else:
             self.logger.truncate_after(-1)
             if self.config.run.from_checkpoint:
-                self.say(take_over(self.agent, self.config))
+                self.say(load_initial_weights(self.agent, self.config))
             self.material.begin(self.agent)
         self.say(
             f"{self.config.agent} on {self.config.task}, {self.device} in "
@@ -241,8 +241,8 @@ class Watch(BaseRun):
         self.waited = int(loop.get("waited", 0))
 
 
-def watches(config: Config) -> bool:
-    """Whether a run has sequences to watch; who watches wants nothing else."""
+def trains_on_sequences(config: Config) -> bool:
+    """True if the task is a sequence dataset rather than an environment."""
     found = is_sequence_task(config.task)
     if not found and hasattr(config.of_agent, "window"):
         raise UserError(
@@ -287,7 +287,7 @@ def load_watcher(
     config = with_flags(saved, flags)
     if not is_sequence_task(config.task):
         raise UserError(
-            f"In {config.task} somebody has to act, and {logdir} only watches.\n"
+            f"Task {config.task} is an environment, but {logdir} trains on sequences.\n"
             f"  Fix: leave out --task, or give another source, like {saved.task}."
         )
     source_config = dataclasses.replace(config.sequences, **changes)

@@ -20,9 +20,9 @@ from reverie.nets.rng import Rng
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.replay.feed import ReplayFeed
-from reverie.rows import Window
+from reverie.rows import Rows, Window
+from reverie.run.collectors import zero_last_actions
 from reverie.run.config import resolve
-from reverie.run.online_run import rest_at_end
 from reverie.spaces import Space
 from reverie.worlds.iris.world import IrisWorld
 
@@ -85,8 +85,10 @@ def lived(agent, steps=60, envs=3, seed=0):
     obs, carry = pool.reset(), agent.initial(envs)
     for _ in range(steps):
         carry, action, _ = agent.policy(carry, obs)
-        action = rest_at_end(action, obs)
-        replay.add({**obs, **action})
+        action = zero_last_actions(action, obs)
+        rows_ = Rows({**obs, **action})
+        replay.add(rows_.values)
+        agent.schedule.add_env_steps(rows_.env_steps)
         obs = pool.step(action)
     return ReplayFeed(replay, agent.windows)
 
@@ -178,14 +180,25 @@ def test_the_first_epoch_acts_at_random_and_counts_its_actions():
     while agent.schedule.epoch == 1 and agent.schedule.should_collect:
         carry, action, _ = agent.policy(carry, obs)
         chosen += action["action"].tolist()
+        agent.schedule.add_env_steps(10)
     assert len(chosen) == 40
     assert len(set(chosen)) == 3
     assert not agent.schedule.should_collect
-    # rows that close an episode are no steps, nor are those of evaluation
-    taken = agent.schedule.taken
-    agent.policy(carry, rows(frames(0, 10), last=True))
-    agent.policy(carry, obs, mode="eval")
-    assert agent.schedule.taken == taken
+
+
+def test_policy_and_train_do_not_advance_the_schedule():
+    agent = make_agent(settings(**{"iris.schedule.first_steps": 30}))
+    feed = lived(agent, steps=16)
+    before = agent.schedule.state_dict()
+    agent.policy(agent.initial(10), rows(frames(0, 10)))
+    agent.train(feed)
+    assert agent.schedule.state_dict() == before
+
+
+def test_the_last_row_of_an_episode_is_not_an_environment_step():
+    obs = rows(frames(0, 10), last=True)
+    assert Rows(obs).env_steps == 0
+    assert Rows(rows(frames(0, 10))).env_steps == 10
 
 
 STILL = {"iris.acting.epsilon": 0.0, "iris.acting.eval_epsilon": 0.0}
@@ -313,6 +326,7 @@ def test_the_parts_are_trained_in_turn():
     seen = []
     while not agent.schedule.should_collect:
         metrics = agent.train(feed)
+        agent.schedule.add_update()
         seen += {key.split("/")[1] for key in metrics if key.startswith("loss/")}
     assert seen == [name for name in PARTS for _ in range(2)]
     assert agent.schedule.epoch == 2

@@ -19,7 +19,7 @@ from reverie.api import UserError
 from reverie.convert.delta_iris.weights import from_original, read_checkpoint
 from reverie.convert.originals import read_original
 from reverie.run.config import resolve
-from reverie.run.factory import take_over
+from reverie.run.factory import load_initial_weights
 from reverie.spaces import FLAGS, Space
 from reverie.storage.torch_file import read_torch_file
 
@@ -126,14 +126,14 @@ def test_a_file_without_some_parts_keeps_those(tmp_path):
 def test_a_run_starts_from_the_original_s_file(file):
     flags = {"run.from_checkpoint": str(file)}
     agent, whole = make_agent(), make_agent()
-    said = take_over(whole, resolve(["iris_tiny"], flags=flags))
+    said = load_initial_weights(whole, resolve(["iris_tiny"], flags=flags))
     assert said == f"Weights of tokenizer, world_model, actor_critic from {file}."
     flags["run.from_components"] = "tokenizer"
     # its other parts need not even have the same size
     actor = replace(agent.config.actor_critic, width=8)
     other = make_agent(actor_critic=actor)
     before = other.state_dict()["world_model"]["latent.weight"].clone()
-    assert "Weights of tokenizer from" in take_over(
+    assert "Weights of tokenizer from" in load_initial_weights(
         other, resolve(["iris_tiny"], flags=flags)
     )
     mine, theirs = other.state_dict(), whole.state_dict()

@@ -15,7 +15,6 @@ from reverie.api import UserError
 from reverie.convert.originals import read_original
 from reverie.convert.vta.weights import read_checkpoint
 from reverie.run.config import resolve
-from reverie.run.factory import take_over
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from vta_recording import MODELS, VTARecording, tensors
@@ -48,7 +47,7 @@ def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
     vta = make_watcher(recording)
     before = vta.state_dict()["world"]["temperature"].clone()
     config = resolve(["vta_balls"], flags={"run.from_checkpoint": str(file)})
-    assert take_over(vta, config) == f"Weights of world from {file}."
+    assert load_initial_weights(vta, config) == f"Weights of world from {file}."
     found, wanted = vta.world.state_dict(), recording.make_world().state_dict()
     assert found.keys() == wanted.keys()
     for key in wanted.keys() - {"age", "temperature"}:

@@ -113,18 +113,14 @@ def test_rows_of_those_who_wait_are_neither_stored_nor_counted(tmp_path):
         "iris.schedule.first_steps": 1000,
     }
     with OnlineRun(resolve(["iris_tiny"], flags=flags), make_env) as run:
-        obs, carry = run.start()
+        run.start()
         for _ in range(13):
-            carry, action, extras = run.act(carry, obs)
-            stored = run.keep(obs, action, extras)
-            run.send(action, obs, carry)
-            run.clock.advance(stored)
-            obs = run.receive(obs)
+            run.collect()
         # two rounds of 3 + 5 + 6 rows, and the first rows of a third
         assert len(run.replay) == run.clock.step == 2 * (3 + 5 + 6) + 3
         assert run.agent.schedule.taken == 2 * (2 + 4 + 5) + 3
         assert run.replay.episodes.rows.tolist() == [3, 5, 6, 3, 5, 6, 1, 1, 1]
-        summary = run.episodes.summary()
+        summary = run.collector.summary()
         assert summary["episodes"] == 6
         assert summary["return_min"] == 2
         assert summary["return_max"] == 5

@@ -1,12 +1,12 @@
 import pytest
 
 from reverie.api import UserError
-from reverie.run.clock import Clock, RunConfig, Steady
+from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 
 def test_updates_keep_the_ratio_whatever_the_stride():
     for stride in (1, 3, 16):
-        steady = Steady(32 / (16 * 64))  # one update every 32 steps
+        steady = TrainRatio(32 / (16 * 64))  # one update every 32 steps
         due = [steady.updates_due(step) for step in range(1024, 4224, stride)]
         assert due[0] == 1
         # The first call gives one, then (4224 - 1024) / 32 = 100 at most.
@@ -14,13 +14,13 @@ def test_updates_keep_the_ratio_whatever_the_stride():
 
 
 def test_more_than_one_update_a_step_and_none_at_ratio_zero():
-    steady = Steady(2.5)
+    steady = TrainRatio(2.5)
     assert [steady.updates_due(step) for step in range(5)] == [1, 2, 3, 2, 3]
-    assert [Steady(0).updates_due(step) for step in range(3)] == [0, 0, 0]
+    assert [TrainRatio(0).updates_due(step) for step in range(3)] == [0, 0, 0]
 
 
 def test_no_updates_are_owed_for_steps_before_the_replay_was_ready():
-    clock = Clock(RunConfig(), Steady(1.0))
+    clock = Clock(RunConfig(), TrainRatio(1.0))
     for _ in range(100):
         clock.advance(1)
         assert clock.updates_due(ready=False) == 0
@@ -30,10 +30,10 @@ def test_no_updates_are_owed_for_steps_before_the_replay_was_ready():
 
 
 def test_a_restored_rhythm_continues_with_its_fraction():
-    whole, split = Steady(0.3), Steady(0.3)
+    whole, split = TrainRatio(0.3), TrainRatio(0.3)
     expected = [whole.updates_due(step) for step in range(50)]
     found = [split.updates_due(step) for step in range(17)]
-    resumed = Steady(0.3)
+    resumed = TrainRatio(0.3)
     resumed.load_state_dict(split.state_dict())
     found += [resumed.updates_due(step) for step in range(17, 50)]
     assert found == expected
@@ -50,16 +50,16 @@ def fired(clock: Clock, steps: int, stride: int) -> list[int]:
 
 def test_clocks_by_step_stay_on_their_grid():
     config = RunConfig(clock="steps", log_every=10)
-    assert fired(Clock(config, Steady(0)), 50, 1) == [10, 20, 30, 40, 50]
-    assert fired(Clock(config, Steady(0)), 48, 4) == [12, 20, 32, 40]
+    assert fired(Clock(config, TrainRatio(0)), 50, 1) == [10, 20, 30, 40, 50]
+    assert fired(Clock(config, TrainRatio(0)), 48, 4) == [12, 20, 32, 40]
 
 
 def test_a_restored_clock_fires_when_the_whole_one_would():
     config = RunConfig(clock="steps", log_every=10)
-    whole = fired(Clock(config, Steady(0)), 64, 4)
-    first = Clock(config, Steady(0))
+    whole = fired(Clock(config, TrainRatio(0)), 64, 4)
+    first = Clock(config, TrainRatio(0))
     found = fired(first, 28, 4)
-    second = Clock(config, Steady(0))
+    second = Clock(config, TrainRatio(0))
     second.load_state_dict(first.state_dict())
     assert found + fired(second, 36, 4) == whole
 
@@ -68,13 +68,13 @@ def test_a_restored_clock_fires_when_the_whole_one_would():
 def test_zero_is_never_and_negative_is_always(every, count):
     for unit in ("steps", "seconds"):
         config = RunConfig(clock=unit, log_every=every)
-        assert len(fired(Clock(config, Steady(0)), 5, 1)) == count
+        assert len(fired(Clock(config, TrainRatio(0)), 5, 1)) == count
 
 
 def test_seconds_wait_for_the_first_interval(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("reverie.run.clock.time.monotonic", lambda: now[0])
-    clock = Clock(RunConfig(log_every=10), Steady(0))
+    clock = Clock(RunConfig(log_every=10), TrainRatio(0))
     assert not clock.every("log")
     now[0] = 110.5
     assert clock.every("log")
@@ -82,7 +82,7 @@ def test_seconds_wait_for_the_first_interval(monkeypatch):
 
 
 def test_frames_count_repeats():
-    clock = Clock(RunConfig(), Steady(0), repeat=4)
+    clock = Clock(RunConfig(), TrainRatio(0), repeat=4)
     clock.advance(16)
     assert (clock.step, clock.frames) == (16, 64)
 

@@ -34,5 +34,5 @@ def test_the_start_message_has_the_device_memory(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(device_copy, "fits_on_device", lambda replay, device: True)
     with OnlineRun(settings(tmp_path, 300, "catch", "ram")) as run:
         assert run.feed.device_copy is not None
-        run.introduce()
+        run.print_summary()
     assert "of cpu memory" in capsys.readouterr().err

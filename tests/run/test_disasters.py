@@ -40,7 +40,6 @@ from reverie.run.factory import EVAL_SEEDS
 from reverie.run.folder import read_config
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
-from reverie.run.train_eval import train_eval
 from reverie.storage.array_file import find_damage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -572,7 +571,7 @@ def test_failing_evaluations_do_not_cost_the_training_before_them(lab, capsys):
         return env
 
     with pytest.raises(EnvFailure, match="no licence"):
-        train_eval(config, late)
+        train(config, late, evaluate=True)
     assert run.newest()[1] == 60
     assert "Saved at agent step 60" in capsys.readouterr().err
 

@@ -24,7 +24,6 @@ from reverie.run.config import resolve
 from reverie.run.folder import hold
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
-from reverie.run.train_eval import train_eval
 
 SMALL = {
     "task": "catch",
@@ -62,7 +61,7 @@ def settings(logdir: Path, **more):
 
 def state_of(path: Path) -> dict:
     newest = Checkpoints(path / "ckpt").newest()
-    state = {p: checkpoint.read_part(newest, p) for p in ("agent", "envs", "loop")}
+    state = {p: checkpoint.read_part(newest, p) for p in ("agent", "collector", "loop")}
     state["loop"]["logger"].pop("sinks", None)  # byte offsets of this folder's files
     replay = checkpoint.read_part(newest, "replay")
     state["replay"] = {key: replay[key] for key in ("samplers", "episodes", "index")}
@@ -119,27 +118,22 @@ def test_epochs_end_the_run_and_each_is_logged(whole):
 
 def until(run: OnlineRun, part: str, done: int):
     """Turn the loop as `train` does, to the middle of a part of the second epoch."""
-    obs, carry = run.start()
+    run.start()
     schedule = run.agent.schedule
     while True:
         if run.clock.should_collect:
-            carry, action, extras = run.act(carry, obs)
-            run.replay.add({**obs, **action, **extras})
-            run.logger.add(run.episodes.add(obs), step=run.clock.frames)
-            run.send(action, obs, carry)
-            run.clock.advance(len(run.envs))
+            run.collect()
             run.logger.progress(run.clock.frames)
         for _ in range(run.clock.updates_due(run.ready)):
             if (schedule.epoch, schedule.part, schedule.done) == (2, part, done):
-                return run.receive(obs), carry
+                return
             run.logger.add(run.update(), prefix="train")
-        obs = run.receive(obs)
         if run.clock.every("report"):
             run.report(run.feed)
         if run.clock.every("log"):
             run.write_log()
         if run.clock.every("save"):
-            run.save(obs, carry)
+            run.save()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,8 @@ def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, 
     path = tmp_path / "run"
     config = settings(path)
     with OnlineRun(config) as run:
-        run.save(*until(run, part, done))
+        until(run, part, done)
+        run.save()
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
     with OnlineRun(settings(copy)) as run:
@@ -159,9 +154,8 @@ def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, 
         assert not run.clock.should_collect
     train(settings(copy))
     resumed, straight = state_of(copy), state_of(whole)
-    for key in ("agent", "envs", "replay"):
+    for key in ("agent", "collector", "replay"):
         same(resumed[key], straight[key], key)
-    same(resumed["loop"]["carry"], straight["loop"]["carry"])
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, whole):
@@ -284,7 +278,7 @@ def test_it_is_evaluated_as_every_agent(whole, tmp_path):
 
 def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):
     flags = {"run.eval_every": 2, "run.eval_envs": 2, "run.eval_eps": 4}
-    path = train_eval(settings(tmp_path / "run", **flags))
+    path = train(settings(tmp_path / "run", **flags), evaluate=True)
     found = [line for line in lines(path) if "eval/episode/score" in line]
     assert found
     for key in ("score_std", "score_min", "score_max", "length"):

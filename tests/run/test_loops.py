@@ -29,7 +29,6 @@ from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
-from reverie.run.train_eval import train_eval
 
 SMALL = {
     "run.envs": 2,
@@ -153,7 +152,7 @@ def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
     more = {"run.steps": 120, "run.eval_every": 60, "run.eval_eps": 2}
     more["replay.storage"] = storage
     config = settings(tmp_path / "run", task="catch", **more, **{"run.eval_envs": 2})
-    path = train_eval(config)
+    path = train(config, evaluate=True)
     keys = set().union(*lines(path / "metrics.jsonl"))
     assert {"episode/score", "eval/episode/score"} <= keys
 
@@ -170,7 +169,7 @@ def test_evaluations_have_environments_of_their_own(tmp_path, monkeypatch):
 
         monkeypatch.setattr(module, "make_envs", spy)
     flags = {"run.steps": 40, "agent": "random", "run.eval_configs": ["low"]}
-    path = train_eval(settings(tmp_path, "catch", **flags))
+    path = train(settings(tmp_path, "catch", **flags), evaluate=True)
     evaluate(path, episodes=1)
     evaluate(path, episodes=1, flags=[("env.catch.rows", 5)])
     evaluate(path, episodes=1, flags=[("run.eval_configs", [])])
@@ -311,13 +310,10 @@ def test_importing_reverie_loads_neither_torch_nor_gymnasium():
 def test_only_the_kept_checkpoints_stay_in_memory_and_on_disk(tmp_path):
     config = settings(tmp_path / "run", agent="random", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
-        obs, carry = run.start()
+        run.start()
         for _ in range(5):
-            carry, action, extras = run.act(carry, obs)
-            run.replay.add({**obs, **action, **extras})
-            run.send(action, obs, carry)
-            obs = run.receive(obs)
-            run.clock.advance(len(run.envs))
-            run.save(obs, carry)
-        assert list(run._kept) == run.checkpoints.paths()
-        assert len(run._kept) == 2
+            run.collect()
+            run.save()
+        kept = list(run.replay_files.indices)
+        assert kept == run.checkpoints.paths()
+        assert len(kept) == 2

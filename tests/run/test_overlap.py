@@ -15,7 +15,6 @@ from reverie.evaluation.episodes import evaluate
 from reverie.run.device import pick_overlap
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
-from reverie.run.train_eval import train_eval
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -37,14 +36,14 @@ def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, work
 def test_training_goes_on_between_sending_and_receiving(tmp_path):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
     with OnlineRun(config) as run:
-        obs, carry = run.start()
-        carry, action, _ = run.act(carry, obs)
-        run.send(action, obs, carry)
+        run.start()
+        before = run.collect()
         with pytest.raises(AssertionError, match="recv before"):
-            run.envs.send(action)
-        seen = run.receive(obs)
-        assert not np.array_equal(seen["image"], obs["image"])
-        assert run.receive(seen) is seen  # nothing was sent in between
+            run.envs.send({"action": before.values["action"]})
+        run.collector.wait()
+        run.collector.wait()  # nothing was sent in between
+        after = run.collect()
+        assert not np.array_equal(after.values["image"], before.values["image"])
 
 
 def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
@@ -52,15 +51,11 @@ def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
 
     def stumble():
         with OnlineRun(config) as run:
-            obs, carry = run.start()
+            run.start()
             for _ in range(3):
-                carry, action, extras = run.act(carry, obs)
-                run.replay.add({**obs, **action, **extras})
-                run.send(action, obs, carry)
-                run.clock.advance(len(run.envs))
+                run.collect()
                 if run.clock.step == 6:
                     raise ValueError("in the middle of a turn")
-                obs = run.receive(obs)
 
     with pytest.raises(ValueError, match="middle of a turn"):
         stumble()
@@ -83,7 +78,7 @@ def test_overlap_is_for_gpus_and_never_for_exact_repetition(tmp_path):
 
 def test_evaluations_stand_between_the_turns(tmp_path):
     flags = {"run.steps": 120, "run.eval_every": 50, "run.overlap": "on"}
-    path = train_eval(settings(tmp_path, "catch", **flags))
+    path = train(settings(tmp_path, "catch", **flags), evaluate=True)
     assert any("eval/episode/score" in line for line in lines(path / "metrics.jsonl"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reverie.agents.iris.schedule import Epochs, EpochsConfig, Share
-from reverie.run.clock import Clock, RunConfig, Steady
+from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 
 def make(steps=1000, **every) -> Clock:
@@ -81,7 +81,7 @@ def test_a_resumed_clock_knows_what_was_done():
 
 
 def test_a_steady_rhythm_always_acts():
-    clock = Clock(RunConfig(steps=3), Steady(1.0))
+    clock = Clock(RunConfig(steps=3), TrainRatio(1.0))
     assert clock.should_collect
     assert clock.running
     clock.advance(3)

@@ -53,7 +53,7 @@ def same(a, b, where="") -> None:
 
 def state_of(path: Path) -> dict:
     newest = Checkpoints(path / "ckpt").newest()
-    parts = ("agent", "envs", "loop")
+    parts = ("agent", "collector", "loop")
     return {part: checkpoint.read_part(newest, part) for part in parts}
 
 
@@ -110,13 +110,9 @@ def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
     killed = tmp_path / "killed"
     config = settings(killed, 360, "catch", "disk", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
-        obs, carry = run.start()
+        run.start()
         while run.clock.step < 270:  # saves at 100, 200; then no more
-            carry, action, extras = run.act(carry, obs)
-            run.replay.add({**obs, **action, **extras})
-            run.logger.add(run.episodes.add(obs), step=run.clock.frames)
-            obs = run.envs.step(action)
-            run.clock.advance(len(run.envs))
+            run.collect()
             for _ in range(run.clock.updates_due(run.feed.ready("train"))):
                 run.logger.add(run.update(), prefix="train")
             if run.clock.every("report") and run.feed.ready("report"):
@@ -124,7 +120,7 @@ def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
             if run.clock.every("log"):
                 run.write_log()
             if run.clock.every("save"):
-                run.save(obs, carry)
+                run.save()
     copy = tmp_path / "copy"
     shutil.copytree(killed, copy)
     resumed = settings(copy, 360, "catch", "disk")

@@ -199,8 +199,6 @@ class Iris:
             began = torch.where(late, stretch, began)
         else:
             looking, choice, _ = self.acting[purpose](looking, seen)
-        if training:
-            self.schedule.add_env_steps(int((~last).sum()))
         dtype = self.act_space[self.action].dtype
         index: Any = choice["index"]  # replays answer in host memory
         index = index.cpu().numpy() if isinstance(index, Tensor) else index
@@ -285,7 +283,6 @@ class Iris:
         feed.count_uses(name, self.schedule.epoch > 1)
         metrics = self._update(name, feed)
         metrics["epoch"] = self.schedule.epoch
-        self.schedule.add_update()
         return metrics
 
     def _update(self, name: str, feed: Feed, learn: Learner | None = None) -> Metrics:

@@ -1,0 +1,160 @@
+"""Collectors act in vectorized environments and return rows for the replay.
+
+`InProcessCollector` steps the environments while the caller waits. With
+`OverlappedCollector` the environments step in their workers while the agent trains; the
+rows are the same, only the time differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch.utils import _pytree as pytree
+
+from reverie.api import Action, Agent, Metrics, Obs, StateDict, VecEnv
+from reverie.log.episode_stats import EpisodeStats
+from reverie.log.timer import Rates, Timer
+from reverie.rows import Rows
+
+
+class InProcessCollector:
+    """Chooses actions and steps the environments one after the other.
+
+    For the first `prefill` steps the actions come from `prefill_agent`.
+    """
+
+    def __init__(
+        self,
+        envs: VecEnv,
+        agent: Agent,
+        prefill_agent: Agent,
+        prefill: int,
+        timer: Timer,
+        rates: Rates,
+    ):
+        self.envs, self.agent = envs, agent
+        self.prefill_agent, self.prefill = prefill_agent, prefill
+        self.timer, self.rates = timer, rates
+        self.episodes = EpisodeStats(len(envs))
+        self.steps = 0
+        self._obs: Obs = {}
+        self._carry: Any = None
+        self._action: Action | None = None  # of the environment step to wait for
+
+    def reset(self) -> None:
+        """Start an episode in every environment."""
+        self._obs, self._carry = self.envs.reset(), self.agent.initial(len(self.envs))
+
+    def collect(self) -> Rows:
+        self.wait()
+        obs = self._obs
+        action, extras = self._act(agent_obs(obs))
+        action = zero_last_actions(action, obs)
+        rows = self._rows(obs, {**obs, **action, **extras})
+        self.steps += len(rows)
+        self._action = action
+        self._start_step(action)
+        return rows
+
+    def wait(self) -> None:
+        if self._action is not None:
+            action, self._action = self._action, None
+            with self.timer("env"):
+                self._obs = self._finish_step(action)
+
+    def summary(self) -> Metrics:
+        """Return statistics of the episodes that ended since the last call."""
+        return self.episodes.summary()
+
+    def metrics(self) -> Metrics:
+        return self.envs.metrics()
+
+    def state_dict(self) -> StateDict:
+        self.wait()
+        leaves = pytree.tree_leaves(self._carry)
+        return {
+            "envs": self.envs.state_dict(),
+            "carry": [leaf.detach() for leaf in leaves],
+            "prefill_agent": self.prefill_agent.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._obs = self.envs.load_state_dict(state["envs"])
+        self.prefill_agent.load_state_dict(state["prefill_agent"])
+        self.episodes.load_state_dict(state["episodes"])
+        self.steps = int(state["steps"])
+        self._carry = self.agent.initial(len(self.envs))
+        leaves, tree = pytree.tree_flatten(self._carry)
+        saved = state["carry"]
+        # With another number of environments, episodes start with an initial carry.
+        if [x.shape for x in saved] == [x.shape for x in leaves]:
+            pairs = zip(saved, leaves, strict=True)
+            moved = [x.to(like.device, like.dtype) for x, like in pairs]
+            self._carry = pytree.tree_unflatten(moved, tree)
+
+    def _start_step(self, action: Action) -> None:
+        """Nothing to start: the environments step in `wait`."""
+
+    def _finish_step(self, action: Action) -> Obs:
+        return self.envs.step(action)
+
+    def _act(self, obs: Obs) -> tuple[Action, dict[str, Any]]:
+        count = len(self.envs)
+        with self.timer("policy"):
+            if self.steps < self.prefill:
+                _, action, _ = self.prefill_agent.policy((), obs, mode="train")
+                extras = {k: s.zeros(count) for k, s in self.agent.extras.items()}
+            else:
+                self._carry, action, extras = self.agent.policy(
+                    self._carry, obs, mode="train"
+                )
+        self.rates.add("policy", count)
+        return action, extras
+
+    def _rows(self, obs: Obs, values: dict[str, Any]) -> Rows:
+        """Return the rows of all environments that are not waiting for others.
+
+        Environments wait with `env.vector.lockstep`; their rows are not stored.
+        """
+        waiting = getattr(self.envs, "waiting", np.zeros(1, bool))
+        if not waiting.any():
+            return Rows(values, metrics=self.episodes.add(obs))
+        streams = np.flatnonzero(~waiting)
+        masked = {
+            "reward": obs["reward"] * ~waiting,
+            "is_last": obs["is_last"] & ~waiting,
+        }
+        return Rows(
+            {key: value[streams] for key, value in values.items()},
+            streams,
+            self.episodes.add({**obs, **masked}),
+        )
+
+
+class OverlappedCollector(InProcessCollector):
+    """Starts the environment step and returns, so that the agent trains meanwhile."""
+
+    def _start_step(self, action: Action) -> None:
+        self.envs.send(action)
+
+    def _finish_step(self, action: Action) -> Obs:
+        return self.envs.recv()
+
+
+def agent_obs(obs: Obs) -> Obs:
+    """Return the observations without the keys that are only logged."""
+    return {key: value for key, value in obs.items() if key[:4] != "log/"}
+
+
+def zero_last_actions(action: Action, obs: Obs) -> Action:
+    """Return the actions with zeros in the last row of an episode."""
+    last = obs["is_last"]
+    if not last.any():
+        return action
+    return {
+        key: value * (~last).astype(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
+        for key, value in action.items()
+    }
