@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reverie.api import Schedule, StateDict, UserError
-from reverie.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,10 @@ class Clock:
         """Whether to act in this turn; some rhythms only train for a while."""
         return self.schedule.should_collect
 
-    def advance(self, rows: Rows) -> None:
-        """Count collected rows."""
-        self.step += len(rows)
-        self.schedule.add_env_steps(rows.env_steps)
+    def advance(self, steps: int, env_steps: int = 0) -> None:
+        """Count agent steps, and the environment steps (actions taken) among them."""
+        self.step += steps
+        self.schedule.add_env_steps(env_steps)
 
     def add_update(self) -> None:
         """Count one update."""

@@ -195,7 +195,7 @@ class OnlineRun(BaseRun):
             rows = self.collector.collect()
             self.replay.add(rows.values, rows.streams)
             self.logger.add(rows.metrics, step=self.clock.frames)
-            self.clock.advance(rows)
+            self.clock.advance(len(rows), rows.env_steps)
         if self.clock.phase_ended():
             self.logger.add(self.collector.summary(), prefix="collect")
         return rows

@@ -28,7 +28,7 @@ from reverie.run.base_run import BaseRun
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config, with_flags
-from reverie.run.factory import make_agent, load_initial_weights
+from reverie.run.factory import load_initial_weights, make_agent
 from reverie.run.folder import write_spaces
 from reverie.spaces import Spaces
 

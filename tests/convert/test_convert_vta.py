@@ -15,6 +15,7 @@ from reverie.api import UserError
 from reverie.convert.originals import read_original
 from reverie.convert.vta.weights import read_checkpoint
 from reverie.run.config import resolve
+from reverie.run.factory import load_initial_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "parity"))
 from vta_recording import MODELS, VTARecording, tensors
