@@ -1,12 +1,12 @@
-"""How fast batches come out of recordings that do not fit in carry.
+"""Throughput of batches from a dataset that does not fit in memory.
 
     python benchmarks/recordings.py [--episodes 60] [--rows 150] [--size 84]
 
-Writes a folder of NPZ episodes, unpacks all of them one after another in one thread
-(the raw speed of the format), then cuts training batches with room for a quarter of
-them. Both count unpacked bytes per second; an episode that was unpacked serves several
-sequences before its place is taken. Exits with 1 if batches come at less than half of
-the raw speed, or if more memory is kept than was allowed.
+Writes a folder of NPZ episodes, decompresses all of them in one thread (the raw speed
+of the format), then samples training batches with a cache for a quarter of them. Both
+are in decompressed bytes per second; a cached episode is used for several sequences.
+Exits with 1 if batches come at less than half of the raw speed, or if the cache exceeds
+its limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.datasets.feed import EpisodeCacheConfig, EpisodeFeed
-from reverie.datasets.readers import npz, open_reader
+from reverie.datasets.episode_cache import EpisodeCacheConfig
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.readers.npz import load_arrays, write_npz_episode
 from reverie.rows import Window
 from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (7,), -1, 1)}
 WINDOW = Window(16, 64)
-FLOOR = 0.5
+MIN_SPEED = 0.5
 
 
 def main() -> int:
@@ -37,34 +39,34 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=84)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        return measure(Path(place), options)
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(Path(folder), options)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> int:
     rng = np.random.default_rng(0)
     for i in range(options.episodes):
         episode = make_episode(rng, options.rows, options.size)
-        npz.write_npz_episode(folder, f"demo_{i}", episode, ACTION)
-    packed = sum(path.stat().st_size for path in folder.glob("*.npz"))
+        write_npz_episode(folder, f"demo_{i}", episode, ACTION)
+    compressed = sum(path.stat().st_size for path in folder.glob("*.npz"))
     paths = sorted(folder.glob("*.npz"))
-    unpack(paths[:2])
+    decompress(paths[:2])
     begin = time.perf_counter()
-    whole = unpack(paths)
-    raw = whole / (time.perf_counter() - begin) / 1e6
+    total = decompress(paths)
+    raw = total / (time.perf_counter() - begin) / 1e6
     print(
         f"{options.episodes} episodes of {options.rows} rows, {options.size}x"
-        f"{options.size}: {whole / 1e6:.0f} MB, packed {packed / 1e6:.0f} MB"
+        f"{options.size}: {total / 1e6:.0f} MB, compressed {compressed / 1e6:.0f} MB"
     )
-    print(f"raw unpacking, one thread        {raw:8.0f} MB/s")
-    good = True
-    for words, prefetch, workers in (
+    print(f"raw decompression, one thread    {raw:8.0f} MB/s")
+    passed = True
+    for label, prefetch, workers in (
         ("batches, one thread", False, 1),
-        ("batches, ahead, two threads", True, 2),
+        ("batches, prefetch, two threads", True, 2),
     ):
-        config = EpisodeCacheConfig(carry=whole / 4 / 2**30, workers=workers)
+        config = EpisodeCacheConfig(memory=total / 4 / 2**30, workers=workers)
         feed = EpisodeFeed(
-            open_reader(folder), {"train": WINDOW}, config=config, prefetch=prefetch
+            open_episodes(folder), {"train": WINDOW}, config=config, prefetch=prefetch
         )
         for _ in range(3):
             batch = feed("train")
@@ -76,18 +78,18 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
             count += 1
         speed = count * size / (time.perf_counter() - begin) / 1e6
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        kept = feed._train.bytes
+        cached = feed._train.bytes
         feed.close()
-        good &= speed >= FLOOR * raw and kept <= whole / 4
+        passed &= speed >= MIN_SPEED * raw and cached <= total / 4
         print(
-            f"{words:<32} {speed:8.0f} MB/s, {speed / raw:.2f} of raw, "
-            f"{kept / 1e6:.0f} MB kept, peak grew by {grown / 1024:.0f} MB"
+            f"{label:<32} {speed:8.0f} MB/s, {speed / raw:.2f} of raw, "
+            f"{cached / 1e6:.0f} MB cached, peak grew by {grown / 1024:.0f} MB"
         )
-    return 0 if good else 1
+    return 0 if passed else 1
 
 
 def make_episode(rng: np.random.Generator, rows: int, size: int) -> dict:
-    """A scene that moves, with some noise: it packs to about two thirds."""
+    """Return moving waves with noise, which compress to about two thirds."""
     x = np.linspace(0, 6, size)
     phase = np.cumsum(rng.normal(0, 0.1, (rows, 2)), 0)
     waves = np.sin(x + phase[:, :1])[:, None] + np.cos(x + phase[:, 1:])[:, :, None]
@@ -107,10 +109,8 @@ def make_episode(rng: np.random.Generator, rows: int, size: int) -> dict:
     }
 
 
-def unpack(paths: list[Path]) -> int:
-    return sum(
-        value.nbytes for path in paths for value in npz.load_arrays(path).values()
-    )
+def decompress(paths: list[Path]) -> int:
+    return sum(value.nbytes for path in paths for value in load_arrays(path).values())
 
 
 if __name__ == "__main__":
