@@ -138,7 +138,7 @@ def test_an_import_that_points_back_is_named(tmp_path, file, source, complaint):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("agents/a.py", "from reverie.render.openloop import openloop_video"),
+        ("agents/a.py", "from reverie.render.open_loop import open_loop_video"),
         (
             "datasets/readers/a.py",
             "from ..split import split\nimport reverie.api",

@@ -9,7 +9,7 @@ import torch
 from reverie.api import Batch, Metrics
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
-from reverie.render.openloop import openloop_video
+from reverie.render.open_loop import open_loop_video
 
 SEQUENCES = 6
 """How many of a batch are shown."""
@@ -38,5 +38,7 @@ def openloop(world: Any, state: Any, batch: Batch, rng: Rng) -> Metrics:
         model = torch.cat([before[key], after[key]], 1) * 255
         shades = model.clamp(0, 255).to(torch.uint8).cpu().numpy()
         true = batch[key][:count].cpu().numpy()
-        videos[f"openloop/{key}"] = openloop_video(true, shades, half, marks=marks)
+        videos[f"openloop/{key}"] = open_loop_video(
+            true, shades, half, boundaries=marks
+        )
     return videos

@@ -10,7 +10,7 @@ import numpy as np
 
 from reverie.agents.vta.agent import shades
 from reverie.api import UserError
-from reverie.render.boundaries import dream_strip, sequence_strip, sequence_video
+from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
 from reverie.run.checkpoint import locate
 from reverie.run.folder import home_of
@@ -66,15 +66,15 @@ def draw_boundaries(
     drawn = shades(watched.image)
 
     name = f"sequence_{index}"
-    strip = sequence_strip(truth, drawn, found, chance, events)
+    strip = boundary_strip(truth, drawn, found, chance, events)
     written = [write_image(place / f"{name}.png", _larger(strip))]
-    film = enlarge(sequence_video(truth, drawn, found, events))
+    film = enlarge(boundary_video(truth, drawn, found, events))
     ending = "mp4" if can_write_mp4() else "gif"
     written.append(write_video(place / f"{name}.{ending}", film, FPS))
     some = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, jumpy in (("dream", False), ("jumps", True)):
         images, begins = vta.dream(some, jumpy=jumpy)
-        strip = dream_strip(shades(images), begins.cpu().numpy())
+        strip = imagined_strip(shades(images), begins.cpu().numpy())
         written.append(write_image(place / f"{name}_{kind}.png", _larger(strip)))
     return written
 

@@ -24,8 +24,8 @@ from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageCrop
 from reverie.evaluation.open_loop import dream_on
 from reverie.evaluation.rollout_ensembles import FanConfig, Fans, fan_metrics, open_fans
-from reverie.render.episodes import cameras
-from reverie.render.openloop import openloop_video
+from reverie.render.channels import cameras_side_by_side
+from reverie.render.open_loop import open_loop_video
 from reverie.storage.array_file import Arrays
 
 SHOWN = 6
@@ -227,7 +227,9 @@ def _videos(
     for key, value in drawn.items():
         if value.dtype != np.uint8 or value.ndim != 5:
             continue
-        truth = cameras(batch[key][:SHOWN, : context + horizon])
-        model = np.concatenate([truth[:, :context], cameras(value[:SHOWN])], 1)
-        videos[f"openloop/{key}"] = openloop_video(truth, model, context)
+        truth = cameras_side_by_side(batch[key][:SHOWN, : context + horizon])
+        model = np.concatenate(
+            [truth[:, :context], cameras_side_by_side(value[:SHOWN])], 1
+        )
+        videos[f"openloop/{key}"] = open_loop_video(truth, model, context)
     return videos

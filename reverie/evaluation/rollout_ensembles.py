@@ -22,7 +22,7 @@ from jaxtyping import Float
 from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
 from reverie.evaluation.open_loop import dream_on, foreseen
-from reverie.render.ensemble import Fan, draw_fans
+from reverie.render.ensemble import EnsembleLines, draw_ensembles
 from reverie.spaces import Spaces
 from reverie.storage.array_file import Arrays
 
@@ -185,11 +185,11 @@ def _picture(key: str, episode: Arrays, starts: list[int], fans: Fans) -> np.nda
     rows = len(episode["is_first"])
     flat = episode[key].reshape(rows, -1).astype(np.float64)
     shown = [
-        Fan(start, threads[:, : rows - 1 - start])
+        EnsembleLines(start, threads[:, : rows - 1 - start])
         for start, threads in zip(starts, fans.threads, strict=True)
     ]
     samples = fans.threads.shape[1]
-    return draw_fans(flat, shown, f"{key}: {samples} ways to go on")
+    return draw_ensembles(flat, shown, f"{key}: {samples} ways to go on")
 
 
 def _mean(values: np.ndarray) -> np.ndarray:

@@ -41,7 +41,8 @@ from reverie.datasets.split import (
     split_by_seed,
 )
 from reverie.envs import EnvConfig
-from reverie.render.episodes import cameras, contact_sheet
+from reverie.render.channels import cameras_side_by_side
+from reverie.render.contact_sheet import contact_sheet
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
 from reverie.storage.atomic import atomic_write, write_json
 
@@ -348,7 +349,9 @@ def _print_left_out(bad: dict[str, str]) -> None:
 
 def _all_cameras(episode: Episode) -> np.ndarray | None:
     """Return the RGB frames of all cameras next to each other; None without images."""
-    views = [cameras(value) for value in episode.values() if is_image(value)]
+    views = [
+        cameras_side_by_side(value) for value in episode.values() if is_image(value)
+    ]
     if not views:
         return None
     height = max(view.shape[1] for view in views)

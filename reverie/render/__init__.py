@@ -1,1 +1,1 @@
-"""Turn arrays into pictures. Knows no agent and no log; anyone may draw with it."""
+"""Drawing of arrays as images, plots and videos, without agents or loggers."""

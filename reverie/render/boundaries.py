@@ -1,10 +1,9 @@
-"""Sequences as strips: what was seen, what was drawn, and where segments begin.
+"""Images and videos of sequences with segment boundaries.
 
-From top to bottom a sequence has four rows: the true frames, framed in red where an
-event happened; the same frames drawn by the world, framed in yellow where a segment
-begins; and two bars, the upper one red for events (not there where none are known), the
-lower one as high as the chance of a boundary, yellow where one was found. Every mark
-stands under its own frame.
+In a strip, a sequence has four rows: the true frames, with a red border at events; the
+frames of the model, with a yellow border where a segment begins; a red bar at events
+(if events are known); and a bar with the height of the boundary probability, yellow at
+boundaries. Bars are below their frames.
 """
 
 from __future__ import annotations
@@ -12,95 +11,109 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-EVENT = (230, 40, 40)
-FOUND = (250, 210, 40)
-QUIET = (70, 90, 130)
-PAPER = (24, 24, 28)
-BORDER, GAP, BAR = 2, 2, 12
+from reverie.render.channels import to_rgb
+
+EVENT_COLOR = (230, 40, 40)
+BOUNDARY_COLOR = (250, 210, 40)
+NO_BOUNDARY_COLOR = (70, 90, 130)
+BACKGROUND = (24, 24, 28)
+BORDER, GAP, BAR_HEIGHT = 2, 2, 12
 
 
-def sequence_strip(
+def boundary_strip(
     truth: UInt8[np.ndarray, "N S h w c"],
-    drawn: UInt8[np.ndarray, "N S h w c"],
-    found: Bool[np.ndarray, "N S"],
-    chance: Float[np.ndarray, "N S"],
+    model: UInt8[np.ndarray, "N S h w c"],
+    boundaries: Bool[np.ndarray, "N S"],
+    probabilities: Float[np.ndarray, "N S"],
     events: Bool[np.ndarray, "N S"] | None = None,
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """All sequences below each other, a column for each frame."""
+    """Draw sequences below each other, with one column per frame."""
     blocks = []
     for i in range(len(truth)):
-        known = np.zeros_like(found[i]) if events is None else events[i]
-        rows = [_row(truth[i], known, EVENT), _row(drawn[i], found[i], FOUND)]
+        is_event = np.zeros_like(boundaries[i]) if events is None else events[i]
+        frames = _row(truth[i], is_event, EVENT_COLOR)
+        rows = [frames, _row(model[i], boundaries[i], BOUNDARY_COLOR)]
         if events is not None:
-            rows.append(_bars(known.astype(float), known, EVENT, rows[0], BAR // 3))
-        rows.append(_bars(chance[i], found[i], FOUND, rows[0], BAR))
-        blocks += [*rows, _paper(3 * GAP, rows[0].shape[1])]
+            heights = is_event.astype(float)
+            bars = _bars(heights, is_event, EVENT_COLOR, frames, BAR_HEIGHT // 3)
+            rows.append(bars)
+        rows.append(
+            _bars(probabilities[i], boundaries[i], BOUNDARY_COLOR, frames, BAR_HEIGHT)
+        )
+        blocks += [*rows, _background(3 * GAP, frames.shape[1])]
     return np.concatenate(blocks[:-1])
 
 
-def dream_strip(
-    drawn: UInt8[np.ndarray, "N S h w c"], begins: Bool[np.ndarray, "N S"]
+def imagined_strip(
+    frames: UInt8[np.ndarray, "N S h w c"], boundaries: Bool[np.ndarray, "N S"]
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Dreamt frames, one sequence a row; the first frames of segments are framed."""
-    rows = [_row(drawn[i], begins[i], FOUND) for i in range(len(drawn))]
-    spaced = [part for row in rows for part in (row, _paper(GAP, row.shape[1]))]
-    return np.concatenate(spaced[:-1])
+    """Draw imagined sequences as rows, with a border where segments begin."""
+    rows = [_row(frames[i], boundaries[i], BOUNDARY_COLOR) for i in range(len(frames))]
+    gap = _background(GAP, rows[0].shape[1])
+    return np.concatenate([part for row in rows for part in (row, gap)][:-1])
 
 
-def sequence_video(
+def boundary_video(
     truth: UInt8[np.ndarray, "N S h w c"],
-    drawn: UInt8[np.ndarray, "N S h w c"],
-    found: Bool[np.ndarray, "N S"],
+    model: UInt8[np.ndarray, "N S h w c"],
+    boundaries: Bool[np.ndarray, "N S"],
     events: Bool[np.ndarray, "N S"] | None = None,
 ) -> UInt8[np.ndarray, "S height width 3"]:
-    """A film: truth above, world below, a column per sequence, framed as in strips."""
-    known = np.zeros_like(found) if events is None else events
-    films = []
-    for images, marks, colour in ((truth, known, EVENT), (drawn, found, FOUND)):
-        tiles = [
-            np.stack([_tile(f, m, colour) for f, m in zip(*pair, strict=True)])
-            for pair in zip(images, marks, strict=True)
-        ]
-        films.append(np.concatenate(tiles, 2))
-    return np.concatenate(films, 1)
+    """Make a video with the truth above the model and one column per sequence."""
+    is_event = np.zeros_like(boundaries) if events is None else events
+    rows = (truth, is_event, EVENT_COLOR), (model, boundaries, BOUNDARY_COLOR)
+    return np.concatenate(
+        [
+            np.concatenate(
+                [
+                    np.stack([_tile(f, m, color) for f, m in zip(*pair, strict=True)])
+                    for pair in zip(images, marks, strict=True)
+                ],
+                2,
+            )
+            for images, marks, color in rows
+        ],
+        1,
+    )
 
 
-def _row(frames: np.ndarray, marks: np.ndarray, colour: tuple[int, ...]) -> np.ndarray:
-    tiles = [_tile(f, m, colour) for f, m in zip(frames, marks, strict=True)]
+def _row(frames: np.ndarray, marks: np.ndarray, color: tuple[int, ...]) -> np.ndarray:
+    tiles = [_tile(f, m, color) for f, m in zip(frames, marks, strict=True)]
     return np.concatenate(tiles, 1)
 
 
 def _tile(
-    frame: np.ndarray, marked: bool | np.bool_, colour: tuple[int, ...]
+    frame: np.ndarray, marked: bool | np.bool_, color: tuple[int, ...]
 ) -> np.ndarray:
-    """A frame with a border, coloured if it is marked, and a gap around it."""
+    """Draw a frame with a border, colored if marked, and a gap."""
     height, width = frame.shape[:2]
-    tile = _paper(height + 2 * BORDER + GAP, width + 2 * BORDER + GAP)
+    tile = _background(height + 2 * BORDER + GAP, width + 2 * BORDER + GAP)
     if marked:
-        tile[: height + 2 * BORDER, : width + 2 * BORDER] = colour
+        tile[: height + 2 * BORDER, : width + 2 * BORDER] = color
     inside = tile[BORDER : BORDER + height, BORDER : BORDER + width]
-    inside[:] = frame[..., -3:] if frame.shape[-1] >= 3 else frame[..., -1:]
+    inside[:] = to_rgb(frame, last=True)
     return tile
 
 
 def _bars(
     heights: np.ndarray,
     marks: np.ndarray,
-    colour: tuple[int, ...],
-    above: np.ndarray,
-    tall: int,
+    color: tuple[int, ...],
+    frames: np.ndarray,
+    max_height: int,
 ) -> np.ndarray:
-    """A bar under each frame of the row above, `tall` for a height of one."""
-    width = above.shape[1] // len(heights)
-    bars = _paper(tall + GAP, above.shape[1])
+    """Draw a bar below each frame; a height of 1 has `max_height` pixels."""
+    width = frames.shape[1] // len(heights)
+    bars = _background(max_height + GAP, frames.shape[1])
     for t, (height, marked) in enumerate(zip(heights, marks, strict=True)):
-        size = round(float(np.clip(height, 0, 1)) * tall)
+        pixels = round(float(np.clip(height, 0, 1)) * max_height)
         columns = slice(t * width, (t + 1) * width - GAP)
-        bars[tall - size : tall, columns] = colour if marked else QUIET
+        bar_color = color if marked else NO_BOUNDARY_COLOR
+        bars[max_height - pixels : max_height, columns] = bar_color
     return bars
 
 
-def _paper(height: int, width: int) -> np.ndarray:
-    paper = np.empty((height, width, 3), np.uint8)
-    paper[:] = PAPER
-    return paper
+def _background(height: int, width: int) -> np.ndarray:
+    image = np.empty((height, width, 3), np.uint8)
+    image[:] = BACKGROUND
+    return image

@@ -17,7 +17,7 @@ from reverie.evaluation.rollout_ensembles import (
     spread_of,
     vectors,
 )
-from reverie.render.ensemble import PANEL_WIDTH, PANELS, Fan, draw_fans
+from reverie.render.ensemble import MAX_PANELS, PANELS, EnsembleLines, draw_ensembles
 from reverie.spaces import Space
 
 ROWS = 24
@@ -139,12 +139,12 @@ def test_only_vectors_that_are_foreseen_have_fans():
 
 def test_a_picture_has_a_panel_per_entry_with_the_threads_beside_the_truth():
     truth = np.zeros((20, 3))
-    flat = draw_fans(truth, [])
-    fanned = draw_fans(
-        truth, [Fan(5, np.linspace(0, 1, 8)[None, :, None] * np.ones(3))]
+    flat = draw_ensembles(truth, [])
+    fanned = draw_ensembles(
+        truth, [EnsembleLines(5, np.linspace(0, 1, 8)[None, :, None] * np.ones(3))]
     )
-    assert flat.shape[1] == 2 * PANEL_WIDTH
+    assert flat.shape[1] == 2 * PANELS.width
     assert (flat != fanned).any()
-    wide = draw_fans(np.zeros((20, 40)), [])
+    wide = draw_ensembles(np.zeros((20, 40)), [])
     assert wide.shape[0] > flat.shape[0]
-    assert wide.shape == draw_fans(np.zeros((20, PANELS)), []).shape
+    assert wide.shape == draw_ensembles(np.zeros((20, MAX_PANELS)), []).shape

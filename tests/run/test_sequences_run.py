@@ -296,7 +296,7 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
         drawn.update(truth=truth, found=found, chance=chance, events=events)
         return np.zeros((4, 4, 3), np.uint8)
 
-    monkeypatch.setattr("reverie.evaluation.draw.sequence_strip", strip)
+    monkeypatch.setattr("reverie.evaluation.draw.boundary_strip", strip)
     draw_boundaries(run, 1, 3, tmp_path)
     config, agent, feed = load_watcher(run, evaluation=3)
     data = {key: value[1:2] for key, value in feed("report").items()}

@@ -14,7 +14,12 @@ from reverie.nets.blocks import initialize
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
-from reverie.render.openloop import BEGINS, CONTINUES, STRIP, openloop_video
+from reverie.render.open_loop import (
+    BOUNDARY_COLOR,
+    INSIDE_COLOR,
+    STRIP,
+    open_loop_video,
+)
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.spaces import Space
@@ -213,10 +218,10 @@ def test_report_videos_mark_segment_boundaries():
     marks = np.zeros((1, 2), bool)
     marks[0, 1] = True
     grey = np.full((1, 2, 8, 8, 3), 7, np.uint8)
-    video = openloop_video(grey, grey, 1, marks=marks)
+    video = open_loop_video(grey, grey, 1, boundaries=marks)
     row = 2 + 8  # below the border and the true frames
-    assert tuple(video[0, row, 4]) == CONTINUES
-    assert tuple(video[1, row, 4]) == BEGINS
+    assert tuple(video[0, row, 4]) == INSIDE_COLOR
+    assert tuple(video[1, row, 4]) == BOUNDARY_COLOR
 
 
 @pytest.mark.parametrize(

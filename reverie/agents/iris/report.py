@@ -19,7 +19,7 @@ from torch import Tensor
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.api import Metrics
 from reverie.nets.rng import Rng
-from reverie.render.openloop import openloop_video
+from reverie.render.open_loop import open_loop_video
 from reverie.worlds.iris.quantizer import entropy_bits
 from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
@@ -71,11 +71,11 @@ def look(
     few = EpisodeSegment(*(x[:SHOWN, :blocks] for x in from_first_frames(segment)))
     true = few.image.cpu().numpy()
     drawn = world.reconstruct(few.image, few.action).cpu().numpy()
-    metrics["reconstruction/image"] = openloop_video(true, drawn, true.shape[1])
+    metrics["reconstruction/image"] = open_loop_video(true, drawn, true.shape[1])
     context = min(nets.config.burn_in + 1, int(few.real.sum(1).min()))
     ahead = continue_with_actions(dreamt, few, context, rng).cpu().numpy()
     model = np.concatenate([drawn[:, :context], ahead], 1)
-    metrics["openloop/image"] = openloop_video(true, model, context)
+    metrics["openloop/image"] = open_loop_video(true, model, context)
     dream = nets.dream(dreamt, few.image[:, :context], few.action[:, :context], rng)
     metrics["dream/image"] = side_by_side(dream.states.image.cpu().numpy())
     metrics["dream/reward"] = dream.states.reward[:, 1:].mean()

@@ -34,7 +34,7 @@ from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.nets.tree import map1
-from reverie.render.boundaries import dream_strip, sequence_strip
+from reverie.render.boundaries import boundary_strip, imagined_strip
 from reverie.rows import Window
 from reverie.spaces import EVENT, Spaces
 from reverie.worlds.vta.config import VTAConfig
@@ -213,7 +213,7 @@ class VTAAgent:
         now = slice(vta.context, vta.context + vta.length)
         truth = data[key][rows, now].cpu().numpy()
         events = data[EVENT][rows, now].cpu().numpy() if EVENT in data else None
-        strip = sequence_strip(
+        strip = boundary_strip(
             truth,
             shades(watched.image[rows]),
             watched.boundary[rows].cpu().numpy(),
@@ -224,8 +224,8 @@ class VTAAgent:
         full, jumpy = (self.dream(some, jumpy=jumpy) for jumpy in (False, True))
         return {
             "boundaries": strip,
-            "dream": dream_strip(shades(full[0]), full[1].cpu().numpy()),
-            "jumps": dream_strip(shades(jumpy[0]), jumpy[1].cpu().numpy()),
+            "dream": imagined_strip(shades(full[0]), full[1].cpu().numpy()),
+            "jumps": imagined_strip(shades(jumpy[0]), jumpy[1].cpu().numpy()),
         }
 
     @torch.no_grad()
