@@ -259,6 +259,30 @@ KERNEL backward_hidden(BackwardArguments p) {
       p.dhid_norm, p.hid_partials);
 }
 
+// Multiplies the gradient of hid_pre, from its column `from` on.
+template <int N, int K, class Weight>
+DEVICE void multiply_dhid(const BackwardArguments& p, Tile<N, K>& product, float* sums,
+                          float* means, int first, Weight weight, const RowPair& rows,
+                          const RowSums<BLOCK_TILES>& products, int from) {
+  const int base = p.t * p.batch;
+  const float2 inv_rms = rows.load(p.inv_rms + base * 4 + 2, 4);
+  float2 mean;
+  product.multiply_rows(
+      sums, first > 0, weight,
+      [&](int k) {
+        return NormGradInput{rows.load(p.dhid_norm + base * DETER, DETER, from + k),
+                             rows.load(p.hid_pre + base * DETER, DETER, from + k)};
+      },
+      [&] {
+        products.store_mean<DETER>(means);
+        __syncthreads();
+        mean = of_row_pair(means);
+      },
+      [&](int k, const NormGradInput& x) {
+        return norm_grad(x, p.hid_scale + from + k, inv_rms, mean);
+      });
+}
+
 // Gradients of the inputs of `hid`: the first thread blocks compute din_norm, the others
 // the part of ddeter.
 KERNEL backward_inputs(BackwardArguments p) {
@@ -266,26 +290,6 @@ KERNEL backward_inputs(BackwardArguments p) {
   __shared__ float means[16];
   const int t = p.t, base = t * p.batch;
   constexpr int WEIGHT_ROWS = WIDTH + SHARED_INPUT;  // of one block of hid_weight
-  float2 inv_rms, mean;
-  // multiplies the gradient of hid_pre from input `from` on
-  auto multiply_dhid = [&](auto& product, bool reload, auto weight, const RowPair& rows,
-                           const RowSums<BLOCK_TILES>& products, int from) {
-    inv_rms = rows.load(p.inv_rms + base * 4 + 2, 4);
-    product.multiply_rows(
-        sums, reload, weight,
-        [&](int k) {
-          return NormGradInput{rows.load(p.dhid_norm + base * DETER, DETER, from + k),
-                               rows.load(p.hid_pre + base * DETER, DETER, from + k)};
-        },
-        [&] {
-          products.store_mean<DETER>(means);
-          __syncthreads();
-          mean = of_row_pair(means);
-        },
-        [&](int k, const NormGradInput& x) {
-          return norm_grad(x, p.hid_scale + from + k, inv_rms, mean);
-        });
-  };
   if (blockIdx.x < TWO_UNITS / UNIT_COLUMNS) {
     const int unit = blockIdx.x * UNIT_COLUMNS, is_in1 = unit >= UNITS;
     Tile<UNIT_COLUMNS, DETER> product;
@@ -303,7 +307,7 @@ KERNEL backward_inputs(BackwardArguments p) {
       const NormOutputGrad norm((is_in1 ? p.in1_pre : p.in0_pre) + row * UNITS + at,
                                 (is_in1 ? p.in1_scale : p.in0_scale) + at,
                                 p.inv_rms + row * 4 + is_in1, out.exists);
-      multiply_dhid(product, first > 0, weight, rows, products, 0);
+      multiply_dhid(p, product, sums, means, first, weight, rows, products, 0);
       if (out.is_used)
         norm.store<out.LANES>(product.total(sums, out.row, out.column),
                               p.din_norm + row * TWO_UNITS + unit + out.column,
@@ -328,7 +332,8 @@ KERNEL backward_inputs(BackwardArguments p) {
       const bool is_first = out.exists && p.is_first[out.batch_row * p.length + t];
       float2 before = zero2();
       if (out.exists) before = load_two(ddeter);
-      multiply_dhid(product, first > 0, weight, rows, products, gru_block * WIDTH);
+      multiply_dhid(p, product, sums, means, first, weight, rows, products,
+                    gru_block * WIDTH);
       if (out.exists) {
         float2 x = add(before, product.total(sums, out.row, out.column));
         *(float2*)ddeter = is_first ? zero2() : x;
