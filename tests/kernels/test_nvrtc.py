@@ -11,11 +11,14 @@ import torch
 from reverie.kernels import nvrtc
 
 
-def test_compiled_code_is_kept_by_what_it_depends_on(monkeypatch, tmp_path):
-    class Library:
-        def nvrtcVersion(self, major, minor):
-            return 0
+class Library:
+    """Stand-in for NVRTC that only has a version."""
 
+    def nvrtcVersion(self, major, minor):
+        return 0
+
+
+def test_compiled_code_is_cached_by_everything_it_depends_on(monkeypatch, tmp_path):
     compiled = []
 
     def compile_source(source: str, architecture: str) -> bytes:
@@ -32,39 +35,35 @@ def test_compiled_code_is_kept_by_what_it_depends_on(monkeypatch, tmp_path):
     assert len(list(nvrtc.cache_folder().iterdir())) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch, tmp_path):
+def test_an_unwritable_cache_folder_is_ignored(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(nvrtc, "compile_source", lambda *args: b"code")
 
-    class Library:
-        def nvrtcVersion(self, major, minor):
-            return 0
-
     monkeypatch.setattr(nvrtc, "_nvrtc", Library)
     assert nvrtc._compile_cached("a", "sm_90") == b"code"
 
 
-def test_errors_of_the_driver_carry_its_words(monkeypatch):
+def test_driver_errors_contain_the_message_of_the_driver(monkeypatch):
     class Driver:
         def cuSomething(self, *arguments):
             return 3
 
         def cuGetErrorString(self, code, text):
-            text._obj.value = b"not today"
+            text._obj.value = b"out of memory"
             return 0
 
     monkeypatch.setattr(nvrtc, "_driver", Driver)
-    with pytest.raises(nvrtc.Unavailable, match="cuSomething: not today"):
+    with pytest.raises(nvrtc.Unavailable, match="cuSomething: out of memory"):
         nvrtc._call_driver("cuSomething", 1)
 
 
-def test_a_missing_compiler_is_unavailable(monkeypatch):
-    def refuse(name):
+def test_missing_libraries_raise_unavailable(monkeypatch):
+    def fail(name):
         raise OSError(name)
 
-    monkeypatch.setattr(nvrtc.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", fail)
     with pytest.raises(nvrtc.Unavailable, match="libnvrtc"):
         nvrtc._nvrtc()
     with pytest.raises(nvrtc.Unavailable):
@@ -72,7 +71,7 @@ def test_a_missing_compiler_is_unavailable(monkeypatch):
 
 
 class Compiler:
-    """In the place of NVRTC: compiles what does not say `bad`."""
+    """Stand-in for NVRTC: compiles every source that does not contain `bad`."""
 
     def nvrtcCreateProgram(self, program, source, name, count, headers, names):
         self.source, self.name = source, name
@@ -87,11 +86,11 @@ class Compiler:
         return 0
 
     def nvrtcGetProgramLog(self, program, log):
-        log.value = b"scan.cu(1): error: bad"
+        log.value = b"kernels.cu(1): error: bad"
         return 0
 
     def nvrtcGetCUBINSize(self, program, size):
-        size._obj.value = 4
+        size._obj.value = len(b"code")
         return 0
 
     def nvrtcGetCUBIN(self, program, code):
@@ -102,7 +101,7 @@ class Compiler:
         return 0
 
 
-def test_a_compiler_s_complaint_is_passed_on(monkeypatch):
+def test_compiler_errors_contain_the_log(monkeypatch):
     compiler = Compiler()
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: compiler)
     assert nvrtc.compile_source("good", "sm_90") == b"code"
@@ -112,7 +111,7 @@ def test_a_compiler_s_complaint_is_passed_on(monkeypatch):
 
 
 class Driver:
-    """Takes every call and remembers it."""
+    """Stand-in for the CUDA driver that records all calls."""
 
     def __init__(self):
         self.calls = []
@@ -125,7 +124,7 @@ class Driver:
         return call
 
 
-def test_what_was_begun_is_waited_for(monkeypatch):
+def test_load_waits_for_compilation_in_the_background(monkeypatch):
     compiled = []
 
     def compile_(source, architecture):
@@ -174,4 +173,4 @@ def test_kernels_are_launched_on_the_current_stream(monkeypatch):
     config = config._obj
     assert (config.gridx, config.blockx, config.stream) == (9, 256, 7)
     assert config.num_attributes == 0
-    assert ("cuCtxSetCurrent" in dict(driver.calls)) is True
+    assert "cuCtxSetCurrent" in dict(driver.calls)

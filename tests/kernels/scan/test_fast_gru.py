@@ -1,4 +1,4 @@
-"""The loop of gated units in one kernel, against the plain loop."""
+"""The GRU scan as one kernel per direction, against the plain loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from reverie.kernels.scan.gru import FastGRU, FastHold
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUTES = {
     "plain": Route(),
-    "forgets": Route(torch.ones(())),
+    "reset": Route(torch.ones(())),
     "held": Route(None, torch.ones(()), torch.ones(())),
-    "begun": Route(None, torch.ones(()), None, torch.ones(())),
+    "restarted": Route(None, torch.ones(()), None, torch.ones(())),
     "all": Route(*torch.ones(4)),
 }
 
@@ -44,50 +44,54 @@ def make_inputs(
         None if part is None else (normal(count, rows, steps) > 0).float()
         for part in ROUTES[name][:3]
     )
-    if name == "held":  # as worlds use it: a state that may do both grows without end
+    if name == "held":  # as VTA uses it; with both flags set, states would grow
         stay = 1 - move
     flags = [keep, move, stay]
     fresh = None if ROUTES[name].fresh is None else normal(count, rows, steps, width)
     return [x, start, *flags, fresh]
 
 
-def results(units: GRU, inputs: list[Tensor | None], backwards: set[int]):
-    """The states, and the gradients of everything they depend on."""
+def states_and_gradients(units: GRU, inputs: list[Tensor | None], backwards: set[int]):
+    """Return the states, and the gradients of all inputs and parameters."""
     leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
     x, start, *route = leaves
     states = units.scan(units.gates(x), start, Route(*route), backwards)
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(states.shape, generator=generator).to(states)
-    wanted = [leaf for leaf in leaves if leaf is not None] + list(units.parameters())
-    grads = torch.autograd.grad((states * weight).sum(), wanted)
+    targets = [leaf for leaf in leaves if leaf is not None] + list(units.parameters())
+    grads = torch.autograd.grad((states * weight).sum(), targets)
     return [states.detach(), *grads]
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_states_and_gradients_are_those_of_the_plain_loop(name):
+def test_states_and_gradients_equal_the_plain_loop(name):
     count, rows, steps, width, backwards = 2, 17, 3, 16, {1}
     inputs = make_inputs(name, count, rows, steps, width, DEVICE)
-    ours = results(make_units(FastGRU, count, width, DEVICE), inputs, backwards)
+    fast = states_and_gradients(
+        make_units(FastGRU, count, width, DEVICE), inputs, backwards
+    )
     plain = make_units(GRU, count, width, "cpu").double()
-    exact = [None if x is None else x.cpu().double() for x in inputs]
-    for mine, theirs in zip(ours, results(plain, exact, backwards), strict=True):
-        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=1e-4, atol=2e-5)
+    inputs64 = [None if x is None else x.cpu().double() for x in inputs]
+    for value, expected in zip(
+        fast, states_and_gradients(plain, inputs64, backwards), strict=True
+    ):
+        torch.testing.assert_close(value.cpu().double(), expected, rtol=1e-4, atol=2e-5)
 
 
-def test_products_in_half_precision_stay_close():
-    """In float16, the half precision that the interpreter multiplies correctly."""
+def test_half_precision_products_are_accurate():
+    """In float16, because the interpreter does not multiply bfloat16 correctly."""
     inputs = make_inputs("held", 1, 5, 4, 32, DEVICE)
     half = make_units(FastGRU, 1, 32, DEVICE, torch.float16)
-    ours = results(half, inputs, set())
-    plain = results(make_units(GRU, 1, 32, DEVICE), inputs, set())
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert mine.dtype == theirs.dtype
-        error = torch.linalg.vector_norm(mine - theirs)
-        assert error < 2e-3 * torch.linalg.vector_norm(theirs)
+    fast = states_and_gradients(half, inputs, set())
+    plain = states_and_gradients(make_units(GRU, 1, 32, DEVICE), inputs, set())
+    for value, expected in zip(fast, plain, strict=True):
+        assert value.dtype == expected.dtype
+        error = torch.linalg.vector_norm(value - expected)
+        assert error < 2e-3 * torch.linalg.vector_norm(expected)
 
 
-def test_values_are_held_as_by_the_plain_loop():
-    generator, found = torch.Generator().manual_seed(0), []
+def test_hold_equals_the_plain_loop():
+    generator, results = torch.Generator().manual_seed(0), []
     fresh = torch.randn(19, 6, 5, generator=generator)
     read = (torch.rand(19, 6, generator=generator) > 0.6).float()
     weight = torch.randn(19, 6, 5, generator=generator).to(DEVICE)
@@ -95,29 +99,31 @@ def test_values_are_held_as_by_the_plain_loop():
         parts = (fresh, read, 1 - read)
         leaves = [x.clone().to(DEVICE).requires_grad_() for x in parts]
         held = hold(*leaves)
-        found.append([held, *torch.autograd.grad((held * weight).sum(), leaves)])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        results.append([held, *torch.autograd.grad((held * weight).sum(), leaves)])
+    for value, expected in zip(*results, strict=True):
+        torch.testing.assert_close(value, expected)
 
 
-def test_units_that_do_not_fit_take_the_plain_way():
+def test_unsupported_widths_use_the_plain_loop():
     inputs = make_inputs("all", 2, 3, 4, 20, DEVICE)
-    ours = results(make_units(FastGRU, 2, 20, DEVICE), inputs, {0})
-    plain = results(make_units(GRU, 2, 20, DEVICE), inputs, {0})
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert torch.equal(mine, theirs)
+    fast = states_and_gradients(make_units(FastGRU, 2, 20, DEVICE), inputs, {0})
+    plain = states_and_gradients(make_units(GRU, 2, 20, DEVICE), inputs, {0})
+    for value, expected in zip(fast, plain, strict=True):
+        assert torch.equal(value, expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ROUTES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_states_and_gradients_at_the_size_of_a_window(name, dtype):
+def test_states_and_gradients_at_full_size(name, dtype):
     inputs = make_inputs(name, 3, 128, 30, 128, "cuda")
     units = make_units(FastGRU, 3, 128, "cuda", dtype)
-    ours = results(units, inputs, {2})
+    fast = states_and_gradients(units, inputs, {2})
     plain = make_units(GRU, 3, 128, "cpu").double()
-    exact = [None if x is None else x.cpu().double() for x in inputs]
-    allowed = 3e-3 if dtype == torch.float16 else 2e-2
-    for mine, theirs in zip(ours, results(plain, exact, {2}), strict=True):
-        error = torch.linalg.vector_norm(mine.cpu() - theirs)
-        assert error < allowed * torch.linalg.vector_norm(theirs)
+    inputs64 = [None if x is None else x.cpu().double() for x in inputs]
+    tolerance = 3e-3 if dtype == torch.float16 else 2e-2
+    for value, expected in zip(
+        fast, states_and_gradients(plain, inputs64, {2}), strict=True
+    ):
+        error = torch.linalg.vector_norm(value.cpu() - expected)
+        assert error < tolerance * torch.linalg.vector_norm(expected)
