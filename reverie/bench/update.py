@@ -43,9 +43,6 @@ from reverie.run.sequences import trains_on_sequences
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
-WARMUP_CALLS = 4
-"""Calls before the first measurement, which build kernels and capture graphs."""
-
 
 @dataclass(frozen=True)
 class BenchConfig:
@@ -81,6 +78,10 @@ class BenchFlags:
     """Adds the prefix `bench.` to the options."""
 
     bench: BenchConfig = field(default_factory=BenchConfig)
+
+
+WARMUP_CALLS = 4
+"""Calls before the first measurement, which build kernels and capture graphs."""
 
 
 class CallTiming(NamedTuple):

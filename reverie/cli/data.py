@@ -24,8 +24,6 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class MazeOptions:
-    out: str = ""
-    """Folder for the sequences."""
     train: int = 1000
     """Training sequences."""
     test: int = 100
@@ -33,6 +31,9 @@ class MazeOptions:
     length: int = 300
     """Steps per sequence."""
     seed: int = 0
+    """Random seed."""
+    out: str = ""
+    """Folder for the sequences."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -19,11 +19,11 @@ class EvalOptions:
     """Failed episodes to save as recordings."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1 or self.videos < 0 or self.failures < 0:
-            raise UserError(
-                "An evaluation needs at least 1 episode, and counts of at least 0.\n"
-                "  Fix: --episodes 100 --videos 0 --failures 10"
-            )
+        for name, least in (("episodes", 1), ("videos", 0), ("failures", 0)):
+            if getattr(self, name) < least:
+                raise UserError(
+                    f"--{name} must be at least {least}.\n  Fix: --{name} 5"
+                )
 
 
 def evaluate(words: list[str]) -> int:

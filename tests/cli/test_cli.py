@@ -51,7 +51,7 @@ INVALID = {
     "eval of nothing": ("eval nowhere", r"no checkpoint in nowhere"),
     "episodes in words": ("eval run --episodes ten", r"episodes must be a whole"),
     "no integer": ("eval run --episodes ²", r"episodes must be a whole"),
-    "no episodes": ("eval run --episodes 0", r"at least 1 episode"),
+    "no episodes": ("eval run --episodes 0", r"--episodes must be at least 1"),
     "singular tasks": ("bench envs --task catch", r"Did you mean 'tasks'"),
     "demo with blocks": ("demo --configs crafter", r"remove --configs"),
     "no steps": ("train --run.steps 0", r"at least 1"),
