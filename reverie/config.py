@@ -486,7 +486,7 @@ def _type_name(type_: Any) -> str:
     """The type as a usage line shows it: `int`, `{min,max}`, `int ...`."""
     origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if origin is Literal:
-        return "{" + ",".join(str(option) or "''" for option in arguments) + "}"
+        return "{" + ",".join(str(option) for option in arguments if option) + "}"
     if origin is tuple:
         return " ".join("..." if t is Ellipsis else _type_name(t) for t in arguments)
     if origin in (Union, types.UnionType):

@@ -18,13 +18,6 @@ class EvalOptions:
     failures: int = 10
     """Failed episodes to save as recordings."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("episodes", 1), ("videos", 0), ("failures", 0)):
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"--{name} must be at least {least}.\n  Fix: --{name} 5"
-                )
-
 
 def evaluate(words: list[str]) -> int:
     from reverie.datasets.sequences import is_sequence_task
@@ -40,6 +33,9 @@ def evaluate(words: list[str]) -> int:
             "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
+    for name, least in (("episodes", 1), ("videos", 0), ("failures", 0)):
+        if getattr(options, name) < least:
+            raise UserError(f"--{name} must be at least {least}.\n  Fix: --{name} 5")
     arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])

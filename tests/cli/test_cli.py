@@ -168,7 +168,7 @@ def test_help_of_a_data_command_lists_its_options(capsys):
     out = capsys.readouterr().out
     assert "reverie data convert SRC DST" in out
     assert "  --jobs int  (default: 1)\n      " in out
-    assert "  --map.final {" in out
+    assert "  --map.last_obs {repeat,drop}  (default: repeat)" in out
     assert main(["data", "--help", "maze"]) == 0
     assert "--length int  (default: 300)" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
