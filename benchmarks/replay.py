@@ -1,12 +1,11 @@
-"""How fast the replay is, as a share of a plain copy of the same bytes.
+"""Speed of the replay, compared to plain copies of the same number of bytes.
 
     python benchmarks/replay.py --json .local/replay.json
 
-Samples batches of 16 x 65 steps of 64 x 64 x 3 images with the latents of size12m and
-adds rows of 16 environments, in memory and on disk (read from the page cache), beside a
-plain copy of as many bytes in the same run; then adds and samples from a full replay on
-disk and watches the resident carry. Both sides of a ratio are medians of alternating
-turns; on a busy machine look at `best`, the ratio of the fastest turns.
+Samples batches of 16 x 65 steps with 64 x 64 x 3 images and the latents of size12m, and
+adds rows of 16 environments, in memory and on disk (from the page cache). Ratios are
+medians of alternating repetitions; on a busy machine use `best`, the ratio of the
+fastest repetitions. Then measures the resident memory of a full replay on disk.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ EXTRAS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--folder", type=Path, help="where to put the replay on disk")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
+    parser.add_argument("--folder", type=Path, help="folder for the replay on disk")
     parser.add_argument("--capacity", type=int, default=50_000)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--resident-steps", type=int, default=200_000)
@@ -95,13 +94,13 @@ def measure(
     rows = make_rows()
     while len(replay) < replay.capacity:
         replay.add(rows)
-    batch = replay.buffers("train")
-    # sixteen sources in turn: like the replay's, their bytes are not in the cache
-    twins = [{k: v.copy() for k, v in batch.items()} for _ in range(16)]
-    turn = itertools.cycle(twins)
-    sample, copy = race(
+    batch = replay.empty_batch("train")
+    # Sixteen sources, so that their bytes are not in the CPU cache, as in the replay.
+    copies = [{k: v.copy() for k, v in batch.items()} for _ in range(16)]
+    sources = itertools.cycle(copies)
+    sample, copy = median_times(
         lambda: replay.sample("train", out=batch),
-        lambda: copy_all(next(turn), batch),
+        lambda: copy_all(next(sources), batch),
         arguments.repeats,
     )
     report = compare(f"{storage} sample", sample, copy, batch)
@@ -117,53 +116,53 @@ def measure(
         for key, value in rows.items():
             target[key][at : at + ENVS] = value
 
-    for _ in range(replay.capacity // ENVS):  # touch every page once
+    for _ in range(replay.capacity // ENVS):  # allocate every page
         copy_rows()
-    turns = 4 * 1024 // ENVS  # whole segments, so that writing them is counted
-    add, copy = race(
-        lambda: [replay.add(rows) for _ in range(turns)],
-        lambda: [copy_rows() for _ in range(turns)],
+    adds = 4 * 1024 // ENVS  # full segments, so that writing files is included
+    add, copy = median_times(
+        lambda: [replay.add(rows) for _ in range(adds)],
+        lambda: [copy_rows() for _ in range(adds)],
         max(5, arguments.repeats // 10),
     )
-    report |= compare(f"{storage} add", add / turns, copy / turns, rows)
+    report |= compare(f"{storage} add", add / adds, copy / adds, rows)
     return report
 
 
 def measure_memory(replay: Replay, steps: int) -> dict[str, Any]:
-    """Resident memory while a full replay takes steps and serves batches."""
+    """Resident memory while a full replay is added to and sampled."""
     rows = make_rows()
-    batch = replay.buffers("train")
+    batch = replay.empty_batch("train")
     ids = batch["stepid"][:, 1:]
     extras = {key: batch[key][:, 1:] for key in EXTRAS}
     sizes = []
-    for turn in range(steps // ENVS):
+    for step in range(steps // ENVS):
         replay.add(rows)
-        if turn % 8 == 0:
+        if step % 8 == 0:
             replay.sample("train", out=batch)
             replay.write_back(ids, extras)
-        if turn % (1024 // ENVS * 8) == 0:
+        if step % (1024 // ENVS * 8) == 0:
             replay.delete_unused_files([])
-        if turn % max(1, steps // ENVS // 40) == 0:
+        if step % max(1, steps // ENVS // 40) == 0:
             sizes.append(resident())
-    half = len(sizes) // 4
-    early, late = max(sizes[half : 2 * half]), max(sizes[-half:])
+    quarter = len(sizes) // 4
+    early, late = max(sizes[quarter : 2 * quarter]), max(sizes[-quarter:])
     print(
-        f"resident memory over {steps:,} steps of a full replay on disk, at most: "
+        f"maximum resident memory over {steps:,} steps of a full replay on disk: "
         f"{early / 1e6:.0f} MB in the second quarter, {late / 1e6:.0f} MB in the last"
     )
     return {"resident_mb": [round(size / 1e6) for size in sizes]}
 
 
-def race(
+def median_times(
     one: Callable[[], object], two: Callable[[], object], repeats: int
 ) -> tuple[float, float]:
-    """Median seconds of both, taken in turns so that noise meets them alike."""
+    """Median seconds of two functions, called alternately to share the noise."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        for function, spent in zip((one, two), times, strict=True):
+        for function, seconds in zip((one, two), times, strict=True):
             start = time.perf_counter()
             function()
-            spent.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
     print(f"best {min(times[1]) / min(times[0]):.2f}", end=" ")
     return statistics.median(times[0]), statistics.median(times[1])
 
@@ -174,18 +173,18 @@ def copy_all(source: dict[str, np.ndarray], target: dict[str, np.ndarray]) -> No
 
 
 def compare(
-    name: str, ours: float, plain: float, data: dict[str, np.ndarray]
+    name: str, replay: float, copy: float, data: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     size = sum(value.nbytes for value in data.values())
-    ratio = plain / ours
+    ratio = copy / replay
     print(
-        f"{name}: {ours * 1e3:.3f} ms for {size / 1e6:.2f} MB, plain copy "
-        f"{plain * 1e3:.3f} ms, ratio {ratio:.2f}"
+        f"{name}: {replay * 1e3:.3f} ms for {size / 1e6:.2f} MB, plain copy "
+        f"{copy * 1e3:.3f} ms, ratio {ratio:.2f}"
     )
     key = name.replace(" ", "_")
     return {
-        f"{key}_ms": ours * 1e3,
-        f"{key}_copy_ms": plain * 1e3,
+        f"{key}_ms": replay * 1e3,
+        f"{key}_copy_ms": copy * 1e3,
         f"{key}_ratio": ratio,
     }
 

@@ -1,26 +1,26 @@
-"""Kill a run again and again, and check that every restart resumes.
+"""Kill a run many times and check that every restart resumes it.
 
     python tools/kill_test.py --kills 100 [--agent dreamer] [--storage disk]
 
-Starts `reverie train` with disk replay and worker environments in a new folder, kills
-it with SIGKILL at random moments (a part of them while a save is being written), starts
-it again, and checks after each kill that
+Starts `reverie train` with a replay on disk and worker processes in a new folder, kills
+it with SIGKILL at random times (some of them while a save is written), restarts it, and
+checks after each kill that
 
-- a whole checkpoint is there, and its step is never lower than before the kill;
-- every replay file that checkpoint lists is there and matches its checksum;
-- nothing half-written piles up: files and shared memory stay within bounds;
+- there is a complete checkpoint, and its step is not lower than before the kill;
+- all replay files listed by that checkpoint exist and match their checksums;
+- the number of leftover files and shared memory blocks is bounded.
 
-and at the end, when it is let go on once more and stopped with SIGTERM, that
+At the end the run is resumed once more and stopped with SIGTERM. Then
 
-- every start but the first resumed, and none missed a step or met damage;
-- the steps in `metrics.jsonl` only grow.
+- every start except the first must have resumed, without reporting damaged files;
+- the steps in `metrics.jsonl` must increase.
 
-A kill counts as inside a save if the dead run's folder holds a save that was begun and
-not finished: a half-written checkpoint newer than all whole ones, or a replay file that
-only a save writes, with steps no whole checkpoint knows. To land there, the run is
-stopped (SIGSTOP) when a save shows, looked at, and let go on if the save was over.
+A kill is inside of a save if the folder has an incomplete save: an incomplete
+checkpoint newer than all complete ones, or a replay file that only a save writes, with
+steps that no complete checkpoint has. To kill at that time, the run is stopped with
+SIGSTOP when a save begins, and continued if the save was complete already.
 
-Prints one JSON line with the counts; exits 1 if anything is wrong.
+Prints a JSON line with the counts; the exit status is 1 if a check has failed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.storage.array_file import find_damage
 
-LEFTOVERS = 16
-"""Files without a name in any checkpoint that one kill may leave: the segments and
-extras since the last save, what the last save replaced, and a save under way."""
+MAX_LEFTOVERS = 16
+"""Maximum number of files that no checkpoint lists: segments and extras written since
+the last save, files that it replaced, and an incomplete save."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--inside", type=int, default=30, help="of them inside a save")
+    parser.add_argument("--inside", type=int, default=30, help="kills inside of a save")
     parser.add_argument("--agent", default="dreamer")
     parser.add_argument("--storage", default="disk", choices=["disk", "ram"])
     parser.add_argument("--every", type=int, default=60, help="steps between saves")
@@ -59,13 +59,13 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         logdir = arguments.logdir or Path(scratch) / "run"
-        report = Torture(arguments, logdir).run()
+        report = KillTest(arguments, logdir).run()
     print(json.dumps(report))
     return 1 if report["problems"] else 0
 
 
-class Torture:
-    """One run folder, killed many times."""
+class KillTest:
+    """Kills the run of one folder many times."""
 
     def __init__(self, arguments: argparse.Namespace, logdir: Path):
         self.arguments = arguments
@@ -79,27 +79,27 @@ class Torture:
         shm = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         largest = 0
         for kill in range(self.arguments.kills):
-            aim = inside < self.arguments.inside and kill % 2 == 0
-            inside += self._start_and_kill(in_save=aim)
-            steps = self._inspect(kill, steps)
+            in_save = inside < self.arguments.inside and kill % 2 == 0
+            inside += self._start_and_kill(in_save)
+            steps = self._check(kill, steps)
             leftovers = max(leftovers, len(_leftovers(self.logdir)))
             size = sum(f.stat().st_size for f in self.logdir.rglob("*") if f.is_file())
             largest = max(largest, size)
             if kill % 10 == 9:
                 print(
-                    f"{kill + 1} kills, {inside} inside a save, step {steps}, "
+                    f"{kill + 1} kills, {inside} inside of a save, step {steps}, "
                     f"{size / 2**20:.1f} MiB",
                     file=sys.stderr,
                     flush=True,
                 )
-        steps = self._stop_gently(steps)
-        if leftovers > LEFTOVERS:
-            self.problems.append(f"{leftovers} files that no checkpoint names")
+        steps = self._resume_and_terminate(steps)
+        if leftovers > MAX_LEFTOVERS:
+            self.problems.append(f"{leftovers} files that no checkpoint lists")
         if inside < self.arguments.inside:
-            self.problems.append(f"only {inside} kills were inside a save")
+            self.problems.append(f"only {inside} kills were inside of a save")
         left = len(set(os.listdir("/dev/shm")) - shm) if shm else 0
         if left > 2:
-            self.problems.append(f"{left} pieces of shared memory left behind")
+            self.problems.append(f"{left} leftover shared memory blocks")
         return {
             "kills": self.arguments.kills,
             "inside_save": inside,
@@ -127,12 +127,12 @@ class Torture:
             "replay.storage": self.arguments.storage,
             "replay.capacity": "3000",
         }
-        words = [word for key, value in flags.items() for word in (f"--{key}", value)]
+        arguments = [item for k, value in flags.items() for item in (f"--{k}", value)]
         python = "from reverie.cli.main import main; raise SystemExit(main())"
-        return [sys.executable, "-c", python, "train", "--configs", "debug", *words]
+        return [sys.executable, "-c", python, "train", "--configs", "debug", *arguments]
 
     def _start_and_kill(self, in_save: bool) -> bool:
-        """Start the run, wait for its moment, kill it; whether a save was under way."""
+        """Start the run and kill it; returns True if that was inside of a save."""
         process = self._start()
         try:
             if in_save:
@@ -140,14 +140,16 @@ class Torture:
             else:
                 time.sleep(self.rng.random())
             if process.poll() is not None:
-                self.problems.append(f"the run ended by itself: {self._tail()}")
+                self.problems.append(
+                    f"the run ended before it was killed: {self._log_tail()}"
+                )
         finally:
-            process.kill()  # its workers die with it
+            process.kill()  # also ends its workers
             process.wait()
         return is_inside_save(self.logdir)
 
     def _start(self) -> subprocess.Popen:
-        """Start the run and wait for its first save, or it would never advance."""
+        """Start the run and wait for its first save, so that it always advances."""
         ckpt = self.logdir / "ckpt"
         before = {p.name for p in Checkpoints(ckpt).paths()}
         with open(self.log, "ab") as log:
@@ -162,14 +164,14 @@ class Torture:
         return process
 
     def _stop_inside_a_save(self, process: subprocess.Popen) -> None:
-        """Leave the run stopped at a random point of a save, if one comes in time."""
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            # Saves begin with the replay's files and go on with the checkpoint's.
+        """Stop the run at a random time inside of a save; gives up after a minute."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            # A save writes the files of the replay first, then those of the checkpoint.
             folder = self.rng.choice(["replay", "ckpt"])
-            known = set(os.listdir(self.logdir / folder))
-            while set(os.listdir(self.logdir / folder)) <= known:
-                if time.monotonic() > until or process.poll() is not None:
+            existing = set(os.listdir(self.logdir / folder))
+            while set(os.listdir(self.logdir / folder)) <= existing:
+                if time.monotonic() > deadline or process.poll() is not None:
                     return
             time.sleep(self.rng.random() * 0.004)
             process.send_signal(signal.SIGSTOP)
@@ -178,89 +180,89 @@ class Torture:
                 return
             process.send_signal(signal.SIGCONT)
 
-    def _stop_gently(self, steps: int) -> int:
-        """Resume once more, end with SIGTERM, and read what all starts have said."""
+    def _resume_and_terminate(self, steps: int) -> int:
+        """Resume once more, stop with SIGTERM, and check the output of all starts."""
         process = self._start()
         process.terminate()
         code = process.wait(120)
         if code != 128 + signal.SIGTERM:
-            self.problems.append(f"SIGTERM ended it with {code}: {self._tail()}")
-        found = self._inspect(self.arguments.kills, steps)
-        said = self.log.read_text(errors="replace")
-        resumed = said.count("Resumed ")
+            self.problems.append(
+                f"exit status {code} after SIGTERM: {self._log_tail()}"
+            )
+        steps = self._check(self.arguments.kills, steps)
+        output = self.log.read_text(errors="replace")
+        resumed = output.count("Resumed ")
         if resumed != self.arguments.kills:
             self.problems.append(f"only {resumed} starts resumed")
-        for word in ("damaged", "continues without", "Traceback"):
-            if word in said:
-                self.problems.append(f"a start said {word!r}: {said[-2000:]}")
+        for text in ("damaged", "continues without", "Traceback"):
+            if text in output:
+                self.problems.append(f"the output has {text!r}: {output[-2000:]}")
         lines = (self.logdir / "metrics.jsonl").read_text().splitlines()
         logged = [json.loads(line)["step"] for line in lines]
         if logged != sorted(logged):
-            self.problems.append("steps in metrics.jsonl go back")
-        return found
+            self.problems.append("steps in metrics.jsonl decrease")
+        return steps
 
-    def _inspect(self, kill: int, steps: int) -> int:
+    def _check(self, kill: int, steps: int) -> int:
         checkpoints = Checkpoints(self.logdir / "ckpt")
         newest = checkpoints.newest()
         if newest is None:
-            self.problems.append(f"kill {kill}: no whole checkpoint")
+            self.problems.append(f"kill {kill}: no complete checkpoint")
             return steps
-        found = int(checkpoint.manifest(newest)["step"])
-        if found < steps:
-            self.problems.append(f"kill {kill}: step went back from {steps} to {found}")
+        step = int(checkpoint.manifest(newest)["step"])
+        if step < steps:
+            self.problems.append(f"kill {kill}: step decreased from {steps} to {step}")
         if len(checkpoints.paths()) > 4:
             self.problems.append(f"kill {kill}: {len(checkpoints.paths())} checkpoints")
-        for line in self._missing(newest):
-            self.problems.append(f"kill {kill}: {line}")
-        return found
+        for damage in self._find_damages(newest):
+            self.problems.append(f"kill {kill}: {damage}")
+        return step
 
-    def _missing(self, newest: Path) -> list[str]:
-        """Replay files a finished save lists that are gone or changed."""
-        index = checkpoint.read_part(newest, "replay")["files"]
+    def _find_damages(self, newest: Path) -> list[str]:
+        """Return the replay files of a checkpoint that are missing or damaged."""
+        manifest = checkpoint.read_part(newest, "replay")["files"]
         folder = self.logdir / "replay"
-        records = listed_files(index)
-        found = {r.name: find_damage(folder, r) for r in records if r.name}
-        return [f"{name}: {why}" for name, why in found.items() if why]
+        damages = {r.name: find_damage(folder, r) for r in listed_files(manifest)}
+        return [f"{name}: {damage}" for name, damage in damages.items() if damage]
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
 
 
 def is_inside_save(logdir: Path) -> bool:
-    """Whether a run that does nothing now was in the middle of a save."""
+    """True if a run that is stopped or killed has an incomplete save."""
     checkpoints = Checkpoints(logdir / "ckpt")
     names = [path.name for path in checkpoints.paths()]
     newest = max((int(name.split("-")[1]) for name in names), default=0)
     for path in (logdir / "ckpt").glob(".partial-*"):
-        if int(path.name.split("-")[2]) > newest:  # an older one is being deleted
+        if int(path.name.split("-")[2]) > newest:  # older ones are being deleted
             return True
     if not names:
         return False
-    index = checkpoint.read_part(checkpoints.paths()[-1], "replay")
-    total = int(index["index"]["total"])
+    replay = checkpoint.read_part(checkpoints.paths()[-1], "replay")
+    total = int(replay["index"]["total"])
     sizes = _segment_sizes(logdir)
-    whole = max(sizes.values(), default=0)
-    return any(first + n > total and n < whole for (_, first), n in sizes.items())
+    full = max(sizes.values(), default=0)
+    return any(first + n > total and n < full for (_, first), n in sizes.items())
 
 
 def _segment_sizes(logdir: Path) -> dict[tuple[str, int], int]:
-    """The number of steps in each replay file; files cut short come from saves."""
-    found = {}
+    """Number of steps of each replay file; only saves write incomplete segments."""
+    sizes = {}
     for path in (logdir / "replay").iterdir():
         match = re.match(r"\.?(\d{12})-(\d+)", path.name)
         if match:
-            found[path.name, int(match[1])] = int(match[2])
-    return found
+            sizes[path.name, int(match[1])] = int(match[2])
+    return sizes
 
 
 def _leftovers(logdir: Path) -> list[str]:
-    """Files and folders of saves that no whole checkpoint names."""
-    named = set()
+    """Return files and folders that no complete checkpoint lists."""
+    listed = set()
     for path in Checkpoints(logdir / "ckpt").paths():
-        index = checkpoint.read_part(path, "replay")["files"]
-        for record in listed_files(index):
-            named.add(record.name)
-    files = [p.name for p in (logdir / "replay").iterdir() if p.name not in named]
+        manifest = checkpoint.read_part(path, "replay")["files"]
+        listed |= {record.name for record in listed_files(manifest)}
+    files = [p.name for p in (logdir / "replay").iterdir() if p.name not in listed]
     return [*files, *(p.name for p in (logdir / "ckpt").glob(".partial-*"))]
 
 
