@@ -1,0 +1,1 @@
+"""Importers of checkpoints and configs of other implementations."""

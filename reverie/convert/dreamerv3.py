@@ -1,9 +1,9 @@
-"""Bring in agents of the original DreamerV3, and hand ours back.
+"""Import and export checkpoints of the original DreamerV3 (danijar/dreamerv3, JAX).
 
-The original keeps one mapping from names like `dyn/dynin0/kernel` to arrays. Ours are
-the same parameters under `dyn` as `dynin0.weight`, in PyTorch's layouts: linear kernels
-transposed, convolutions (out, in, h, w); block kernels are alike. Nothing is computed,
-so there and back is exact.
+The original stores one dict from names like `dyn/dynin0/kernel` to arrays. Here the
+component `dyn` has the same parameter as `dynin0.weight`, in PyTorch's layout: linear
+kernels are transposed and convolutions are (out, in, h, w); block kernels are the same.
+Both directions are exact.
 """
 
 from __future__ import annotations
@@ -31,92 +31,94 @@ IGNORED = (
     "(dyn|enc|dec)\\.typ|.*\\.winit|opt\\.momentum|policy\\.unimix|policy_dist_.*|"
     "report|logdir|seed|replicas?|.*\\.debug"
 )
-"""Options of the original that are about other things, or have no effect there."""
+"""Options of the original that do not apply here, or have no effect there."""
 
 
 def from_original(
-    arrays: Mapping[str, Any], like: StateDict, components: str = ".*"
+    arrays: Mapping[str, Any], template: StateDict, components: str = ".*"
 ) -> StateDict:
-    """The state of an agent with the original's numbers in it.
+    """Return the state of an agent with the values of the original.
 
-    `like` is the state of an agent of that size; what the mapping does not mention
-    (random generators, and the optimizer if only parameters were saved) stays as it is,
-    as do components that the pattern does not name.
+    `template` is the state of an agent of the same size. Entries that `arrays` does not
+    have (random generators, and the optimizer if only parameters were saved) and
+    components that do not match the pattern are taken from it.
     """
-    state = dict(like)
+    state = dict(template)
     used: set[str] = set()
 
     def take(name: str, old: Tensor) -> Tensor:
         if name not in arrays:
             raise UserError(
-                f"The original has no {name!r}, which this agent needs.\n"
-                "  Fix: build the agent with the original's config, observations and "
-                "actions."
+                f"The checkpoint has no {name!r}, which this agent needs.\n"
+                "  Fix: use the config, observations and actions of the checkpoint."
             )
         used.add(name)
-        new = _to_ours(np.asarray(arrays[name]))
+        new = _from_original_layout(np.asarray(arrays[name]))
         if new.shape != old.shape:
             raise UserError(
-                f"{name!r} is {tuple(new.shape)} in our layout, this agent wants "
-                f"{tuple(old.shape)}.\n"
-                "  Fix: build the agent with the original's config, or take some "
-                "components alone with --run.from_components."
+                f"{name!r} has shape {tuple(new.shape)} in the checkpoint, and "
+                f"{tuple(old.shape)} in this agent.\n"
+                "  Fix: use the config of the checkpoint, or load only some components "
+                "with --run.from_components."
             )
         return new.to(old.dtype)
 
-    def wanted(part: str) -> bool:
+    def is_selected(part: str) -> bool:
         try:
             return bool(re.fullmatch(components, part))
-        except re.error:  # said by whoever is to load them
+        except re.error:  # reported by `load_weights`
             return True
 
-    whole = all(map(wanted, (*NETWORKS, *NORMS)))
-    for part in filter(wanted, NETWORKS):
+    everything = all(map(is_selected, (*NETWORKS, *NORMS)))
+    for part in filter(is_selected, NETWORKS):
         state[part] = {
-            k: take(original_name(part, k), v) for k, v in like[part].items()
+            k: take(original_name(part, k), v) for k, v in template[part].items()
         }
-    for part in filter(wanted, NORMS):
-        state[part] = {k: take(f"{part}/{k}/value", v) for k, v in like[part].items()}
-    if not whole:
+    for part in filter(is_selected, NORMS):
+        state[part] = {
+            k: take(f"{part}/{k}/value", v) for k, v in template[part].items()
+        }
+    if not everything:
         return state
     if "slowval_count/value" in arrays:
         count = take("slowval_count/value", torch.zeros(()))
-        state["counters"] = {**like["counters"], "slow_updates": count}
+        state["counters"] = {**template["counters"], "slow_updates": count}
     if "opt/step/value" in arrays:
-        state["opt"] = dict(like["opt"])
+        state["opt"] = dict(template["opt"])
         state["opt"]["step"] = take("opt/step/value", torch.zeros(()))
         for moment, prefix in zip(("nu", "mu"), _moments(arrays), strict=True):
             state["opt"][moment] = {
                 key: take(f"{prefix}/1/{_opt_name(key)}", old)
-                for key, old in like["opt"][moment].items()
+                for key, old in template["opt"][moment].items()
             }
             used.add(f"{prefix}/0")
-    left = [k for k in arrays if k not in used and not k.startswith("opt/")]
-    if left:
+    unused = [k for k in arrays if k not in used and not k.startswith("opt/")]
+    if unused:
         raise UserError(
-            f"This agent has no place for {left[0]!r} (and {len(left) - 1} more).\n"
-            "  Fix: build the agent with the original's config, observations and "
-            "actions."
+            f"This agent has no parameter {unused[0]!r} (and {len(unused) - 1} more).\n"
+            "  Fix: use the config, observations and actions of the checkpoint."
         )
     return state
 
 
 def to_original(state: StateDict) -> dict[str, np.ndarray]:
-    """Our state under the original's names and in its layouts."""
+    """Return the state of an agent with the names and layouts of the original."""
     arrays = {}
     for part in NETWORKS:
         for key, tensor in state[part].items():
-            arrays[original_name(part, key)] = _to_original(tensor)
+            arrays[original_name(part, key)] = _to_original_layout(tensor)
     for part in NORMS:
         for key, tensor in state[part].items():
-            arrays[f"{part}/{key}/value"] = _to_original(tensor)
+            arrays[f"{part}/{key}/value"] = _to_original_layout(tensor)
     count = np.asarray(int(state["counters"]["slow_updates"]), np.int32)
     arrays["slowval_count/value"] = count
     step = np.asarray(int(state["opt"]["step"]), np.int32)
     for index, moment in ((1, "nu"), (2, "mu")):
         arrays[f"opt/state/{index}/0"] = step
         for key, tensor in state["opt"][moment].items():
-            arrays[f"opt/state/{index}/1/{_opt_name(key)}"] = _to_original(tensor)
+            arrays[f"opt/state/{index}/1/{_opt_name(key)}"] = _to_original_layout(
+                tensor
+            )
     arrays["opt/state/3/count"] = step
     arrays["opt/step/value"] = step
     return arrays
@@ -130,33 +132,33 @@ def original_name(part: str, name: str) -> str:
 
 
 def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
-    """The original's agent config, nested or flat with dots, as ours."""
+    """Convert the agent config of the original, nested or flat with dots."""
     changes: dict[str, Any] = {}
     for key, value in _flat(options).items():
         if re.fullmatch(IGNORED, key):
             continue
-        ours = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
-        *path, leaf = ours.split(".")
-        place = changes
+        renamed = key.replace("dyn.rssm.", "rssm.").replace(".simple.", ".")
+        *path, leaf = renamed.split(".")
+        group = changes
         for name in path:
-            place = place.setdefault(name, {})
-        place[leaf] = value
+            group = group.setdefault(name, {})
+        group[leaf] = value
     config: DreamerConfig = _change(DreamerConfig(), changes, "")
     if config.opt.schedule == "cosine":
-        # its floor is a part of the learning rate, and it passes 0.1 * lr there
+        # the original passes 0.1 * lr as the final learning rate
         config = replace(config, opt=replace(config.opt, floor=0.1 * config.opt.lr))
     return config
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read the original's `agent.pkl`: arrays and containers, and nothing else.
+    """Read `agent.pkl` of the original; only arrays and plain containers are allowed.
 
-    Returns its `params` (name to array) and `counters`.
+    Returns a dict with `params` (arrays by name) and `counters`.
     """
     data = _ArrayUnpickler(io.BytesIO(Path(path).read_bytes()), str(path)).read()
     if not isinstance(data, dict) or not isinstance(data.get("params"), dict):
         raise UserError(
-            f"{path} holds no `params`.\n  Fix: pass the original's agent.pkl."
+            f"{path} has no `params`.\n  Fix: use agent.pkl of the original."
         )
     for name, array in data["params"].items():
         if (
@@ -164,19 +166,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             or array.dtype.kind not in "fiub"
         ):
             raise UserError(
-                f"{path} holds {name!r}, which is not an array of numbers.\n"
-                "  Fix: pass the original's agent.pkl."
+                f"{path} has {name!r}, which is not a numeric array.\n"
+                "  Fix: use agent.pkl of the original."
             )
     return data
 
 
-def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
-    """The state of an agent with the numbers of the original's `agent.pkl` in it."""
-    return from_original(read_checkpoint(path)["params"], like, components)
+def import_state(
+    path: str | Path, template: StateDict, components: str = ".*"
+) -> StateDict:
+    """Return the state of an agent with the weights of `agent.pkl`."""
+    return from_original(read_checkpoint(path)["params"], template, components)
 
 
 def _rebuilders() -> dict[tuple[str, str], Any]:
-    """The names by which numpy pickles arrays, in all of its versions."""
+    """Return the functions with which all versions of NumPy pickle arrays."""
     array, number = np.zeros(1), np.float32(0)
     allowed: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): np.ndarray,
@@ -190,7 +194,7 @@ def _rebuilders() -> dict[tuple[str, str], Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays, dtypes and plain containers; refuses every other name."""
+    """Loads NumPy arrays, dtypes and plain containers; refuses every other name."""
 
     def __init__(self, file: io.BytesIO, path: str):
         super().__init__(file)
@@ -199,15 +203,15 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
             raise UserError(
-                f"{self.path} asks for {module}.{name}, which no checkpoint needs.\n"
-                "  Fix: do not use this file unless you know who made it."
+                f"{self.path} contains {module}.{name}, which is not allowed.\n"
+                "  Fix: use a file from a trusted source."
             )
         return self.allowed[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise UserError(
-            f"{self.path} refers to objects outside of itself.\n"
-            "  Fix: do not use this file unless you know who made it."
+            f"{self.path} refers to objects in other files.\n"
+            "  Fix: use a file from a trusted source."
         )
 
     def read(self) -> Any:
@@ -217,12 +221,12 @@ class _ArrayUnpickler(pickle.Unpickler):
             raise
         except Exception as error:
             raise UserError(
-                f"{self.path} is not a whole checkpoint ({error}).\n"
-                "  Fix: pass the original's agent.pkl, and copy it again if it is one."
+                f"{self.path} is not a checkpoint, or it is damaged ({error}).\n"
+                "  Fix: use agent.pkl of the original, or copy it again."
             ) from error
 
 
-def _to_ours(array: np.ndarray) -> Tensor:
+def _from_original_layout(array: np.ndarray) -> Tensor:
     if array.ndim == 2:
         array = array.T
     elif array.ndim == 4:
@@ -230,7 +234,7 @@ def _to_ours(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
-def _to_original(tensor: Tensor) -> np.ndarray:
+def _to_original_layout(tensor: Tensor) -> np.ndarray:
     array = tensor.detach().cpu().numpy()
     if array.ndim == 2:
         array = array.T
@@ -245,14 +249,14 @@ def _opt_name(key: str) -> str:
 
 
 def _moments(arrays: Mapping[str, Any]) -> list[str]:
-    """Where the two moments are; parts of the optimizer left out shift the numbers."""
-    places = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
-    if len(places) != 2:
+    """Find the two moments; their index depends on the parts of the optimizer."""
+    prefixes = {m[1] for k in arrays if (m := re.match(r"(opt/state/\d+)/1/", k))}
+    if len(prefixes) != 2:
         raise UserError(
-            f"The optimizer of the original has {len(places)} moments, not two.\n"
-            "  Fix: leave out its `opt/` entries to take over the weights alone."
+            f"The optimizer in the checkpoint has {len(prefixes)} moments, not 2.\n"
+            "  Fix: remove its `opt/` entries to import only the weights."
         )
-    return sorted(places)
+    return sorted(prefixes)
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -266,14 +270,14 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
-    """The config with all of the changes at once."""
-    known = {field.name for field in fields(config)}
+    """Return the config with nested changes."""
+    names = {field.name for field in fields(config)}
     new = {}
     for name, value in changes.items():
-        if name not in known:
+        if name not in names:
             raise UserError(
-                f"The original's option {prefix + name!r} is not known.\n"
-                "  Fix: drop it."
+                f"The option {prefix + name!r} of the original is unknown.\n"
+                "  Fix: remove it."
             )
         old = getattr(config, name)
         if is_dataclass(old):

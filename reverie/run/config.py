@@ -169,8 +169,8 @@ def _file_layers(
         )
     block = configs.get_block(found.block)
     task = {key: block[key] for key in ("agent", "task")}
-    below = [*_expand([found.block]), (origin, found.usual)]
-    return below, (origin, {**task, **found.given})
+    below = [*_expand([found.block]), (origin, found.defaults)]
+    return below, (origin, {**task, **found.settings})
 
 
 def _source_layer(task: str) -> Layer:

@@ -12,7 +12,7 @@ import torch
 from reverie import agents
 from reverie import envs as suites
 from reverie.api import Agent, Env, VecEnv
-from reverie.convert.originals import read_original
+from reverie.convert.importers import import_checkpoint
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.run import checkpoint, device
 from reverie.run.config import Config
@@ -69,7 +69,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components
     if path.is_file():
-        state = read_original(config.agent, path, agent.state_dict(), components)
+        state = import_checkpoint(config.agent, path, agent.state_dict(), components)
     else:
         path = checkpoint.locate(path)
         state = checkpoint.read_part(path, "agent")

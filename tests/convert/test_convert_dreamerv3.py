@@ -1,4 +1,4 @@
-"""The original's parameters in, and out again."""
+"""Import and export of checkpoints of the original DreamerV3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reverie.convert.dreamerv3 import (
     read_checkpoint,
     to_original,
 )
-from reverie.convert.originals import read_original
+from reverie.convert.importers import import_checkpoint
 from reverie.spaces import Space
 
 F32, BOOL, U8 = (np.dtype(x) for x in ("float32", "bool", "uint8"))
@@ -65,7 +65,7 @@ def test_names():
     assert original_name("dec", name) == "dec/vec/pos/x.y/pred/bias"
 
 
-def test_there_and_back_is_exact():
+def test_export_and_import_are_exact():
     arrays = to_original(make(1).state_dict())
     for moment in (1, 2):
         for key in [k for k in arrays if k.startswith(f"opt/state/{moment}/1/")]:
@@ -81,30 +81,30 @@ def test_there_and_back_is_exact():
         np.testing.assert_array_equal(again[key], value, err_msg=key)
 
 
-def test_parameters_alone_leave_the_optimizer_as_it_is():
+def test_without_optimizer_entries_the_optimizer_is_unchanged():
     arrays = to_original(make(1).state_dict())
     arrays = {k: v for k, v in arrays.items() if not k.startswith("opt/")}
     state = make(2).state_dict()
     assert from_original(arrays, state)["opt"] is state["opt"]
 
 
-def test_missing_extra_and_misshapen_parameters_are_refused():
-    like = make().state_dict()
-    arrays = to_original(like)
+def test_missing_extra_and_misshapen_parameters_are_errors():
+    template = make().state_dict()
+    arrays = to_original(template)
     short = {k: v for k, v in arrays.items() if k != "dyn/obs0/bias"}
     with pytest.raises(UserError, match="dyn/obs0/bias"):
-        from_original(short, like)
-    with pytest.raises(UserError, match="no place for 'dyn/extra'"):
-        from_original({**arrays, "dyn/extra": np.zeros(3)}, like)
+        from_original(short, template)
+    with pytest.raises(UserError, match="no parameter 'dyn/extra'"):
+        from_original({**arrays, "dyn/extra": np.zeros(3)}, template)
     with pytest.raises(UserError, match=r"\(9,\)"):
-        from_original({**arrays, "dyn/obs0/bias": np.zeros(9, np.float32)}, like)
+        from_original({**arrays, "dyn/obs0/bias": np.zeros(9, np.float32)}, template)
 
 
 def test_config():
     config = config_from_original(OPTIONS)
     assert config.rssm.deter == 16
     assert config.enc.mults == (1, 2)
-    assert config.policy.unimix == 0  # named there, never applied
+    assert config.policy.unimix == 0  # has no effect in the original
     cosine = {"opt": {"schedule": "cosine", "lr": 0.01, "anneal": 5000}}
     assert config_from_original(cosine).opt.floor == pytest.approx(0.001)
     assert config_from_original({}) == DreamerConfig()
@@ -113,24 +113,27 @@ def test_config():
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_the_checkpoint_file_is_read(tmp_path, protocol):
+def test_checkpoint_files_are_read(tmp_path, protocol):
     arrays = to_original(make(1).state_dict())
     data = {"params": arrays, "counters": {"updates": 3, "batches": 3, "actions": 9}}
     path = tmp_path / "agent.pkl"
     path.write_bytes(pickle.dumps(data, protocol=protocol))
-    if protocol == 2:  # spells bytes by a name that is not numpy's
+    if protocol == 2:  # uses a function that is not of NumPy
         with pytest.raises(UserError, match="_codecs"):
             read_checkpoint(path)
         return
     read = read_checkpoint(path)
     assert read["counters"]["updates"] == 3
     agent = make(2)
-    like = agent.state_dict()
-    agent.load_state_dict(from_original(read["params"], like))
+    template = agent.state_dict()
+    agent.load_state_dict(from_original(read["params"], template))
     again = to_original(agent.state_dict())
     np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
-    odd = {**like, "dec": {"other": torch.zeros(3)}}  # does not fit, and is not asked
-    agent.load_weights(read_original("dreamer", path, odd, "dyn"), "dyn")
+    odd = {
+        **template,
+        "dec": {"other": torch.zeros(3)},
+    }  # not selected
+    agent.load_weights(import_checkpoint("dreamer", path, odd, "dyn"), "dyn")
     again = to_original(agent.state_dict())
     np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
 
@@ -143,13 +146,13 @@ class Malicious:
         return os.mkdir, (self.path,)
 
 
-def test_a_planted_pickle_is_refused_and_not_run(tmp_path):
-    planted = str(tmp_path / "ran")
+def test_a_malicious_pickle_is_not_executed(tmp_path):
+    marker = str(tmp_path / "ran")
     path = tmp_path / "agent.pkl"
-    path.write_bytes(pickle.dumps({"params": {"a": Malicious(planted)}}))
+    path.write_bytes(pickle.dumps({"params": {"a": Malicious(marker)}}))
     with pytest.raises(UserError, match="mkdir"):
         read_checkpoint(path)
-    assert not Path(planted).exists()
+    assert not Path(marker).exists()
 
 
 @pytest.mark.parametrize(
@@ -162,14 +165,14 @@ def test_a_planted_pickle_is_refused_and_not_run(tmp_path):
         pickle.dumps({"params": {"a": np.array([{}], dtype=object)}}),
     ],
 )
-def test_other_files_are_refused(tmp_path, content):
+def test_other_files_are_errors(tmp_path, content):
     path = tmp_path / "agent.pkl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"agent\.pkl"):
         read_checkpoint(path)
 
 
-def test_a_file_of_torch_is_no_checkpoint_of_the_original(tmp_path):
+def test_a_torch_file_is_an_error(tmp_path):
     torch.save({"tokenizer.weight": torch.ones(1)}, tmp_path / "last.pt")
-    with pytest.raises(UserError, match=r"Fix: pass the original's agent\.pkl"):
+    with pytest.raises(UserError, match=r"Fix: use agent\.pkl"):
         read_checkpoint(tmp_path / "last.pt")

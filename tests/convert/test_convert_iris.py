@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of the original Δ-IRIS, made from its recorded numbers."""
+"""Import of checkpoints of the original Δ-IRIS, with recorded weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
 from reverie.api import UserError
 from reverie.convert.delta_iris.weights import from_original, read_checkpoint
-from reverie.convert.originals import read_original
+from reverie.convert.importers import import_checkpoint
 from reverie.run.config import resolve
 from reverie.run.factory import load_initial_weights
 from reverie.spaces import FLAGS, Space
@@ -35,7 +35,7 @@ from iris_world_recording import (
 
 
 def original() -> OrderedDict:
-    """A state dict under the original's names, with all it has besides weights."""
+    """Return a state dict with the original names, including derived buffers."""
     found = OrderedDict()
     for part in ("tokenizer", "world_model"):
         for key, value in load(f"{part}_params").items():
@@ -81,7 +81,7 @@ def file(tmp_path) -> Path:
     return tmp_path / "last.pt"
 
 
-def test_a_checkpoint_of_the_original_acts_and_dreams_as_it_did(file):
+def test_an_imported_agent_has_the_recorded_outputs(file):
     agent = make_agent()
     state = from_original(read_checkpoint(file), agent.state_dict())
     assert agent.load_weights(state) == ["tokenizer", "world_model", "actor_critic"]
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_the_original_acts_and_dreams_as_it_did(file):
     np.testing.assert_array_equal(tokens, io["eval/tokens"])
 
 
-def test_one_part_alone(file):
+def test_import_of_one_component(file):
     agent = make_agent()
     before = {k: v.clone() for k, v in agent.world.dynamics.state_dict().items()}
     state = from_original(read_checkpoint(file), agent.state_dict())
@@ -114,7 +114,7 @@ def test_one_part_alone(file):
     np.testing.assert_array_equal(book, wanted)
 
 
-def test_a_file_without_some_parts_keeps_those(tmp_path):
+def test_components_missing_in_the_file_are_unchanged(tmp_path):
     some = {k: v for k, v in original().items() if k.startswith("tokenizer.")}
     torch.save(some, tmp_path / "last.pt")
     agent = make_agent()
@@ -123,13 +123,13 @@ def test_a_file_without_some_parts_keeps_those(tmp_path):
     agent.load_weights(state)
 
 
-def test_a_run_starts_from_the_original_s_file(file):
+def test_a_run_starts_from_a_file_of_the_original(file):
     flags = {"run.from_checkpoint": str(file)}
     agent, whole = make_agent(), make_agent()
-    said = load_initial_weights(whole, resolve(["iris_tiny"], flags=flags))
-    assert said == f"Weights of tokenizer, world_model, actor_critic from {file}."
+    message = load_initial_weights(whole, resolve(["iris_tiny"], flags=flags))
+    assert message == f"Weights of tokenizer, world_model, actor_critic from {file}."
     flags["run.from_components"] = "tokenizer"
-    # its other parts need not even have the same size
+    # other components may have another size
     actor = replace(agent.config.actor_critic, width=8)
     other = make_agent(actor_critic=actor)
     before = other.state_dict()["world_model"]["latent.weight"].clone()
@@ -142,27 +142,27 @@ def test_a_run_starts_from_the_original_s_file(file):
     assert torch.equal(mine["world_model"]["latent.weight"], before)
 
 
-def test_parts_that_a_file_has_not_are_named(tmp_path):
+def test_missing_components_are_an_error(tmp_path):
     kept = {k: v for k, v in original().items() if not k.startswith("actor_critic")}
     torch.save(kept, tmp_path / "last.pt")
     agent = make_agent()
-    like = agent.state_dict()
+    template = agent.state_dict()
     with pytest.raises(UserError, match=r"no actor_critic(.|\n)*'tokenizer"):
-        read_original("iris", tmp_path / "last.pt", like)
+        import_checkpoint("iris", tmp_path / "last.pt", template)
     with pytest.raises(UserError, match=r"'random'.*\n  Fix"):
-        read_original("random", tmp_path / "last.pt", like)
-    state = read_original("iris", tmp_path / "last.pt", like, "(")
+        import_checkpoint("random", tmp_path / "last.pt", template)
+    state = import_checkpoint("iris", tmp_path / "last.pt", template, "(")
     with pytest.raises(UserError, match="No component"):
         agent.load_weights(state, "(")
 
 
-def test_another_size_is_refused(file):
+def test_other_sizes_are_an_error(file):
     other = make_agent(actor_critic=PixelActorCriticConfig(horizon=2, burn_in=2))
     with pytest.raises(UserError, match=r"(?s)Fix: use the settings"):
         from_original(read_checkpoint(file), other.state_dict())
 
 
-def test_every_kind_of_tensor_survives(tmp_path):
+def test_every_kind_of_tensor_is_read(tmp_path):
     tensors = {
         "half": torch.randn(3, 4).half(),
         "bfloat16": torch.randn(5).bfloat16(),
@@ -180,25 +180,25 @@ def test_every_kind_of_tensor_survives(tmp_path):
         assert found[key].dtype == tensor.dtype
 
 
-class Evil:
+class Malicious:
     def __reduce__(self):
         return os.system, ("echo run > /dev/null",)
 
 
-def test_code_in_a_file_is_refused(tmp_path):
-    torch.save({"tokenizer.x": torch.ones(1), "bad": Evil()}, tmp_path / "last.pt")
+def test_code_in_a_file_is_not_executed(tmp_path):
+    torch.save({"tokenizer.x": torch.ones(1), "bad": Malicious()}, tmp_path / "last.pt")
     with pytest.raises(UserError, match=r"system, which is not allowed"):
         read_checkpoint(tmp_path / "last.pt")
 
 
 @pytest.mark.parametrize("text", [b"", b"not a zip", b"PK\x03\x04 half"])
-def test_other_files_are_told_apart(tmp_path, text):
+def test_other_files_are_errors(tmp_path, text):
     (tmp_path / "last.pt").write_bytes(text)
     with pytest.raises(UserError, match=r"(?s)Fix:"):
         read_checkpoint(tmp_path / "last.pt")
 
 
-def test_a_cut_file_is_refused(file, tmp_path):
+def test_a_truncated_file_is_an_error(file, tmp_path):
     (tmp_path / "cut.pt").write_bytes(file.read_bytes()[:-5000])
     with pytest.raises(UserError, match=r"(?s)cannot be read.*Fix:"):
         read_checkpoint(tmp_path / "cut.pt")
@@ -209,7 +209,7 @@ def test_a_cut_file_is_refused(file, tmp_path):
 @pytest.mark.parametrize(
     "other", [{"weights": torch.ones(2)}, {0: torch.ones(2)}, torch.ones(2), [1], {}]
 )
-def test_another_agent_is_told_apart(tmp_path, other):
+def test_files_of_other_agents_are_errors(tmp_path, other):
     torch.save(other, tmp_path / "last.pt")
     with pytest.raises(UserError, match="no agent of Δ-IRIS"):
         read_checkpoint(tmp_path / "last.pt")

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of the authors' VTA and its port, from recorded numbers."""
+"""Import of checkpoints of the original VTA and its port, with recorded weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import UserError
-from reverie.convert.originals import read_original
+from reverie.convert.importers import import_checkpoint
 from reverie.convert.vta.weights import read_checkpoint
 from reverie.run.config import resolve
 from reverie.run.factory import load_initial_weights
@@ -30,7 +30,7 @@ def original(recording: VTARecording) -> OrderedDict:
     return found
 
 
-def make_watcher(recording: VTARecording, **changes) -> VTAAgent:
+def make_agent(recording: VTARecording, **changes) -> VTAAgent:
     vta = replace(recording.make_world().config, **changes)
     return VTAAgent(
         recording.obs_space,
@@ -41,11 +41,11 @@ def make_watcher(recording: VTARecording, **changes) -> VTAAgent:
 
 
 @models
-def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
+def test_a_run_starts_from_a_file_of_either_implementation(name, tmp_path):
     recording = VTARecording(name)
     file = tmp_path / "model_best.pt"
     torch.save(original(recording), file)
-    vta = make_watcher(recording)
+    vta = make_agent(recording)
     before = vta.state_dict()["world"]["temperature"].clone()
     config = resolve(["vta_balls"], flags={"run.from_checkpoint": str(file)})
     assert load_initial_weights(vta, config) == f"Weights of world from {file}."
@@ -65,32 +65,36 @@ def test_a_run_starts_from_a_file_of_either_code(name, tmp_path):
 @pytest.mark.parametrize(
     "other", ["belief", "state", "layers", "bias", "static_lower_belief"]
 )
-def test_other_sizes_are_told_what_would_fit(name, other, tmp_path):
+def test_other_sizes_are_an_error_with_matching_settings(name, other, tmp_path):
     recording = VTARecording(name)
     torch.save(original(recording), tmp_path / "x.pt")
     config = recording.make_world().config
     now = getattr(config, other)
     change = {other: not now if isinstance(now, bool) else now + 1}
-    vta = make_watcher(recording, **change)
+    vta = make_agent(recording, **change)
     with pytest.raises(UserError, match="differs from this one") as caught:
-        read_original("vta", tmp_path / "x.pt", vta.state_dict())
+        import_checkpoint("vta", tmp_path / "x.pt", vta.state_dict())
     fix = str(caught.value).partition("Fix: ")[2]
     assert fix == f"--vta.world.{other} {now}"
 
 
-def test_other_actions_are_told_what_would_fit(tmp_path):
-    acting, watching = (
+def test_other_actions_are_an_error_with_matching_settings(tmp_path):
+    with_actions, without_actions = (
         VTARecording("model_main_mse_act"),
         VTARecording("model_main_bce"),
     )
     for file, run, fix in (
-        (watching, acting, "--sequences.actions False"),
-        (acting, watching, f"actions of {acting.sizes['action_size']} numbers"),
+        (without_actions, with_actions, "--sequences.actions False"),
+        (
+            with_actions,
+            without_actions,
+            f"actions of {with_actions.sizes['action_size']} numbers",
+        ),
     ):
         torch.save(original(file), tmp_path / "x.pt")
-        like = make_watcher(run, **_sizes(file)).state_dict()
+        template = make_agent(run, **_sizes(file)).state_dict()
         with pytest.raises(UserError, match=f"Fix: .*{fix}"):
-            read_original("vta", tmp_path / "x.pt", like)
+            import_checkpoint("vta", tmp_path / "x.pt", template)
 
 
 def _sizes(recording: VTARecording) -> dict:
@@ -99,24 +103,24 @@ def _sizes(recording: VTARecording) -> dict:
 
 
 @models
-def test_a_file_with_a_hole_is_refused(name, tmp_path):
+def test_an_incomplete_file_is_an_error(name, tmp_path):
     recording = VTARecording(name)
-    whole = original(recording)
-    vta = make_watcher(recording)
+    complete = original(recording)
+    vta = make_agent(recording)
     parts = "abs_post_bwd prior_obs_state.std prior_boundary enc_obs.network.0 abs_feat"
-    for gone in parts.split():
-        part = {k: v for k, v in whole.items() if gone not in k}
-        assert len(part) < len(whole)
+    for removed in parts.split():
+        part = {k: v for k, v in complete.items() if removed not in k}
+        assert len(part) < len(complete)
         torch.save(part, tmp_path / "x.pt")
         with pytest.raises(UserError, match=r"(?s)x\.pt.*Fix: "):
-            read_original("vta", tmp_path / "x.pt", vta.state_dict())
+            import_checkpoint("vta", tmp_path / "x.pt", vta.state_dict())
 
 
 @pytest.mark.parametrize(
     "other",
     [{"weights": torch.ones(2)}, {0: torch.ones(2)}, torch.ones(2), [1], {}],
 )
-def test_other_files_are_told_apart(other, tmp_path):
+def test_other_files_are_errors(other, tmp_path):
     torch.save(other, tmp_path / "x.pt")
-    with pytest.raises(UserError, match=r"holds no VTA\.\n  Fix: pass model_best"):
+    with pytest.raises(UserError, match=r"has no VTA model\.\n  Fix: use model_best"):
         read_checkpoint(tmp_path / "x.pt")

@@ -1,4 +1,4 @@
-"""Names of the original Δ-IRIS, and what cannot be taken over."""
+"""Parameter names of the original Δ-IRIS, and errors of the import."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from reverie.api import UserError
 from reverie.convert.delta_iris.names import (
     TOKENIZER,
     WORLD_MODEL,
-    Place,
-    places,
-    take_over,
+    Target,
+    copy_weights,
+    find_targets,
 )
 
 
 @pytest.mark.parametrize(
-    ("rules", "original", "ours", "third"),
+    ("rules", "original", "name", "third"),
     [
         (TOKENIZER, "encoder_act_emb.weight", "encoder_action.weight", None),
         (TOKENIZER, "quantizer.codewords_freqs", "quantizer.usage", None),
@@ -32,14 +32,14 @@ from reverie.convert.delta_iris.names import (
         (WORLD_MODEL, "head_ends.head_module.2.bias", "ends.out.bias", None),
     ],
 )
-def test_names(rules, original, ours, third):
-    assert places([original], rules) == {original: Place(ours, third)}
+def test_names(rules, original, name, third):
+    assert find_targets([original], rules) == {original: Target(name, third)}
 
 
-def test_the_last_layers_of_a_network_are_counted_from_its_end():
+def test_layers_after_the_last_residual_block():
     names = [f"frame_cnn.encoder.{i}.weight" for i in (0, 9, 11)]
     names.append("frame_cnn.encoder.8.f.3.bias")
-    found = [place.name for place in places(names, TOKENIZER).values()]
+    found = [target.name for target in find_targets(names, TOKENIZER).values()]
     assert found == [
         "frame.layers.0.weight",
         "frame.layers.9.scale",
@@ -48,31 +48,31 @@ def test_the_last_layers_of_a_network_are_counted_from_its_end():
     ]
 
 
-def test_what_follows_from_sizes_is_left_out():
+def test_derived_buffers_are_left_out():
     names = ["head_ends.indices", "transformer.blocks.0.sa.mask"]
-    assert places(names, WORLD_MODEL) == {}
+    assert find_targets(names, WORLD_MODEL) == {}
 
 
-def test_thirds_are_put_together():
+def test_queries_keys_and_values_are_joined():
     names = [f"transformer.blocks.0.sa.{x}.bias" for x in ("query", "key", "value")]
     tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
-    like = {"transformer.layers.0.qkv.bias": torch.zeros(6)}
-    (state,) = take_over(tensors, WORLD_MODEL, like).values()
+    template = {"transformer.layers.0.qkv.bias": torch.zeros(6)}
+    (state,) = copy_weights(tensors, WORLD_MODEL, template).values()
     assert state.tolist() == [0, 0, 1, 1, 2, 2]
-    assert not like["transformer.layers.0.qkv.bias"].any()
+    assert not template["transformer.layers.0.qkv.bias"].any()
 
 
 @pytest.mark.parametrize(
-    ("tensors", "like", "complaint"),
+    ("tensors", "template", "complaint"),
     [
         ({"act_emb.weight": (3, 2)}, {"action.weight": (4, 2)}, r"has shape \(3, 2\)"),
-        ({"act_emb.weight": (3, 2)}, {}, "no place for 'act_emb.weight'"),
-        ({}, {"action.weight": (3, 2)}, "nothing for 'action.weight'"),
+        ({"act_emb.weight": (3, 2)}, {}, "no parameter for 'act_emb.weight'"),
+        ({}, {"action.weight": (3, 2)}, "no values for 'action.weight'"),
     ],
 )
-def test_misfits_are_named(tensors, like, complaint):
-    theirs = {name: torch.zeros(shape) for name, shape in tensors.items()}
-    ours = {name: torch.zeros(shape) for name, shape in like.items()}
+def test_mismatches_are_errors(tensors, template, complaint):
+    originals = {name: torch.zeros(shape) for name, shape in tensors.items()}
+    state = {name: torch.zeros(shape) for name, shape in template.items()}
     with pytest.raises(UserError, match=complaint) as error:
-        take_over(theirs, WORLD_MODEL, ours)
+        copy_weights(originals, WORLD_MODEL, state)
     assert "Fix:" in str(error.value)

@@ -1,4 +1,4 @@
-"""Encoders of dreamerv3-torch: the same weights, however they were saved."""
+"""Import of encoders of dreamerv3-torch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SPACES = {
 CPU = torch.device("cpu")
 
 
-def theirs(prefix="_wm."):
-    """A state as that code saves it: two convolutions, two layers for vectors."""
+def original_state(prefix="_wm."):
+    """Return a state of dreamerv3-torch: two convolutions, two layers for vectors."""
     g = torch.Generator().manual_seed(0)
     cnn, mlp = f"{prefix}encoder._cnn.layers", f"{prefix}encoder._mlp.layers"
     return {
@@ -46,7 +46,9 @@ def theirs(prefix="_wm."):
 
 
 def save(path, prefix="_wm."):
-    torch.save({"agent_state_dict": theirs(prefix), "optims_state_dict": {}}, path)
+    torch.save(
+        {"agent_state_dict": original_state(prefix), "optims_state_dict": {}}, path
+    )
     return path
 
 
@@ -60,9 +62,9 @@ def observe(rows=3):
     return {key: torch.as_tensor(value) for key, value in found.items()}
 
 
-def by_hand(obs, order):
-    """The same, written out; even sides are padded by one pixel all around."""
-    state = theirs()
+def expected_features(obs, order):
+    """Compute the features directly; even sides are padded by one pixel."""
+    state = original_state()
     weights = [v for k, v in state.items() if ".encoder." in k]
     x = (obs["image"][:, 0] / 255 - 0.5).permute(0, 3, 1, 2)
     for i in (0, 3):
@@ -78,12 +80,12 @@ def by_hand(obs, order):
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
-def test_features_are_those_of_the_original(tmp_path, order):
+def test_features_match_a_direct_computation(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     encoder = OlderEncoder(SPACES, sizes_of(weights), order)
     encoder.load_state_dict(weights)
     features = encoder(observe(), torch.float32)[:, 0]
-    torch.testing.assert_close(features, by_hand(observe(), order))
+    torch.testing.assert_close(features, expected_features(observe(), order))
     assert encoder.width == features.shape[-1] == 4 * 4 * 8 + 6
 
 
@@ -97,14 +99,14 @@ def test_compiled_and_plain_models_give_the_same_encoder(tmp_path):
 @pytest.mark.parametrize(
     ("side", "image", "both"), [(64, 4096, 5120), (78, 6400, 7424), (84, 9216, 10240)]
 )
-def test_sizes_are_those_of_the_original(side, image, both):
+def test_default_sizes_match_the_original(side, image, both):
     spaces = {"image": Space(np.uint8, (side, side, 3))}
     assert OlderEncoder(spaces, OlderEncoderConfig()).width == image
     spaces["a"] = Space(np.float32, (2,))
     assert OlderEncoder(spaces, OlderEncoderConfig()).width == both
 
 
-def test_a_clone_sees_with_it_and_leaves_it_alone(tmp_path):
+def test_a_policy_uses_the_frozen_encoder(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     head = CloneHeadConfig(layers=1, units=8)
     config = BCConfig(on=OLDER, older=sizes_of(weights), head=head)
@@ -126,7 +128,7 @@ def test_a_clone_sees_with_it_and_leaves_it_alone(tmp_path):
         BC(SPACES, ACTION, wide, device=CPU).adopt({"encoder": weights})
 
 
-def test_other_files_and_pickled_code_are_refused(tmp_path):
+def test_other_files_and_pickled_code_are_errors(tmp_path):
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match="has no encoder of dreamerv3-torch"):
         read_encoder(tmp_path / "other.pt")
@@ -134,12 +136,12 @@ def test_other_files_and_pickled_code_are_refused(tmp_path):
         torch.save(other, tmp_path / "other.pt")
         with pytest.raises(UserError, match="has no encoder"):
             read_encoder(tmp_path / "other.pt")
-    torch.save({"agent_state_dict": print}, tmp_path / "evil.pt")
+    torch.save({"agent_state_dict": print}, tmp_path / "malicious.pt")
     with pytest.raises(UserError):
-        read_encoder(tmp_path / "evil.pt")
+        read_encoder(tmp_path / "malicious.pt")
 
 
-def test_two_images_are_too_many():
+def test_two_images_are_an_error():
     spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
     with pytest.raises(UserError, match="sees one image"):
         OlderEncoder(spaces, OlderEncoderConfig())

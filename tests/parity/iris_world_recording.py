@@ -21,8 +21,8 @@ import torch
 from reverie.convert.delta_iris.names import (
     TOKENIZER,
     WORLD_MODEL,
-    places,
-    take_over,
+    copy_weights,
+    find_targets,
 )
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
@@ -233,15 +233,17 @@ def tiny_heads() -> int:
 
 def fill(world: IrisWorld, tokenizer: dict, model: dict) -> None:
     ours = world.tokenizer
-    ours.load_state_dict(take_over(tokenizer, TOKENIZER, ours.state_dict()))
+    ours.load_state_dict(copy_weights(tokenizer, TOKENIZER, ours.state_dict()))
     other = world.dynamics
-    other.load_state_dict(take_over(model, WORLD_MODEL, other.state_dict()))
+    other.load_state_dict(copy_weights(model, WORLD_MODEL, other.state_dict()))
 
 
 def by_original_name(module: torch.nn.Module, values: list, rules: list, names) -> dict:
     """Return values of parameters, such as gradients, by their original names."""
     ours = dict(zip(dict(module.named_parameters()), values, strict=True))
-    return {name: place.of(ours) for name, place in places(names, rules).items()}
+    return {
+        name: target.view(ours) for name, target in find_targets(names, rules).items()
+    }
 
 
 def full_world(size: str) -> tuple[IrisWorld, dict[str, np.ndarray]]:
@@ -332,8 +334,8 @@ def close_update(module, rules, theirs, recorded, config: AdamConfig, grads):
     norm = float(recorded["opt/grad_norm_before_clip"])
     like = dict(module.named_parameters())
     exact = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-    for name, place in places(theirs, rules).items():
-        place.of(exact).copy_(torch.tensor(theirs[name]))
+    for name, target in find_targets(theirs, rules).items():
+        target.view(exact).copy_(torch.tensor(theirs[name]))
     for gradients, threshold in ((list(exact.values()), 0.0), (grads, 1e-4)):
         moved = copy.deepcopy(module)
         opt = Optimizer(dict(moved.named_parameters()), config, dense_weights(moved))

@@ -28,7 +28,7 @@ from reverie.agents.iris.agent import to_segment
 from reverie.agents.iris.report import episode_losses
 from reverie.agents.returns import lambda_return
 from reverie.api import WorldLoss
-from reverie.convert.delta_iris.names import places, take_over
+from reverie.convert.delta_iris.names import copy_weights, find_targets
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
 from reverie.nets.optim.adam import AdamConfig
 from reverie.replay.buffer import Replay
@@ -60,7 +60,7 @@ def build(form: str) -> PixelActorCritic:
     actions = len(online["actor_linear.bias"])
     nets = PixelActorCritic((height, width, colours), actions, config)
     for net, prefix in ((nets.online, "model."), (nets.target, "target_model.")):
-        state = take_over(
+        state = copy_weights(
             tensors(under(params, prefix)), ACTOR_CRITIC, net.state_dict()
         )
         net.load_state_dict(state)
@@ -143,9 +143,9 @@ def test_gradients_and_the_step_they_lead_to(form):
     nets.update_target()
     slow = dict(nets.target.named_parameters())
     after = under(r, "target_after/")
-    for name, spot in places(after | wanted, ACTOR_CRITIC).items():
+    for name, target in find_targets(after | wanted, ACTOR_CRITIC).items():
         if name in after:
-            close(spot.of(slow), after[name], 1e-6, name)
+            close(target.view(slow), after[name], 1e-6, name)
     config = AdamConfig(wd=0.0)
     close_update(nets.online, ACTOR_CRITIC, wanted, r, config, list(grads))
 

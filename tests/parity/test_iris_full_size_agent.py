@@ -11,7 +11,7 @@ import torch
 from iris_world_recording import as_bytes, by_rule, has, load, under
 
 from reverie.agents.iris.actor_critic import PixelActorCritic
-from reverie.convert.delta_iris.names import places, take_over
+from reverie.convert.delta_iris.names import copy_weights, find_targets
 from reverie.convert.delta_iris.weights import ACTOR_CRITIC
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.run.config import resolve
@@ -43,7 +43,7 @@ def case(request):
     actions = len(filled["model.actor_linear.bias"])
     nets = PixelActorCritic((height, width, colours), actions, config)
     for net, prefix in ((nets.online, "model."), (nets.target, "target_model.")):
-        state = take_over(under(filled, prefix), ACTOR_CRITIC, net.state_dict())
+        state = copy_weights(under(filled, prefix), ACTOR_CRITIC, net.state_dict())
         net.load_state_dict(state)
     return nets, data, learn.learn.actor_critic.opt
 
@@ -99,8 +99,8 @@ def test_what_a_dream_teaches(case):
     ours = dict(zip(learner.names, learner.gradients(total), strict=True))
     wanted = under(data, "actor_critic/model/grad_norm/")
     largest = max(float(norm) for norm in wanted.values())
-    for name, spot in places(wanted, ACTOR_CRITIC).items():
-        grad, norm = spot.of(ours), float(wanted[name])
+    for name, target in find_targets(wanted, ACTOR_CRITIC).items():
+        grad, norm = target.view(ours), float(wanted[name])
         if norm > 1e-4 * largest:
             assert float(grad.norm()) == pytest.approx(norm, rel=2e-3), name
             flat, n = grad.contiguous().flatten(), grad.numel()

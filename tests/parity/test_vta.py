@@ -14,7 +14,7 @@ from vta_recording import (
     under,
 )
 
-from reverie.convert.vta.weights import from_reference
+from reverie.convert.vta.weights import rename_tensors
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
@@ -89,7 +89,7 @@ def test_forward_pass_in_training_mode(name):
     world = recording.make_world().train()
     terms = world.elbo(recording.batch, recording.rng())
     compare(terms, tensors(recording.data, "train/"))
-    after = from_reference(tensors(recording.data, "buffer_after/"))
+    after = rename_tensors(tensors(recording.data, "buffer_after/"))
     state = world.state_dict()
     assert after
     for key, value in after.items():
@@ -102,7 +102,7 @@ def test_all_gradients(name):
     world = recording.make_world().train()
     losses = world.loss(recording.batch, recording.rng()).losses
     torch.stack([loss.mean() for loss in losses.values()]).sum().backward()
-    theirs = from_reference(tensors(recording.data, "grad/"))
+    theirs = rename_tensors(tensors(recording.data, "grad/"))
     ours = {key: p.grad for key, p in world.named_parameters()}
     assert ours.keys() == theirs.keys()
     for key, grad in theirs.items():
@@ -167,7 +167,7 @@ def test_three_steps_of_the_optimizer(name):
         _, metrics = adam.update(loss)
         close(metrics["opt/grad_norm"], data["grad_norm"][i])
     ours = dict(world.named_parameters())
-    for key, value in from_reference(under(data, "param_after/")).items():
+    for key, value in rename_tensors(under(data, "param_after/")).items():
         if not is_redundant_bias(key, world):
             close(ours[key], value, 1e-4, 0)
 

@@ -13,7 +13,7 @@ import torch
 from test_vta import close, is_redundant_bias
 from vta_recording import MODELS, RecordedNoise, VTARecording, tensors, under
 
-from reverie.convert.vta.weights import from_reference
+from reverie.convert.vta.weights import rename_tensors
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -61,11 +61,11 @@ def test_loss_and_all_gradients(name):
     close(loss.cpu(), torch.tensor(recording.data["train/train_loss"]), 1e-2)
     names, parameters = zip(*world.named_parameters(), strict=True)
     ours = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-    for key, theirs in from_reference(tensors(recording.data, "grad/")).items():
+    for key, theirs in rename_tensors(tensors(recording.data, "grad/")).items():
         gap = (ours[key].cpu() - theirs).abs().max()
         assert gap <= max(1e-2, 1e-3 * theirs.abs().max()), key
     state = world.state_dict()
-    for key, theirs in from_reference(tensors(recording.data, "buffer_after/")).items():
+    for key, theirs in rename_tensors(tensors(recording.data, "buffer_after/")).items():
         close(state[key].cpu(), theirs)
 
 
@@ -84,7 +84,7 @@ def test_three_steps_of_the_optimizer():
         _, metrics = opt.update(loss)
         close(metrics["opt/grad_norm"].cpu(), data["grad_norm"][i])
     ours = dict(world.named_parameters())
-    for key, value in from_reference(under(data, "param_after/")).items():
+    for key, value in rename_tensors(under(data, "param_after/")).items():
         if not is_redundant_bias(key, world):
             close(ours[key].cpu(), value, 1e-4, 0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reverie.convert.vta.weights import from_reference
+from reverie.convert.vta.weights import rename_tensors
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
 from reverie.worlds.vta.config import VTAConfig
@@ -100,11 +100,11 @@ class VTARecording:
         world = VTA(self.obs_space, self.act_space, config)
         state = world.state_dict()
         for kind in ("param/", "buffer/"):
-            ours = from_reference(tensors(self.data, kind))
+            ours = rename_tensors(tensors(self.data, kind))
             assert ours.keys() <= state.keys(), ours.keys() - state.keys()
             state |= ours
         world.load_state_dict(state)
-        named = from_reference(tensors(self.data, "param/"))
+        named = rename_tensors(tensors(self.data, "param/"))
         assert named.keys() == dict(world.named_parameters()).keys()
         return world
 

@@ -620,8 +620,8 @@ def test_unknown_keys_of_other_files_stay_errors(tmp_path):
         ({"env_type": ["3d_maze"]}, "bouncing_balls or 3d_maze"),
         ({"loss_type": "l1"}, "bce or mse"),
         ({"use_amp": "false"}, "true or false"),
-        ({"exp_name": ["a"]}, "no path"),
-        ({"env_type": "3d_maze", "data_root": {}}, "no path"),
+        ({"exp_name": ["a"]}, "not a path"),
+        ({"env_type": "3d_maze", "data_root": {}}, "not a path"),
         ({"seq_size": "many"}, "whole number"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Where each tensor of the original Δ-IRIS lives in ours.
+"""Parameter names of the original Δ-IRIS and of the agent here.
 
-The names are those of its checkpoints (`tokenizer.` and `world_model.`, without that
-prefix). Ours joins what the original keeps in three tensors: queries, keys and values
-of an attention layer are one matrix, and each of them a third of its rows.
+Original names are those of its checkpoints, without the prefixes `tokenizer.` and
+`world_model.`. The original has separate tensors for queries, keys and values of an
+attention layer; here they are one matrix, and each is a third of its rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORLD_MODEL = [
     (r"head_(latents|rewards|ends)\.head_module\.0", r"\1.hidden"),
     (r"head_(latents|rewards|ends)\.head_module\.2", r"\1.out"),
 ]
-INSIDE = [
+LAYERS = [
     (r"\.f\.0\.", ".norm0."),
     (r"\.f\.2\.", ".conv0."),
     (r"\.f\.3\.", ".norm1."),
@@ -52,79 +52,81 @@ INSIDE = [
     (r"norm(\d?|_\w+)\.bias$", r"norm\1.shift"),
 ]
 DERIVED = r".*\.(indices|mask)$"
-"""Entries that follow from the sizes."""
-THIRDS = ("query", "key", "value")
+"""Buffers of the original that are computed from the sizes."""
+QKV = ("query", "key", "value")
 ADVICE = (
-    "use the settings and the environment the original was trained with, as in "
+    "use the settings and the environment of the checkpoint, as in "
     "`--configs iris_crafter` or `--configs iris_atari --task atari_breakout`."
 )
 
 
-class Place(NamedTuple):
-    """A tensor of ours, or a third of its rows."""
+class Target(NamedTuple):
+    """A parameter of the agent, or a third of its rows."""
 
     name: str
     third: int | None
 
-    def of(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The part that the original calls by its own name, as a view."""
+    def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the part that corresponds to the original tensor, as a view."""
         tensor = tensors[self.name]
-        return tensor if self.third is None else tensor.chunk(len(THIRDS))[self.third]
+        return tensor if self.third is None else tensor.chunk(len(QKV))[self.third]
 
 
-def places(originals: Iterable[str], rules: list[tuple[str, str]]) -> dict[str, Place]:
-    """Ours for each name of one part of the original; derived entries are left out."""
+def find_targets(
+    originals: Iterable[str], rules: list[tuple[str, str]]
+) -> dict[str, Target]:
+    """Return the target of each original name; derived buffers are left out."""
     names = [name for name in originals if not re.fullmatch(DERIVED, name)]
-    found = {}
+    targets = {}
     for original in names:
         name = original
-        for pattern, ours in rules:
-            name = re.sub(rf"^{pattern}(?=\.|$)", ours, name)
-        for pattern, ours in INSIDE:
-            name = re.sub(pattern, ours, name)
-        third = next((i for i, t in enumerate(THIRDS) if f".sa.{t}." in original), None)
-        found[original] = Place(name, third)
+        for pattern, replacement in rules:
+            name = re.sub(rf"^{pattern}(?=\.|$)", replacement, name)
+        for pattern, replacement in LAYERS:
+            name = re.sub(pattern, replacement, name)
+        third = next((i for i, t in enumerate(QKV) if f".sa.{t}." in original), None)
+        targets[original] = Target(name, third)
     return {
-        original: place._replace(name=_last_layers(place.name, found.values()))
-        for original, place in found.items()
+        original: target._replace(name=_last_layers(target.name, targets.values()))
+        for original, target in targets.items()
     }
 
 
-def take_over(
+def copy_weights(
     tensors: Mapping[str, Tensor],
     rules: list[tuple[str, str]],
-    like: Mapping[str, Tensor],
+    template: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """A state of ours, of the names and sizes of `like`, with the original's values."""
-    state = {name: tensor.detach().clone() for name, tensor in like.items()}
-    found = places(tensors, rules)
-    for original, place in found.items():
-        if place.name not in state:
+    """Return a state with the names and sizes of `template` and the original values."""
+    state = {name: tensor.detach().clone() for name, tensor in template.items()}
+    targets = find_targets(tensors, rules)
+    for original, target in targets.items():
+        if target.name not in state:
             raise UserError(
-                f"This world has no place for {original!r}.\n  Fix: {ADVICE}"
+                f"This world model has no parameter for {original!r}.\n  Fix: {ADVICE}"
             )
-        old, new = place.of(state), tensors[original]
+        old, new = target.view(state), tensors[original]
         if old.shape != new.shape:
             raise UserError(
-                f"{original!r} has shape {tuple(new.shape)}, this world has "
+                f"{original!r} has shape {tuple(new.shape)}, in this world model "
                 f"{tuple(old.shape)}.\n  Fix: {ADVICE}"
             )
         old.copy_(new)
-    missing = set(state) - {place.name for place in found.values()}
+    missing = set(state) - {target.name for target in targets.values()}
     if missing:
         raise UserError(
-            f"The original has nothing for {min(missing)!r}.\n  Fix: {ADVICE}"
+            f"The checkpoint has no values for {min(missing)!r}.\n  Fix: {ADVICE}"
         )
     return state
 
 
-def _last_layers(name: str, places: Iterable[Place]) -> str:
-    """Behind the last residual block, norm and activation are one layer of ours."""
+def _last_layers(name: str, targets: Iterable[Target]) -> str:
+    """Rename layers after the last residual block: norm and activation are one here."""
     match = re.fullmatch(r"(\w+\.layers\.)(\d+)\.(weight|bias)", name)
     if not match or name.startswith("transformer."):
         return name
     net, index, leaf = match[1], int(match[2]), match[3]
-    numbers = [re.match(rf"{re.escape(net)}(\d+)\.", place.name) for place in places]
+    numbers = [re.match(rf"{re.escape(net)}(\d+)\.", target.name) for target in targets]
     last = max(int(number[1]) for number in numbers if number)
     if index == last:
         return f"{net}{last - 1}.{leaf}"

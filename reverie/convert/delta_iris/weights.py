@@ -1,12 +1,10 @@
-"""Bring in agents of the original Δ-IRIS (`last.pt`).
+"""Import checkpoints of the original Δ-IRIS (`last.pt`).
 
-The original keeps one mapping from names like `tokenizer.encoder.encoder.0.weight` to
-tensors: the three parts, the last of them twice (`model` and its slow copy). Nothing is
-computed, so the numbers stay what they were. Any of the parts may be taken alone:
+The original stores one dict from names like `tokenizer.encoder.encoder.0.weight` to
+tensors, for tokenizer, world model and actor-critic (`model` and `target_model`). The
+values are copied exactly. `--run.from_checkpoint last.pt` is the same as
 
     agent.load_weights(from_original(read_checkpoint("last.pt"), agent.state_dict()))
-
-which is what `--run.from_checkpoint last.pt` does.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from reverie.agents.iris.config import PARTS
 from reverie.api import StateDict, UserError
-from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, take_over
+from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, copy_weights
 from reverie.storage.torch_file import read_torch_file
 
 ACTOR_CRITIC = [
@@ -31,54 +29,58 @@ NETS = {"model.": "online.", "target_model.": "target."}
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of the original's `last.pt`, by its names."""
+    """Return the tensors of `last.pt` by their original names."""
     data = read_torch_file(path)
     entries = data.items() if isinstance(data, Mapping) else ()
     tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
     if not any(key.startswith("tokenizer.") for key in tensors):
         raise UserError(
-            f"{path} holds no agent of Δ-IRIS.\n"
-            "  Fix: pass checkpoints/last.pt of the original's run folder."
+            f"{path} has no agent of Δ-IRIS.\n"
+            "  Fix: use checkpoints/last.pt in a run folder of the original."
         )
     return tensors
 
 
-def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
-    """The state of an agent with the parts of a file in it that a pattern names."""
+def import_state(
+    path: str | Path, template: StateDict, components: str = ".*"
+) -> StateDict:
+    """Return the state of an agent with the matching components of a file."""
     tensors = read_checkpoint(path)
-    held = {name.split(".")[0] for name in tensors}
+    available = {name.split(".")[0] for name in tensors}
     try:
         wanted = [part for part in PARTS if re.fullmatch(components, part)]
-    except re.error:  # said by whoever is to load them
+    except re.error:  # reported by `load_weights`
         wanted = []
-    if missing := [part for part in wanted if part not in held]:
+    if missing := [part for part in wanted if part not in available]:
         raise UserError(
-            f"{path} holds no {missing[0]}.\n  Fix: --run.from_components "
-            f"'{'|'.join(sorted(held & set(PARTS)))}'"
+            f"{path} has no {missing[0]}.\n  Fix: --run.from_components "
+            f"'{'|'.join(sorted(available & set(PARTS)))}'"
         )
     chosen = {k: v for k, v in tensors.items() if k.split(".")[0] in wanted}
-    return from_original(chosen, like)
+    return from_original(chosen, template)
 
 
-def from_original(tensors: Mapping[str, Tensor], like: StateDict) -> StateDict:
-    """The state of an agent with the original's numbers in it.
+def from_original(tensors: Mapping[str, Tensor], template: StateDict) -> StateDict:
+    """Return the state of an agent with the values of the original.
 
-    `like` is the state of an agent of that size. Parts the original's file does not
-    have, optimizers and random generators stay as they are.
+    `template` is the state of an agent of the same size. Components that the file does
+    not have, optimizers and random generators are taken from it.
     """
-    state = dict(like)
+    state = dict(template)
     for part, rules in (("tokenizer", TOKENIZER), ("world_model", WORLD_MODEL)):
-        if theirs := _under(tensors, f"{part}."):
-            state[part] = take_over(theirs, rules, like[part])
-    if actor := _under(tensors, "actor_critic."):
+        if weights := _with_prefix(tensors, f"{part}."):
+            state[part] = copy_weights(weights, rules, template[part])
+    if actor := _with_prefix(tensors, "actor_critic."):
         state["actor_critic"] = {}
-        for prefix, ours in NETS.items():
-            net = take_over(
-                _under(actor, prefix), ACTOR_CRITIC, _under(like["actor_critic"], ours)
+        for prefix, new_prefix in NETS.items():
+            net = copy_weights(
+                _with_prefix(actor, prefix),
+                ACTOR_CRITIC,
+                _with_prefix(template["actor_critic"], new_prefix),
             )
-            state["actor_critic"] |= {ours + name: x for name, x in net.items()}
+            state["actor_critic"] |= {new_prefix + name: x for name, x in net.items()}
     return state
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""Config files of the port of VTA to bouncing balls and the maze, as settings of ours.
+"""Import JSON config files of the port of VTA to bouncing balls and the maze.
 
-They are flat JSON with an `env_type`, by which they are recognised. Keys we do not know
-are reported and left out, as that program did silently.
+They are flat JSON objects, recognized by the key `env_type`. Unknown keys are reported
+and ignored.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DEFAULTS = {
     "max_iters": 10000,
     "beta_anneal": 100,
 }
-"""Of that program, where ours are others."""
+"""Defaults of the port that differ from those of Reverie."""
 
-SILENT = {
+IGNORED = {
     "env_type",
     "exp_name",
     "work_dir",
@@ -59,7 +59,7 @@ SILENT = {
     "obs_bit",
     "use_amp",
 }
-"""Keys that are used below, follow from the data, or never did anything."""
+"""Keys that are handled below, follow from the data, or have no effect."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "env_type": tuple(BLOCKS),
@@ -74,63 +74,68 @@ def is_vta_file(data: Mapping[str, Any]) -> bool:
 
 
 class VTAFile(NamedTuple):
-    """What such a file asks for."""
+    """Settings of a config file."""
 
     block: str
-    """The block of ours that it stands on."""
-    usual: dict[str, Any]
-    """Settings that program has by itself: they yield to whatever was named."""
-    given: dict[str, Any]
-    """Settings the file gives."""
+    """Preset block on which the settings are based."""
+    defaults: dict[str, Any]
+    """Defaults of the port; lower precedence than any other setting."""
+    settings: dict[str, Any]
+    """Settings in the file."""
     unknown: list[str]
-    """Keys that mean nothing here."""
+    """Keys that are not known."""
 
 
 def from_vta_file(data: Mapping[str, Any]) -> VTAFile:
+    """Convert the contents of a config file."""
     kind = data["env_type"]
     given = {key: value for key, value in data.items() if value is not None}
-    _refuse_misfits({**given, "env_type": kind})
+    _check_values({**given, "env_type": kind})
     if "beta_anneal" in data and data["beta_anneal"] is None:
-        given["beta_anneal"] = 0  # there, too, the temperature then stays
-    usual: dict[str, Any] = {NAMES[key]: value for key, value in DEFAULTS.items()}
-    usual["sequences.refresh"] = 0  # that program trains on one set of sequences
+        given["beta_anneal"] = 0  # constant temperature
+    defaults: dict[str, Any] = {NAMES[key]: value for key, value in DEFAULTS.items()}
+    defaults["sequences.refresh"] = 0  # the port trains on one set of sequences
     if kind == "3d_maze":
-        usual["sequences.folder"] = _usual_folder(str(given.get("data_root", "data")))
-    found = {NAMES[key]: value for key, value in given.items() if key in NAMES}
+        defaults["sequences.folder"] = _default_folder(
+            str(given.get("data_root", "data"))
+        )
+    settings = {NAMES[key]: value for key, value in given.items() if key in NAMES}
     if "use_amp" in given:
-        found["precision"] = "auto" if given["use_amp"] else "float32"
+        settings["precision"] = "auto" if given["use_amp"] else "float32"
     if "exp_name" in given or "work_dir" in given:
         name = given.get("exp_name", "vta_bouncing_balls")
-        found["logdir"] = f"{given.get('work_dir', '.')}/{name}"
+        settings["logdir"] = f"{given.get('work_dir', '.')}/{name}"
     if kind == "bouncing_balls":
-        found.pop("sequences.folder", None)  # it says where the maze would be
+        settings.pop("sequences.folder", None)  # the folder of the maze
         if "loss_type" in given:
-            found["vta.world.loss"] = LOSSES[given["loss_type"]]
+            settings["vta.world.loss"] = LOSSES[given["loss_type"]]
         if "obs_bit" in given:
-            found["vta.world.levels"] = "floor"
-            found["vta.world.bits"] = given["obs_bit"]
-    known = {*NAMES, *SILENT}
+            settings["vta.world.levels"] = "floor"
+            settings["vta.world.bits"] = given["obs_bit"]
+    known = {*NAMES, *IGNORED}
     unknown = [key for key in data if key not in known]
-    return VTAFile(BLOCKS[kind], usual, found, unknown)
+    return VTAFile(BLOCKS[kind], defaults, settings, unknown)
 
 
-def _refuse_misfits(given: Mapping[str, Any]) -> None:
-    """Values that no setting of ours would check."""
+def _check_values(given: Mapping[str, Any]) -> None:
+    """Check values that are not checked by the settings they set."""
     for key, options in CHOICES.items():
         if key in given and given[key] not in options:
-            words = [str(option).lower() for option in options]
+            choices = [str(option).lower() for option in options]
             raise UserError(
-                f"There is no {key} {given[key]!r}.\n  Fix: use {' or '.join(words)}."
+                f"{key} cannot be {given[key]!r}.\n  Fix: use {' or '.join(choices)}."
             )
     for key in PATHS:
         if not isinstance(given.get(key, ""), str | int | float):
             raise UserError(
-                f"{key} is {given[key]!r}, which is no path.\n"
+                f"{key} is {given[key]!r}, which is not a path.\n"
                 f'  Fix: write it in quotes, like "{key}": "name".'
             )
 
 
-def _usual_folder(root: str) -> str:
-    """Where that program keeps its maze: below its data, or else right here."""
+def _default_folder(root: str) -> str:
+    """Default folder of the maze in the port: below `root`, or else in the working
+    directory.
+    """
     below, here = Path(root) / MAZE, Path(MAZE)
     return str(here if here.is_dir() and not below.is_dir() else below)

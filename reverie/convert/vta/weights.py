@@ -1,9 +1,8 @@
-"""Weights of the authors' VTA, and of its port with actions, as weights of ours.
+"""Import weights of the original VTA and of its port with actions (`model_best.pt`).
 
-Their names differ from each other, and ours from both: the parts of a Gaussian head are
-one layer here, and the three encoders are one stack of recurrent units. Both save bare
-mappings from names to tensors (`model_best.pt`), without the temperature of the flags,
-which therefore begins anew. `--run.from_checkpoint model_best.pt` takes such a file.
+The two use different names. Here mean and standard deviation of a Gaussian head are one
+layer, and the three recurrent encoders are one stack. The files do not contain the
+Gumbel-softmax temperature, which keeps its initial value.
 """
 
 from __future__ import annotations
@@ -20,130 +19,142 @@ from reverie.storage.torch_file import read_torch_file
 
 _HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
-_READERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")
+_ENCODERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")
 _CELLS = {"update_abs_belief": "abs_cell", "update_obs_belief": "obs_cell"}
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_COUNTED = r"^age$|^temperature$|num_batches_tracked$"
-"""What we count anew."""
+_NOT_IMPORTED = r"^age$|^temperature$|num_batches_tracked$"
+"""Counters that keep their initial values."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The weights of such a file, under our names."""
+    """Return the weights of a file with the names used here."""
     data = read_torch_file(path)
     entries = data.items() if isinstance(data, Mapping) else ()
     tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
     try:
-        ours = from_reference(tensors) if _is_vta(tensors) else {}
-        wrong = f"{path} holds no VTA."
+        weights = rename_tensors(tensors) if _is_vta(tensors) else {}
+        problem = f"{path} has no VTA model."
     except KeyError as missing:
-        ours, wrong = {}, f"{path} has no {missing.args[0]!r}."
-    if "abs_feat.weight" not in ours:
+        weights, problem = {}, f"{path} has no {missing.args[0]!r}."
+    if "abs_feat.weight" not in weights:
         raise UserError(
-            f"{wrong}\n  Fix: pass model_best.pt or ckpt_STEP.pt of the port."
+            f"{problem}\n  Fix: use model_best.pt or ckpt_STEP.pt of the port."
         )
-    return ours
+    return weights
 
 
-def read_state(path: str | Path, like: StateDict, components: str = ".*") -> StateDict:
-    """The state of a watcher with the weights of a file in its world."""
-    theirs, mine = read_checkpoint(path), like["world"]
-    wanted = {k: v.shape for k, v in mine.items() if not re.search(_COUNTED, k)}
-    came = {key: value.shape for key, value in theirs.items()}
-    odd = [key for key in {**wanted, **came} if wanted.get(key) != came.get(key)]
-    if odd:
-        sizes, present = _sizes(theirs), _sizes(mine)
-        fixes = [f"--{k} {x}" for k, x in sizes.items() if present[k] != x]
-        told, known = (_actions(x) for x in (theirs, mine))
-        if told != known:
+def import_state(
+    path: str | Path, template: StateDict, components: str = ".*"
+) -> StateDict:
+    """Return the state of a VTA agent with the weights of a file."""
+    loaded, current = read_checkpoint(path), template["world"]
+    expected = {
+        k: v.shape for k, v in current.items() if not re.search(_NOT_IMPORTED, k)
+    }
+    shapes = {key: value.shape for key, value in loaded.items()}
+    different = [
+        key for key in {**expected, **shapes} if expected.get(key) != shapes.get(key)
+    ]
+    if different:
+        sizes, current_sizes = _sizes(loaded), _sizes(current)
+        fixes = [f"--{k} {x}" for k, x in sizes.items() if current_sizes[k] != x]
+        width, current_width = _action_width(loaded), _action_width(current)
+        if width != current_width:
             fixes.append(
-                f"sequences with actions of {told} numbers"
-                if told
+                f"sequences with actions of {width} numbers"
+                if width
                 else "--sequences.actions False"
             )
+        key = different[0]
         raise UserError(
-            f"The world in {path} differs from this one, first in {odd[0]!r}: "
-            f"{_shape(came, odd[0])}, not {_shape(wanted, odd[0])}.\n  Fix: "
-            f"{' '.join(fixes) or 'pass a whole file, of images of this size'}"
+            f"The model in {path} differs from this one, first in {key!r}: "
+            f"{_shape(shapes, key)}, expected {_shape(expected, key)}.\n  Fix: "
+            f"{' '.join(fixes) or 'use a complete file for images of this size'}"
         )
-    return {**like, "world": {**mine, **theirs}}
+    return {**template, "world": {**current, **loaded}}
 
 
-def _sizes(ours: Mapping[str, Tensor]) -> dict[str, int | bool]:
-    """Settings for a world of these weights."""
-    belief, both = ours["abs_feat.weight"].shape
-    layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in ours)
+def _sizes(weights: Mapping[str, Tensor]) -> dict[str, int | bool]:
+    """Return the settings of a model with these weights."""
+    belief, both = weights["abs_feat.weight"].shape
+    layers = sum(bool(re.match(r"detector\.conv\d+\.weight", key)) for key in weights)
     sizes = {
         "belief": belief,
         "state": both - belief,
         "layers": layers,
-        "bias": "enc.conv0.bias" in ours,
-        "static_lower_belief": "obs_cell.weight_ih" not in ours,
+        "bias": "enc.conv0.bias" in weights,
+        "static_lower_belief": "obs_cell.weight_ih" not in weights,
     }
     return {f"vta.world.{name}": size for name, size in sizes.items()}
 
 
-def _actions(ours: Mapping[str, Tensor]) -> int:
-    """Numbers an action has for a world of these weights."""
-    if "abs_cell.weight_ih" not in ours:
+def _action_width(weights: Mapping[str, Tensor]) -> int:
+    """Return the number of entries of an action in a model with these weights."""
+    if "abs_cell.weight_ih" not in weights:
         return 0
-    belief, both = ours["abs_feat.weight"].shape
-    return int(ours["abs_cell.weight_ih"].shape[-1]) - (both - belief)
+    belief, both = weights["abs_feat.weight"].shape
+    return int(weights["abs_cell.weight_ih"].shape[-1]) - (both - belief)
 
 
 def _shape(shapes: Mapping[str, torch.Size], key: str) -> str:
     return str(tuple(shapes[key])) if key in shapes else "nothing"
 
 
-def from_reference(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of either code, under our names and in our shapes.
+def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of either implementation with the names and shapes used here.
 
-    Works for weights, gradients and batch norm statistics alike; what a mapping does
-    not have stays out of the result.
+    Also works for gradients and batch norm statistics; missing tensors are skipped.
     """
-    left = {_plain(key): value for key, value in theirs.items()}
-    left = {k: v for k, v in left.items() if not k.endswith("num_batches_tracked")}
-    ours: dict[str, Tensor] = {}
+    remaining = {_plain(key): value for key, value in originals.items()}
+    remaining = {
+        k: v for k, v in remaining.items() if not k.endswith("num_batches_tracked")
+    }
+    renamed: dict[str, Tensor] = {}
     for head in _HEADS:
         for leaf in ("weight", "bias"):
             parts = [f"{head}_state.{part}.{leaf}" for part in ("mean", "std")]
-            if parts[0] in left:
-                ours[f"{head}.out.{leaf}"] = torch.cat([left.pop(p) for p in parts])
+            if parts[0] in remaining:
+                renamed[f"{head}.out.{leaf}"] = torch.cat(
+                    [remaining.pop(p) for p in parts]
+                )
     for leaf in _GRU:
-        names = [f"{reader}.{leaf}" for reader in _READERS]
-        if names[0] in left:
-            ours[f"readers.{leaf}"] = torch.stack([left.pop(name) for name in names])
-        for theirs_name, name in _CELLS.items():
-            if f"{theirs_name}.{leaf}" in left:
-                ours[f"{name}.{leaf}"] = left.pop(f"{theirs_name}.{leaf}")[None]
+        names = [f"{encoder}.{leaf}" for encoder in _ENCODERS]
+        if names[0] in remaining:
+            renamed[f"readers.{leaf}"] = torch.stack(
+                [remaining.pop(name) for name in names]
+            )
+        for original, name in _CELLS.items():
+            if f"{original}.{leaf}" in remaining:
+                renamed[f"{name}.{leaf}"] = remaining.pop(f"{original}.{leaf}")[None]
     for leaf in ("weight", "bias"):
         for feat in ("abs_feat", "obs_feat"):
-            if f"{feat}.{leaf}" in left:
-                ours[f"{feat}.{leaf}"] = left.pop(f"{feat}.{leaf}")
-        if f"prior_boundary.network.{leaf}" in left:
-            ours[f"foresee.{leaf}"] = left.pop(f"prior_boundary.network.{leaf}")
-    layers = _count(left)
-    for key in list(left):
+            if f"{feat}.{leaf}" in remaining:
+                renamed[f"{feat}.{leaf}"] = remaining.pop(f"{feat}.{leaf}")
+        if f"prior_boundary.network.{leaf}" in remaining:
+            renamed[f"foresee.{leaf}"] = remaining.pop(f"prior_boundary.network.{leaf}")
+    layers = _detector_layers(remaining)
+    for key in list(remaining):
         part, kind, index, leaf = _layer(key)
         last = part == "post_boundary" and index == layers
-        place = "out" if last else f"{kind}{index}"
-        ours[f"{_NETS[part]}.{place}.{leaf}"] = left.pop(key)
-    return ours
+        layer = "out" if last else f"{kind}{index}"
+        renamed[f"{_NETS[part]}.{layer}.{leaf}"] = remaining.pop(key)
+    return renamed
 
 
-def _is_vta(theirs: Mapping[str, Tensor]) -> bool:
-    return any(key.startswith("state_model.") for key in theirs)
+def _is_vta(tensors: Mapping[str, Tensor]) -> bool:
+    return any(key.startswith("state_model.") for key in tensors)
 
 
 def _plain(key: str) -> str:
     """`state_model.abs_post_fwd.rnn_cell.weight_ih` -> `abs_post_fwd.weight_ih`."""
     key = key.removeprefix("state_model.").replace(".rnn_cell.", ".")
     if re.match(r"(enc_obs|dec_obs|post_boundary)\.", key):
-        return key  # here `linear` and `normalize` tell layers from norms
+        return key  # `linear` and `normalize` distinguish layers and norms
     return key.replace(".linear.", ".").replace(".std.0.", ".std.")
 
 
 def _layer(key: str) -> tuple[str, str, int, str]:
-    """The network, `conv` or `norm`, which one, and its tensor."""
+    """Return the network, `conv` or `norm`, its index, and the parameter name."""
     words = key.split(".")
     if len(words) == 5 and words[3] in ("linear", "normalize"):
         kind = "conv" if words[3] == "linear" else "norm"
@@ -152,12 +163,12 @@ def _layer(key: str) -> tuple[str, str, int, str]:
         index, place = divmod(int(words[2]), 3)
         return words[0], "norm" if place else "conv", index, words[3]
     raise UserError(
-        f"{key!r} is no tensor of a VTA.\n"
-        "  Fix: give a checkpoint of the original, or of its port with actions."
+        f"{key!r} is not a parameter of VTA.\n"
+        "  Fix: use a checkpoint of the original, or of its port with actions."
     )
 
 
-def _count(keys: Mapping[str, Tensor]) -> int:
-    """Hidden layers of the boundary detector: the output is the one after them."""
+def _detector_layers(keys: Mapping[str, Tensor]) -> int:
+    """Return the number of hidden layers of the boundary detector."""
     convs = [_layer(key) for key in keys if key.startswith("post_boundary")]
     return max((i for _, kind, i, _ in convs if kind == "conv"), default=-1)
