@@ -307,11 +307,11 @@ def test_frames_events_and_flags_of_a_picture_are_about_the_same_steps(
     np.testing.assert_array_equal(drawn["events"], data[EVENT][:, now])
     world = agent.world.eval()
     rng = agent.rng["report"]
-    explained = world.explain({"image": data["image"]}, rng)
-    mask = explained.story.mask[..., 0].detach().numpy() > 0.5
+    terms = world.elbo({"image": data["image"]}, rng)
+    mask = terms.posterior.mask[..., 0].detach().numpy() > 0.5
     np.testing.assert_array_equal(drawn["found"], mask)
     # The detector's own logits of these very frames; the first one is forced.
-    logits = explained.story.found[:, now].detach()
+    logits = terms.posterior.detector_logits[:, now].detach()
     chance = (logits / world.temperature).softmax(-1)[..., 0].numpy()
     np.testing.assert_allclose(drawn["chance"][:, 1:], chance[:, 1:], rtol=1e-5)
     assert drawn["chance"][0, 0] == 1
@@ -421,7 +421,7 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
         seen.append(data["image"])
         marks = torch.zeros(len(data["image"]), 4, dtype=torch.bool)
         marks[self.config.batch_size :, 2] = True
-        return SimpleNamespace(read=marks)
+        return SimpleNamespace(boundary=marks)
 
     monkeypatch.setattr(VTAAgent, "watch", watch)
     assert cli.main(["eval", str(run), str(other), "--episodes", "6"]) == 0
