@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,20 +27,21 @@ class MazeOptions:
     """Training sequences."""
     test: int = 100
     """Test sequences."""
+    out: str = ""
+    """Folder for the sequences."""
     length: int = 300
     """Steps per sequence."""
     seed: int = 0
     """Random seed."""
-    out: str = ""
-    """Folder for the sequences."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name == "seed" else sys.float_info.min
-            if name != "out" and not least <= value < math.inf:
+            minimum = -1 if name == "seed" else 0
+            if name != "out" and not minimum < value < math.inf:
+                default = type(self).__dataclass_fields__[name].default
                 raise UserError(
-                    f"--{name} must be above 0, not {value}.\n"
-                    f"  Fix: --{name} {type(self).__dataclass_fields__[name].default}"
+                    f"--{name} must be above {minimum}, not {value}.\n"
+                    f"  Fix: --{name} {default}"
                 )
 
 

@@ -86,9 +86,8 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
             config = with_flags(saved, arguments.flags)
             if not harmless:
                 folder.refuse_changes(saved, config, home)
-            command = "offline" if saved.offline.data else "train"
-            command = "bc" if saved.agent == "bc" else command
-            if command != (base_blocks[-1] if base_blocks else "train"):
+            if bool(saved.offline.data) != bool(base_blocks):
+                command = "offline" if saved.offline.data else "train"
                 raise UserError(
                     f"The run in {logdir} was started by another command.\n"
                     f"  Fix: reverie {command} --logdir {logdir}"
