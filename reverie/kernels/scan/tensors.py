@@ -43,7 +43,7 @@ class ScanWeights(NamedTuple):
     """Its columns are the reset gate, the candidate and the update gate."""
     gru_bias: Tensor
     obs_weight: Float[Tensor, "U D"]
-    """Only the columns that read deter; `tokens` holds the rest of the layer."""
+    """Only the columns that read deter; `tokens` is the output of the others."""
     obs_scale: Tensor
     logit_weight: Float[Tensor, "L U"]
     logit_bias: Tensor

@@ -79,21 +79,21 @@ struct Output {
 // N columns of a layer with K inputs.
 template <int N, int K>
 struct Tile {
-  static constexpr int NT = N / 8, WINDOWS = K / 32,
-                       MINE = (WINDOWS + WARPS - 1) / WARPS;  // windows of a warp
-  static constexpr int PITCH = N + (24 - N % 16) % 16;        // avoids bank conflicts
+  static constexpr int NT = N / 8, WINDOWS = K / 32;
+  static constexpr int WARP_WINDOWS = (WINDOWS + WARPS - 1) / WARPS;
+  static constexpr int PITCH = N + (24 - N % 16) % 16;  // avoids bank conflicts
   // windows of weights and of inputs that are loaded ahead, in registers
-  static constexpr int WEIGHT_WINDOWS = MINE * NT <= WEIGHT_LOADS ? MINE
-                                        : WEIGHT_LOADS > NT       ? WEIGHT_LOADS / NT
-                                                                  : 1;
-  static constexpr int INPUT_WINDOWS = MINE < 4 ? MINE : 4;
+  static constexpr int WEIGHT_WINDOWS = WARP_WINDOWS * NT <= WEIGHT_LOADS ? WARP_WINDOWS
+                                        : WEIGHT_LOADS > NT ? WEIGHT_LOADS / NT
+                                                            : 1;
+  static constexpr int INPUT_WINDOWS = WARP_WINDOWS < 4 ? WARP_WINDOWS : 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int upper = lane / 4, quad = lane % 4;
   uint4 weights[WEIGHT_WINDOWS][NT];
 
   DEVICE int window(int i) const { return (i * WARPS + warp) * 32 + 8 * quad; }
   DEVICE bool has(int i) const {
-    return i < MINE && (WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS);
+    return i < WARP_WINDOWS && (WINDOWS % WARPS == 0 || i * WARPS + warp < WINDOWS);
   }
 
   // `weight(n, k)` is the address of the weights of column n from input k on.
@@ -120,10 +120,10 @@ struct Tile {
     decltype(fetch(0)) inputs[INPUT_WINDOWS];
     UNROLL for (int i = 0; i < INPUT_WINDOWS; i++)
       if (has(i)) inputs[i] = fetch(window(i));
-    if (WEIGHT_WINDOWS < MINE && reload) load(weight);
+    if (WEIGHT_WINDOWS < WARP_WINDOWS && reload) load(weight);
     prepare();
     float c[NT][4] = {};
-    UNROLL for (int i = 0; i < MINE; i++) {
+    UNROLL for (int i = 0; i < WARP_WINDOWS; i++) {
       if (!has(i)) continue;
       Fragment a = convert(window(i), inputs[i % INPUT_WINDOWS]);
       if (has(i + INPUT_WINDOWS))
