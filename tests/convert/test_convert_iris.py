@@ -136,10 +136,10 @@ def test_a_run_starts_from_a_file_of_the_original(file):
     assert "Weights of tokenizer from" in load_initial_weights(
         other, resolve(["iris_tiny"], flags=flags)
     )
-    mine, theirs = other.state_dict(), whole.state_dict()
-    for key, value in theirs["tokenizer"].items():
-        assert torch.equal(mine["tokenizer"][key], value)
-    assert torch.equal(mine["world_model"]["latent.weight"], before)
+    loaded, expected = other.state_dict(), whole.state_dict()
+    for key, value in expected["tokenizer"].items():
+        assert torch.equal(loaded["tokenizer"][key], value)
+    assert torch.equal(loaded["world_model"]["latent.weight"], before)
 
 
 def test_missing_components_are_an_error(tmp_path):

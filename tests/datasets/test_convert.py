@@ -124,11 +124,11 @@ def test_an_interrupted_conversion_resumes_and_is_never_visible_incomplete(
     out = tmp_path / "out"
     write, calls = npz.write_npz_episode, []
 
-    def interrupted(folder, name, *rest):
+    def interrupted(folder, name, *arguments):
         if len(calls) == 2:
             raise KeyboardInterrupt
         calls.append(name)
-        return write(folder, name, *rest)
+        return write(folder, name, *arguments)
 
     monkeypatch.setattr(conversion, "write_npz_episode", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -138,11 +138,13 @@ def test_an_interrupted_conversion_resumes_and_is_never_visible_incomplete(
     with pytest.raises(UserError, match="left over from another conversion"):
         convert(ArmReader(), out, ConvertConfig(transforms=STACK))
     (tmp_path / "out.partial" / ".demo_3-9.npz.tmp").write_bytes(b"half")
-    again, told = ArmReader(), []
-    done = convert(again, out, progress=lambda n, total: told.append((n, total)))
+    again, calls_of_progress = ArmReader(), []
+    done = convert(
+        again, out, progress=lambda n, total: calls_of_progress.append((n, total))
+    )
     assert (done.written, done.existing) == (2, 2)
     assert not {*calls} & {*again.reads[-2:]}
-    assert told[-1] == (4, 4)
+    assert calls_of_progress[-1] == (4, 4)
     assert len(list(out.glob("*.npz"))) == 4
     assert not [path for path in out.iterdir() if path.suffix == ".tmp"]
     assert not list(out.glob("settings.json"))
@@ -226,9 +228,9 @@ import sys, time
 from reverie.cli.main import main
 from reverie.datasets import convert
 
-def write(*rest, write=convert.write_npz_episode):
+def write(*arguments, write=convert.write_npz_episode):
     time.sleep(0.1)
-    return write(*rest)
+    return write(*arguments)
 
 convert.write_npz_episode = write
 main(sys.argv[1:])

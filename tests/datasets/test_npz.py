@@ -7,10 +7,13 @@ import zipfile
 
 import numpy as np
 import pytest
+from episode_helpers import alignment_error, write_npz
+from episode_helpers import make_episode as make_moving_episode
 
 from reverie.api import UserError
+from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.episodes import iterate_episodes, open_episodes
-from reverie.datasets.readers import npz
+from reverie.datasets.readers import evenly_spaced, natural_sort, npz
 from reverie.spaces import Space
 
 OBS = {
@@ -79,7 +82,7 @@ def test_a_file_is_unchanged_after_reading_and_writing(kind, odd):
     if kind == "discrete":
         arrays["action"] = np.eye(5, dtype=np.float32)[rng.integers(0, 5, 7)]
     arrays["action"][0] = 0
-    if odd:  # a time limit that says so, and an explicit is_last
+    if odd:  # a time limit with discount 1, and an explicit is_last
         arrays["discount"][-1] = 1
         arrays["is_terminal"][:] = False
         arrays["is_last"] = np.arange(7) == 6
@@ -174,3 +177,55 @@ def test_discrete_actions_with_different_lower_bounds():
     coded = npz._encode(chosen, space)
     assert coded.shape == (3, 6)
     assert np.array_equal(npz._decode(coded, "action", space), chosen)
+
+
+def test_npz_names_are_in_natural_order_and_lengths_need_no_suffix(tmp_path):
+    write_npz(tmp_path, [4] * 11)
+    (tmp_path / "demo_10-5.npz").rename(tmp_path / "demo_10.npz")
+    reader = open_episodes(tmp_path)
+    assert reader.names()[-2:] == ["demo_9", "demo_10"]
+    assert reader.rows("demo_10") == 5
+    assert natural_sort(["b2", "b10", "a"]) == ["a", "b2", "b10"]
+    assert evenly_spaced(list("abcdefghij"), 3) == ["a", "e", "j"]
+
+
+def test_one_hot_actions_of_npz_files_are_discrete(tmp_path):
+    space = {"action": Space(np.int32, (), 0, 4)}
+    episode = make_moving_episode(6) | {
+        "action": np.array([3, 0, 1, 2, 2, 1, 0], np.int32)
+    }
+    npz.write_npz_episode(tmp_path, "a", episode, space)
+    reader = open_episodes(tmp_path)
+    assert reader.act_space["action"] == space["action"]
+    assert_same(reader.read("a"), episode)
+
+
+def test_damaged_npz_files_are_bad_episodes(tmp_path):
+    write_npz(tmp_path, (5, 9, 12, 7))
+    path = tmp_path / "demo_1-10.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    with zipfile.ZipFile(tmp_path / "demo_9-4.npz", "w") as file:
+        file.writestr("readme.txt", "not an array")
+    (tmp_path / "demo_2-13.npz").rename(tmp_path / "demo_2-12.npz")
+    reader = open_episodes(tmp_path)
+    for name, complaint in (
+        ("demo_1", "cannot be read"),
+        ("demo_9", "has no 'reward'"),
+        ("demo_2", "has 13 rows, its file name has 12"),
+    ):
+        with pytest.raises(BadEpisode, match=complaint):
+            reader.read(name)
+    assert alignment_error(reader.read("demo_0")) < 1e-5
+    with pytest.raises(BadEpisode, match="cannot be read"):
+        npz.read_headers(path)
+
+
+def test_actions_that_are_not_one_hot_are_an_error(tmp_path):
+    space = {"action": Space(np.int32, (), 0, 3)}
+    episode = make_moving_episode(3) | {"action": np.array([2, 1, 0, 0], np.int32)}
+    arrays = npz.to_npz(episode, space)
+    for row, wrong in ((1, [0, 0, 0]), (2, [0.5, 0.5, 0]), (3, [1, 1, 0])):
+        changed = arrays["action"].copy()
+        changed[row] = wrong
+        with pytest.raises(ValueError, match=f"'action' is not one-hot in row {row}"):
+            npz.from_npz({**arrays, "action": changed}, {}, space)

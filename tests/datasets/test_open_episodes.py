@@ -68,9 +68,9 @@ def generic(path):
             for key in ("side", "wrist", "joints", "speed"):
                 first, then = demo[f"obs/{key}"][:1], demo[f"next_obs/{key}"]
                 group[f"seen/{key}"] = np.concatenate([first, then])
-            for ours, theirs in (("did", "actions"), ("pay", "rewards")):
-                value = np.asarray(demo[theirs])
-                group[ours] = np.concatenate([np.zeros_like(value[:1]), value])
+            for name, original in (("did", "actions"), ("pay", "rewards")):
+                value = np.asarray(demo[original])
+                group[name] = np.concatenate([np.zeros_like(value[:1]), value])
     return path
 
 
@@ -109,13 +109,13 @@ def test_transforming_while_reading_gives_the_batches_of_a_conversion(tmp_path, 
     assert list(flying.obs_space) == list(converted.obs_space)
     assert flying.act_space == converted.act_space
     assert flying.training.names() == converted.training.names()
-    if layout == "robomimic":  # as its masks say
+    if layout == "robomimic":  # split by its masks
         assert flying.training.names() == [f"demo_{i}" for i in range(2, 6)]
         assert flying.judging.names() == ["demo_0", "demo_1"]
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.keys() == theirs.keys()
+    for mine, converted_batch in zip(one, other, strict=True):
+        assert mine.keys() == converted_batch.keys()
         for key, value in mine.items():
-            assert torch.equal(value, theirs[key]), key
+            assert torch.equal(value, converted_batch[key]), key
     first = next(b for b in one if "episode" in b)
     moved = np.diff(first["joints"][0].numpy(), axis=0)
     done = 0.1 * first["action"][0, :-1].numpy()
@@ -179,8 +179,8 @@ def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
     assert "train/loss/aux_" not in logged  # seen, but not predicted
     assert "report/fan/robot0_joint_pos/coverage" in logged
     assert run_cli(["eval", str(world)]) == 0
-    (film,) = (world / "judgement").glob("openloop_image.*")  # both cameras
-    assert film.stat().st_size
+    (video,) = (world / "judgement").glob("openloop_image.*")  # both cameras
+    assert video.stat().st_size
     words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
     head = ["--bc.head.units", "8", "--bc.batch_size", "4"]
     assert run_cli([*words, str(clone), *data, *head, *small]) == 0

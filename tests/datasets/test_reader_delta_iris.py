@@ -58,18 +58,18 @@ def test_rewards_and_ends_stay_aligned_with_their_actions(tmp_path, episodes):
     write(tmp_path, episodes)
     reader = open_episodes(tmp_path)
     assert reader.names() == ["0", "9", "10", "1437"]
-    for name, theirs in zip(reader.names(), episodes.values(), strict=True):
+    for name, original in zip(reader.names(), episodes.values(), strict=True):
         found = reader.read(name)
         assert not find_problems(found, reader.obs_space, reader.act_space)
-        assert len(found["reward"]) == reader.rows(name) == len(theirs["ends"]) + 1
+        assert len(found["reward"]) == reader.rows(name) == len(original["ends"]) + 1
         batch = {k: torch.tensor(v)[None] for k, v in found.items()}
         batch["mask"] = torch.ones_like(batch["is_first"])
         segment = to_segment(batch, "image", "action", 0, "is_terminal")
-        frames = theirs["observations"].movedim(1, -1)
+        frames = original["observations"].movedim(1, -1)
         assert torch.equal(segment.image[0], frames)
-        assert torch.equal(segment.action[0], theirs["actions"])
-        assert torch.equal(segment.reward[0], theirs["rewards"])
-        assert torch.equal(segment.end[0], theirs["ends"].bool())
+        assert torch.equal(segment.action[0], original["actions"])
+        assert torch.equal(segment.reward[0], original["rewards"])
+        assert torch.equal(segment.end[0], original["ends"].bool())
 
 
 def test_the_number_of_actions_is_taken_from_all_episodes(tmp_path):

@@ -75,10 +75,10 @@ def test_datasets_of_the_installed_lerobot(tmp_path):
     )
     for episode in EPISODES:
         for t in range(len(episode["reward"]) - 1):
-            ours = {f"observation.{k}": episode[k][t] for k in ("position", "speed")}
+            obs = {f"observation.{k}": episode[k][t] for k in ("position", "speed")}
             data.add_frame(
                 {
-                    **ours,
+                    **obs,
                     "observation.images.image": episode["image"][t],
                     "action": episode["action"][t],
                     "next.reward": episode["reward"][t + 1 : t + 2],

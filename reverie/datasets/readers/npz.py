@@ -76,7 +76,7 @@ class NpzReader(FolderReader):
         rows = self._paths[name].stem.rpartition("-")[2]
         if self._paths[name].stem != name and int(rows) != len(episode["is_first"]):
             raise BadEpisode(
-                f"has {len(episode['is_first'])} rows, its file name says {rows}"
+                f"has {len(episode['is_first'])} rows, its file name has {rows}"
             )
         return episode
 
@@ -159,7 +159,7 @@ def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file; ValueError says why it cannot be read."""
+    """Return the arrays of a file; ValueError if it cannot be read."""
     if path.is_file() and not zipfile.is_zipfile(path):
         raise ValueError("cannot be read (not an NPZ file, or truncated)")
     try:
@@ -193,7 +193,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
-    """Convert the arrays of a file to an episode; ValueError says what is wrong."""
+    """Convert the arrays of a file to an episode; ValueError if it is invalid."""
     for key in ("reward", "is_first", "is_terminal"):
         if key not in arrays:
             raise ValueError(f"has no {key!r}")

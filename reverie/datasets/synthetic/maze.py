@@ -233,7 +233,7 @@ def write_maze(
 
 
 def read_maze_episode(path: Path, window: int, actions: bool = True) -> Arrays:
-    """Return image, actions and events of a file; ValueError says what is wrong."""
+    """Return image, actions and events of a file; ValueError if it is invalid."""
     data = load_arrays(path)
     for key in ("video", "actions") if actions else ("video",):
         if key not in data:
