@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,19 @@ PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 
 class Unavailable(Exception):
     """A library is missing, or compiling or launching failed; callers fall back."""
+
+
+class Fallback:
+    """Enabled when kernels fail; from then on, their callers use slower kernels."""
+
+    def __init__(self, operation: str):
+        self.operation, self.enabled = operation, False
+
+    def enable(self, error: Unavailable) -> None:
+        self.enabled = True
+        warnings.warn(
+            f"Using slower kernels for {self.operation}: {error}.", stacklevel=2
+        )
 
 
 class CooperativeKernel:

@@ -35,7 +35,7 @@ class ImageEncoder(nn.Module):
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.norm.batch_norm import FastImageEncoder
+        from reverie.kernels.conv.strided import FastImageEncoder
 
         return FastImageEncoder
 
@@ -62,7 +62,7 @@ class ImageDecoder(nn.Module):
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.norm.batch_norm import FastImageDecoder
+        from reverie.kernels.conv.strided import FastImageDecoder
 
         return FastImageDecoder
 

@@ -1,4 +1,4 @@
-// `machine.cu` for a CPU: a thread for each thread, barriers, and rooms side by side.
+// `device.cu` of the cluster group norm for a CPU, with one CPU thread per GPU thread.
 #include <atomic>
 #include <barrier>
 #include <cmath>
@@ -19,18 +19,19 @@ struct Index {
 #define KERNEL extern "C" void
 #define DEVICE inline
 #define UNROLL
-#define ROOM(type)                        \
-  type& room = *(type*)rooms[own].data(); \
-  uint4* const data = (uint4*)fetched[own].data()
+#define SHARED_MEMORY(type)                             \
+  type& scratch = *(type*)scratches[block_rank].data(); \
+  uint4* const data = (uint4*)dynamic[block_rank].data()
 
-typedef std::barrier<> Barrier;
-typedef std::atomic<unsigned long long> Gate;  // bytes yet to come
-static std::vector<char> rooms[SPLIT], fetched[SPLIT];
-static std::unique_ptr<Barrier> cluster, blocks[SPLIT], warps[SPLIT][THREADS / 32];
-static float lanes[SPLIT][THREADS];
+typedef std::barrier<> HostBarrier;
+typedef std::atomic<unsigned long long> Barrier;  // bytes that are still missing
+static std::vector<char> scratches[CLUSTER_SIZE], dynamic[CLUSTER_SIZE];
+static std::unique_ptr<HostBarrier> cluster, blocks[CLUSTER_SIZE];
+static std::unique_ptr<HostBarrier> warps[CLUSTER_SIZE][THREADS / 32];
+static float lanes[CLUSTER_SIZE][THREADS];
 static thread_local Index threadIdx, blockIdx;
-static thread_local u32 own;
-static thread_local std::unique_ptr<Barrier::arrival_token> token;
+static thread_local u32 block_rank;
+static thread_local std::unique_ptr<HostBarrier::arrival_token> token;
 
 DEVICE float from_bits(u32 w) {
   float x;
@@ -39,64 +40,67 @@ DEVICE float from_bits(u32 w) {
 }
 DEVICE float low(u32 w) { return from_bits(w << 16); }
 DEVICE float high(u32 w) { return from_bits(w & 0xFFFF0000u); }
-DEVICE float number(const u16* p) { return from_bits((u32)*p << 16); }
-DEVICE u32 rounded(float x) {
+DEVICE float to_float(const u16* p) { return from_bits((u32)*p << 16); }
+DEVICE u32 round_bfloat16(float x) {
   u32 w;
   std::memcpy(&w, &x, 4);
   return (w + 0x7FFF + (w >> 16 & 1)) >> 16;
 }
-DEVICE u32 pack(float a, float b) { return rounded(a) | rounded(b) << 16; }
+DEVICE u32 pack(float a, float b) { return round_bfloat16(a) | round_bfloat16(b) << 16; }
 DEVICE void sigmoids(float a, float b, float& at_a, float& at_b) {
   at_a = 1.f / (1.f + std::exp(-a));
   at_b = 1.f / (1.f + std::exp(-b));
 }
-DEVICE float one_by_root(float x) { return 1.f / std::sqrt(x); }
-DEVICE float plus_lane(float x, int mask) {
-  Barrier& warp = *warps[own][threadIdx.x / 32];
-  lanes[own][threadIdx.x] = x;
+DEVICE float inverse_sqrt(float x) { return 1.f / std::sqrt(x); }
+DEVICE float add_lane_xor(float x, int mask) {
+  HostBarrier& warp = *warps[block_rank][threadIdx.x / 32];
+  lanes[block_rank][threadIdx.x] = x;
   warp.arrive_and_wait();
-  x += lanes[own][threadIdx.x ^ mask];
+  x += lanes[block_rank][threadIdx.x ^ mask];
   warp.arrive_and_wait();
   return x;
 }
 DEVICE uint4 load4(const u16* p) { return *(const uint4*)p; }
 DEVICE void store4(u16* p, uint4 v) { *(uint4*)p = v; }
-DEVICE void open_gates(Gate* gates, int count) {
-  for (int i = 0; i < count; i++) gates[i] = 0;
+DEVICE void init_barriers(Barrier* barriers, int count) {
+  for (int i = 0; i < count; i++) barriers[i] = 0;
 }
-DEVICE void announce(Gate* gate, u32 bytes) { *gate += bytes; }
-DEVICE void fetch(uint4* to, const u16* from, u32 bytes, Gate* gate) {
+DEVICE void expect_bytes(Barrier* barrier, u32 bytes) { *barrier += bytes; }
+DEVICE void copy_async(uint4* to, const u16* from, u32 bytes, Barrier* barrier) {
   std::memcpy(to, from, bytes);
-  *gate -= bytes;
-  gate->notify_all();
+  *barrier -= bytes;
+  barrier->notify_all();
 }
-DEVICE void await(Gate* gate) {
-  while (auto left = gate->load()) gate->wait(left);
+DEVICE void wait_barrier(Barrier* barrier) {
+  while (auto left = barrier->load()) barrier->wait(left);
 }
-DEVICE void meet_block() { blocks[own]->arrive_and_wait(); }
-DEVICE u32 rank() { return own; }
-DEVICE void arrive() { token.reset(new Barrier::arrival_token(cluster->arrive())); }
-DEVICE void wait() { cluster->wait(std::move(*token)); }
-DEVICE void tell(float* mine, u32 other, float value) {
-  *(float*)(rooms[other].data() + ((char*)mine - rooms[own].data())) = value;
+DEVICE void sync_block() { blocks[block_rank]->arrive_and_wait(); }
+DEVICE u32 cluster_rank() { return block_rank; }
+DEVICE void cluster_arrive() {
+  token.reset(new HostBarrier::arrival_token(cluster->arrive()));
+}
+DEVICE void cluster_wait() { cluster->wait(std::move(*token)); }
+DEVICE void store_remote(float* local, u32 rank, float value) {
+  const auto offset = (char*)local - scratches[block_rank].data();
+  *(float*)(scratches[rank].data() + offset) = value;
 }
 
 template <class Arguments>
 void launch(void (*kernel)(Arguments), const Arguments& arguments, int grid) {
-  for (int first = 0; first < grid; first += SPLIT) {
+  for (int first = 0; first < grid; first += CLUSTER_SIZE) {
     std::vector<std::thread> threads;
-    cluster.reset(new Barrier(SPLIT * THREADS));
-    for (int r = 0; r < SPLIT; r++) {
-      rooms[r].assign(1 << 18, (char)0xFF);  // not a number, until somebody writes
-      fetched[r].assign(1 << 18, (char)0xFF);
-      blocks[r].reset(new Barrier(THREADS));
-      for (auto& warp : warps[r]) warp.reset(new Barrier(32));
+    cluster.reset(new HostBarrier(CLUSTER_SIZE * THREADS));
+    for (int r = 0; r < CLUSTER_SIZE; r++) {
+      scratches[r].assign(1 << 18, (char)0xFF);  // NaN until it is written
+      dynamic[r].assign(1 << 18, (char)0xFF);
+      blocks[r].reset(new HostBarrier(THREADS));
+      for (auto& warp : warps[r]) warp.reset(new HostBarrier(32));
     }
-    for (int t = 0; t < SPLIT * THREADS; t++)
+    for (int t = 0; t < CLUSTER_SIZE * THREADS; t++)
       threads.emplace_back([=] {
-        own = t / THREADS;
+        block_rank = t / THREADS;
         threadIdx.x = t % THREADS;
-        blockIdx.x = first + own;
+        blockIdx.x = first + block_rank;
         kernel(arguments);
       });
     for (auto& thread : threads) thread.join();

@@ -1,19 +1,14 @@
-"""Residual blocks in tiles against plain ones.
+"""CUDA residual blocks equal the plain ones.
 
-On a machine without a GPU the very same source runs with a fiber of the CPU for each of
-its threads (`emulated_block.h`), where there is a C++ compiler.
+Without a GPU, the same source runs on the CPU with one fiber per thread
+(`emulated_block.h`), if a C++ compiler is installed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import re
-import shutil
-import subprocess
 from importlib import resources
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,86 +16,90 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from host_kernels import (
+    argument_names,
+    compile_for_host,
+    host_source,
+    make_hopper,
+    raise_unavailable,
+)
+
 from reverie.kernels import nvrtc
 from reverie.kernels.accelerate import use_fast_versions
-from reverie.kernels.conv.fused_residual import launch as fused_residual
-from reverie.kernels.conv.fused_residual.launch import Given, Plan, Size
+from reverie.kernels.conv.fused_residual import launch
+from reverie.kernels.conv.fused_residual.launch import BlockWeights, MapSize, TilePlan
 from reverie.kernels.norm import cluster_group_norm, group_norm
 from reverie.nets.blocks import initialize
 from reverie.nets.residual import EPS, GROUPS, Residual
 
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-SMALL = {Size(8, 16, 32): Plan(4), Size(8, 16, 64): Plan(8), Size(24, 16, 32): Plan(8)}
-TAIL = """
-static Arguments given;
-#define RUN(name)                                                                    \\
-  extern "C" int run_##name(Arguments* a, int grid, int room, int bytes, bool back) { \\
-    given = *a;                                                                      \\
-    return launch([] { name(given); }, grid, room, bytes, back);                     \\
+SMALL_PLANS = {
+    MapSize(8, 16, 32): TilePlan(4),
+    MapSize(8, 16, 64): TilePlan(8),
+    MapSize(24, 16, 32): TilePlan(8),
+}
+RUN_FUNCTIONS = """
+static Arguments arguments;
+#define RUN(name)                                                              \\
+  extern "C" int run_##name(Arguments* a, int grid, int scratch_bytes, int bytes, \\
+                            bool backwards) {                                  \\
+    arguments = *a;                                                            \\
+    return launch([] { name(arguments); }, grid, scratch_bytes, bytes, backwards); \\
   }
 """
 
 
 class HostKernel:
-    """What a test puts in the place of a kernel on a GPU."""
+    """Replaces a kernel on a GPU."""
 
     backwards = False
 
-    def __init__(self, function, room, shared):
-        self.function, self.sizes = function, (room, shared)
+    def __init__(self, function, scratch_bytes, shared_bytes):
+        self.function, self.sizes = function, (scratch_bytes, shared_bytes)
 
     def __call__(self, arguments, blocks, overlap):
-        given = (ctypes.byref(arguments), blocks, *self.sizes, self.backwards)
-        assert self.function(*given) == 0, "outside of memory, or in the same bank"
+        inputs = (ctypes.byref(arguments), blocks, *self.sizes, self.backwards)
+        assert self.function(*inputs) == 0, "invalid address, or a bank conflict"
 
 
 @functools.cache
-def on_host(folder, size, plan):
-    """The kernels, built for this machine's processor."""
-    source = fused_residual.source(size, plan)
-    for package in (cluster_group_norm, fused_residual.__package__):
-        text = resources.files(package).joinpath("device.cu").read_text()
-        assert text in source
-        source = source.replace(text, "")
-    host = Path(__file__).with_name("emulated_block.h").read_text()
-    at = source.index("//")  # after the sizes
-    runs = "".join(f"RUN({name})\n" for name in fused_residual.KERNELS)
-    path = folder / f"tiles-{'-'.join(map(str, (*size, *plan)))}.cpp"
-    path.write_text("".join([source[:at], host, source[at:], TAIL, runs]))
-    library = path.with_suffix(".so")
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
-    subprocess.run([COMPILER, *flags, path, "-o", library], check=True)
-    built = ctypes.CDLL(str(library))
+def load_on_host(folder, size, plan):
+    """Compile the kernels for the CPU."""
+    packages = (cluster_group_norm, launch.__package__)
+    source = host_source(
+        launch.source(size, plan), map(resources.files, packages), "emulated_block.h"
+    )
+    runs = "".join(f"RUN({name})\n" for name in launch.KERNELS)
+    path = folder / f"kernels-{'-'.join(map(str, (*size, *plan)))}.cpp"
+    path.write_text(source + RUN_FUNCTIONS + runs)
+    library = compile_for_host(path, "-std=c++17")
+    sizes = (plan.sum_bytes(size), plan.tile_bytes(size))
     return [
-        HostKernel(getattr(built, f"run_{name}"), plan.room(size), plan.shared(size))
-        for name in fused_residual.KERNELS
+        HostKernel(getattr(library, f"run_{name}"), *sizes) for name in launch.KERNELS
     ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tiles")
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture
 def emulated(folder, monkeypatch):
-    """Small maps have plans, and kernels that a CPU runs."""
-    if COMPILER is None:
-        pytest.skip("there is no C++ compiler")
+    """Plans for small maps, with kernels that run on the CPU."""
     if torch.cuda.is_available():
         pytest.skip("emulates a GPU on a CPU")
 
     def load(device, size, plan):
-        return on_host(folder, size, plan)
+        return load_on_host(folder, size, plan)
 
-    monkeypatch.setattr(fused_residual, "load", load)
-    monkeypatch.setattr(fused_residual, "PLANS", SMALL)
-    monkeypatch.setattr(fused_residual, "_refused", [])
-    monkeypatch.setattr(fused_residual, "_has_tiles", lambda device: True)
+    monkeypatch.setattr(launch, "load", load)
+    monkeypatch.setattr(launch, "PLANS", SMALL_PLANS)
+    monkeypatch.setattr(launch.fallback, "enabled", False)
+    monkeypatch.setattr(launch, "_is_available", lambda device: True)
 
 
-def make(channels, device="cpu"):
-    """A block with weights that bfloat16 has, and norms that do something."""
+def make_block(channels, device="cpu"):
+    """Return a block with weights exact in bfloat16 and random norm parameters."""
     net = Residual(channels, channels)
     initialize(net, torch.Generator().manual_seed(0))
     for name, parameter in net.named_parameters():
@@ -111,18 +110,17 @@ def make(channels, device="cpu"):
     return net.to(device)
 
 
-def parts(net, first):
-    """What a block has, besides its map."""
-    last = net.conv1.bias if first is None else net.conv1.bias + first
-    weights = (net.conv0.weight, net.conv0.bias, net.conv1.weight, last)
+def block_weights(net, input_bias):
+    bias = net.conv1.bias if input_bias is None else net.conv1.bias + input_bias
+    weights = (net.conv0.weight, net.conv0.bias, net.conv1.weight, bias)
     norms = (net.norm0.scale, net.norm0.shift, net.norm1.scale, net.norm1.shift)
     with torch.no_grad():
         halves = [v.bfloat16() for v in weights]
-    return Given(first, *(v.detach() for v in norms), *halves)
+    return BlockWeights(input_bias, *(v.detach() for v in norms), *halves)
 
 
-def measured(x):
-    """Mean and 1 / deviation of groups, for each of their channels."""
+def group_statistics(x):
+    """Return mean and 1 / deviation of each channel's group."""
     groups = x.double().unflatten(-1, (GROUPS, -1))
     mean = groups.mean((1, 2, 4)).repeat_interleave(groups.shape[-1], -1)
     deviation = groups.var((1, 2, 4), unbiased=False).add(EPS).rsqrt()
@@ -131,227 +129,224 @@ def measured(x):
 
 
 @torch.no_grad()
-def compare(net, x, first):
-    """Every step against a plain one, in float32, of what the kernels had there."""
-    found = fused_residual.forward(x, parts(net, first))
-    assert found is not None
-    lead = torch.zeros_like(x[0, 0, 0]) if first is None else first
-    bias = net.conv0.bias.bfloat16().float()
+def compare(net, x, input_bias):
+    """Compare every step with a plain one in float32, with the kernels' own inputs."""
+    result = launch.forward(x, block_weights(net, input_bias))
+    assert result is not None
+    bias = torch.zeros_like(x[0, 0, 0]) if input_bias is None else input_bias
+    bias0 = net.conv0.bias.bfloat16().float()
     zeros = torch.zeros_like(net.conv0.bias)
-    active = net.norm0(x.float() + lead.float()).bfloat16().float().permute(0, 3, 1, 2)
+    active = net.norm0(x.float() + bias.float()).bfloat16().float().permute(0, 3, 1, 2)
     middle = F.conv2d(active, net.conv0.weight, zeros, padding=1).permute(0, 2, 3, 1)
-    torch.testing.assert_close(found.middle.float(), middle, rtol=1e-2, atol=1e-2)
-    middle = found.middle.float() + bias
+    torch.testing.assert_close(result.middle.float(), middle, rtol=1e-2, atol=1e-2)
+    middle = result.middle.float() + bias0
     active = net.norm1(middle).bfloat16().float().permute(0, 3, 1, 2)
     y = F.conv2d(active, net.conv1.weight, net.conv1.bias, padding=1)
-    y = y.permute(0, 2, 3, 1) + x.float() + lead.float()
-    torch.testing.assert_close(found.y.float(), y, rtol=1e-2, atol=2e-2)
-    wanted = measured(x.float() + lead.float()), measured(middle)
-    stats = found.stats0.double(), found.stats1.double()
-    torch.testing.assert_close(stats, wanted, rtol=1e-5, atol=1e-5)
-    exact = net(x.float() + lead)
-    torch.testing.assert_close(found.y.float(), exact, rtol=5e-3, atol=0.1)
+    y = y.permute(0, 2, 3, 1) + x.float() + bias.float()
+    torch.testing.assert_close(result.y.float(), y, rtol=1e-2, atol=2e-2)
+    expected = group_statistics(x.float() + bias.float()), group_statistics(middle)
+    stats = result.stats0.double(), result.stats1.double()
+    torch.testing.assert_close(stats, expected, rtol=1e-5, atol=1e-5)
+    exact = net(x.float() + bias)
+    torch.testing.assert_close(result.y.float(), exact, rtol=5e-3, atol=0.1)
 
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
-    ("size", "bias"),
+    ("size", "has_bias"),
     [
-        (Size(8, 16, 32), True),
-        (Size(8, 16, 32), False),
-        (Size(8, 16, 64), True),
-        (Size(24, 16, 32), True),
+        (MapSize(8, 16, 32), True),
+        (MapSize(8, 16, 32), False),
+        (MapSize(8, 16, 64), True),
+        (MapSize(24, 16, 32), True),
     ],
 )
-def test_the_source_does_what_a_block_does(size, bias):
+def test_kernels_equal_the_plain_block(size, has_bias):
     x = (2 * torch.randn(2, *size) + 3 * torch.randn(size.channels)).bfloat16()
-    first = torch.randn(size.channels).bfloat16() if bias else None
-    compare(make(size.channels), x, first)
+    input_bias = torch.randn(size.channels).bfloat16() if has_bias else None
+    compare(make_block(size.channels), x, input_bias)
 
 
 @pytest.mark.usefixtures("emulated")
-def test_the_order_of_threads_is_of_no_influence(monkeypatch):
-    x, given = torch.randn(1, 8, 16, 32).bfloat16(), parts(make(32), None)
-    forth = fused_residual.forward(x, given)
+def test_the_order_of_threads_does_not_matter(monkeypatch):
+    x, weights = (
+        torch.randn(1, 8, 16, 32).bfloat16(),
+        block_weights(make_block(32), None),
+    )
+    in_order = launch.forward(x, weights)
     monkeypatch.setattr(HostKernel, "backwards", True)
-    torch.testing.assert_close(fused_residual.forward(x, given), forth, rtol=0, atol=0)
+    torch.testing.assert_close(launch.forward(x, weights), in_order, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("emulated")
 def test_almost_constant_maps_keep_their_variance():
     x = torch.full((1, 24, 16, 32), 300.0).bfloat16()
     x[0, 5, 3] += 2
-    found = fused_residual.forward(x, parts(make(32), None))
-    torch.testing.assert_close(found.stats0.double(), measured(x), rtol=1e-5, atol=1e-5)
+    stats = launch.forward(x, block_weights(make_block(32), None)).stats0
+    expected = group_statistics(x)
+    torch.testing.assert_close(stats.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("emulated")
-def test_the_norms_are_those_of_the_other_way():
-    x, given = torch.randn(2, 8, 16, 32).bfloat16(), parts(make(32), None)
-    found = fused_residual.forward(x, given)
-    _, stats = group_norm.normalize(x, None, given.scale0, given.shift0)
-    torch.testing.assert_close(found.stats0, stats, rtol=1e-5, atol=1e-5)
-    norm = (given.bias0, given.scale1, given.shift1)
-    _, stats = group_norm.normalize(found.middle, *norm)
-    torch.testing.assert_close(found.stats1, stats, rtol=1e-5, atol=1e-5)
+def test_statistics_equal_those_of_the_separate_norms():
+    x, weights = (
+        torch.randn(2, 8, 16, 32).bfloat16(),
+        block_weights(make_block(32), None),
+    )
+    result = launch.forward(x, weights)
+    _, stats = group_norm.group_norm_silu(x, None, weights.scale0, weights.shift0)
+    torch.testing.assert_close(result.stats0, stats, rtol=1e-5, atol=1e-5)
+    norm = (weights.bias0, weights.scale1, weights.shift1)
+    _, stats = group_norm.group_norm_silu(result.middle, *norm)
+    torch.testing.assert_close(result.stats1, stats, rtol=1e-5, atol=1e-5)
 
 
-def both_ways(monkeypatch, net, x, first, plans):
-    """Outputs and gradients of a fast block, the other way and in fused_residual."""
+def compare_with_separate_kernels(monkeypatch, net, x, input_bias, plans):
+    """Compare outputs and gradients of a fast block with and without these kernels."""
     use_fast_versions(net)
-    slope = torch.randn_like(x)
+    grad, results = torch.randn_like(x), []
     for each in ({}, plans):
-        monkeypatch.setattr(fused_residual, "PLANS", each)
-        inputs = [v.clone().requires_grad_() for v in (x, first)]
+        monkeypatch.setattr(launch, "PLANS", each)
+        inputs = [v.clone().requires_grad_() for v in (x, input_bias)]
         y = net(*inputs)
         leaves = [*inputs, *net.parameters()]
-        yield (y, *torch.autograd.grad((y * slope).float().sum(), leaves))
-
-
-def check_both(ways):
-    for mine, theirs in zip(*ways, strict=True):
-        size = float(theirs.detach().abs().max())
-        # a bias ahead of single channels has no influence
+        results.append((y, *torch.autograd.grad((y * grad).float().sum(), leaves)))
+    for expected, actual in zip(*results, strict=True):
+        size = float(expected.detach().abs().max())
+        # a bias before a norm of single channels has no influence
         atol = 5e-2 * max(size, 1.0)
-        torch.testing.assert_close(mine, theirs, rtol=5e-2, atol=atol)
+        torch.testing.assert_close(actual, expected, rtol=5e-2, atol=atol)
 
 
 @pytest.mark.usefixtures("emulated")
-def test_blocks_and_their_gradients_take_the_plan(monkeypatch):
-    x, first = torch.randn(1, 8, 16, 32).bfloat16(), torch.randn(32).bfloat16()
-    check_both(both_ways(monkeypatch, make(32), x, first, SMALL))
+def test_blocks_and_their_gradients_use_the_plan(monkeypatch):
+    x, input_bias = torch.randn(1, 8, 16, 32).bfloat16(), torch.randn(32).bfloat16()
+    compare_with_separate_kernels(
+        monkeypatch, make_block(32), x, input_bias, SMALL_PLANS
+    )
 
 
-def test_arguments_are_laid_out_as_in_the_source():
-    source = fused_residual.source(Size(24, 16, 32), Plan(8))
-    body = re.search(r"struct Arguments {(.*?)};", source, re.S)[1]
-    members = re.findall(r"(\w+)\s*[,;]", re.sub(r"//.*", "", body))
-    assert [key for key, _ in fused_residual._Step._fields_] == members
+def test_arguments_have_the_order_of_the_source():
+    source = launch.source(MapSize(24, 16, 32), TilePlan(8))
+    names = [key for key, _ in launch.Arguments._fields_]
+    assert names == argument_names(source)
 
 
 def test_every_plan_fits_its_maps():
-    assert fused_residual.PLANS.keys() == {Size(64, 64, 32), Size(32, 32, 32)}
-    for size, plan in fused_residual.PLANS.items():
+    assert launch.PLANS.keys() == {MapSize(64, 64, 32), MapSize(32, 32, 32)}
+    for size, plan in launch.PLANS.items():
         assert plan.fits(size), size
 
 
 @pytest.mark.parametrize(
     ("size", "plan"),
     [
-        (Size(60, 64, 32), Plan(8)),
-        (Size(64, 60, 32), Plan(8)),
-        (Size(64, 64, 96), Plan(8)),
-        (Size(64, 64, 32), Plan(2)),
-        (Size(64, 64, 64), Plan(16)),  # too many threads
-        (Size(64, 128, 32), Plan(16)),
+        (MapSize(60, 64, 32), TilePlan(8)),
+        (MapSize(64, 60, 32), TilePlan(8)),
+        (MapSize(64, 64, 96), TilePlan(8)),
+        (MapSize(64, 64, 32), TilePlan(2)),
+        (MapSize(64, 64, 64), TilePlan(16)),  # too many threads
+        (MapSize(64, 128, 32), TilePlan(16)),
     ],
 )
-def test_what_does_not_divide_or_has_no_room_fits_no_plan(size, plan):
-    assert Plan(8).fits(Size(64, 64, 64))
+def test_maps_that_do_not_divide_or_need_too_much_memory_fit_no_plan(size, plan):
+    assert TilePlan(8).fits(MapSize(64, 64, 64))
     assert not plan.fits(size)
 
 
-def test_other_machines_sizes_and_dtypes_take_another_way(monkeypatch):
-    x, given = torch.zeros(1, 64, 64, 32).bfloat16(), parts(make(32), None)
-    assert fused_residual.forward(x, given) is None  # no GPU
-    monkeypatch.setattr(fused_residual, "_has_tiles", lambda device: True)
-    monkeypatch.setattr(fused_residual, "_refused", [])
-    assert fused_residual.plan_for(x, given) is not None
-    assert fused_residual.plan_for(x, given._replace(first=torch.zeros(32))) is None
-    assert fused_residual.plan_for(x.float(), given) is None
-    assert fused_residual.plan_for(x[:0], given) is None
-    assert fused_residual.plan_for(x[:, :9], given) is None
-    odd = torch.zeros(33).bfloat16()[1:]
-    assert fused_residual.plan_for(x, given._replace(last=odd)) is None
-    monkeypatch.setattr(fused_residual, "PLANS", {})
-    assert fused_residual.plan_for(x, given) is None
+def test_other_devices_sizes_and_dtypes_are_not_supported(monkeypatch):
+    x = torch.zeros(1, 64, 64, 32).bfloat16()
+    weights = block_weights(make_block(32), None)
+    assert launch.forward(x, weights) is None  # no GPU
+    monkeypatch.setattr(launch, "_is_available", lambda device: True)
+    monkeypatch.setattr(launch.fallback, "enabled", False)
+    assert launch.plan_for(x, weights) is not None
+    assert launch.plan_for(x, weights._replace(input_bias=torch.zeros(32))) is None
+    assert launch.plan_for(x.float(), weights) is None
+    assert launch.plan_for(x[:0], weights) is None
+    assert launch.plan_for(x[:, :9], weights) is None
+    unaligned = torch.zeros(33).bfloat16()[1:]
+    assert launch.plan_for(x, weights._replace(output_bias=unaligned)) is None
+    monkeypatch.setattr(launch, "PLANS", {})
+    assert launch.plan_for(x, weights) is None
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """What a GPU says of itself."""
-    about = SimpleNamespace(
-        major=9, shared_memory_per_multiprocessor=fused_residual.MEMORY
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr(fused_residual, "_refused", [])
-    fused_residual._has_tiles.cache_clear()
-    fused_residual.load.cache_clear()
-    yield about
-    fused_residual._has_tiles.cache_clear()
-    fused_residual.load.cache_clear()
+def hopper(monkeypatch):
+    yield from make_hopper(launch, monkeypatch)
 
 
-def refuse(*_):
-    raise nvrtc.Unavailable("libnvrtc was not found")
-
-
-def test_without_a_compiler_it_says_so_once(gpu, monkeypatch):
-    monkeypatch.setattr(nvrtc, "compile_in_background", refuse)
+def test_without_a_compiler_it_warns_once(hopper, monkeypatch):
+    monkeypatch.setattr(nvrtc, "compile_in_background", raise_unavailable)
     with pytest.warns(UserWarning, match="libnvrtc was not found"):
-        assert not fused_residual._has_tiles(torch.device("cuda"))
-    assert not fused_residual._has_tiles(torch.device("cuda"))
+        assert not launch._is_available(torch.device("cuda"))
+    assert not launch._is_available(torch.device("cuda"))
 
 
-def test_all_kernels_are_compiled_ahead(gpu, monkeypatch):
-    prepared = []
+def test_all_kernels_are_compiled_in_the_background(hopper, monkeypatch):
+    compiled = []
 
     def load(text, names, device):
-        assert text in prepared
+        assert text in compiled
         assert all(f"KERNEL {name}(" in text for name in names)
         return [ctypes.c_void_p()] * len(names)
 
-    monkeypatch.setattr(
-        nvrtc, "compile_in_background", lambda texts, device: prepared.extend(texts)
-    )
+    def compile_in_background(texts, device):
+        compiled.extend(texts)
+
+    monkeypatch.setattr(nvrtc, "compile_in_background", compile_in_background)
     monkeypatch.setattr(nvrtc, "load", load)
     monkeypatch.setattr(nvrtc, "_call_driver", lambda *_: None)
-    assert fused_residual._has_tiles(torch.device("cuda"))
-    for size, plan in fused_residual.PLANS.items():
-        measure, convolve = fused_residual.load(torch.device("cuda"), size, plan)
-        assert (measure.shared, convolve.shared) == (0, plan.shared(size))
+    assert launch._is_available(torch.device("cuda"))
+    for size, plan in launch.PLANS.items():
+        measure, convolve = launch.load(torch.device("cuda"), size, plan)
+        assert (measure.shared, convolve.shared) == (0, plan.tile_bytes(size))
         assert measure.threads == convolve.threads == plan.threads(size)
-    assert len(set(prepared)) == len(fused_residual.PLANS)
+    assert len(set(compiled)) == len(launch.PLANS)
 
 
 @pytest.mark.parametrize(
-    "less", [{"major": 8}, {"shared_memory_per_multiprocessor": 99}]
+    "change", [{"major": 8}, {"shared_memory_per_multiprocessor": 99}]
 )
-def test_smaller_gpus_take_another_way(gpu, less):
-    vars(gpu).update(less)
-    assert not fused_residual._has_tiles(torch.device("cuda"))
+def test_smaller_gpus_are_not_supported(hopper, change):
+    vars(hopper).update(change)
+    assert not launch._is_available(torch.device("cuda"))
 
 
 @pytest.mark.usefixtures("emulated")
-def test_a_kernel_that_does_not_start_leaves_the_work_to_others(monkeypatch):
-    monkeypatch.setattr(fused_residual, "load", refuse)
-    x, given = torch.randn(1, 8, 16, 32).bfloat16(), parts(make(32), None)
+def test_after_a_failed_launch_other_kernels_are_used(monkeypatch):
+    monkeypatch.setattr(launch, "load", raise_unavailable)
+    x, weights = (
+        torch.randn(1, 8, 16, 32).bfloat16(),
+        block_weights(make_block(32), None),
+    )
     with pytest.warns(UserWarning, match="not found"):
-        assert fused_residual.forward(x, given) is None
-    assert fused_residual.plan_for(x, given) is None
+        assert launch.forward(x, weights) is None
+    assert launch.plan_for(x, weights) is None
 
 
-ON_GPU = [
-    *fused_residual.PLANS.items(),
-    (Size(64, 64, 32), Plan(8)),
-    (Size(64, 64, 64), Plan(8)),
+GPU_PLANS = [
+    *launch.PLANS.items(),
+    (MapSize(64, 64, 32), TilePlan(8)),
+    (MapSize(64, 64, 64), TilePlan(8)),
 ]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("size", "plan"), ON_GPU)
-def test_every_plan_on_a_gpu(size, plan, bias, monkeypatch):
-    monkeypatch.setattr(fused_residual, "PLANS", {size: plan})
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("size", "plan"), GPU_PLANS)
+def test_every_plan_on_a_gpu(size, plan, has_bias, monkeypatch):
+    monkeypatch.setattr(launch, "PLANS", {size: plan})
     level = 3 * torch.randn(size.channels, device="cuda")
     x = (2 * torch.randn(5, *size, device="cuda") + level).bfloat16()
-    compare(make(size.channels, "cuda"), x, level.bfloat16() if bias else None)
+    input_bias = level.bfloat16() if has_bias else None
+    compare(make_block(size.channels, "cuda"), x, input_bias)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "plan"), ON_GPU)
+@pytest.mark.parametrize(("size", "plan"), GPU_PLANS)
 def test_gradients_of_every_plan_on_a_gpu(size, plan, monkeypatch):
     x = torch.randn(5, *size, device="cuda").bfloat16()
-    first = torch.randn(size.channels, device="cuda").bfloat16()
-    net = make(size.channels, "cuda")
-    check_both(both_ways(monkeypatch, net, x, first, {size: plan}))
+    input_bias = torch.randn(size.channels, device="cuda").bfloat16()
+    net = make_block(size.channels, "cuda")
+    compare_with_separate_kernels(monkeypatch, net, x, input_bias, {size: plan})

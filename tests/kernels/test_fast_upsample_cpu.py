@@ -1,4 +1,4 @@
-"""Convolutions on the coarse grid equal those on the doubled one."""
+"""Fused upsampling and convolution on the CPU equals the two steps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from reverie.spaces import Space
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 4), (3, 6)])
 @pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (3, 1)])
-def test_output_and_gradients_equal_those_of_the_plain_way(
-    monkeypatch, size, kernel, stride
-):
+def test_output_and_gradients_equal_the_plain_ones(monkeypatch, size, kernel, stride):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     conv = Conv(3, 4, kernel, stride).double()
     initialize(conv, torch.Generator().manual_seed(0))
@@ -26,20 +24,20 @@ def test_output_and_gradients_equal_those_of_the_plain_way(
     x = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
     inputs = (x, conv.weight, conv.bias)
     plain = conv.after_doubling(x)
-    toward = torch.randn_like(plain)
-    want = torch.autograd.grad(plain, inputs, toward)
+    grad = torch.randn_like(plain)
+    expected = torch.autograd.grad(plain, inputs, grad)
     conv.__class__ = FusedUpsampleConv
-    found = conv.after_doubling(x)
-    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
-    for a, b in zip(torch.autograd.grad(found, inputs, toward), want, strict=True):
+    fused = conv.after_doubling(x)
+    torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
+    for a, b in zip(torch.autograd.grad(fused, inputs, grad), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("more", [{}, {"outer": True}, {"strided": True}])
-def test_a_decoder_draws_the_same_images(monkeypatch, more):
+@pytest.mark.parametrize("options", [{}, {"outer": True}, {"strided": True}])
+def test_a_decoder_predicts_the_same_images(monkeypatch, options):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     spaces = {"image": Space(np.uint8, (16, 16, 3))}
-    config = DecoderConfig(depth=4, mults=(1, 2), bspace=0, units=8, **more)
+    config = DecoderConfig(depth=4, mults=(1, 2), bspace=0, units=8, **options)
     decoder = Decoder(spaces, 6, 8, config)
     initialize(decoder, torch.Generator().manual_seed(0))
     deter, stoch = torch.randn(2, 3, 6), torch.randn(2, 3, 8)
@@ -49,7 +47,7 @@ def test_a_decoder_draws_the_same_images(monkeypatch, more):
     torch.testing.assert_close(decoder(deter, stoch)["image"].pred(), plain)
 
 
-def test_small_maps_take_the_plain_way(monkeypatch):
+def test_small_maps_use_the_plain_code(monkeypatch):
     conv = Conv(3, 4, 5)
     initialize(conv, torch.Generator().manual_seed(0))
     x = torch.randn(2, 4, 4, 3)

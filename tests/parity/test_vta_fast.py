@@ -24,8 +24,8 @@ pytest.importorskip("triton")
 
 from reverie.kernels.accelerate import use_fast_versions
 from reverie.kernels.conv import im2col
+from reverie.kernels.conv.strided import FastImageDecoder, FastImageEncoder
 from reverie.kernels.norm import batch_norm
-from reverie.kernels.norm.batch_norm import FastImageDecoder, FastImageEncoder
 from reverie.kernels.optim.optimizer import FusedOptimizer
 from reverie.kernels.scan import gru as fast_gru
 
@@ -37,7 +37,7 @@ def few_programs(monkeypatch):
     """Use large tiles: the interpreter takes a fixed time per program."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(batch_norm, "TILE", 1 << 16)
-        monkeypatch.setattr(im2col, "ENTRIES", 1 << 16)
+        monkeypatch.setattr(im2col, "ELEMENTS", 1 << 16)
 
 
 def total(losses: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The image encoder on coarse grids: see `phases.py` for the convolutions.
+"""Fast version of the image encoder, computed on space-to-depth maps.
 
-A layer is one convolution and one kernel for all that follows it (`pool.py`); the first
-layer, if it is narrow, is a single kernel (`first_layer.py`).
+A layer is one convolution (`space_to_depth.py`) and one kernel for everything after it
+(`max_pool.py`); a first layer with few channels is a single kernel (`first_layer.py`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ import triton.language as tl
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.kernels.conv.first_layer import first_layer, is_small
+from reverie.kernels.conv import first_layer
 from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
-from reverie.kernels.conv.space_to_depth import SIDE, phase_kernel
+from reverie.kernels.conv.nhwc import conv2d, conv2d_grads
+from reverie.kernels.conv.space_to_depth import KERNEL, space_to_depth_kernel
 from reverie.kernels.launch import apply_autograd
 from reverie.kernels.norm.rms_norm import is_fusable, linear_norm_act
 from reverie.nets.blocks import Norm
 from reverie.nets.conv import Conv, Encoder
 
-MANY, WHOLE = 96, 32
-"""Input channels from which a layer's convolution stays on the fine grid, where the
-coarse one, with its 1.44 times more arithmetic, no longer pays; but only if channels
-fill the tensor cores' tiles there. Forward and backward on an H200, in ms:
+MIN_FULL_CHANNELS, CHANNEL_MULTIPLE = 96, 32
+"""Layers with at least so many input channels, and channel counts that are such
+multiples, are convolved at full resolution. Space-to-depth does 1.44 times the
+arithmetic, but tensor cores are only efficient on such counts. Forward and backward on
+an H200, in ms:
 
-    channels       coarse   fine
-     64 to  96       1.83   1.90
-     96 to 128       0.91   0.82
-     96 to 144       4.31   5.19
-    144 to 192       2.39   2.59
-    192 to 192       0.78   0.70
+    channels       space-to-depth   full resolution
+     64 to  96       1.83             1.90
+     96 to 128       0.91             0.82
+     96 to 144       4.31             5.19
+    144 to 192       2.39             2.59
+    192 to 192       0.78             0.70
 """
-ALIGNED = 16
-"""The first layer's channels come in multiples of this, for the tensor cores."""
+ALIGNMENT = 16
+"""Input channels of the first layer are padded to a multiple of this."""
 
 
 class FastEncoder(Encoder):
@@ -48,81 +50,90 @@ class FastEncoder(Encoder):
         return x
 
     def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
-        if not self._is_simple(images, dtype):
+        if not self._is_supported(images, dtype):
             return super()._images(images, dtype)
         last = len(self.config.mults) - 1
-        coarse = [self._is_coarse(i) for i in range(last + 1)] + [False]
-        x = self._first(images, dtype, to_phases=coarse[1])
+        use_depth = [self._uses_depth(i) for i in range(last + 1)] + [False]
+        x = self._first(images, dtype, to_depth=use_depth[1])
         for i in range(1, last + 1):
             weight, bias = getattr(self, f"cnn{i}").cast(dtype)
-            if coarse[i]:
-                weight = phase_kernel(weight, 4 * len(weight), x.shape[-1])
-            x = self._layer(i, x, weight, bias, coarse[i], coarse[i + 1])
+            if use_depth[i]:
+                weight = space_to_depth_kernel(weight, 4 * len(weight), x.shape[-1])
+            x = self._layer(i, x, weight, bias, use_depth[i], use_depth[i + 1])
         return x.reshape(*images[0].shape[:-3], -1)
 
     def _first(
-        self, images: list[Tensor], dtype: torch.dtype, to_phases: bool
+        self, images: list[Tensor], dtype: torch.dtype, to_depth: bool
     ) -> Tensor:
         conv: Conv = getattr(self, "cnn0")  # noqa: B009
         norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
         weight, bias = conv.cast(dtype)
-        x = see(images, *self.canvas, dtype)
-        kernel = phase_kernel(weight, 4 * len(bias), x.shape[-1])
-        if is_small(weight.shape[1], len(bias), dtype):
-            norms = norm.scale, norm.eps
-            return first_layer(x, kernel, *norms, bias, to_phases=to_phases)
-        return self._layer(0, x, kernel, bias, True, to_phases)
+        x = images_to_depth(images, *self.canvas, dtype)
+        kernel = space_to_depth_kernel(weight, 4 * len(bias), x.shape[-1])
+        if first_layer.is_supported(weight.shape[1], len(bias), dtype):
+            return first_layer.first_layer(
+                x, kernel, norm.scale, norm.eps, bias, to_depth=to_depth
+            )
+        return self._layer(0, x, kernel, bias, True, to_depth)
 
     def _layer(
-        self, i: int, x: Tensor, kernel: Tensor, bias: Tensor, coarse: bool, fold: bool
+        self,
+        i: int,
+        x: Tensor,
+        kernel: Tensor,
+        bias: Tensor,
+        from_depth: bool,
+        to_depth: bool,
     ) -> Tensor:
-        """A convolution on the coarse or the fine grid, and all that follows it."""
+        """Convolve a space-to-depth or full-resolution map; pool, norm, activation."""
         norm: Norm = getattr(self, f"cnn{i}norm")
-        x = x.permute(0, 3, 1, 2)
-        if coarse:
-            x = F.conv2d(x, kernel, padding=1)
-        else:
-            x = apply_autograd(_Convolve, x, kernel)
+        y = conv2d(x, kernel) if from_depth else apply_autograd(_Convolve, x, kernel)
         return max_pool_rms_norm_silu(
-            *(x.permute(0, 2, 3, 1), norm.scale, norm.eps, bias),
-            from_phases=coarse,
-            to_phases=fold,
+            *(y, norm.scale, norm.eps, bias), from_depth=from_depth, to_depth=to_depth
         )
 
-    def _is_coarse(self, i: int) -> bool:
-        """Whether a layer's convolution is quicker on the coarse grid."""
+    def _uses_depth(self, i: int) -> bool:
+        """True if a layer's convolution is faster on a space-to-depth map."""
         layer: Conv = getattr(self, f"cnn{i}")
         units, inputs = layer.weight.shape[:2]
-        return i == 0 or inputs < MANY or bool(units % WHOLE or inputs % WHOLE)
+        unaligned = units % CHANNEL_MULTIPLE or inputs % CHANNEL_MULTIPLE
+        return i == 0 or inputs < MIN_FULL_CHANNELS or bool(unaligned)
 
-    def _is_simple(self, images: list[Tensor], dtype: torch.dtype) -> bool:
-        config = self.config
+    def _is_supported(self, images: list[Tensor], dtype: torch.dtype) -> bool:
         norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
-        return (
-            config.kernel == SIDE
-            and not config.strided
-            and not config.outer
-            and config.standard == "none"
-            and all(image.dtype == torch.uint8 for image in images)
-            and is_fusable(norm, self.act, dtype)
-        )
+        bytes_only = all(image.dtype == torch.uint8 for image in images)
+        return bytes_only and is_supported(self.config, norm, self.act, dtype)
 
 
-def see(
+def is_supported(config: Any, norm: Norm, act: object, dtype: torch.dtype) -> bool:
+    """True if the fast versions can replace an encoder or decoder with this config."""
+    return (
+        config.kernel == KERNEL
+        and not config.strided
+        and not config.outer
+        and config.standard == "none"
+        and is_fusable(norm, act, dtype)
+    )
+
+
+def images_to_depth(
     images: list[UInt8[Tensor, "*b _h _w _c"]],
     height: int,
     width: int,
     dtype: torch.dtype,
 ) -> Float[Tensor, "n h w c"]:
-    """Images side by side on one canvas, centred, as phases of a coarse map."""
+    """Return images, scaled to [-0.5, 0.5], as one space-to-depth map.
+
+    They are padded with zeros to the given size, and their channels concatenated.
+    """
     rows = images[0].shape[:-3].numel()
     total = sum(image.shape[-1] for image in images)
-    channels = triton.cdiv(4 * total, ALIGNED) * ALIGNED
+    channels = triton.cdiv(4 * total, ALIGNMENT) * ALIGNMENT
     shape = (rows, height // 2, width // 2, channels)
     out = torch.empty(shape, dtype=dtype, device=images[0].device)
     offset, size = 0, width // 2 * channels
     for image in images if rows else ():
-        _see[(rows, height // 2)](
+        _images_to_depth[(rows, height // 2)](
             *(image.contiguous(), out, size, *image.shape[-3:-1]),
             *(channels, image.shape[-1], total, offset, offset == 0),
             triton.next_power_of_2(size),
@@ -132,10 +143,10 @@ def see(
 
 
 class _Convolve(torch.autograd.Function):
-    """A 'same' convolution, computed as the gradient of another one.
+    """A "same" convolution, computed as the input gradient of another convolution.
 
-    For which the library has the better kernels: 128 to 192 channels on 32x32 pixels
-    take 1.8 ms that way on an H200, and 3.2 ms directly.
+    cuDNN has faster kernels for that: 128 to 192 channels on 32x32 pixels take 1.8 ms
+    on an H200, and 3.2 ms as a forward convolution.
     """
 
     @staticmethod
@@ -143,48 +154,35 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         mirrored = weight.flip(2, 3).transpose(0, 1)
         mirrored = mirrored.contiguous(memory_format=torch.channels_last)
-        return F.conv_transpose2d(x, mirrored, padding=SIDE // 2)
+        y = F.conv_transpose2d(x.permute(0, 3, 1, 2), mirrored, padding=KERNEL // 2)
+        return y.permute(0, 2, 3, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        pad, one = [SIDE // 2, SIDE // 2], [1, 1]
-        dx, dweight, _ = torch.ops.aten.convolution_backward(
-            *(grad, x, weight, None, one, pad, one, False, [0, 0], 1),
-            [True, True, False],
-        )
-        return dx, dweight
+        return conv2d_grads(grad, *ctx.saved_tensors)
 
 
 @triton.jit
 @no_type_check
-def _see(
-    image,
-    out,
-    size,
-    height,
-    width,
-    CHANNELS: tl.constexpr,
-    COLORS: tl.constexpr,
-    TOTAL: tl.constexpr,
-    OFFSET: tl.constexpr,
-    FIRST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A coarse row of an image into its channels; the first image blanks the others."""
+def _images_to_depth(
+    image, out, size, height, width,
+    CHANNELS: tl.constexpr, COLORS: tl.constexpr, TOTAL: tl.constexpr,
+    OFFSET: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one row of the map; the first image also clears the other channels."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    channel = place % CHANNELS
-    phase, color = channel // TOTAL, channel % TOTAL - OFFSET
-    y = tl.program_id(1) * 2 + phase // 2
-    x = place // CHANNELS * 2 + phase % 2
-    mine = (phase < 4) & (color >= 0) & (color < COLORS) & (place < size)
-    seen = mine & (y < height) & (x < width)
+    index = tl.arange(0, BLOCK)
+    channel = index % CHANNELS
+    sub, color = channel // TOTAL, channel % TOTAL - OFFSET
+    y = tl.program_id(1) * 2 + sub // 2
+    x = index // CHANNELS * 2 + sub % 2
+    own = (sub < 4) & (color >= 0) & (color < COLORS) & (index < size)
+    inside = own & (y < height) & (x < width)
     image += row * height * width * COLORS
-    value = tl.load(image + (y * width + x) * COLORS + color, seen, 0)
-    value = tl.where(seen, value.to(tl.float32) / 255 - 0.5, 0.0)
+    value = tl.load(image + (y * width + x) * COLORS + color, inside, 0)
+    value = tl.where(inside, value.to(tl.float32) / 255 - 0.5, 0.0)
     out += (row * tl.num_programs(1) + tl.program_id(1)) * size
     if FIRST:
-        tl.store(out + place, value, place < size)
+        tl.store(out + index, value, index < size)
     else:
-        tl.store(out + place, value, mine)
+        tl.store(out + index, value, own)

@@ -1,14 +1,14 @@
-"""3x3 convolutions that have few channels on one side: the first and last of a network.
+"""3x3 convolutions with few channels on one side: first and last layers of a network.
 
-Libraries are slow at them (a fifth of what the memory allows). With k = 9 * few taps,
-the neighbourhood of a pixel is a row of a matrix that a kernel gathers from the narrow
-map as it goes, and the convolution is a matrix product on the tensor cores:
+Libraries are slow at them (a fifth of what memory bandwidth allows). With 9 * few taps,
+the neighbourhood of a pixel is a row of a matrix (im2col) that the kernels gather from
+the map with few channels, and the convolution is a product on the tensor cores:
 
 - from few to many channels, the product of those rows with the weights is the result;
-- from many to few, each pixel is first multiplied with all weights, giving what it
-  contributes to each of its neighbours, and a second kernel adds up contributions. The
-  norm and activation before such a layer happen in the same kernels, so that the active
-  map never exists.
+- from many to few, each pixel is first multiplied with all weights, which gives its
+  contribution to each neighbour; a second kernel sums the contributions (col2im). The
+  norm and activation before such a layer are part of the same kernels, so the activated
+  map is never written.
 """
 
 from __future__ import annotations
@@ -23,95 +23,102 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.conv.nhwc import conv2d_input_grad
 from reverie.kernels.launch import apply_autograd, can_launch, num_programs
-from reverie.kernels.norm.group_norm import (
-    Sizes,
-    convolve_back,
-    grouped,
-    measure,
-    sum_up,
+from reverie.kernels.norm.group_norm import PixelTiling, sum_pixels
+from reverie.kernels.norm.group_norm_kernels import (
+    factor_and_offset,
+    gradient_means,
+    group_statistics,
+    input_grad,
+    load_norm,
+    normalize_tile,
+    store_pair,
+    sum_parts,
 )
+from reverie.kernels.norm.rms_norm import silu_grad
 from reverie.kernels.sums import sum_partials
 from reverie.nets.residual import EPS, Conv, NormSilu
 
-MOST_TAPS = 64
-"""Taps up to which a convolution counts as narrow."""
-MOST_CHANNELS = 128
-"""Channels of the wide side that a program's tile has room for."""
+MAX_TAPS = 64
+"""Most taps (9 per channel) on the side with few channels."""
+MAX_CHANNELS = 128
+"""Most channels on the other side: a program's tile holds all of them."""
 WARPS = 4
-TALL = 64
-"""Pixels that a program works on at a time."""
-SHORT, MANY_PROGRAMS = 32, 16
-"""Pixels, and programs per processor, on the way back through a norm, where a program
-holds much more of each pixel."""
-MOST_STEPS = 8
-"""The most times it does."""
-MOST_ENTRIES = 2**30
-"""Of a map, since places in it are numbers of 32 bits."""
+ROWS = 64
+"""Pixels of a tile."""
+BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM = 32, 16
+"""The same in the backward pass of the norm, which holds more values per pixel."""
+MAX_STEPS = 8
+"""Most tiles per program."""
+MAX_ELEMENTS = 2**30
+"""Most elements of a map, as offsets are 32-bit."""
 
 
-def from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
-    """`conv(x)`, for few channels in `x`."""
+def conv_from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
+    """Return `conv(x)` for an `x` with few channels."""
     weight, bias = conv.cast(x.dtype)
-    return apply_autograd(_FromFew, x, weight, bias)
+    return apply_autograd(_ConvFromFew, x, weight, bias)
 
 
-def norm_to_few(
+def norm_conv_to_few(
     x: Float[Tensor, "b h w c"], norm: NormSilu, conv: Conv
 ) -> Float[Tensor, "b h w c2"]:
-    """`conv(norm(x))`, for few channels in the result."""
+    """Return `conv(norm(x))` for a convolution with few output channels."""
     weight, bias = conv.cast(x.dtype)
-    return apply_autograd(_NormToFew, x, norm.scale, norm.shift, weight, bias)
+    return apply_autograd(_NormConvToFew, x, norm.scale, norm.shift, weight, bias)
 
 
-def is_narrow(conv: Conv, few: int, many: int, x: Tensor) -> bool:
-    """Whether these kernels take a convolution between so many channels."""
+def is_supported(conv: Conv, few: int, many: int, x: Tensor) -> bool:
+    """True if these kernels can compute a convolution between so many channels."""
     return (
         conv.kernel == 3
         and conv.stride == 1
-        and 9 * few <= MOST_TAPS
-        and 16 <= many <= MOST_CHANNELS
+        and 9 * few <= MAX_TAPS
+        and 16 <= many <= MAX_CHANNELS
         and triton.next_power_of_2(many) == many
-        and 0 < x.numel() < MOST_ENTRIES
+        and 0 < x.numel() < MAX_ELEMENTS
         and can_launch(x.device, x.dtype)
     )
 
 
-def _taps(few: int) -> int:
-    """Columns of a neighbourhood, padded to what tensor cores take."""
-    return 16 if 9 * few <= 16 else 32 if 9 * few <= 32 else MOST_TAPS
+def _padded_taps(few: int) -> int:
+    """Return the width of a neighbourhood, padded for the tensor cores."""
+    return 16 if 9 * few <= 16 else 32 if 9 * few <= 32 else MAX_TAPS
 
 
-class _FromFew(torch.autograd.Function):
+class _ConvFromFew(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows, height, width, few = x.shape
         many, total = len(weight), rows * height * width
-        out, framed = x.new_empty(rows, height, width, many), _framed(x)
-        to_many, to_few, down, right = weight.stride()
-        tiles = triton.cdiv(total, TALL)
+        out, padded = x.new_empty(rows, height, width, many), _zero_pad(x)
+        many_stride, few_stride, y_stride, x_stride = weight.stride()
+        tiles = triton.cdiv(total, ROWS)
         steps = triton.cdiv(tiles, num_programs(x.device, tiles, per_sm=16))
-        steps = min(triton.next_power_of_2(steps), MOST_STEPS)  # few kinds to build
+        # a power of two, so that few variants of the kernel are compiled
+        steps = min(triton.next_power_of_2(steps), MAX_STEPS)
         _from_few[(triton.cdiv(tiles, steps),)](
-            *(framed, weight, bias, out, total, height, width),
-            *(to_few, to_many, down, right, few, _taps(few), many, steps, TALL),
+            *(padded, weight, bias, out, total, height, width),
+            *(few_stride, many_stride, y_stride, x_stride),
+            *(few, _padded_taps(few), many, steps, ROWS),
             num_warps=WARPS,
         )
-        ctx.save_for_backward(framed, weight, bias)
+        ctx.save_for_backward(padded, weight, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        framed, weight, bias = ctx.saved_tensors
+        padded, weight, bias = ctx.saved_tensors
         grad = grad.contiguous()
         rows, height, width, many = grad.shape
-        few, total = framed.shape[-1], rows * height * width
-        taps, tiles = _taps(few), triton.cdiv(total, TALL)
-        count = num_programs(grad.device, tiles, per_sm=8)
-        partial = grad.new_empty(count, taps + 1, many, dtype=torch.float32)
-        _from_few_back[(count,)](
-            *(framed, grad, partial, total, height, width, few, taps, many),
-            *(triton.cdiv(tiles, count), TALL),
+        few, total = padded.shape[-1], rows * height * width
+        taps, tiles = _padded_taps(few), triton.cdiv(total, ROWS)
+        programs = num_programs(grad.device, tiles, per_sm=8)
+        partial = grad.new_empty(programs, taps + 1, many, dtype=torch.float32)
+        _from_few_backward[(programs,)](
+            *(padded, grad, partial, total, height, width, few, taps, many),
+            *(triton.cdiv(tiles, programs), ROWS),
             num_warps=WARPS,
         )
         sums = sum_partials(partial)
@@ -120,30 +127,31 @@ class _FromFew(torch.autograd.Function):
         ).to(weight.dtype)
         dx = None
         if ctx.needs_input_grad[0]:
-            x = framed[:, 1:-1, 1:-1].contiguous()
-            dx = convolve_back(grad, x, weight, of_input=True)
+            x = padded[:, 1:-1, 1:-1].contiguous()
+            dx = conv2d_input_grad(grad, x, weight)
         return dx, dweight, sums[taps].to(bias.dtype)
 
 
-class _NormToFew(torch.autograd.Function):
+class _NormConvToFew(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
         x = x.contiguous()
-        sizes, few = Sizes(x, TALL), len(weight)
+        tiling, few = PixelTiling(x, ROWS), len(weight)
         rows, height, width, _ = x.shape
-        sums, stats = sum_up(x, sizes)
-        # what pixels contribute is kept in float32, since nine of them are added up
-        parts = x.new_empty(rows, height, width, _taps(few), dtype=torch.float32)
-        _to_few[sizes.grid](
-            *(x, scale, shift, sums, stats, weight, parts, EPS, *sizes.numbers),
-            *(*weight.stride(), few, parts.shape[-1]),
+        sums, stats = sum_pixels(x, tiling)
+        # float32, as nine contributions are summed
+        taps = _padded_taps(few)
+        parts = x.new_empty(rows, height, width, taps, dtype=torch.float32)
+        _to_few[tiling.grid](
+            *(x, scale, shift, sums, stats, weight, parts, EPS, *tiling.sizes),
+            *(*weight.stride(), few, taps),
             num_warps=WARPS,
         )
         out = x.new_empty(rows, height, width, few)
-        _gather[(triton.cdiv(out.numel(), 1024),)](
-            *(parts, bias, out, out.numel(), height, width, few, parts.shape[-1], 1024)
+        _sum_contributions[(triton.cdiv(out.numel(), 1024),)](
+            *(parts, bias, out, out.numel(), height, width, few, taps, 1024)
         )
         ctx.save_for_backward(x, scale, shift, stats, weight, bias)
         return out
@@ -151,23 +159,17 @@ class _NormToFew(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, scale, shift, stats, weight, bias = ctx.saved_tensors
-        framed, sizes = _framed(grad), Sizes(x, SHORT, MANY_PROGRAMS)
+        tiling = PixelTiling(x, BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM)
         few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
-        matrix = _matrix(weight).T.contiguous()
+        matrix = _weight_matrix(weight).T.contiguous()
         taps = len(matrix)
-        sums = x.new_empty(*sizes.grid, 2, many, dtype=torch.float32)
-        dmatrix = x.new_empty(*sizes.grid, many, taps, dtype=torch.float32)
-        _to_few_sum_back[sizes.grid](
-            *(x, scale, shift, stats, framed, matrix, sums, dmatrix, *sizes.numbers),
-            *(height, width, few, taps),
-            num_warps=WARPS,
-        )
+        sums = x.new_empty(*tiling.grid, 2, many, dtype=torch.float32)
+        dmatrix = x.new_empty(*tiling.grid, many, taps, dtype=torch.float32)
+        saved = (x, scale, shift, stats, _zero_pad(grad), matrix, sums)
+        sizes = (*tiling.sizes, height, width, few, taps)
+        _to_few_sum_backward[tiling.grid](*saved, dmatrix, *sizes, num_warps=WARPS)
         dx = torch.empty_like(x)
-        _to_few_apply_back[sizes.grid](
-            *(x, scale, shift, stats, framed, matrix, sums, dx, *sizes.numbers),
-            *(height, width, few, taps),
-            num_warps=WARPS,
-        )
+        _to_few_apply_backward[tiling.grid](*saved, dx, *sizes, num_warps=WARPS)
         dshift, dscale = sum_partials(sums.flatten(0, 1))
         dmatrix = sum_partials(dmatrix.flatten(0, 1))
         dweight = rearrange(
@@ -177,308 +179,234 @@ class _NormToFew(torch.autograd.Function):
         return dx, dscale, dshift, dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-def _framed(x: Tensor) -> Tensor:
-    """Maps with a frame of zeros, one pixel wide."""
+def _zero_pad(x: Tensor) -> Tensor:
+    """Return maps with one pixel of zeros on every side."""
     return F.pad(x, (0, 0, 1, 1, 1, 1)).contiguous()
 
 
-def _matrix(weight: Tensor) -> Tensor:
-    """From a pixel to what it contributes by each tap, to each of few channels."""
+def _weight_matrix(weight: Tensor) -> Tensor:
+    """Return the matrix from a pixel to its contributions, by tap and few channels."""
     matrix = rearrange(weight, "o i y x -> i (y x o)")
-    return F.pad(matrix, (0, _taps(len(weight)) - matrix.shape[1])).contiguous()
+    return F.pad(matrix, (0, _padded_taps(len(weight)) - matrix.shape[1])).contiguous()
 
 
 @triton.jit
 @no_type_check
-def _columns(
-    x,
-    at,
-    inside,
-    height,
-    width,
-    SIDE: tl.constexpr,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """The neighbourhoods of pixels of padded maps; with a side of -1, mirrored.
+def _load_neighbourhoods(
+    x, index, mask, height, width,
+    SIGN: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Load the neighbourhoods of pixels of zero-padded maps; mirrored if SIGN is -1.
 
-    Thousands of them are read per program, so places are numbers of 32 bits, and the
-    frame of zeros around each map takes the place of comparisons.
+    A program reads thousands of them, so offsets are 32-bit, and the zero padding saves
+    comparisons.
     """
     k = tl.arange(0, TAPS)
     tap = k // FEW
-    down, right = (tap // 3 - 1) * SIDE + 1, (tap % 3 - 1) * SIDE + 1
+    down, right = (tap // 3 - 1) * SIGN + 1, (tap % 3 - 1) * SIGN + 1
     offset = (down * (width + 2) + right) * FEW + k % FEW
-    row, pixel = at // (height * width), at % (height * width)
-    above = row * (height + 2) + pixel // width
-    place = (above * (width + 2) + pixel % width) * FEW
-    real = inside[:, None] & (k < 9 * FEW)[None, :]
-    return tl.load(x + (place[:, None] + offset[None, :]), real, 0.0)
+    row, pixel = index // (height * width), index % (height * width)
+    line = row * (height + 2) + pixel // width
+    start = (line * (width + 2) + pixel % width) * FEW
+    valid = mask[:, None] & (k < 9 * FEW)[None, :]
+    return tl.load(x + (start[:, None] + offset[None, :]), valid, 0.0)
 
 
 @triton.jit
 @no_type_check
-def _weights(weight, to_few, to_many, down, right, k, col, FEW: tl.constexpr):
-    """Of taps k and many channels, two tensors that span a matrix; zero after 9 taps.
+def _load_weights(
+    weight, few_stride, many_stride, y_stride, x_stride, k, col, FEW: tl.constexpr
+):
+    """Load the weights of taps `k` and channels `col`; zero for padded taps.
 
-    They are read from where they are: preparing them would take as long as using them.
+    They are read in place: a copy in another layout would take as long as the product.
     """
     tap = k // FEW
-    place = k % FEW * to_few + tap // 3 * down + tap % 3 * right + col * to_many
-    return tl.load(weight + place, k < 9 * FEW, 0.0)
+    offset = k % FEW * few_stride + tap // 3 * y_stride + tap % 3 * x_stride
+    return tl.load(weight + offset + col * many_stride, k < 9 * FEW, 0.0)
 
 
 @triton.jit
 @no_type_check
 def _from_few(
-    x,
-    weight,
-    bias,
-    out,
-    total,
-    height,
-    width,
-    to_few,
-    to_many,
-    down,
-    right,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-    MANY: tl.constexpr,
-    STEPS: tl.constexpr,
-    TALL: tl.constexpr,
-):
-    col, k = tl.arange(0, MANY), tl.arange(0, TAPS)
-    taps, cols = k[:, None], col[None, :]
-    kernel = _weights(weight, to_few, to_many, down, right, taps, cols, FEW)
-    lift = tl.load(bias + col).to(tl.float32)[None, :]
+    x, weight, bias, out, total, height, width,
+    few_stride, many_stride, y_stride, x_stride,
+    FEW: tl.constexpr, TAPS: tl.constexpr, MANY: tl.constexpr,
+    STEPS: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    col, k = tl.arange(0, MANY)[None, :], tl.arange(0, TAPS)[:, None]
+    kernel = _load_weights(
+        weight, few_stride, many_stride, y_stride, x_stride, k, col, FEW
+    )
+    shift = tl.load(bias + col).to(tl.float32)
     for step in range(STEPS):
         tile = tl.program_id(0) * STEPS + step
-        at = tile * TALL + tl.arange(0, TALL)
-        inside = at < total
-        columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
-        y = tl.dot(columns, kernel, input_precision="ieee") + lift
-        there = out + tile.to(tl.int64) * TALL * MANY
-        place = tl.arange(0, TALL)[:, None] * MANY + col[None, :]
-        tl.store(there + place, y, inside[:, None])
+        index = tile * R + tl.arange(0, R)
+        mask = index < total
+        columns = _load_neighbourhoods(x, index, mask, height, width, 1, FEW, TAPS)
+        y = tl.dot(columns, kernel, input_precision="ieee") + shift
+        ptr = out + tile.to(tl.int64) * R * MANY
+        offset = tl.arange(0, R)[:, None] * MANY + col
+        tl.store(ptr + offset, y, mask[:, None])
 
 
 @triton.jit
 @no_type_check
-def _from_few_back(
-    x,
-    grad,
-    partial,
-    total,
-    height,
-    width,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-    MANY: tl.constexpr,
-    STEPS: tl.constexpr,
-    TALL: tl.constexpr,
-):
+def _from_few_backward(
+    x, grad, partial, total, height, width,
+    FEW: tl.constexpr, TAPS: tl.constexpr, MANY: tl.constexpr,
+    STEPS: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     col, k = tl.arange(0, MANY), tl.arange(0, TAPS)
     dmatrix = tl.zeros((TAPS, MANY), tl.float32)
-    dbias = tl.zeros((TALL, MANY), tl.float32)
+    dbias = tl.zeros((R, MANY), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        at = tile * TALL + tl.arange(0, TALL)
-        inside = at < total
-        columns = _columns(x, at, inside, height, width, 1, FEW, TAPS)
-        there = grad + tile.to(tl.int64) * TALL * MANY
-        place = tl.arange(0, TALL)[:, None] * MANY + col[None, :]
-        slope = tl.load(there + place, inside[:, None], 0.0)
-        dmatrix = tl.dot(tl.trans(columns), slope, dmatrix, input_precision="ieee")
-        dbias += slope.to(tl.float32)
-    here = partial + tl.program_id(0).to(tl.int64) * (TAPS + 1) * MANY
-    tl.store(here + k[:, None] * MANY + col[None, :], dmatrix)
-    tl.store(here + TAPS * MANY + col, tl.sum(dbias, 0))
+        index = tile * R + tl.arange(0, R)
+        mask = index < total
+        columns = _load_neighbourhoods(x, index, mask, height, width, 1, FEW, TAPS)
+        ptr = grad + tile.to(tl.int64) * R * MANY
+        offset = tl.arange(0, R)[:, None] * MANY + col[None, :]
+        dy = tl.load(ptr + offset, mask[:, None], 0.0)
+        dmatrix = tl.dot(tl.trans(columns), dy, dmatrix, input_precision="ieee")
+        dbias += dy.to(tl.float32)
+    ptr = partial + tl.program_id(0).to(tl.int64) * (TAPS + 1) * MANY
+    tl.store(ptr + k[:, None] * MANY + col[None, :], dmatrix)
+    tl.store(ptr + TAPS * MANY + col, tl.sum(dbias, 0))
 
 
 @triton.jit
 @no_type_check
 def _to_few(
-    x,
-    scale,
-    shift,
-    sums,
-    stats,
-    weight,
-    parts,
-    eps,
-    pixels,
-    SHARE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TALL: tl.constexpr,
-    to_few,
-    to_many,
-    down,
-    right,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """What each active pixel contributes by each tap."""
+    x, scale, shift, sums, stats, weight, parts, eps, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    few_stride, many_stride, y_stride, x_stride,
+    FEW: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Compute the contribution of each activated pixel by each tap."""
     row, part = tl.program_id(0), tl.program_id(1)
-    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
-    here = x + row.to(tl.int64) * pixels * CHANNELS
-    middle, root = measure(
-        here, None, sums, stats, row, part, eps, pixels, SPLIT, CHANNELS, GROUPS
+    col, k = tl.arange(0, C), tl.arange(0, TAPS)
+    x += row.to(tl.int64) * pixels * C
+    total, square = sum_parts(sums, row, PARTS, 2, C)
+    first = tl.load(x + col).to(tl.float32)
+    mean, rstd = group_statistics(
+        first, None, total, square, col, eps, pixels, PER_GROUP, C
     )
-    gain = root * tl.load(scale + col).to(tl.float32)
-    lift = tl.load(shift + col).to(tl.float32) - middle * gain
-    taps, cols = k[None, :], col[:, None]
-    kernel = _weights(weight, to_few, to_many, down, right, taps, cols, FEW)
-    for i in range(SHARE):
-        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
-        inside = (pixel < pixels)[:, None]
-        v = tl.load(here + pixel[:, None] * CHANNELS + col[None, :], inside, 0.0)
-        z = v.to(tl.float32) * gain[None, :] + lift[None, :]
+    if part == 0:
+        store_pair(stats + row * 2 * C + col, mean, rstd, C)
+    factor, lift = factor_and_offset(mean, rstd, None, scale, shift, col)
+    taps, channels = k[None, :], col[:, None]
+    kernel = _load_weights(
+        weight, few_stride, many_stride, y_stride, x_stride, taps, channels, FEW
+    )
+    for i in range(STEPS):
+        pixel = (part * STEPS + i) * R + tl.arange(0, R)
+        mask = (pixel < pixels)[:, None]
+        v = tl.load(x + pixel[:, None] * C + col[None, :], mask, 0.0)
+        z = v.to(tl.float32) * factor[None, :] + lift[None, :]
         active = (z * tl.sigmoid(z)).to(v.dtype)
         y = tl.dot(active, kernel, input_precision="ieee")
-        place = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
-        tl.store(parts + place, y, inside)
+        offset = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
+        tl.store(parts + offset, y, mask)
 
 
 @triton.jit
 @no_type_check
-def _gather(
-    parts,
-    bias,
-    out,
-    size,
-    height,
-    width,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Add up what reaches each pixel."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    at, channel = place // FEW, place % FEW
-    y, z = at // width % height, at % width
-    total = tl.load(bias + channel, inside, 0.0).to(tl.float32)
+def _sum_contributions(
+    parts, bias, out, size, height, width,
+    FEW: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum the contributions that reach each pixel."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < size
+    pixel, channel = index // FEW, index % FEW
+    y, x = pixel // width % height, pixel % width
+    total = tl.load(bias + channel, mask, 0.0).to(tl.float32)
     for tap in tl.static_range(9):
         down, right = tap // 3 - 1, tap % 3 - 1
-        real = inside & (y + down >= 0) & (y + down < height)
-        real = real & (z + right >= 0) & (z + right < width)
-        source = (at + down * width + right) * TAPS + tap * FEW + channel
-        total += tl.load(parts + source, real, 0.0)
-    tl.store(out + place, total, inside)
+        inside = mask & (y + down >= 0) & (y + down < height)
+        inside = inside & (x + right >= 0) & (x + right < width)
+        source = (pixel + down * width + right) * TAPS + tap * FEW + channel
+        total += tl.load(parts + source, inside, 0.0)
+    tl.store(out + index, total, mask)
 
 
 @triton.jit
 @no_type_check
-def _to_few_sum_back(
-    x,
-    scale,
-    shift,
-    stats,
-    grad,
-    matrix,
-    sums,
-    dmatrix,
-    pixels,
-    SHARE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TALL: tl.constexpr,
-    height,
-    width,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """Gradients of shift and scale of each map, and of the weights."""
+def _load_grads(
+    x, dy, kernel, row, step, pixels, height, width, col,
+    C: tl.constexpr, R: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of `x` with offsets and mask, and the activation's gradient.
+
+    The gradient is the product of the output gradient's neighbourhoods with the kernel.
+    """
+    pixel = step * R + tl.arange(0, R)
+    mask = pixel < pixels
+    index = row * pixels + pixel
+    columns = _load_neighbourhoods(dy, index, mask, height, width, -1, FEW, TAPS)
+    dz = tl.dot(columns, kernel, input_precision="ieee")
+    start = row.to(tl.int64) * pixels * C
+    offset = start + (pixel[:, None] * C + col[None, :])
+    return tl.load(x + offset, mask[:, None], 0.0), offset, mask[:, None], columns, dz
+
+
+@triton.jit
+@no_type_check
+def _to_few_sum_backward(
+    x, scale, shift, stats, dy, matrix, sums, dmatrix, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of shift and scale of each map, and of the weights."""
     row, part = tl.program_id(0), tl.program_id(1)
-    start_of_row = row.to(tl.int64) * pixels * CHANNELS
-    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
-    middle = tl.load(stats + row * 2 * CHANNELS + col)
-    root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
-    gain = tl.load(scale + col).to(tl.float32)
-    lift = tl.load(shift + col).to(tl.float32)
-    kernel = tl.load(matrix + k[:, None] * CHANNELS + col[None, :])
-    dlift = tl.zeros((TALL, CHANNELS), tl.float32)
-    dgain = tl.zeros((TALL, CHANNELS), tl.float32)
-    dkernel = tl.zeros((CHANNELS, TAPS), tl.float32)
-    for i in range(SHARE):
-        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
-        inside = pixel < pixels
-        at = row * pixels + pixel
-        columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
-        dz = tl.dot(columns, kernel, input_precision="ieee")
-        place = start_of_row + (pixel[:, None] * CHANNELS + col[None, :])
-        v = tl.load(x + place, inside[:, None], 0.0)
-        kind = v.dtype
-        v = (v.to(tl.float32) - middle[None, :]) * root[None, :]
-        z = v * gain[None, :] + lift[None, :]
-        open = tl.sigmoid(z)
-        active = (z * open).to(kind)
+    col, k = tl.arange(0, C), tl.arange(0, TAPS)
+    mean, rstd, gain, lift = load_norm(stats, None, scale, shift, row, col, C)
+    kernel = tl.load(matrix + k[:, None] * C + col[None, :])
+    dshift = tl.zeros((R, C), tl.float32)
+    dscale = tl.zeros((R, C), tl.float32)
+    dkernel = tl.zeros((C, TAPS), tl.float32)
+    for i in range(STEPS):
+        v, _, _, columns, dz = _load_grads(
+            x, dy, kernel, row, part * STEPS + i, pixels, height, width, col, C, R, FEW,
+            TAPS,
+        )  # fmt: skip
+        dtype = v.dtype
+        v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, lift)
+        active = (z * gate).to(dtype)
         dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")
-        dz *= open * (1 + z * (1 - open))
-        dlift += dz
-        dgain += dz * v
-    here = sums + (row * SPLIT + part) * 2 * CHANNELS + col
-    tl.store(here, tl.sum(dlift, 0))
-    tl.store(here + CHANNELS, tl.sum(dgain, 0))
-    here = dmatrix + (row.to(tl.int64) * SPLIT + part) * CHANNELS * TAPS
-    tl.store(here + col[:, None] * TAPS + k[None, :], dkernel)
+        dz *= silu_grad(z, gate)
+        dshift += dz
+        dscale += dz * v
+    ptr = sums + (row * PARTS + part) * 2 * C + col
+    store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
+    ptr = dmatrix + (row.to(tl.int64) * PARTS + part) * C * TAPS
+    tl.store(ptr + col[:, None] * TAPS + k[None, :], dkernel)
 
 
 @triton.jit
 @no_type_check
-def _to_few_apply_back(
-    x,
-    scale,
-    shift,
-    stats,
-    grad,
-    matrix,
-    sums,
-    dx,
-    pixels,
-    SHARE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TALL: tl.constexpr,
-    height,
-    width,
-    FEW: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """The gradient of the map."""
+def _to_few_apply_backward(
+    x, scale, shift, stats, dy, matrix, sums, dx, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the map."""
     row, part = tl.program_id(0), tl.program_id(1)
-    start_of_row = row.to(tl.int64) * pixels * CHANNELS
-    col, k = tl.arange(0, CHANNELS), tl.arange(0, TAPS)
-    dlift = tl.zeros((CHANNELS,), tl.float32)
-    dgain = tl.zeros((CHANNELS,), tl.float32)
-    for i in range(SPLIT):
-        here = sums + (row * SPLIT + i) * 2 * CHANNELS + col
-        dlift += tl.load(here)
-        dgain += tl.load(here + CHANNELS)
-    middle = tl.load(stats + row * 2 * CHANNELS + col)
-    root = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
-    gain = tl.load(scale + col).to(tl.float32)
-    lift = tl.load(shift + col).to(tl.float32)
-    count = pixels * (CHANNELS // GROUPS)
-    level = grouped(dlift * gain, CHANNELS, GROUPS) / count
-    tilt = grouped(dgain * gain, CHANNELS, GROUPS) / count
-    kernel = tl.load(matrix + k[:, None] * CHANNELS + col[None, :])
-    for i in range(SHARE):
-        pixel = (part * SHARE + i) * TALL + tl.arange(0, TALL)
-        inside = pixel < pixels
-        at = row * pixels + pixel
-        columns = _columns(grad, at, inside, height, width, -1, FEW, TAPS)
-        dz = tl.dot(columns, kernel, input_precision="ieee")
-        place = start_of_row + (pixel[:, None] * CHANNELS + col[None, :])
-        v = tl.load(x + place, inside[:, None], 0.0).to(tl.float32)
-        v = (v - middle[None, :]) * root[None, :]
-        z = v * gain[None, :] + lift[None, :]
-        open = tl.sigmoid(z)
-        dz *= open * (1 + z * (1 - open)) * gain[None, :]
-        dv = (dz - level[None, :] - v * tilt[None, :]) * root[None, :]
-        tl.store(dx + place, dv, inside[:, None])
+    col, k = tl.arange(0, C), tl.arange(0, TAPS)
+    dshift, dscale = sum_parts(sums, row, PARTS, 2, C)
+    mean, rstd, gain, lift = load_norm(stats, None, scale, shift, row, col, C)
+    mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
+    kernel = tl.load(matrix + k[:, None] * C + col[None, :])
+    for i in range(STEPS):
+        v, offset, mask, _, dz = _load_grads(
+            x, dy, kernel, row, part * STEPS + i, pixels, height, width, col, C, R, FEW,
+            TAPS,
+        )  # fmt: skip
+        v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, lift)
+        dz *= silu_grad(z, gate) * gain[None, :]
+        dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
+        tl.store(dx + offset, dv, mask)

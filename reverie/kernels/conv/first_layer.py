@@ -1,10 +1,10 @@
-"""The encoder's first layer as one kernel each way.
+"""The encoder's first layer (convolution, pool, norm, SiLU) as one kernel each way.
 
-It has few input channels and the largest maps of the whole network, so it is bound by
-memory: convolution and pool as two kernels would exchange four times its output. Here a
-program gathers the neighbourhoods of its coarse pixels, multiplies them with the kernel
-of every phase (see `phases.py`), keeps the largest, and goes on to the activation.
-Images get no gradient.
+It has few input channels and the largest maps of the network, so it is limited by
+memory bandwidth: a convolution and a pool as two kernels would exchange four times its
+output. Here a program gathers the neighbourhoods of its half-resolution pixels,
+multiplies them with the kernel of every sub-pixel (`space_to_depth.py`), keeps the
+largest result, and applies norm and activation. Images get no gradient.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
+from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.norm.rms_norm import load_columns, norm_rows, norm_rows_backward
 from reverie.kernels.sums import sum_partials
 
-FOLDED = 16
-"""Input channels: room for four phases of up to four colors."""
-UNITS = 32
-"""The most output channels for which this is faster than a convolution and a pool; the
-gradients of more fill a program's registers. Forward and backward of 32 take 0.61 ms on
-an H200, against 0.72; of 64, 2.2 against 1.3."""
+INPUTS = 16
+"""Input channels: four sub-pixels of up to four colors, zero-padded."""
+MAX_UNITS = 32
+"""Most output channels for which this is faster than a convolution and a pool; the
+gradients of more do not fit a program's registers. Forward and backward with 32 take
+0.61 ms on an H200, against 0.72; with 64, 2.2 against 1.3."""
 ROWS = 128
-"""Coarse pixels of one tile."""
+"""Half-resolution pixels of one tile."""
 
 
-def is_small(colors: int, units: int, dtype: torch.dtype) -> bool:
-    """Whether these kernels take the layer. Their products are in half precision."""
+def is_supported(colors: int, units: int, dtype: torch.dtype) -> bool:
+    """True if these kernels can compute the layer; they multiply in half precision."""
     half = dtype in (torch.bfloat16, torch.float16)
-    return half and 4 * colors <= FOLDED and units <= UNITS
+    return half and 4 * colors <= INPUTS and units <= MAX_UNITS
 
 
 def first_layer(
@@ -43,10 +45,13 @@ def first_layer(
     eps: float,
     bias: Float[Tensor, " C"],
     *,
-    to_phases: bool,
+    to_depth: bool,
 ) -> Float[Tensor, "n h2 w2 c2"]:
-    """Convolve the phases of an image; then pool, normalize and activate."""
-    return apply_autograd(_FirstLayer, kernel, scale, bias, x, eps, to_phases)
+    """Convolve a space-to-depth image; then pool, normalize and activate.
+
+    With `to_depth`, the output is a space-to-depth map.
+    """
+    return apply_autograd(_FirstLayer, kernel, scale, bias, x, eps, to_depth)
 
 
 class _FirstLayer(torch.autograd.Function):
@@ -58,220 +63,165 @@ class _FirstLayer(torch.autograd.Function):
         bias: Tensor,
         x: Tensor,
         eps: float,
-        to_phases: bool,
+        to_depth: bool,
     ) -> Tensor:
         n, h, w, _ = x.shape
         channels, rows = len(scale), n * h * w
         matrix = kernel.permute(0, 2, 3, 1).contiguous()  # (4 C, 3, 3, 16)
         y = x.new_empty(n, h, w, channels)
-        keep = any(ctx.needs_input_grad)
-        pooled = torch.empty_like(y) if keep else None
-        winner = torch.empty_like(y, dtype=torch.uint8) if keep else None
+        pooled, argmax = empty_pooled(ctx, y)
         if n:
             tiles = triton.cdiv(rows, ROWS)
-            count = num_programs(x.device, tiles, per_sm=64)
-            _first_layer_forward[(count,)](
-                *(x, matrix, bias, scale, y, pooled, winner),
-                *(rows, h, w, channels, eps, to_phases, triton.cdiv(tiles, count)),
-                *(ROWS, _wide(channels), FOLDED),
+            programs = num_programs(x.device, tiles, per_sm=64)
+            _forward[(programs,)](
+                *(x, matrix, bias, scale, y, pooled, argmax),
+                *(rows, h, w, channels, eps, to_depth, triton.cdiv(tiles, programs)),
+                *(ROWS, block_size(channels), INPUTS),
                 num_warps=8,
                 num_stages=1,
             )
-        ctx.save_for_backward(x, pooled, winner, scale, bias)
-        ctx.eps, ctx.to_phases = eps, to_phases
-        return y.view(n, h // 2, w // 2, -1) if to_phases else y
+        ctx.save_for_backward(x, pooled, argmax, scale, bias)
+        ctx.eps, ctx.to_depth = eps, to_depth
+        return y.view(n, h // 2, w // 2, -1) if to_depth else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, pooled, winner, scale, bias = ctx.saved_tensors
+        x, pooled, argmax, scale, bias = ctx.saved_tensors
         n, h, w, channels = pooled.shape
-        wide, tiles = _wide(channels), triton.cdiv(n * h * w, ROWS)
-        count = num_programs(x.device, tiles, per_sm=2)
-        dmatrix = torch.empty(count, 4 * channels, 9 * FOLDED, device=x.device)
-        partial = torch.empty(count, 2, channels, device=x.device)
-        _first_layer_backward[(count,)](
-            *(x, pooled, winner, bias, scale, grad.contiguous(), dmatrix, partial),
-            *(n * h * w, h, w, channels, ctx.eps, ctx.to_phases),
-            *(triton.cdiv(tiles, count), ROWS, wide, FOLDED),
+        tiles = triton.cdiv(n * h * w, ROWS)
+        programs = num_programs(x.device, tiles, per_sm=2)
+        dmatrix = torch.empty(programs, 4 * channels, 9 * INPUTS, device=x.device)
+        partial = torch.empty(programs, 2, channels, device=x.device)
+        _backward[(programs,)](
+            *(x, pooled, argmax, bias, scale, grad.contiguous(), dmatrix, partial),
+            *(n * h * w, h, w, channels, ctx.eps, ctx.to_depth),
+            *(triton.cdiv(tiles, programs), ROWS, block_size(channels), INPUTS),
             num_warps=8,
             num_stages=1,
         )
-        dkernel = (
-            sum_partials(dmatrix).view(4 * channels, 3, 3, FOLDED).permute(0, 3, 1, 2)
-        )
+        dkernel = sum_partials(dmatrix).view(4 * channels, 3, 3, INPUTS)
         dscale, dbias = sum_partials(partial)
         return (
-            *(dkernel.to(x.dtype), dscale.to(scale.dtype), dbias.to(bias.dtype)),
-            *(None, None, None),
+            dkernel.permute(0, 3, 1, 2).to(x.dtype),
+            *(dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None),
         )
-
-
-def _wide(channels: int) -> int:
-    return max(16, int(triton.next_power_of_2(channels)))
 
 
 @triton.jit
 @no_type_check
-def _near(x, row, tap, j, rows, h, w, J: tl.constexpr):
-    """Channel `j` of the pixel that lies in the direction of a tap."""
+def _neighbour(x, row, tap, j, rows, h, w, J: tl.constexpr):
+    """Load channel `j` of the pixel in the direction of a tap; zero outside."""
     dy, dz = tap // 3 - 1, tap % 3 - 1
     y, z = row // w % h + dy, row % w + dz
-    inside = (row < rows) & (y >= 0) & (y < h) & (z >= 0) & (z < w)
-    return tl.load(x + (row + dy * w + dz).to(tl.int64) * J + j, inside, 0.0)
+    mask = (row < rows) & (y >= 0) & (y < h) & (z >= 0) & (z < w)
+    return tl.load(x + (row + dy * w + dz).to(tl.int64) * J + j, mask, 0.0)
 
 
 @triton.jit
 @no_type_check
-def _folded(row, w, channels, TO_PHASES: tl.constexpr):
-    """Where a pixel's channels begin, as it is or among the phases of a coarser map."""
-    if TO_PHASES:
-        y, x = row // w, row % w
-        row = (y // 2 * (w // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
-    return row.to(tl.int64) * channels
-
-
-@triton.jit
-@no_type_check
-def _product(most, rest, matrix, phase, channels, C: tl.constexpr, J: tl.constexpr):
-    """The convolution's output of one phase: eight taps side by side, and the ninth."""
-    col = tl.arange(0, C)[None, :]
-    entry = matrix + (phase * channels + col) * (9 * J)
-    known = col < channels
-    value = tl.dot(most, tl.load(entry + tl.arange(0, 8 * J)[:, None], known, 0.0))
-    tail = tl.load(entry + 8 * J + tl.arange(0, J)[:, None], known, 0.0)
-    return tl.dot(rest, tail, value)
-
-
-@triton.jit
-@no_type_check
-def _first_layer_forward(
-    x,
-    matrix,
-    bias,
-    scale,
-    out,
-    pooled,
-    winner,
-    rows,
-    h,
-    w,
-    channels,
-    eps,
-    TO_PHASES: tl.constexpr,
-    STEPS: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    J: tl.constexpr,
-):
-    col = tl.arange(0, C)[None, :]
+def _neighbourhood(x, row, rows, h, w, J: tl.constexpr):
+    """Load eight taps side by side, and the ninth apart: widths are powers of two."""
     k, j = tl.arange(0, 8 * J)[None, :], tl.arange(0, J)[None, :]
-    gain = tl.load(scale + col, col < channels, 0.0).to(tl.float32)
-    shift = tl.load(bias + col, col < channels, 0.0).to(tl.float32)
-    for step in range(STEPS):
-        tile = step * tl.num_programs(0) + tl.program_id(0)
-        row = tile * R + tl.arange(0, R)[:, None]
-        most = _near(x, row, k // J, k % J, rows, h, w, J)
-        rest = _near(x, row, 8, j, rows, h, w, J)
-        best = _product(most, rest, matrix, 0, channels, C, J)
-        phase = tl.zeros((R, C), tl.int32)
-        for i in tl.static_range(1, 4):
-            other = _product(most, rest, matrix, i, channels, C, J)
-            phase = tl.where(other > best, i, phase)
-            best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
-        kept = best.to(matrix.dtype.element_ty)
-        inside = (row < rows) & (col < channels)
-        if pooled is not None:
-            place = row.to(tl.int64) * channels + col
-            tl.store(pooled + place, kept, inside)
-            tl.store(winner + place, phase.to(tl.uint8), inside)
-        v = kept.to(tl.float32) + shift
-        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
-        z = v * root * gain
-        place = _folded(row, w, channels, TO_PHASES) + col
-        tl.store(out + place, z * tl.sigmoid(z), inside)
+    eight = _neighbour(x, row, k // J, k % J, rows, h, w, J)
+    return eight, _neighbour(x, row, 8, j, rows, h, w, J)
 
 
 @triton.jit
 @no_type_check
-def _first_layer_backward(
-    x,
-    pooled,
-    winner,
-    bias,
-    scale,
-    dy,
-    dmatrix,
-    partial,
-    rows,
-    h,
-    w,
-    channels,
-    eps,
-    TO_PHASES: tl.constexpr,
-    STEPS: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    J: tl.constexpr,
-):
+def _convolve(eight, ninth, matrix, sub, channels, C: tl.constexpr, J: tl.constexpr):
+    """Return the convolution's output at one sub-pixel."""
     col = tl.arange(0, C)[None, :]
-    k, j = tl.arange(0, 8 * J), tl.arange(0, J)
-    gain = tl.load(scale + col, col < channels, 0.0).to(tl.float32)
-    shift = tl.load(bias + col, col < channels, 0.0).to(tl.float32)
-    dgain = tl.zeros((1, C), tl.float32)
-    dshift = tl.zeros((1, C), tl.float32)
-    most0 = tl.zeros((8 * J, C), tl.float32)
-    rest0 = tl.zeros((J, C), tl.float32)
-    most1 = tl.zeros((8 * J, C), tl.float32)
-    rest1 = tl.zeros((J, C), tl.float32)
-    most2 = tl.zeros((8 * J, C), tl.float32)
-    rest2 = tl.zeros((J, C), tl.float32)
-    most3 = tl.zeros((8 * J, C), tl.float32)
-    rest3 = tl.zeros((J, C), tl.float32)
+    ptr = matrix + (sub * channels + col) * (9 * J)
+    mask = col < channels
+    value = tl.dot(eight, tl.load(ptr + tl.arange(0, 8 * J)[:, None], mask, 0.0))
+    tail = tl.load(ptr + 8 * J + tl.arange(0, J)[:, None], mask, 0.0)
+    return tl.dot(ninth, tail, value)
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    x, matrix, bias, scale, out, pooled, argmax, rows, h, w, channels, eps,
+    TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, C)[None, :]
+    gain = load_columns(scale, col, channels)
+    shift = load_columns(bias, col, channels)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
-        inside = (row < rows) & (col < channels)
-        place = row.to(tl.int64) * channels + col
-        v = tl.load(pooled + place, inside, 0.0).to(tl.float32) + shift
-        phase = tl.load(winner + place, inside, 0)
-        place = _folded(row, w, channels, TO_PHASES) + col
-        dv = tl.load(dy + place, inside, 0.0).to(tl.float32)
-        most = tl.trans(
-            _near(x, row, (k // J)[None, :], (k % J)[None, :], rows, h, w, J)
+        eight, ninth = _neighbourhood(x, row, rows, h, w, J)
+        best = _convolve(eight, ninth, matrix, 0, channels, C, J)
+        index = tl.zeros((R, C), tl.int32)
+        for i in tl.static_range(1, 4):
+            other = _convolve(eight, ninth, matrix, i, channels, C, J)
+            index = tl.where(other > best, i, index)
+            best = tl.maximum(best, other, propagate_nan=tl.PropagateNan.ALL)
+        best = best.to(matrix.dtype.element_ty)
+        mask = (row < rows) & (col < channels)
+        if pooled is not None:
+            offset = row.to(tl.int64) * channels + col
+            tl.store(pooled + offset, best, mask)
+            tl.store(argmax + offset, index.to(tl.uint8), mask)
+        y = norm_rows(best.to(tl.float32) + shift, gain, channels, eps)
+        tl.store(out + output_offset(row, w, channels, TO_DEPTH) + col, y, mask)
+
+
+@triton.jit
+@no_type_check
+def _add_grad(eight, ninth, dv, index, sub, sum_eight, sum_ninth):
+    """Add the gradient of one sub-pixel's kernel."""
+    g = tl.where(index == sub, dv, 0.0)
+    return tl.dot(eight, g, sum_eight), tl.dot(ninth, g, sum_ninth)
+
+
+@triton.jit
+@no_type_check
+def _store_grad(ptr, sum_eight, sum_ninth, mask, J: tl.constexpr):
+    tl.store(ptr + tl.arange(0, 8 * J)[:, None], sum_eight, mask)
+    tl.store(ptr + 8 * J + tl.arange(0, J)[:, None], sum_ninth, mask)
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    x, pooled, argmax, bias, scale, dy, dmatrix, partial, rows, h, w, channels, eps,
+    TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, C)[None, :]
+    gain = load_columns(scale, col, channels)
+    shift = load_columns(bias, col, channels)
+    dscale = tl.zeros((1, C), tl.float32)
+    dbias = tl.zeros((1, C), tl.float32)
+    eight0, ninth0 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)
+    eight1, ninth1 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)
+    eight2, ninth2 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)
+    eight3, ninth3 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)
+    for step in range(STEPS):
+        tile = step * tl.num_programs(0) + tl.program_id(0)
+        row = tile * R + tl.arange(0, R)[:, None]
+        v, index, dv, _ = load_pooled(
+            pooled, argmax, dy, shift, row, col, rows, w, channels, TO_DEPTH
         )
-        rest = tl.trans(_near(x, row, 8, j[None, :], rows, h, w, J))
-        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
-        v *= root
-        z = v * gain
-        open = tl.sigmoid(z)
-        dv *= open * (1 + z * (1 - open))
-        dgain += tl.sum(dv * v, 0)[None, :]
-        dv *= gain
-        dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / channels)) * root
-        dshift += tl.sum(dv, 0)[None, :]
+        eight, ninth = _neighbourhood(x, row, rows, h, w, J)
+        eight, ninth = tl.trans(eight), tl.trans(ninth)
+        dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
+        dscale += tl.sum(dgain, 0)[None, :]
+        dbias += tl.sum(dv, 0)[None, :]
         dv = dv.to(pooled.dtype.element_ty)
-        g = tl.where(phase == 0, dv, 0.0)
-        most0, rest0 = tl.dot(most, g, most0), tl.dot(rest, g, rest0)
-        g = tl.where(phase == 1, dv, 0.0)
-        most1, rest1 = tl.dot(most, g, most1), tl.dot(rest, g, rest1)
-        g = tl.where(phase == 2, dv, 0.0)
-        most2, rest2 = tl.dot(most, g, most2), tl.dot(rest, g, rest2)
-        g = tl.where(phase == 3, dv, 0.0)
-        most3, rest3 = tl.dot(most, g, most3), tl.dot(rest, g, rest3)
+        eight0, ninth0 = _add_grad(eight, ninth, dv, index, 0, eight0, ninth0)
+        eight1, ninth1 = _add_grad(eight, ninth, dv, index, 1, eight1, ninth1)
+        eight2, ninth2 = _add_grad(eight, ninth, dv, index, 2, eight2, ninth2)
+        eight3, ninth3 = _add_grad(eight, ninth, dv, index, 3, eight3, ninth3)
     size: tl.constexpr = 9 * J
-    known = col < channels
-    entry = dmatrix + (tl.program_id(0) * 4 * channels + col) * size
-    tl.store(entry + k[:, None], most0, known)
-    tl.store(entry + 8 * J + j[:, None], rest0, known)
-    entry += channels * size
-    tl.store(entry + k[:, None], most1, known)
-    tl.store(entry + 8 * J + j[:, None], rest1, known)
-    entry += channels * size
-    tl.store(entry + k[:, None], most2, known)
-    tl.store(entry + 8 * J + j[:, None], rest2, known)
-    entry += channels * size
-    tl.store(entry + k[:, None], most3, known)
-    tl.store(entry + 8 * J + j[:, None], rest3, known)
-    here = partial + tl.program_id(0) * 2 * channels + col
-    tl.store(here, dgain, known)
-    tl.store(here + channels, dshift, known)
+    mask = col < channels
+    ptr = dmatrix + (tl.program_id(0) * 4 * channels + col) * size
+    _store_grad(ptr, eight0, ninth0, mask, J)
+    _store_grad(ptr + channels * size, eight1, ninth1, mask, J)
+    _store_grad(ptr + 2 * channels * size, eight2, ninth2, mask, J)
+    _store_grad(ptr + 3 * channels * size, eight3, ninth3, mask, J)
+    ptr = partial + tl.program_id(0) * 2 * channels + col
+    tl.store(ptr, dscale, mask)
+    tl.store(ptr + channels, dbias, mask)

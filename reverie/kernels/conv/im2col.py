@@ -1,15 +1,16 @@
-"""Convolutions with few colors on one side, as products of patches.
+"""4 x 4 convolutions of stride 2 with an image on one side, as matrix products.
 
 The first layer of an encoder and the last one of a decoder have a map of many channels
-on one side and a picture on the other. Libraries pad the colors of the picture to the
-width their kernels want. Here the 4 x 4 patches of the picture, two pixels apart, are
-rows of a matrix, and the layer is a product with it: halving gathers patches first,
-doubling adds up overlapping patches afterwards, and each is the way back of the other.
+on one side and an image on the other. Libraries pad the colors of the image to the
+channel count their kernels need. Here the 4 x 4 patches of the image, two pixels apart,
+are the rows of a matrix (im2col). The convolution gathers patches and multiplies; the
+transposed convolution multiplies and adds up overlapping patches (col2im). Each is the
+backward pass of the other.
 
-The product has a kernel of its own: on a part of a GPU (28 multiprocessors of an H200,
-under MPS) cuBLAS leaves some of so many rows unwritten.
+The product has its own kernel: on a part of a GPU (28 multiprocessors of an H200, under
+MPS) cuBLAS leaves some of so many rows unwritten.
 
-Letters: `K` entries of a patch, sixteen for each color, in the order y, x, color.
+Letters: `K` elements of a patch, sixteen per color, in the order y, x, color.
 """
 
 from __future__ import annotations
@@ -22,46 +23,45 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import apply_autograd
+from reverie.kernels.launch import apply_autograd, block_size
 
-SIDE, STRIDE, PAD = 4, 2, 1
-"""Of the layers this is for."""
-COLORS = 4
-"""The most that a patch has room for."""
-PARTS = 256
-"""Rows of a product of tall matrices are shared among so many smaller ones."""
-ENTRIES, WARPS = 1024, 4
-"""Of one program, which works on one picture."""
-TALL, DEEP, WIDE = 128, 64, 128
-"""Of a product, what one program does: rows, entries at a time, and columns at most."""
+GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
+"""Of the supported layers."""
+MAX_COLORS = 4
+CHUNKS = 256
+"""Chunks of rows that are multiplied apart in the gradient of the weights."""
+ELEMENTS, WARPS = 1024, 4
+"""Elements of an image per program."""
+ROWS, DEPTH, MAX_COLUMNS = 128, 64, 128
+"""Tile of a program of the matrix product."""
 
 
-def halve(
+def conv2d(
     x: Float[Tensor, "n c h w"], weight: Float[Tensor, "o c 4 4"]
 ) -> Float[Tensor, "n o h2 w2"]:
-    """A convolution that halves a picture, which gets no gradient."""
+    """Convolve an image, which gets no gradient."""
     n, _, h, w = x.shape
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2).to(x.dtype)  # (K, o)
     with torch.no_grad():
-        rows = _gather(x.permute(0, 2, 3, 1).contiguous())
-    y = apply_autograd(_Tall, rows, matrix)
+        patches = _im2col(x.permute(0, 2, 3, 1).contiguous())
+    y = apply_autograd(_MatMul, patches, matrix)
     return y.reshape(n, h // STRIDE, w // STRIDE, -1).permute(0, 3, 1, 2)
 
 
-def double(
+def conv_transpose2d(
     x: Float[Tensor, "n e h w"], weight: Float[Tensor, "e c 4 4"]
 ) -> Float[Tensor, "n c h2 w2"]:
-    """A transposed convolution that doubles a map into a picture."""
-    n, units, h, w = x.shape
+    """Apply a transposed convolution whose output is an image."""
+    n, channels, h, w = x.shape
     matrix = weight.permute(0, 2, 3, 1).flatten(1).to(x.dtype)  # (e, K)
-    rows = x.permute(0, 2, 3, 1).reshape(-1, units)
-    patches = apply_autograd(_Tall, rows, matrix)
-    picture = apply_autograd(_Overlap, patches.reshape(n, h, w, -1))
-    return picture.permute(0, 3, 1, 2)
+    rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
+    patches = apply_autograd(_MatMul, rows, matrix)
+    image = apply_autograd(_Col2Im, patches.reshape(n, h, w, -1))
+    return image.permute(0, 3, 1, 2)
 
 
-class _Tall(torch.autograd.Function):
-    """A product with a small matrix, whose gradient sums over very many rows."""
+class _MatMul(torch.autograd.Function):
+    """Product of very many rows with a small matrix."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor) -> Tensor:
@@ -69,130 +69,122 @@ class _Tall(torch.autograd.Function):
         return _multiply(rows, matrix)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
         rows, matrix = ctx.saved_tensors
-        slope = slope.contiguous()
-        drows = _multiply(slope, matrix.T) if ctx.needs_input_grad[0] else None
-        parts = PARTS if len(rows) % PARTS == 0 else 1
-        x, y = (z.reshape(parts, -1, z.shape[1]) for z in (rows, slope))
+        grad = grad.contiguous()
+        drows = _multiply(grad, matrix.T) if ctx.needs_input_grad[0] else None
+        chunks = CHUNKS if len(rows) % CHUNKS == 0 else 1
+        x, y = (z.reshape(chunks, -1, z.shape[1]) for z in (rows, grad))
         dmatrix = torch.bmm(x.mT, y).sum(0, dtype=torch.float32)
         return drows, dmatrix.to(matrix.dtype)
 
 
-class _Overlap(torch.autograd.Function):
+class _Col2Im(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, patches: Tensor) -> Tensor:
         patches = patches.contiguous()
-        n, h, w, entries = patches.shape
-        colors = entries // SIDE**2
-        picture = patches.new_empty(n, STRIDE * h, STRIDE * w, colors)
-        grid = (n, triton.cdiv(picture[0].numel(), ENTRIES))
-        _add_patches[grid](*(patches, picture, h, w, colors, ENTRIES), num_warps=WARPS)
-        return picture
+        n, h, w, size = patches.shape
+        colors = size // KERNEL**2
+        image = patches.new_empty(n, STRIDE * h, STRIDE * w, colors)
+        grid = (n, triton.cdiv(image[0].numel(), ELEMENTS))
+        _col2im_kernel[grid](*(patches, image, h, w, colors, ELEMENTS), num_warps=WARPS)
+        return image
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        n, h, w, _ = slope.shape
-        return _gather(slope.contiguous()).reshape(n, h // STRIDE, w // STRIDE, -1)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        n, h, w, _ = grad.shape
+        return _im2col(grad.contiguous()).reshape(n, h // STRIDE, w // STRIDE, -1)
 
 
 def _multiply(
     rows: Float[Tensor, "r K"], matrix: Float[Tensor, "K C"]
 ) -> Float[Tensor, "r C"]:
-    """A product of very many rows with a small matrix."""
     rows = rows.contiguous()
     (count, depth), width = rows.shape, matrix.shape[1]
     out = rows.new_empty(count, width)
-    wide = min(WIDE, max(16, triton.next_power_of_2(width)))
-    grid = triton.cdiv(width, wide), triton.cdiv(count, TALL)
-    _multiply_rows[grid](
+    columns = min(MAX_COLUMNS, block_size(width))
+    grid = triton.cdiv(width, columns), triton.cdiv(count, ROWS)
+    _multiply_kernel[grid](
         *(rows, matrix, out, count, *matrix.stride(), depth, width),
-        *(TALL, DEEP, wide),
+        *(ROWS, DEPTH, columns),
         num_warps=8,
     )
     return out
 
 
-def _gather(picture: Float[Tensor, "n h w c"]) -> Float[Tensor, "r K"]:
-    """The patches of all pictures, one a row; beyond the edge everything is zero."""
-    n, h, w, colors = picture.shape
-    count, entries = (h // STRIDE) * (w // STRIDE), SIDE**2 * colors
-    rows = picture.new_empty(n * count, entries)
-    wide = triton.next_power_of_2(entries)
-    tall = max(1, ENTRIES // wide)
-    _gather_patches[(n, triton.cdiv(count, tall))](
-        *(picture, rows, h, w, colors, wide, tall), num_warps=WARPS
+def _im2col(image: Float[Tensor, "n h w c"]) -> Float[Tensor, "r K"]:
+    """Return one row per patch; pixels outside of the image are zero."""
+    n, h, w, colors = image.shape
+    patches, size = (h // STRIDE) * (w // STRIDE), KERNEL**2 * colors
+    rows = image.new_empty(n * patches, size)
+    columns = triton.next_power_of_2(size)
+    block_rows = max(1, ELEMENTS // columns)
+    _im2col_kernel[(n, triton.cdiv(patches, block_rows))](
+        *(image, rows, h, w, colors, columns, block_rows), num_warps=WARPS
     )
     return rows
 
 
 @triton.jit
 @no_type_check
-def _multiply_rows(
-    rows,
-    matrix,
-    out,
-    count,
-    deeper,
-    wider,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    TALL: tl.constexpr,
-    DEEP: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    row = tl.program_id(1).to(tl.int64) * TALL + tl.arange(0, TALL)[:, None]
-    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)[None, :]
-    sums = tl.zeros((TALL, WIDE), tl.float32)
-    for start in range(0, K, DEEP):
-        deep = start + tl.arange(0, DEEP)
-        left, right = deep[None, :], deep[:, None]
+def _multiply_kernel(
+    rows, matrix, out, count, row_stride, column_stride,
+    K: tl.constexpr, WIDTH: tl.constexpr,
+    R: tl.constexpr, DEPTH: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.program_id(0) * C + tl.arange(0, C)[None, :]
+    sums = tl.zeros((R, C), tl.float32)
+    for start in range(0, K, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        left, right = k[None, :], k[:, None]
         x = tl.load(rows + row * K + left, (row < count) & (left < K), 0.0)
-        at = matrix + right * deeper + col * wider
-        y = tl.load(at, (right < K) & (col < C), 0.0)
+        ptr = matrix + right * row_stride + col * column_stride
+        y = tl.load(ptr, (right < K) & (col < WIDTH), 0.0)
         sums = tl.dot(x, y, sums, input_precision="ieee")
-    inside = (row < count) & (col < C)
-    tl.store(out + row * C + col, sums.to(out.dtype.element_ty), inside)
+    mask = (row < count) & (col < WIDTH)
+    tl.store(out + row * WIDTH + col, sums.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
 @no_type_check
-def _gather_patches(
-    picture, rows, h, w, C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr
+def _im2col_kernel(
+    image, rows, h, w, COLORS: tl.constexpr, K: tl.constexpr, R: tl.constexpr
 ):
     n = tl.program_id(0).to(tl.int64)
-    count = (h // 2) * (w // 2)
-    row = tl.program_id(1) * TALL + tl.arange(0, TALL)[:, None]
-    entry = tl.arange(0, WIDE)[None, :]
-    y = 2 * (row // (w // 2)) - 1 + entry // (4 * C)
-    x = 2 * (row % (w // 2)) - 1 + (entry // C) % 4
-    known = (row < count) & (entry < 16 * C)
-    inside = known & (y >= 0) & (y < h) & (x >= 0) & (x < w)
-    picture += n * (h * w * C)
-    value = tl.load(picture + (y * w + x) * C + entry % C, inside, 0.0)
-    tl.store(rows + n * (count * 16 * C) + row * (16 * C) + entry, value, known)
+    patches = (h // 2) * (w // 2)
+    patch = tl.program_id(1) * R + tl.arange(0, R)[:, None]
+    k = tl.arange(0, K)[None, :]
+    y = 2 * (patch // (w // 2)) - 1 + k // (4 * COLORS)
+    x = 2 * (patch % (w // 2)) - 1 + (k // COLORS) % 4
+    valid = (patch < patches) & (k < 16 * COLORS)
+    inside = valid & (y >= 0) & (y < h) & (x >= 0) & (x < w)
+    image += n * (h * w * COLORS)
+    value = tl.load(image + (y * w + x) * COLORS + k % COLORS, inside, 0.0)
+    rows += n * (patches * 16 * COLORS)
+    tl.store(rows + patch * (16 * COLORS) + k, value, valid)
 
 
 @triton.jit
 @no_type_check
-def _add_patches(patches, picture, h, w, C: tl.constexpr, ENTRIES: tl.constexpr):
-    """Every pixel is in four patches: two above each other, two side by side."""
+def _col2im_kernel(patches, image, h, w, COLORS: tl.constexpr, N: tl.constexpr):
+    """Sum the patches of every pixel: two along each axis contain it."""
     n = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
-    known = at < 4 * h * w * C
-    color, pixel = at % C, at // C
+    offset = tl.program_id(1) * N + tl.arange(0, N)
+    valid = offset < 4 * h * w * COLORS
+    color, pixel = offset % COLORS, offset // COLORS
     x, y = pixel % (2 * w), pixel // (2 * w)
-    patches += n * (h * w * 16 * C)
-    value = tl.zeros((ENTRIES,), tl.float32)
+    patches += n * (h * w * 16 * COLORS)
+    value = tl.zeros((N,), tl.float32)
     for i in tl.static_range(2):
         tap_y = (y + 1) % 2 + 2 * i
-        from_y = (y + 1 - tap_y) // 2
-        right_y = known & (y + 1 >= tap_y) & (from_y < h)
+        patch_y = (y + 1 - tap_y) // 2
+        valid_y = valid & (y + 1 >= tap_y) & (patch_y < h)
         for j in tl.static_range(2):
             tap_x = (x + 1) % 2 + 2 * j
-            from_x = (x + 1 - tap_x) // 2
-            inside = right_y & (x + 1 >= tap_x) & (from_x < w)
-            entry = (from_y * w + from_x) * 16 + tap_y * 4 + tap_x
-            value += tl.load(patches + entry * C + color, inside, 0.0).to(tl.float32)
-    picture += n * (4 * h * w * C)
-    tl.store(picture + at, value.to(picture.dtype.element_ty), known)
+            patch_x = (x + 1 - tap_x) // 2
+            mask = valid_y & (x + 1 >= tap_x) & (patch_x < w)
+            k = (patch_y * w + patch_x) * 16 + tap_y * 4 + tap_x
+            value += tl.load(patches + k * COLORS + color, mask, 0.0).to(tl.float32)
+    image += n * (4 * h * w * COLORS)
+    tl.store(image + offset, value.to(image.dtype.element_ty), valid)

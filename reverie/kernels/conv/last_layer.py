@@ -1,10 +1,10 @@
 """The decoder's last layer together with its loss, as one kernel each way.
 
-The layer has few output channels on the largest map, so it is bound by memory. Forward,
-a program convolves some coarse pixels (see `phases.py`), compares them with the stored
-image, and keeps nothing but the slope of the error. Backward, a program gathers the
-slopes around its pixels once, and has from them both the gradient of the map and its
-share in the gradient of the kernel.
+The layer has few output channels on the largest map, so memory bandwidth limits it. In
+the forward pass, a program convolves some half-resolution pixels (`space_to_depth.py`),
+compares them with the stored image, and saves only the derivative of the error. In the
+backward pass, a program gathers the derivatives around its pixels once, and computes
+from them the gradient of the map and its part of the kernel's gradient.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import triton.language as tl
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.conv.space_to_depth import image_offset
+from reverie.kernels.launch import apply_autograd, block_size, num_programs
 from reverie.kernels.sums import sum_partials
 
-PHASED = 16
-"""Output channels: room for four phases of up to four colors."""
-CHANNELS = 128
-"""The most input channels that one program holds."""
+OUTPUTS = 16
+"""Output channels: four sub-pixels of up to four colors, zero-padded."""
+MAX_CHANNELS = 128
+"""Most input channels that one program holds."""
 ROWS = 128
-"""Coarse pixels of one tile."""
+"""Half-resolution pixels of one tile."""
 
 
-def is_small(channels: int, colors: int, dtype: torch.dtype) -> bool:
-    """Whether these kernels take the layer. Their products are in half precision."""
+def is_supported(channels: int, colors: int, dtype: torch.dtype) -> bool:
+    """True if these kernels can compute the layer; they multiply in half precision."""
     half = dtype in (torch.bfloat16, torch.float16)
-    return half and channels <= CHANNELS and 4 * colors <= PHASED
+    return half and channels <= MAX_CHANNELS and 4 * colors <= OUTPUTS
 
 
 def last_layer_loss(
@@ -40,11 +41,11 @@ def last_layer_loss(
     bias: Float[Tensor, " C"],
     target: UInt8[Tensor, "n H W C"],
 ) -> Float[Tensor, " n"]:
-    """The squared error of every image, whose pixels are sigmoids of the layer."""
-    return apply_autograd(_LastLayer, x, kernel, bias, target)
+    """Return the squared error of every image, predicted as sigmoids of the layer."""
+    return apply_autograd(_LastLayerLoss, x, kernel, bias, target)
 
 
-class _LastLayer(torch.autograd.Function):
+class _LastLayerLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, target: Tensor
@@ -55,22 +56,11 @@ class _LastLayer(torch.autograd.Function):
         tiles = triton.cdiv(h * w, ROWS)
         loss = torch.zeros(n, tiles, device=x.device)
         keep = any(ctx.needs_input_grad)
-        slope = x.new_empty(n, h, w, PHASED) if keep else None
+        slope = x.new_empty(n, h, w, OUTPUTS) if keep else None
         if n:
-            _last_layer_forward[(n, tiles)](
-                *(
-                    x,
-                    matrix,
-                    bias,
-                    target,
-                    loss,
-                    slope,
-                    h,
-                    w,
-                    channels,
-                    *target.shape[1:],
-                ),
-                *(ROWS, _wide(channels), PHASED),
+            _forward[(n, tiles)](
+                *(x, matrix, bias, target, loss, slope, h, w, channels),
+                *(*target.shape[1:], ROWS, block_size(channels), OUTPUTS),
                 num_warps=4,
                 num_stages=1,
             )
@@ -81,46 +71,30 @@ class _LastLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, bias, slope = ctx.saved_tensors
         n, h, w, channels = x.shape
-        wide, tiles = _wide(channels), n * triton.cdiv(h * w, ROWS)
-        count = num_programs(x.device, tiles, per_sm=2 if wide <= 64 else 1)
+        columns, tiles = block_size(channels), n * triton.cdiv(h * w, ROWS)
+        programs = num_programs(x.device, tiles, per_sm=2 if columns <= 64 else 1)
         dx = torch.empty_like(x)
-        dmatrix = torch.empty(count, 9, PHASED, channels, device=x.device)
-        partial = torch.empty(count, PHASED, device=x.device)
-        _last_layer_backward[(count,)](
+        dmatrix = torch.empty(programs, 9, OUTPUTS, channels, device=x.device)
+        partial = torch.empty(programs, OUTPUTS, device=x.device)
+        _backward[(programs,)](
             *(x, matrix, slope, grad.contiguous(), dx, dmatrix, partial),
-            *(tiles, h, w, channels, triton.cdiv(tiles, count)),
-            *(ROWS, wide, PHASED),
-            num_warps=4 if wide <= 32 else 8,
+            *(tiles, h, w, channels, triton.cdiv(tiles, programs)),
+            *(ROWS, columns, OUTPUTS),
+            num_warps=4 if columns <= 32 else 8,
             num_stages=1,
         )
-        dkernel = sum_partials(dmatrix).view(3, 3, PHASED, channels).permute(2, 3, 0, 1)
+        dkernel = sum_partials(dmatrix).view(3, 3, OUTPUTS, channels)
         dbias = sum_partials(partial)[: 4 * len(bias)].view(4, -1).sum(0)
-        return dx, dkernel.to(x.dtype), dbias.to(bias.dtype), None
-
-
-def _wide(channels: int) -> int:
-    return max(16, int(triton.next_power_of_2(channels)))
+        dkernel = dkernel.permute(2, 3, 0, 1).to(x.dtype)
+        return dx, dkernel, dbias.to(bias.dtype), None
 
 
 @triton.jit
 @no_type_check
-def _last_layer_forward(
-    x,
-    matrix,
-    bias,
-    target,
-    loss,
-    slope,
-    h,
-    w,
-    channels,
-    height,
-    width,
-    colors,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    J: tl.constexpr,
-):
+def _forward(
+    x, matrix, bias, target, loss, slope, h, w, channels, height, width, colors,
+    R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * R + tl.arange(0, R)[:, None]
     y, z = pixel // w, pixel % w
@@ -132,86 +106,72 @@ def _last_layer_forward(
         dy, dz = tap // 3 - 1, tap % 3 - 1
         inside = (y + dy >= 0) & (y + dy < h) & (z + dz >= 0) & (z + dz < w)
         inside = inside & (col[None, :] < channels)
-        place = (pixel + dy * w + dz) * channels + col[None, :]
-        near = tl.load(x + place, inside, 0.0)
+        offset = (pixel + dy * w + dz) * channels + col[None, :]
+        neighbour = tl.load(x + offset, inside, 0.0)
         entry = (j * 9 + tap) * channels + col[:, None]
-        v = tl.dot(near, tl.load(matrix + entry, col[:, None] < channels, 0.0), v)
-    phase, color = j // colors, j % colors
-    v += tl.load(bias + color, phase < 4, 0.0).to(tl.float32)
-    y, z = y * 2 + phase // 2, z * 2 + phase % 2
-    inside = (pixel < h * w) & (phase < 4) & (y < height) & (z < width)
-    target += image * height * width * colors
-    true = tl.load(target + (y * width + z) * colors + color, inside, 0)
-    guess = tl.sigmoid(v)
-    error = tl.where(inside, guess - true.to(tl.float32) / 255, 0.0)
+        weight = tl.load(matrix + entry, col[:, None] < channels, 0.0)
+        v = tl.dot(neighbour, weight, v)
+    sub, color = j // colors, j % colors
+    v += tl.load(bias + color, sub < 4, 0.0).to(tl.float32)
+    offset, mask = image_offset(pixel, sub, color, w, height, width, colors)
+    mask = mask & (pixel < h * w)
+    true = tl.load(target + image * height * width * colors + offset, mask, 0)
+    pred = tl.sigmoid(v)
+    error = tl.where(mask, pred - true.to(tl.float32) / 255, 0.0)
     tl.store(
         loss + image * tl.num_programs(1) + tl.program_id(1), tl.sum(error * error)
     )
     if slope is not None:
-        place = (image * h * w + pixel) * J + j
-        tl.store(slope + place, 2 * error * guess * (1 - guess), pixel < h * w)
+        offset = (image * h * w + pixel) * J + j
+        tl.store(slope + offset, 2 * error * pred * (1 - pred), pixel < h * w)
 
 
 @triton.jit
 @no_type_check
-def _slopes(slope, scale, pixel, tap, j, h, w, J: tl.constexpr):
-    """The slope of output `j` of the pixel that sees this one through a tap."""
+def _load_slopes(slope, scale, pixel, tap, j, h, w, J: tl.constexpr):
+    """Load the derivative of output `j` of the pixel that sees this one by a tap."""
     y, x = pixel // w - (tap // 3 - 1), pixel % w - (tap % 3 - 1)
-    inside = (pixel < h * w) & (y >= 0) & (y < h) & (x >= 0) & (x < w) & (tap < 9)
-    value = tl.load(slope + (y * w + x) * J + j, inside, 0.0).to(tl.float32)
+    mask = (pixel < h * w) & (y >= 0) & (y < h) & (x >= 0) & (x < w) & (tap < 9)
+    value = tl.load(slope + (y * w + x) * J + j, mask, 0.0).to(tl.float32)
     return (value * scale).to(slope.dtype.element_ty)
 
 
 @triton.jit
 @no_type_check
-def _last_layer_backward(
-    x,
-    matrix,
-    slope,
-    grad,
-    dx,
-    dmatrix,
-    partial,
-    tiles,
-    h,
-    w,
-    channels,
-    STEPS: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    J: tl.constexpr,
-):
-    """Eight taps side by side make one product, the ninth another."""
+def _backward(
+    x, matrix, slope, grad, dx, dmatrix, partial, tiles, h, w, channels,
+    STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """Eight taps side by side are one product, the ninth is another."""
     col = tl.arange(0, C)[None, :]
-    k = tl.arange(0, 8 * J)
-    j = tl.arange(0, J)
-    known = col < channels
+    k, j = tl.arange(0, 8 * J), tl.arange(0, J)
+    valid = col < channels
     entry = ((k % J) * 9 + k // J)[:, None] * channels + col
-    most = tl.load(matrix + entry, known, 0.0)
-    rest = tl.load(matrix + (j * 9 + 8)[:, None] * channels + col, known, 0.0)
-    dmost = tl.zeros((8 * J, C), tl.float32)
-    drest = tl.zeros((J, C), tl.float32)
-    sums = tl.zeros((8 * J,), tl.float32)
-    each = tl.cdiv(h * w, R)
+    eight = tl.load(matrix + entry, valid, 0.0)
+    ninth = tl.load(matrix + (j * 9 + 8)[:, None] * channels + col, valid, 0.0)
+    sum_eight = tl.zeros((8 * J, C), tl.float32)
+    sum_ninth = tl.zeros((J, C), tl.float32)
+    dbias = tl.zeros((8 * J,), tl.float32)
+    tiles_per_image = tl.cdiv(h * w, R)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
-        image = (tile // each).to(tl.int64)
-        pixel = tile % each * R + tl.arange(0, R)[:, None]
-        pixel = tl.where(tile < tiles, pixel, h * w)  # past the end, there are none
+        image = (tile // tiles_per_image).to(tl.int64)
+        pixel = tile % tiles_per_image * R + tl.arange(0, R)[:, None]
+        pixel = tl.where(tile < tiles, pixel, h * w)  # past the last tile: none
         scale = tl.load(grad + image, tile < tiles, 0.0)
-        here = slope + image * h * w * J
-        g = _slopes(here, scale, pixel, (k // J)[None, :], (k % J)[None, :], h, w, J)
-        g8 = _slopes(here, scale, pixel, 8, j[None, :], h, w, J)
-        sums += tl.sum(g.to(tl.float32), 0)
-        place = (image * h * w + pixel) * channels + col
-        inside = (pixel < h * w) & known
-        v = tl.load(x + place, inside, 0.0)
-        dmost = tl.dot(tl.trans(g), v, dmost)
-        drest = tl.dot(tl.trans(g8), v, drest)
-        dv = tl.dot(g8, rest, tl.dot(g, most))
-        tl.store(dx + place, dv, inside)
-    here = dmatrix + tl.program_id(0) * 9 * J * channels
-    tl.store(here + k[:, None] * channels + col, dmost, known)
-    tl.store(here + (8 * J + j)[:, None] * channels + col, drest, known)
-    # only the tap in the middle sees every pixel once
-    tl.store(partial + tl.program_id(0) * J + k % J, sums, k // J == 4)
+        ptr = slope + image * h * w * J
+        tap, output = (k // J)[None, :], (k % J)[None, :]
+        g = _load_slopes(ptr, scale, pixel, tap, output, h, w, J)
+        g9 = _load_slopes(ptr, scale, pixel, 8, j[None, :], h, w, J)
+        dbias += tl.sum(g.to(tl.float32), 0)
+        offset = (image * h * w + pixel) * channels + col
+        mask = (pixel < h * w) & valid
+        v = tl.load(x + offset, mask, 0.0)
+        sum_eight = tl.dot(tl.trans(g), v, sum_eight)
+        sum_ninth = tl.dot(tl.trans(g9), v, sum_ninth)
+        tl.store(dx + offset, tl.dot(g9, ninth, tl.dot(g, eight)), mask)
+    ptr = dmatrix + tl.program_id(0) * 9 * J * channels
+    tl.store(ptr + k[:, None] * channels + col, sum_eight, valid)
+    tl.store(ptr + (8 * J + j)[:, None] * channels + col, sum_ninth, valid)
+    # only the center tap sees every pixel exactly once
+    tl.store(partial + tl.program_id(0) * J + k % J, dbias, k // J == 4)

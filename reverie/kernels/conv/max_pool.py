@@ -1,9 +1,8 @@
-"""Pool, bias, norm and activation in one pass over what a convolution computes.
+"""2 x 2 max pool, bias, RMS norm and SiLU in one pass over a convolution's output.
 
-The input is the fine map, or its phases (see `phases.py`); the output is left in the
-layout that the next convolution reads. What is kept for the backward pass is the pooled
-map and which of the four phases won; where phases are equal, the first one wins, as in
-the plain part.
+Input and output are full-resolution maps or space-to-depth maps (`space_to_depth.py`).
+The pooled map and the position of each maximum are saved for the backward pass. Of
+equal values, the first one is the maximum, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +15,14 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import apply_autograd, num_programs
+from reverie.kernels.conv.space_to_depth import space_to_depth_index
+from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.norm.rms_norm import (
+    load_columns,
+    norm_rows,
+    norm_rows_backward,
+    store_column_sums,
+)
 from reverie.kernels.sums import sum_partials
 
 
@@ -26,15 +32,17 @@ def max_pool_rms_norm_silu(
     eps: float,
     bias: Float[Tensor, " C"],
     *,
-    from_phases: bool,
-    to_phases: bool,
+    from_depth: bool,
+    to_depth: bool,
 ) -> Float[Tensor, "b h2 w2 c2"]:
-    """The largest of every 2 by 2 pixels, plus bias, normalized and activated."""
-    flags = from_phases, to_phases
-    return apply_autograd(_PoolNormAct, x, scale, bias, eps, *flags)
+    """Return `silu(rms_norm(max_pool(x) + bias) * scale)`.
+
+    `from_depth` and `to_depth` say whether input and output are space-to-depth maps.
+    """
+    return apply_autograd(_MaxPool, x, scale, bias, eps, from_depth, to_depth)
 
 
-class _PoolNormAct(torch.autograd.Function):
+class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -42,174 +50,151 @@ class _PoolNormAct(torch.autograd.Function):
         scale: Tensor,
         bias: Tensor,
         eps: float,
-        from_phases: bool,
-        to_phases: bool,
+        from_depth: bool,
+        to_depth: bool,
     ) -> Tensor:
         x, channels = x.contiguous(), len(scale)
         b, h, w, _ = x.shape
-        if not from_phases:
+        if not from_depth:
             h, w = h // 2, w // 2
         y = x.new_empty(b, h, w, channels)
-        keep = any(ctx.needs_input_grad)
-        pooled = torch.empty_like(y) if keep else None
-        winner = torch.empty_like(y, dtype=torch.uint8) if keep else None
-        rows, (tall, wide, warps) = b * h * w, _tile(channels)
+        pooled, argmax = empty_pooled(ctx, y)
+        rows, (block_rows, columns, warps) = b * h * w, _tile(channels)
         if rows:
-            _pool_forward[(triton.cdiv(rows, tall),)](
-                *(x, bias, scale, y, pooled, winner, rows, w, channels, eps),
-                *(from_phases, to_phases, tall, wide),
+            _forward[(triton.cdiv(rows, block_rows),)](
+                *(x, bias, scale, y, pooled, argmax, rows, w, channels, eps),
+                *(from_depth, to_depth, block_rows, columns),
                 num_warps=warps,
             )
-        ctx.save_for_backward(pooled, winner, scale, bias)
-        ctx.settings = eps, from_phases, to_phases
-        if to_phases:
-            return y.view(b, h // 2, w // 2, 4 * channels)
-        return y
+        ctx.save_for_backward(pooled, argmax, scale, bias)
+        ctx.settings = eps, from_depth, to_depth
+        return y.view(b, h // 2, w // 2, -1) if to_depth else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        pooled, winner, scale, bias = ctx.saved_tensors
-        eps, from_phases, to_phases = ctx.settings
+        pooled, argmax, scale, bias = ctx.saved_tensors
+        eps, from_depth, to_depth = ctx.settings
         b, h, w, channels = pooled.shape
-        shape = (b, h, w, 4 * channels) if from_phases else (b, 2 * h, 2 * w, channels)
+        shape = (b, h, w, 4 * channels) if from_depth else (b, 2 * h, 2 * w, channels)
         dx = pooled.new_empty(shape)
-        rows, (tall, wide, warps) = b * h * w, _tile(channels)
-        tiles = triton.cdiv(rows, tall)
-        count = num_programs(dx.device, tiles, per_sm=8)
-        partial = torch.empty(count, 2, channels, device=dx.device)
-        _pool_backward[(count,)](
-            *(pooled, winner, bias, scale, grad.contiguous(), dx, partial),
-            *(rows, w, channels, eps, triton.cdiv(tiles, count)),
-            *(from_phases, to_phases, tall, wide),
+        rows, (block_rows, columns, warps) = b * h * w, _tile(channels)
+        tiles = triton.cdiv(rows, block_rows)
+        programs = num_programs(dx.device, tiles, per_sm=8)
+        partial = torch.empty(programs, 2, channels, device=dx.device)
+        _backward[(programs,)](
+            *(pooled, argmax, bias, scale, grad.contiguous(), dx, partial),
+            *(rows, w, channels, eps, triton.cdiv(tiles, programs)),
+            *(from_depth, to_depth, block_rows, columns),
             num_warps=warps,
         )
         dscale, dbias = sum_partials(partial)
         return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), None, None, None
 
 
+def empty_pooled(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return empty tensors for maxima and argmax; None if no gradient is needed."""
+    if not any(ctx.needs_input_grad):
+        return None, None
+    return torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
+
+
 def _tile(channels: int) -> tuple[int, int, int]:
-    """Rows and columns of one program's tile, and its warps."""
-    wide = max(16, triton.next_power_of_2(channels))
-    return max(1, 1024 // wide), wide, max(4, wide // 512)
+    """Return rows and columns of a program's tile, and its number of warps."""
+    columns = block_size(channels)
+    return max(1, 1024 // columns), columns, max(4, columns // 512)
 
 
 @triton.jit
 @no_type_check
-def _fine(row, width, channels):
-    """Where the first of a coarse pixel's four fine ones lies in a fine map."""
-    return (row // width * (4 * width) + row % width * 2).to(tl.int64) * channels
+def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
+    """Return the offset of a block's first pixel, and from there to its lower row."""
+    if FROM_DEPTH:
+        return row.to(tl.int64) * (4 * channels) + col, 2 * channels
+    else:
+        first = (row // width * (4 * width) + row % width * 2).to(tl.int64) * channels
+        return first + col, 2 * width * channels
 
 
 @triton.jit
 @no_type_check
-def _folded(row, width, channels):
-    """Where a pixel lies in the map that is twice as coarse, among its phases."""
-    y, x = row // width, row % width
-    place = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
-    return place.to(tl.int64) * channels
+def output_offset(row, width, channels, TO_DEPTH: tl.constexpr):
+    """Return the offset of a pixel's channels in the output."""
+    if TO_DEPTH:
+        row = space_to_depth_index(row, width)
+    return row.to(tl.int64) * channels
 
 
 @triton.jit
 @no_type_check
-def _pool_forward(
-    x,
-    bias,
-    scale,
-    y,
-    pooled,
-    winner,
-    rows,
-    width,
-    channels,
-    eps,
-    FROM_PHASES: tl.constexpr,
-    TO_PHASES: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
+def _forward(
+    x, bias, scale, y, pooled, argmax, rows, width, channels, eps,
+    FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    inside = (row < rows) & (col < channels)
-    place = row.to(tl.int64) * channels + col
-    if FROM_PHASES:
-        source, below = row.to(tl.int64) * (4 * channels) + col, 2 * channels
-    else:
-        source, below = _fine(row, width, channels) + col, 2 * width * channels
-    first = tl.load(x + source, inside, 0.0)
-    second = tl.load(x + source + channels, inside, 0.0)
-    third = tl.load(x + source + below, inside, 0.0)
-    fourth = tl.load(x + source + below + channels, inside, 0.0)
+    mask = (row < rows) & (col < channels)
+    offset = row.to(tl.int64) * channels + col
+    source, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
+    first = tl.load(x + source, mask, 0.0)
+    second = tl.load(x + source + channels, mask, 0.0)
+    third = tl.load(x + source + below, mask, 0.0)
+    fourth = tl.load(x + source + below + channels, mask, 0.0)
     upper = tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
     lower = tl.maximum(third, fourth, propagate_nan=tl.PropagateNan.ALL)
     best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
     if pooled is not None:
-        tl.store(pooled + place, best, inside)
-        phase = tl.where(best == third, 2, 3)
-        phase = tl.where(best == second, 1, phase)
-        phase = tl.where(best == first, 0, phase)
-        tl.store(winner + place, phase.to(tl.uint8), inside)
-    v = best.to(tl.float32) + tl.load(bias + col, col < channels, 0.0).to(tl.float32)
-    root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
-    z = v * root * tl.load(scale + col, col < channels, 0.0).to(tl.float32)
-    if TO_PHASES:
-        place = _folded(row, width, channels) + col
-    tl.store(y + place, z * tl.sigmoid(z), inside)
+        tl.store(pooled + offset, best, mask)
+        index = tl.where(best == third, 2, 3)
+        index = tl.where(best == second, 1, index)
+        index = tl.where(best == first, 0, index)
+        tl.store(argmax + offset, index.to(tl.uint8), mask)
+    v = best.to(tl.float32) + load_columns(bias, col, channels)
+    out = norm_rows(v, load_columns(scale, col, channels), channels, eps)
+    target = output_offset(row, width, channels, TO_DEPTH) + col
+    tl.store(y + target, out, mask)
 
 
 @triton.jit
 @no_type_check
-def _pool_backward(
-    pooled,
-    winner,
-    bias,
-    scale,
-    dy,
-    dx,
-    partial,
-    rows,
-    width,
-    channels,
-    eps,
-    STEPS: tl.constexpr,
-    FROM_PHASES: tl.constexpr,
-    TO_PHASES: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
+def load_pooled(
+    pooled, argmax, dy, shift, row, col, rows, width, channels, TO_DEPTH: tl.constexpr
 ):
+    """Load pooled values plus bias, their argmax, and the gradient of the output."""
+    mask = (row < rows) & (col < channels)
+    offset = row.to(tl.int64) * channels + col
+    v = tl.load(pooled + offset, mask, 0.0).to(tl.float32) + shift
+    index = tl.load(argmax + offset, mask, 0)
+    source = output_offset(row, width, channels, TO_DEPTH) + col
+    return v, index, tl.load(dy + source, mask, 0.0).to(tl.float32), mask
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    pooled, argmax, bias, scale, dy, dx, partial, rows, width, channels, eps,
+    STEPS: tl.constexpr, FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     col = tl.arange(0, C)[None, :]
-    gain = tl.load(scale + col, col < channels, 0.0).to(tl.float32)
-    shift = tl.load(bias + col, col < channels, 0.0).to(tl.float32)
-    dgain = tl.zeros((R, C), tl.float32)
-    dshift = tl.zeros((R, C), tl.float32)
+    gain = load_columns(scale, col, channels)
+    shift = load_columns(bias, col, channels)
+    dscale = tl.zeros((R, C), tl.float32)
+    dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
-        inside = (row < rows) & (col < channels)
-        place = row.to(tl.int64) * channels + col
-        v = tl.load(pooled + place, inside, 0.0).to(tl.float32) + shift
-        phase = tl.load(winner + place, inside, 0)
-        if TO_PHASES:
-            place = _folded(row, width, channels) + col
-        dv = tl.load(dy + place, inside, 0.0).to(tl.float32)
-        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / channels + eps)
-        v *= root
-        z = v * gain
-        open = tl.sigmoid(z)
-        dv *= open * (1 + z * (1 - open))
-        dgain += dv * v
-        dv *= gain
-        dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / channels)) * root
+        v, index, dv, mask = load_pooled(
+            pooled, argmax, dy, shift, row, col, rows, width, channels, TO_DEPTH
+        )
+        dv, dgain = norm_rows_backward(v, dv, gain, channels, eps)
+        dscale += dgain
         dv = tl.where(row < rows, dv, 0.0)
-        dshift += dv
-        if FROM_PHASES:
-            target, below = row.to(tl.int64) * (4 * channels) + col, 2 * channels
-        else:
-            target, below = _fine(row, width, channels) + col, 2 * width * channels
-        tl.store(dx + target, tl.where(phase == 0, dv, 0.0), inside)
-        tl.store(dx + target + channels, tl.where(phase == 1, dv, 0.0), inside)
+        dbias += dv
+        target, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
+        tl.store(dx + target, tl.where(index == 0, dv, 0.0), mask)
+        tl.store(dx + target + channels, tl.where(index == 1, dv, 0.0), mask)
         target += below
-        tl.store(dx + target, tl.where(phase == 2, dv, 0.0), inside)
-        tl.store(dx + target + channels, tl.where(phase == 3, dv, 0.0), inside)
-    here = partial + tl.program_id(0) * 2 * channels + tl.arange(0, C)
-    tl.store(here, tl.sum(dgain, 0), tl.arange(0, C) < channels)
-    tl.store(here + channels, tl.sum(dshift, 0), tl.arange(0, C) < channels)
+        tl.store(dx + target, tl.where(index == 2, dv, 0.0), mask)
+        tl.store(dx + target + channels, tl.where(index == 3, dv, 0.0), mask)
+    store_column_sums(partial, dscale, dbias, channels, C)

@@ -1,15 +1,15 @@
-"""A 5x5 convolution on a fine grid as a 3x3 convolution on the coarse one.
+"""5x5 convolutions computed as 3x3 convolutions at half the resolution.
 
-Every coarse pixel holds four fine ones, its phases, numbered left to right and top to
-bottom. Channels of a coarse map are ordered phase first, then the fine map's channels.
-Along one axis, tap y of a 5-tap kernel takes output phase p from input phase q of the
-coarse neighbour a, where `y + p = 2 a + q`. So the four phases of the output need one
-coarse 3x3 kernel each, and:
+Space-to-depth moves each 2 x 2 block of pixels into the channels of one pixel at half
+the resolution. Its four sub-pixels are numbered left to right and top to bottom; the
+channels are ordered by sub-pixel first, then by channel. Along one axis, tap y of a
+5-tap kernel connects output sub-pixel p to input sub-pixel q of the neighbour a, where
+`y + p = 2 a + q`. So each output sub-pixel has its own 3x3 kernel:
 
-- if the input is a fine map too, folded into phases (an encoder's layer, whose max-pool
-  then takes the largest phase), each of its entries is one tap or zero;
-- if the input is a coarse map, repeated to the fine grid (a decoder's layer), the taps
-  that meet the same coarse pixel add up.
+- if the input is a space-to-depth map too (an encoder layer, whose max pool then takes
+  the largest sub-pixel), each of its weights is one tap or zero;
+- if the input is a map at half the resolution, upsampled by repeating pixels (a decoder
+  layer), the taps that see the same input pixel are added.
 
 Gradients reach the 5x5 weight, which is what is trained and saved.
 """
@@ -26,111 +26,125 @@ from torch import Tensor
 
 from reverie.kernels.launch import apply_autograd
 
-SIDE = 5
-"""The kernel that this works for."""
+KERNEL = 5
+"""The supported kernel size."""
 BLOCK = 1024
 
 
-def phase_kernel(
+def space_to_depth_kernel(
     weight: Float[Tensor, "o i 5 5"], units: int, inputs: int
 ) -> Float[Tensor, "{units} {inputs} 3 3"]:
-    """From phases to phases; `units` and `inputs` may be padded with zeros."""
-    return apply_autograd(_Coarse, weight, units, inputs, True)
+    """Return the kernel between two space-to-depth maps.
+
+    `units` and `inputs` are its channel counts, which may include zero padding.
+    """
+    return apply_autograd(_HalfResolution, weight, units, inputs, False)
 
 
-def upsampled_kernel(
+def upsample_kernel(
     weight: Float[Tensor, "o i 5 5"], units: int
 ) -> Float[Tensor, "{units} i 3 3"]:
-    """From a coarse map to phases; `units` may be padded with zeros."""
-    return apply_autograd(_Coarse, weight, units, weight.shape[1], False)
+    """Return the kernel that upsamples, convolves, and gives a space-to-depth map.
+
+    `units` is its number of output channels, which may include zero padding.
+    """
+    return apply_autograd(_HalfResolution, weight, units, weight.shape[1], True)
 
 
-class _Coarse(torch.autograd.Function):
+class _HalfResolution(torch.autograd.Function):
+    """A 3x3 kernel from a 5x5 kernel; inputs are upsampled or space-to-depth maps."""
+
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, units: int, inputs: int, phased: bool
+        ctx: Any, weight: Tensor, units: int, inputs: int, upsample: bool
     ) -> Tensor:
-        ctx.shape, ctx.phased = weight.shape, phased
+        ctx.shape, ctx.upsample = weight.shape, upsample
         taps = weight.permute(0, 2, 3, 1).contiguous()  # (o, 5, 5, i)
-        coarse = taps.new_empty(units, 3, 3, inputs)
-        grid = (triton.cdiv(coarse.numel(), BLOCK),)
-        _gather[grid](
-            *(taps, coarse, coarse.numel(), *weight.shape[:2], inputs, phased, BLOCK)
+        kernel = taps.new_empty(units, 3, 3, inputs)
+        grid = (triton.cdiv(kernel.numel(), BLOCK),)
+        _forward[grid](
+            *(taps, kernel, kernel.numel(), *weight.shape[:2], inputs, upsample, BLOCK)
         )
-        return coarse.permute(0, 3, 1, 2)
+        return kernel.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        coarse = grad.permute(0, 2, 3, 1).contiguous()
+        grad = grad.permute(0, 2, 3, 1).contiguous()
         units, inputs, _, _ = ctx.shape
-        taps = coarse.new_empty(units, SIDE, SIDE, inputs)
+        taps = grad.new_empty(units, KERNEL, KERNEL, inputs)
         grid = (triton.cdiv(taps.numel(), BLOCK),)
-        _scatter[grid](
-            *(coarse, taps, taps.numel(), units, inputs),
-            *(coarse.shape[-1], ctx.phased, BLOCK),
+        _backward[grid](
+            *(grad, taps, taps.numel(), units, inputs),
+            *(grad.shape[-1], ctx.upsample, BLOCK),
         )
         return taps.permute(0, 3, 1, 2), None, None, None
 
 
 @triton.jit
 @no_type_check
-def _gather(
-    taps,
-    coarse,
-    size,
-    units,
-    channels,
-    inputs,
-    PHASED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Every coarse entry from its taps."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = place % inputs
-    a, b = place // inputs // 3 % 3, place // inputs % 3
-    unit = place // inputs // 9
-    phase = unit // units
-    y, x = 2 * a - phase // 2, 2 * b - phase % 2
+def _forward(
+    taps, kernel, size, units, channels, inputs,
+    UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute every weight of the 3x3 kernel from its taps."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = index % inputs
+    a, b = index // inputs // 3 % 3, index // inputs % 3
+    unit = index // inputs // 9
+    sub = unit // units  # sub-pixel of the output
+    y, x = 2 * a - sub // 2, 2 * b - sub % 2
     source = unit % units * 25
-    inside = (place < size) & (phase < 4)
-    if PHASED:
-        side = channel // channels
-        y, x = y + side // 2, x + side % 2
-        inside = inside & (side < 4) & (y >= 0) & (y < 5) & (x >= 0) & (x < 5)
-        source = (source + y * 5 + x) * channels + channel % channels
-        value = tl.load(taps + source, inside, 0.0)
-    else:
+    mask = (index < size) & (sub < 4)
+    if UPSAMPLE:
         value = tl.zeros((BLOCK,), tl.float32)
-        for side in tl.static_range(4):
-            u, v = y + side // 2, x + side % 2
-            hit = inside & (u >= 0) & (u < 5) & (v >= 0) & (v < 5)
-            entry = (source + u * 5 + v) * channels + channel
-            value += tl.load(taps + entry, hit, 0.0)
-    tl.store(coarse + place, value, place < size)
+        for q in tl.static_range(4):
+            u, v = y + q // 2, x + q % 2
+            inside = mask & (u >= 0) & (u < 5) & (v >= 0) & (v < 5)
+            tap = (source + u * 5 + v) * channels + channel
+            value += tl.load(taps + tap, inside, 0.0)
+    else:
+        q = channel // channels  # sub-pixel of the input
+        y, x = y + q // 2, x + q % 2
+        mask = mask & (q < 4) & (y >= 0) & (y < 5) & (x >= 0) & (x < 5)
+        source = (source + y * 5 + x) * channels + channel % channels
+        value = tl.load(taps + source, mask, 0.0)
+    tl.store(kernel + index, value, index < size)
 
 
 @triton.jit
 @no_type_check
-def _scatter(
-    coarse,
-    taps,
-    size,
-    units,
-    channels,
-    inputs,
-    PHASED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Every tap's gradient from the four phases that it serves."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = place % channels
-    y, x = place // channels // 5 % 5, place // channels % 5
-    unit = place // channels // 25
+def _backward(
+    kernel, taps, size, units, channels, inputs,
+    UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient of every tap over the four output sub-pixels that use it."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = index % channels
+    y, x = index // channels // 5 % 5, index // channels % 5
+    unit = index // channels // 25
     value = tl.zeros((BLOCK,), tl.float32)
-    for phase in tl.static_range(4):
-        u, v = y + phase // 2, x + phase % 2
-        entry = ((phase * units + unit) * 9 + u // 2 * 3 + v // 2) * inputs + channel
-        if PHASED:
+    for sub in tl.static_range(4):
+        u, v = y + sub // 2, x + sub % 2
+        entry = ((sub * units + unit) * 9 + u // 2 * 3 + v // 2) * inputs + channel
+        if not UPSAMPLE:
             entry += (u % 2 * 2 + v % 2) * channels
-        value += tl.load(coarse + entry, place < size, 0.0)
-    tl.store(taps + place, value, place < size)
+        value += tl.load(kernel + entry, index < size, 0.0)
+    tl.store(taps + index, value, index < size)
+
+
+@triton.jit
+@no_type_check
+def space_to_depth_index(pixel, width):
+    """Return the index of a pixel among the sub-pixels of the space-to-depth map."""
+    y, x = pixel // width, pixel % width
+    return (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+
+
+@triton.jit
+@no_type_check
+def image_offset(pixel, sub, color, map_width, height, width, colors):
+    """Return the offset of a sub-pixel's color in an image, and if it is inside."""
+    y = pixel // map_width * 2 + sub // 2
+    x = pixel % map_width * 2 + sub % 2
+    inside = (sub < 4) & (y < height) & (x < width)
+    return (y * width + x) * colors + color, inside

@@ -1,8 +1,8 @@
-"""Bias, RMS norm and SiLU in one pass over the rows: what follows nearly every layer.
+"""RMS norm with SiLU in one pass, with the bias before it: what follows most layers.
 
-Forward reads the product of a layer once and writes the activation once. Backward needs
-nothing but that product: it computes the norm again, and gathers the gradients of scale
-and bias as one partial sum per program, which are then added in a fixed order.
+The forward pass reads the product of a layer once and writes the activation once. The
+backward pass needs only that product: it computes the norm again. Every program writes
+partial gradients of scale and bias, which are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.kernels.launch import apply_autograd, can_launch, num_programs
+from reverie.kernels.launch import apply_autograd, block_size, can_launch, num_programs
 from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
 
-WIDEST = 8192
-"""The most channels that one program holds."""
+MAX_WIDTH = 8192
+"""Most channels that one program holds."""
 
 
 def rms_norm_silu(
@@ -30,9 +30,9 @@ def rms_norm_silu(
     eps: float,
     bias: Float[Tensor, " F"] | None = None,
 ) -> Float[Tensor, "*b F"]:
-    """`silu(rms_norm(x + bias) * scale)`, in float32 inside."""
+    """Return `silu(rms_norm(x + bias) * scale)`, computed in float32."""
     rows = x.reshape(-1, x.shape[-1])
-    return apply_autograd(_NormAct, rows, scale, bias, eps, 0, 1).reshape(x.shape)
+    return apply_autograd(_RMSNormSiLU, rows, scale, bias, eps, 0, 1).reshape(x.shape)
 
 
 def rms_norm_silu_depth_to_space(
@@ -41,10 +41,10 @@ def rms_norm_silu_depth_to_space(
     eps: float,
     bias: Float[Tensor, " C"],
 ) -> Float[Tensor, "b h2 w2 C"]:
-    """Apply `rms_norm_silu` to four phases per pixel; return the map twice as fine."""
+    """Apply `rms_norm_silu` to every sub-pixel; return the full-resolution map."""
     b, h, w, _ = x.shape
     rows = x.reshape(-1, len(scale))
-    y = apply_autograd(_NormAct, rows, scale, bias, eps, w, 1)
+    y = apply_autograd(_RMSNormSiLU, rows, scale, bias, eps, w, 1)
     return y.view(b, 2 * h, 2 * w, -1)
 
 
@@ -54,25 +54,25 @@ def rms_norm_silu_blocks(
     eps: float,
     bias: Float[Tensor, " F"],
 ) -> Float[Tensor, "N F"]:
-    """`rms_norm_silu` of rows whose blocks lie apart, as they do in a block product."""
+    """Apply `rms_norm_silu` to rows in blocks, as returned by a batched product."""
     rows = x.view(-1, len(scale))
-    return apply_autograd(_NormAct, rows, scale, bias, eps, 0, len(x))
+    return apply_autograd(_RMSNormSiLU, rows, scale, bias, eps, 0, len(x))
 
 
 def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
-    """Whether norm and activation are those of `rms_norm_silu`, and fit."""
+    """True if norm and activation are RMS norm and SiLU, of a supported size."""
     return (
         norm.kind == "rms"
         and act is F.silu
-        and norm.width <= WIDEST
+        and norm.width <= MAX_WIDTH
         and can_launch(norm.scale.device, dtype)
     )
 
 
 def linear_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
-    """`act(norm(layer(x)))` for a dense or block layer, with all but the product fused.
+    """Return `act(norm(layer(x)))` for a linear or block-linear layer.
 
-    Takes the plain way for any other norm, activation or device.
+    Everything after the matrix product is one kernel, if `is_fusable`.
     """
     if not is_fusable(norm, act, x.dtype):
         y: Tensor = act(norm(layer(x)))
@@ -95,12 +95,12 @@ class FastMLP(MLP):
         return x
 
 
-class _NormAct(torch.autograd.Function):
-    """Over the rows of a matrix, which may be laid out in two other ways.
+class _RMSNormSiLU(torch.autograd.Function):
+    """Normalize and activate the rows of a matrix, in one of three layouts.
 
-    With `coarse`, the rows are phases of a map so many pixels wide, and the output is
-    the map twice as fine. With `blocks`, the input holds one block of the columns of
-    all rows after the other.
+    With `map_width` > 0, the rows are the sub-pixels of a space-to-depth map of that
+    width (`conv/space_to_depth.py`), and the output is the full-resolution map. With
+    `blocks` > 1, the input holds its columns in blocks, one block after the other.
     """
 
     @staticmethod
@@ -110,152 +110,162 @@ class _NormAct(torch.autograd.Function):
         scale: Tensor,
         bias: Tensor | None,
         eps: float,
-        coarse: int,
+        map_width: int,
         blocks: int,
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
-        y, (tall, wide, warps) = torch.empty_like(x), _tile(rows, width)
+        y, (block_rows, columns, warps) = torch.empty_like(x), _tile(rows, width)
+        ctx.save_for_backward(x, scale, bias)
+        ctx.settings = (rows, width, eps, map_width, width // blocks)
+        ctx.flags = (map_width > 0, blocks > 1)
         if rows:
-            _norm_act_forward[(triton.cdiv(rows, tall),)](
-                *(x, bias, scale, y, rows, width, eps, coarse, width // blocks),
-                *(coarse > 0, blocks > 1, tall, wide),
+            _forward[(triton.cdiv(rows, block_rows),)](
+                *(x, bias, scale, y, *ctx.settings, *ctx.flags, block_rows, columns),
                 num_warps=warps,
             )
-        ctx.save_for_backward(x, scale, bias)
-        ctx.eps, ctx.coarse, ctx.blocks = eps, coarse, blocks
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, bias = ctx.saved_tensors
-        grad = grad.contiguous()
         rows, width = x.shape
-        dx, (tall, wide, warps) = torch.empty_like(x), _tile(rows, width)
-        tiles = triton.cdiv(rows, tall)
-        count = num_programs(x.device, tiles)
-        steps = triton.cdiv(tiles, count)
-        partial = torch.empty(count, 2, width, device=x.device)
-        _norm_act_backward[(count,)](
-            *(x, bias, scale, grad, dx, partial, rows, width, ctx.eps, ctx.coarse),
-            *(width // ctx.blocks, ctx.coarse > 0, ctx.blocks > 1, steps, tall, wide),
+        dx, (block_rows, columns, warps) = torch.empty_like(x), _tile(rows, width)
+        tiles = triton.cdiv(rows, block_rows)
+        programs = num_programs(x.device, tiles)
+        partial = torch.empty(programs, 2, width, device=x.device)
+        _backward[(programs,)](
+            *(x, bias, scale, grad.contiguous(), dx, partial, *ctx.settings),
+            *(*ctx.flags, triton.cdiv(tiles, programs), block_rows, columns),
             num_warps=warps,
         )
         dscale, dbias = sum_partials(partial)
-        return dx, dscale.to(scale.dtype), _like(dbias, bias), None, None, None
-
-
-def _like(grad: Tensor, parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else grad.to(parameter.dtype)
+        bias_grad = None if bias is None else dbias.to(bias.dtype)
+        return dx, dscale.to(scale.dtype), bias_grad, None, None, None
 
 
 def _tile(rows: int, width: int) -> tuple[int, int, int]:
-    """Rows and columns of one program's tile, and its warps.
+    """Return rows and columns of a program's tile, and its number of warps.
 
-    Large maps of 128 channels want larger tiles: a million rows take 0.16 ms on an H200
-    forward and 0.27 backward, and 0.24 and 0.55 in small ones.
+    Larger tiles are faster for large maps of 128 channels: a million rows take 0.16 ms
+    forward and 0.27 ms backward on an H200, and 0.24 and 0.55 ms in small tiles.
     """
-    wide = max(16, triton.next_power_of_2(width))
-    if wide == 128 and rows * wide >= 1 << 25:
-        return 32, wide, 8
-    return max(1, 2048 // wide), wide, max(4, wide // 512)
+    columns = block_size(width)
+    if columns == 128 and rows * columns >= 1 << 25:
+        return 32, columns, 8
+    return max(1, 2048 // columns), columns, max(4, columns // 512)
 
 
 @triton.jit
 @no_type_check
-def _unfolded(row, coarse):
-    """Where phase `row` of a coarse map, so many pixels wide, lies in the fine map."""
-    pixel, phase = row // 4, row % 4  # divisions are slow, and slower in 64 bits
-    y = pixel // coarse * 2 + phase // 2
-    return (y * (2 * coarse) + pixel % coarse * 2 + phase % 2).to(tl.int64)
+def silu_grad(z, gate):
+    """Return the derivative of SiLU at `z`, where `gate = sigmoid(z)`."""
+    return gate * (1 + z * (1 - gate))
 
 
 @triton.jit
 @no_type_check
-def _blocked(row, col, rows, each):
-    """Where an entry lies if blocks of so many columns follow each other."""
-    return (col // each * rows + row).to(tl.int64) * each + col % each
+def load_columns(ptr, col, width):
+    """Load a vector of `width` values as float32; zero beyond its end."""
+    return tl.load(ptr + col, col < width, 0.0).to(tl.float32)
 
 
 @triton.jit
 @no_type_check
-def _norm_act_forward(
-    x,
-    bias,
-    scale,
-    y,
-    rows,
-    width,
-    eps,
-    coarse,
-    each: tl.constexpr,
-    UNFOLD: tl.constexpr,
-    BLOCKED: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
+def norm_rows(v, gain, width, eps):
+    """Return `silu(rms_norm(v) * gain)` of every row."""
+    rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
+    z = v * rstd * gain
+    return z * tl.sigmoid(z)
+
+
+@triton.jit
+@no_type_check
+def norm_rows_backward(v, dy, gain, width, eps):
+    """Return the gradient of `v`, and that of `gain` before the sum over rows."""
+    rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
+    v *= rstd
+    z = v * gain
+    dy *= silu_grad(z, tl.sigmoid(z))
+    dgain = dy * v
+    dy *= gain
+    return (dy - v * (tl.sum(dy * v, 1)[:, None] / width)) * rstd, dgain
+
+
+@triton.jit
+@no_type_check
+def store_column_sums(partial, first, second, width, C: tl.constexpr):
+    """Store the column sums of two tiles as partial sums of this program."""
+    col = tl.arange(0, C)
+    ptr = partial + tl.program_id(0) * 2 * width + col
+    tl.store(ptr, tl.sum(first, 0), col < width)
+    tl.store(ptr + width, tl.sum(second, 0), col < width)
+
+
+@triton.jit
+@no_type_check
+def _depth_to_space(row, map_width):
+    """Return the index of sub-pixel `row` in the full-resolution map."""
+    pixel, sub = row // 4, row % 4  # in 32 bits, as 64-bit divisions are slow
+    y = pixel // map_width * 2 + sub // 2
+    return (y * (2 * map_width) + pixel % map_width * 2 + sub % 2).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def _in_blocks(row, col, rows, block_width):
+    """Return the offset of an element where blocks of columns follow each other."""
+    block = col // block_width
+    return (block * rows + row).to(tl.int64) * block_width + col % block_width
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    x, bias, scale, y, rows, width, eps, map_width, block_width: tl.constexpr,
+    DEPTH_TO_SPACE: tl.constexpr, BLOCKS: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
-    place = row.to(tl.int64) * width + col
-    inside = (row < rows) & (col < width)
-    source = _blocked(row, col, rows, each) if BLOCKED else place
-    v = tl.load(x + source, inside, 0.0).to(tl.float32)
+    offset = row.to(tl.int64) * width + col
+    mask = (row < rows) & (col < width)
+    source = _in_blocks(row, col, rows, block_width) if BLOCKS else offset
+    v = tl.load(x + source, mask, 0.0).to(tl.float32)
     if bias is not None:
-        v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
-    root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
-    z = v * root * tl.load(scale + col, col < width, 0.0).to(tl.float32)
-    if UNFOLD:
-        place = _unfolded(row, coarse) * width + col
-    tl.store(y + place, z * tl.sigmoid(z), inside)
+        v += load_columns(bias, col, width)
+    out = norm_rows(v, load_columns(scale, col, width), width, eps)
+    if DEPTH_TO_SPACE:
+        offset = _depth_to_space(row, map_width) * width + col
+    tl.store(y + offset, out, mask)
 
 
 @triton.jit
 @no_type_check
-def _norm_act_backward(
-    x,
-    bias,
-    scale,
-    dy,
-    dx,
-    partial,
-    rows,
-    width,
-    eps,
-    coarse,
-    each: tl.constexpr,
-    UNFOLD: tl.constexpr,
-    BLOCKED: tl.constexpr,
-    STEPS: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
+def _backward(
+    x, bias, scale, dy, dx, partial,
+    rows, width, eps, map_width, block_width: tl.constexpr,
+    DEPTH_TO_SPACE: tl.constexpr, BLOCKS: tl.constexpr,
+    STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     col = tl.arange(0, C)[None, :]
-    gain = tl.load(scale + col, col < width, 0.0).to(tl.float32)
-    dgain = tl.zeros((R, C), tl.float32)
+    gain = load_columns(scale, col, width)
+    dscale = tl.zeros((R, C), tl.float32)
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
-        place = row.to(tl.int64) * width + col
-        inside = (row < rows) & (col < width)
-        target = _blocked(row, col, rows, each) if BLOCKED else place
-        v = tl.load(x + target, inside, 0.0).to(tl.float32)
-        source = place
-        if UNFOLD:
-            source = _unfolded(row, coarse) * width + col
-        dv = tl.load(dy + source, inside, 0.0).to(tl.float32)
+        source = row.to(tl.int64) * width + col
+        mask = (row < rows) & (col < width)
+        target = _in_blocks(row, col, rows, block_width) if BLOCKS else source
+        v = tl.load(x + target, mask, 0.0).to(tl.float32)
+        if DEPTH_TO_SPACE:
+            source = _depth_to_space(row, map_width) * width + col
+        dv = tl.load(dy + source, mask, 0.0).to(tl.float32)
         if bias is not None:
-            v += tl.load(bias + col, col < width, 0.0).to(tl.float32)
-        root = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
-        v *= root
-        z = v * gain
-        open = tl.sigmoid(z)
-        dv *= open * (1 + z * (1 - open))
-        dgain += dv * v
-        dv *= gain
-        dv = (dv - v * (tl.sum(dv * v, 1)[:, None] / width)) * root
+            v += load_columns(bias, col, width)
+        dv, dgain = norm_rows_backward(v, dv, gain, width, eps)
+        dscale += dgain
         dbias += dv
-        tl.store(dx + target, dv, inside)
-    here = partial + tl.program_id(0) * 2 * width + tl.arange(0, C)
-    tl.store(here, tl.sum(dgain, 0), tl.arange(0, C) < width)
-    tl.store(here + width, tl.sum(dbias, 0), tl.arange(0, C) < width)
+        tl.store(dx + target, dv, mask)
+    store_column_sums(partial, dscale, dbias, width, C)

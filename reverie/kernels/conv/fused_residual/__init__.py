@@ -1,1 +1,1 @@
-"""CUDA kernels that convolve tiles of a map, with the norms around on the way."""
+"""CUDA kernels for residual blocks: convolutions fused with the norms around them."""

@@ -1,140 +1,143 @@
-// Norm, SiLU and 3x3 convolution of maps (rows, HEIGHT, WIDTH, CHANNELS) of bfloat16.
+// Group norm, SiLU and 3x3 convolution of (batch, HEIGHT, WIDTH, CHANNELS) bfloat16 maps.
 //
-// A block of threads takes TALL lines of one map, and one more above and below. What a
-// norm makes of them goes to shared memory, where pixels outside of the map are zero; a
-// warp then convolves 4 lines of 16 pixels to 32 channels, with each line of the input
-// at hand for all lines of the output that it reaches. Blocks measure the part that
-// they have; a norm merges the parts of a map.
+// A thread block handles ROWS pixel rows of one map, and loads one more row above and
+// below. It writes their activations to shared memory, with zeros outside of the map. A
+// warp then computes 4 rows of 16 pixels and 32 channels, using each input row for all
+// output rows that it reaches. Blocks measure their part of the output; the next norm
+// merges the parts of a map.
 //
-// In shared memory, the chunks of 8 channels of a pixel (and of a row of weights) change
-// places from pixel to pixel, so that 8 pixels in a row are in different banks.
+// In shared memory, the chunks of 8 channels of a pixel (and of a row of weights) are
+// permuted differently from pixel to pixel, so that 8 adjacent pixels are in different
+// banks.
 //
-// HEIGHT, WIDTH, CHANNELS, GROUPS, TALL, THREADS, and how many BLOCKS a processor is to
-// have room for, come from the host.
+// The host defines HEIGHT, WIDTH, CHANNELS, GROUPS, ROWS, THREADS, and BLOCKS_PER_SM.
 
-constexpr int PIXELS = HEIGHT * WIDTH, PARTS = HEIGHT / TALL, PER = CHANNELS / GROUPS;
+constexpr int PIXELS = HEIGHT * WIDTH, PARTS = HEIGHT / ROWS;
+constexpr int PER_GROUP = CHANNELS / GROUPS;
 constexpr int CHUNKS = CHANNELS / 8, HALVES = CHANNELS / 32, WARPS = THREADS / 32;
-constexpr int ACROSS = WIDTH / 16;  // warps side by side
-constexpr int PITCH = WIDTH + 8;    // pixels of a line; the map begins at the second
-constexpr int LOADS = (TALL + 2) * WIDTH * CHUNKS / THREADS;
+constexpr int ACROSS = WIDTH / 16;  // warps next to each other
+constexpr int PITCH = WIDTH + 8;    // pixels of a row in the tile; the map starts at 1
+constexpr int LOADS = (ROWS + 2) * WIDTH * CHUNKS / THREADS;
 constexpr int WEIGHTS = 9 * CHANNELS * CHUNKS;
-constexpr int OWN = 64;  // pixels of a warp
-static_assert(PARTS * TALL == HEIGHT && ACROSS * 16 == WIDTH && TALL % 4 == 0, "");
-static_assert(WARPS == TALL / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
-static_assert(LOADS * THREADS == (TALL + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
+constexpr int WARP_PIXELS = 64;
+static_assert(PARTS * ROWS == HEIGHT && ACROSS * 16 == WIDTH && ROWS % 4 == 0, "");
+static_assert(WARPS == ROWS / 4 * ACROSS * HALVES && THREADS >= CHANNELS, "");
+static_assert(LOADS * THREADS == (ROWS + 2) * WIDTH * CHUNKS && PITCH % 8 == 0, "");
 static_assert(HALVES == 1 || HALVES == 2, "");
 
-struct Room {
-  float gain[CHANNELS], lift[CHANNELS];
+struct Scratch {
+  float factor[CHANNELS], offset[CHANNELS];
   float warps[WARPS][2][32];
 };
 
-// Which pixels and channels come out of a warp; a lane has 8 pixels and 8 channels.
-struct Place {
-  u32 row, part, lane, warp, half, line, column, channel;
+// Output pixels and channels of a thread; a lane has 8 pixels and 8 channels.
+struct Position {
+  u32 image, part, lane, warp, half, row, column, channel;
   size_t map;
-  DEVICE Place() {
-    row = blockIdx.x / PARTS;
+  DEVICE Position() {
+    image = blockIdx.x / PARTS;
     part = blockIdx.x % PARTS;
     lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
     half = warp % HALVES;
-    line = warp / HALVES / ACROSS * 4;
+    row = warp / HALVES / ACROSS * 4;
     column = warp / HALVES % ACROSS * 16;
     channel = half * 32 + lane % 4 * 8;
-    map = (size_t)row * PIXELS * CHANNELS;
+    map = (size_t)image * PIXELS * CHANNELS;
   }
   DEVICE size_t at(int pixel) const {
-    const u32 y = part * TALL + line + pixel / 2;
+    const u32 y = part * ROWS + row + pixel / 2;
     const u32 x = column + pixel % 2 * 8 + lane / 4;
     return map + (y * WIDTH + x) * CHANNELS + channel;
   }
 };
 
-// From mean and squared deviations of each of COUNT parts, to those of the whole.
+// Merges mean and squared deviations of COUNT parts with `count` values each.
 template <int COUNT>
-DEVICE void merge(const float* means, const float* squares, int stride, float each,
+DEVICE void merge(const float* means, const float* squares, int stride, float count,
                   float& mean, float& square) {
-  float part[COUNT], more[COUNT];
-  UNROLL for (int i = 0; i < COUNT; i++) part[i] = means[i * stride];
-  UNROLL for (int i = 0; i < COUNT; i++) more[i] = squares[i * stride];
+  float part_mean[COUNT], part_square[COUNT];
+  UNROLL for (int i = 0; i < COUNT; i++) part_mean[i] = means[i * stride];
+  UNROLL for (int i = 0; i < COUNT; i++) part_square[i] = squares[i * stride];
   mean = square = 0;
-  UNROLL for (int i = 0; i < COUNT; i++) mean += part[i];
+  UNROLL for (int i = 0; i < COUNT; i++) mean += part_mean[i];
   mean /= COUNT;
   UNROLL for (int i = 0; i < COUNT; i++) {
-    const float away = part[i] - mean;
-    square += more[i] + each * away * away;
+    const float difference = part_mean[i] - mean;
+    square += part_square[i] + count * difference * difference;
   }
 }
 
-// Over the lanes that have the same channels.
-DEVICE float over_warp(float x) {
-  UNROLL for (int m = 4; m < 32; m <<= 1) x = plus_lane(x, m);
+// The sum over the lanes that have the same channels.
+DEVICE float sum_lanes(float x) {
+  UNROLL for (int m = 4; m < 32; m <<= 1) x = add_lane_xor(x, m);
   return x;
 }
 
-// Measures what a block has, in lanes as `Place` says: each warp its pixels.
-DEVICE void measure(const uint4 (&mine)[8], Room& room, const Place& place) {
+// Computes mean and squared deviations of each warp's pixels, at the lane's position.
+DEVICE void measure(const uint4 (&values)[8], Scratch& scratch,
+                    const Position& position) {
   UNROLL for (int j = 0; j < 8; j++) {
     float x[8], sum = 0, square = 0;
     UNROLL for (int p = 0; p < 8; p++) {
-      const u32 words[4] = {mine[p].x, mine[p].y, mine[p].z, mine[p].w};
+      const u32 words[4] = {values[p].x, values[p].y, values[p].z, values[p].w};
       x[p] = j % 2 ? high(words[j / 2]) : low(words[j / 2]);
       sum += x[p];
     }
-    const float mean = over_warp(sum) / OWN;
+    const float mean = sum_lanes(sum) / WARP_PIXELS;
     UNROLL for (int p = 0; p < 8; p++) square += (x[p] - mean) * (x[p] - mean);
-    square = over_warp(square);
-    if (place.lane < 4) {
-      room.warps[place.warp][0][place.lane * 8 + j] = mean;
-      room.warps[place.warp][1][place.lane * 8 + j] = square;
+    square = sum_lanes(square);
+    if (position.lane < 4) {
+      scratch.warps[position.warp][0][position.lane * 8 + j] = mean;
+      scratch.warps[position.warp][1][position.lane * 8 + j] = square;
     }
   }
-  meet_block();
+  sync_block();
 }
-// And for one channel, all of them.
-DEVICE void merge_warps(const Room& room, u32 c, float& mean, float& square) {
-  const float* means = room.warps[c / 32][0] + c % 32;
-  merge<WARPS / HALVES>(means, means + 32, HALVES * 64, OWN, mean, square);
+// Merges the results of all warps of the block, for one channel.
+DEVICE void merge_warps(const Scratch& scratch, u32 c, float& mean, float& square) {
+  const float* means = scratch.warps[c / 32][0] + c % 32;
+  merge<WARPS / HALVES>(means, means + 32, HALVES * 64, WARP_PIXELS, mean, square);
 }
 
-// What one channel needs to know of a norm; a bias is added ahead of it.
+// Parameters of the norm for this thread's channel; the bias is added before the norm.
 struct Norm {
-  float lead, scale, shift;
-  DEVICE Norm(const u16* bias, const float* scales, const float* shifts) {
+  float bias, scale, shift;
+  DEVICE Norm(const u16* biases, const float* scales, const float* shifts) {
     const u32 c = threadIdx.x % CHANNELS;
-    lead = bias ? number(bias + c) : 0.f;
+    bias = biases ? to_float(biases + c) : 0.f;
     scale = scales[c];
     shift = shifts[c];
   }
 };
 
-// The norm of a map, as what each channel is to be multiplied with, and to be added.
-// `parts` has mean and squared deviations of each, `stats` gets mean and 1 / deviation.
-DEVICE void find_norm(const Norm& norm, const float* parts, float* stats, float eps,
-                      Room& room, const Place& place) {
+// Computes factor and offset of each channel that apply the norm of a map. `parts` has
+// mean and squared deviations of each part; `stats` gets mean and 1 / standard deviation.
+DEVICE void compute_norm(const Norm& norm, const float* parts, float* stats, float eps,
+                         Scratch& scratch, const Position& position) {
   const u32 c = threadIdx.x;
   if (c >= CHANNELS) return;
-  float mean, own;
-  merge<PARTS>(parts + c, parts + CHANNELS + c, 2 * CHANNELS, PIXELS / PARTS, mean, own);
-  mean += norm.lead;
-  float middle = mean;
-  UNROLL for (int m = 1; m < PER; m <<= 1) middle = plus_lane(middle, m);
-  middle /= PER;
-  own += PIXELS * (mean - middle) * (mean - middle);
-  UNROLL for (int m = 1; m < PER; m <<= 1) own = plus_lane(own, m);
-  const float root = one_by_root(own / (PIXELS * PER) + eps);
-  if (place.part == 0) {
-    stats += (size_t)place.row * 2 * CHANNELS + c;
-    stats[0] = middle;
-    stats[CHANNELS] = root;
+  float mean, square;
+  merge<PARTS>(parts + c, parts + CHANNELS + c, 2 * CHANNELS, PIXELS / PARTS, mean,
+               square);
+  mean += norm.bias;
+  float group_mean = mean;
+  UNROLL for (int m = 1; m < PER_GROUP; m <<= 1) group_mean = add_lane_xor(group_mean, m);
+  group_mean /= PER_GROUP;
+  square += PIXELS * (mean - group_mean) * (mean - group_mean);
+  UNROLL for (int m = 1; m < PER_GROUP; m <<= 1) square = add_lane_xor(square, m);
+  const float rstd = inverse_sqrt(square / (PIXELS * PER_GROUP) + eps);
+  if (position.part == 0) {
+    stats += (size_t)position.image * 2 * CHANNELS + c;
+    stats[0] = group_mean;
+    stats[CHANNELS] = rstd;
   }
-  const float gain = root * norm.scale;
-  room.gain[c] = gain;
-  room.lift[c] = norm.shift - (middle - norm.lead) * gain;
+  const float factor = rstd * norm.scale;
+  scratch.factor[c] = factor;
+  scratch.offset[c] = norm.shift - (group_mean - norm.bias) * factor;
 }
 
-// Where a chunk of channels of a pixel is in the tile, and one of a row of weights.
+// Index of a chunk of channels in the tile, and in the weights.
 DEVICE u32 tile_at(u32 pixel, u32 chunk) {
   return pixel * CHUNKS + (chunk ^ (HALVES == 1 ? pixel / 2 % 4 : pixel % 8));
 }
@@ -143,108 +146,106 @@ DEVICE u32 weight_at(u32 unit, u32 tap, u32 chunk) {
   return (unit * 9 + tap) * CHUNKS + (chunk ^ (HALVES == 1 ? turn : turn * 2 + unit % 2));
 }
 
-DEVICE void activate(uint4& v, const float (&gain)[8], const float (&lift)[8]) {
+DEVICE void activate(uint4& v, const float (&factor)[8], const float (&offset)[8]) {
   float x[8];
-  spread(v, x);
-  UNROLL for (int j = 0; j < 8; j += 2) {
-    const float z = x[j] * gain[j] + lift[j];
-    const float y = x[j + 1] * gain[j + 1] + lift[j + 1];
-    float open, wide;
-    sigmoids(z, y, open, wide);
-    x[j] = z * open;
-    x[j + 1] = y * wide;
-  }
-  v = gather(x);
+  unpack8(v, x);
+  affine_silu8(x, factor, offset);
+  v = pack8(x);
 }
 
-// The lines of a block and those around it, where they are inside of the map.
-DEVICE bool inside(const Place& place, int load) {
-  const int y = place.part * TALL - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;
+// Loads the block's pixel rows and one above and below, where they are in the map.
+DEVICE bool inside(const Position& position, int load) {
+  const int y =
+      position.part * ROWS - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;
   return y >= 0 && y < HEIGHT;
 }
-DEVICE void load_lines(uint4 (&v)[LOADS], const u16* x, const Place& place) {
-  const u16* const first = x + place.map + ((int)place.part * TALL - 1) * WIDTH * CHANNELS;
+DEVICE void load_rows(uint4 (&v)[LOADS], const u16* x, const Position& position) {
+  const u16* const first =
+      x + position.map + ((int)position.part * ROWS - 1) * WIDTH * CHANNELS;
   UNROLL for (int k = 0; k < LOADS; k++) {
     v[k] = uint4{0, 0, 0, 0};
-    if (inside(place, k)) v[k] = load4(first + (k * THREADS + threadIdx.x) * 8);
+    if (inside(position, k)) v[k] = load4(first + (k * THREADS + threadIdx.x) * 8);
   }
 }
 
-// Their activation, with nothing beside it.
-DEVICE void store_lines(uint4 (&v)[LOADS], uint4* tile, const Room& room,
-                        const Place& place) {
+// Writes their activations to the tile, and zeros to its left and right borders.
+DEVICE void store_rows(uint4 (&v)[LOADS], uint4* tile, const Scratch& scratch,
+                       const Position& position) {
   const u32 chunk = threadIdx.x % CHUNKS;
-  float gain[8], lift[8];
-  recall(room.gain + chunk * 8, gain);
-  recall(room.lift + chunk * 8, lift);
+  float factor[8], offset[8];
+  load8(scratch.factor + chunk * 8, factor);
+  load8(scratch.offset + chunk * 8, offset);
   UNROLL for (int k = 0; k < LOADS; k++) {
     const u32 pixel = (k * THREADS + threadIdx.x) / CHUNKS;
-    if (inside(place, k)) activate(v[k], gain, lift);
+    if (inside(position, k)) activate(v[k], factor, offset);
     tile[tile_at(pixel / WIDTH * PITCH + pixel % WIDTH + 1, chunk)] = v[k];
   }
 }
-DEVICE void clear_sides(uint4* tile) {
-  for (u32 i = threadIdx.x; i < (TALL + 2) * 2 * CHUNKS; i += THREADS) {
+DEVICE void clear_borders(uint4* tile) {
+  for (u32 i = threadIdx.x; i < (ROWS + 2) * 2 * CHUNKS; i += THREADS) {
     const u32 side = i / CHUNKS % 2 * (WIDTH + 1), y = i / CHUNKS / 2;
     tile[tile_at(y * PITCH + side, i % CHUNKS)] = uint4{0, 0, 0, 0};
   }
 }
-DEVICE void send_weights(uint4* weights, const u16* from) {
+DEVICE void copy_weights(uint4* weights, const u16* from) {
   for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
     const u32 row = i / CHUNKS;
-    send(weights + weight_at(row / 9, row % 9, i % CHUNKS), from + i * 8);
+    copy_async16(weights + weight_at(row / 9, row % 9, i % CHUNKS), from + i * 8);
   }
 }
 
-// Of a lane: lines, eights of outputs, and what it has of them.
+// Accumulators of a lane: pixel rows, groups of 8 channels, values of a lane.
 typedef float Sums[4][4][4];
 
-// Four lines of a tile to one of outputs each. Of every 8 outputs that are computed
-// together, a lane has two; the order of weights makes all of its outputs neighbours.
-DEVICE void multiply(const uint4* tile, const uint4* weights, const Place& place,
+// Convolves the tile to four pixel rows. Of every 8 channels that are computed together a
+// lane has two; the order of the weights makes all channels of a lane adjacent.
+DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& position,
                      Sums& sums) {
-  const u32 lane = place.lane;
-  const u32 pixel = place.line * PITCH + place.column + lane % 16;
-  const u32 unit = place.half * 32 + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2;
+  const u32 lane = position.lane;
+  const u32 pixel = position.row * PITCH + position.column + lane % 16;
+  const u32 unit = position.half * 32 + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2;
   UNROLL for (u32 k = 0; k < CHUNKS; k += 2) {
     const uint4* const from = weights + weight_at(unit, 0, k + lane / 8 % 2);
     UNROLL for (u32 dx = 0; dx < 3; dx++) {
       const uint4* const line = tile + tile_at(pixel + dx, k + lane / 16);
-      u32 b[3][2][4], input[4];  // all lines, and units 4 apart, have chunks alike
+      // chunks are permuted alike in all rows, and in units 4 apart
+      u32 b[3][2][4], input[4];
       UNROLL for (u32 dy = 0; dy < 3; dy++) {
         UNROLL for (u32 n = 0; n < 2; n++)
-          collect(b[dy][n], from + (n * 4 * 9 + dy * 3 + dx) * CHUNKS);
+          load_matrices(b[dy][n], from + (n * 4 * 9 + dy * 3 + dx) * CHUNKS);
       }
       UNROLL for (int y = 0; y < 6; y++) {
-        collect(input, line + y * PITCH * CHUNKS);
+        load_matrices(input, line + y * PITCH * CHUNKS);
         UNROLL for (int dy = 0; dy < 3; dy++) {
           if (y - dy < 0 || y - dy > 3) continue;
           UNROLL for (int n = 0; n < 4; n++)
-            add_product(sums[y - dy][n], input, b[dy][n / 2][n % 2 * 2],
-                        b[dy][n / 2][n % 2 * 2 + 1]);
+            multiply_add(sums[y - dy][n], input, b[dy][n / 2][n % 2 * 2],
+                         b[dy][n / 2][n % 2 * 2 + 1]);
         }
       }
     }
   }
 }
 
-// What comes out of a lane, and what is added to it before.
-DEVICE void add_beside(Sums& sums, const u16* beside, const u16* last, const Place& place) {
+// Adds the shortcut and the output bias to the sums.
+DEVICE void add_shortcut(Sums& sums, const u16* shortcut, const u16* output_bias,
+                         const Position& position) {
   uint4 v[8];
-  float lead[8], x[8];
-  UNROLL for (int p = 0; p < 8; p++) v[p] = load4(beside + place.at(p));
-  spread(load4(last + place.channel), lead);
+  float bias[8], x[8];
+  UNROLL for (int p = 0; p < 8; p++) v[p] = load4(shortcut + position.at(p));
+  unpack8(load4(output_bias + position.channel), bias);
   UNROLL for (int p = 0; p < 8; p++) {
-    spread(v[p], x);
+    unpack8(v[p], x);
     UNROLL for (int j = 0; j < 8; j++)
-      sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + lead[j];
+      sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + bias[j];
   }
 }
-DEVICE void store_out(const Sums& sums, u16* to, uint4 (&out)[8], const Place& place) {
+DEVICE void store_output(const Sums& sums, u16* to, uint4 (&out)[8],
+                         const Position& position) {
   UNROLL for (int p = 0; p < 8; p++) {
     float y[8];
     UNROLL for (int j = 0; j < 8; j++) y[j] = sums[p / 2][j / 2][p % 2 * 2 + j % 2];
-    out[p] = gather(y);
-    store4(to + place.at(p), out[p]);
+    out[p] = pack8(y);
+    store4(to + position.at(p), out[p]);
   }
 }

@@ -1,54 +1,54 @@
-// A residual block in three steps: measure, convolve, convolve and add the map.
+// The kernels of a residual block: measure, convolve, convolve and add the shortcut.
 
 struct Arguments {
-  const u16 *x, *bias;  // a map, and what is to be added ahead of its norm
+  const u16 *x, *bias;  // a map, and the bias added before its norm
   const float *scale, *shift;
-  const u16 *weight, *beside, *last;  // the last two are added at the end
-  const float* sums;                  // of parts of the map
-  float *stats, *found;               // its norm, and the sums of what comes out
+  const u16 *weight, *shortcut, *output_bias;  // the last two are added to the output
+  const float* sums;                           // statistics of the map's parts
+  float *stats, *out_sums;                     // its norm; statistics of the output's parts
   u16* out;
   float eps;
 };
 
-DEVICE void leave_sums(const Room& room, float* found) {
+DEVICE void store_sums(const Scratch& scratch, float* sums) {
   const u32 c = threadIdx.x;
   if (c >= CHANNELS) return;
   float mean, square;
-  merge_warps(room, c, mean, square);
-  found += (size_t)blockIdx.x * 2 * CHANNELS + c;
-  found[0] = mean;
-  found[CHANNELS] = square;
+  merge_warps(scratch, c, mean, square);
+  sums += (size_t)blockIdx.x * 2 * CHANNELS + c;
+  sums[0] = mean;
+  sums[CHANNELS] = square;
 }
 
 KERNEL measure_parts(Arguments a) {
-  ROOM(Room);
-  const Place place;
-  uint4 mine[8];
-  UNROLL for (int p = 0; p < 8; p++) mine[p] = load4(a.x + place.at(p));
-  measure(mine, room, place);
-  leave_sums(room, a.found);
+  SHARED_MEMORY(Scratch);
+  const Position position;
+  uint4 values[8];
+  UNROLL for (int p = 0; p < 8; p++) values[p] = load4(a.x + position.at(p));
+  measure(values, scratch, position);
+  store_sums(scratch, a.out_sums);
 }
 
 KERNEL convolve(Arguments a) {
-  ROOM(Room);
-  const Place place;
+  SHARED_MEMORY(Scratch);
+  const Position position;
   uint4 *const weights = data, *const tile = data + WEIGHTS, v[LOADS], out[8];
-  send_weights(weights, a.weight);
-  load_lines(v, a.x, place);
+  copy_weights(weights, a.weight);
+  load_rows(v, a.x, position);
   const Norm norm(a.bias, a.scale, a.shift);
-  const float* const parts = a.sums + (size_t)place.row * PARTS * 2 * CHANNELS;
-  find_norm(norm, parts, a.stats, a.eps, room, place);
-  clear_sides(tile);
-  meet_block();
-  store_lines(v, tile, room, place);
-  await_sent();
-  meet_block();
+  const float* const parts = a.sums + (size_t)position.image * PARTS * 2 * CHANNELS;
+  compute_norm(norm, parts, a.stats, a.eps, scratch, position);
+  clear_borders(tile);
+  sync_block();
+  store_rows(v, tile, scratch, position);
+  wait_copies();
+  sync_block();
   Sums sums = {};
-  multiply(tile, weights, place, sums);
-  if (a.beside) add_beside(sums, a.beside, a.last, place);
-  store_out(sums, a.out, out, place);
-  if (a.found) {
-    measure(out, room, place);
-    leave_sums(room, a.found);
+  multiply(tile, weights, position, sums);
+  if (a.shortcut) add_shortcut(sums, a.shortcut, a.output_bias, position);
+  store_output(sums, a.out, out, position);
+  if (a.out_sums) {
+    measure(out, scratch, position);
+    store_sums(scratch, a.out_sums);
   }
 }

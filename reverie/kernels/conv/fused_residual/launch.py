@@ -1,17 +1,16 @@
-"""The host's side of residual blocks in tiles: which kernels for which maps.
+"""Choose and launch the CUDA kernels that compute whole residual blocks.
 
-Three kernels do all of a block (`steps.cu`): the first measures the map, the others are
-a norm and a convolution each, of which the second adds the map at its end. Between them
-memory holds nothing but what the backward pass reads. That takes bfloat16 and maps that
-divide evenly into tiles (`tile.cu`); others have a kernel for every norm, convolution
-and sum.
+Three kernels compute a block (`kernels.cu`): the first one measures the map; the others
+are a norm and a convolution each, and the last one also adds the map. Only what the
+backward pass reads is written to device memory in between. This needs bfloat16 and maps
+that divide evenly into tiles (`convolution.cu`); `residual.py` computes other blocks
+with one kernel per norm, convolution and sum.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import warnings
 from importlib import resources
 from typing import NamedTuple
 
@@ -21,83 +20,79 @@ from torch import Tensor
 from reverie.kernels import nvrtc
 from reverie.kernels.norm import cluster_group_norm
 from reverie.kernels.norm.cluster_group_norm.launch import (
-    MEMORY,
-    SYSTEM,
-    is_planned_for,
+    RESERVED,
+    SHARED_MEMORY,
+    is_hopper,
 )
 from reverie.nets.residual import EPS, GROUPS
 
-LINES, COLUMNS, UNITS = 4, 16, 32
-"""What a warp makes: pixels down and across, and channels."""
-ALIGNED = 16
-"""Bytes that are read at once."""
-THREADS = 512
-"""That a processor holds, with the registers that they want."""
+WARP_ROWS, WARP_COLUMNS, WARP_CHANNELS = 4, 16, 32
+"""Output of a warp: pixel rows and columns, and channels."""
+ALIGNMENT = 16
+"""Bytes that are loaded at once."""
+MAX_THREADS = 512
+"""Most threads per SM, limited by registers."""
 KERNELS = ("measure_parts", "convolve")
 
 
-class Size(NamedTuple):
-    """Of a map."""
-
+class MapSize(NamedTuple):
     height: int
     width: int
     channels: int
 
 
-class Plan(NamedTuple):
-    """How a map is shared among threads."""
+class TilePlan(NamedTuple):
+    """How the work on one map is split."""
 
-    tall: int  # lines of a block of threads
+    rows: int  # of pixels per thread block
 
-    def parts(self, size: Size) -> int:
-        """Blocks that share a map."""
-        return size.height // self.tall
+    def parts(self, size: MapSize) -> int:
+        """Return the number of thread blocks that share a map."""
+        return size.height // self.rows
 
-    def threads(self, size: Size) -> int:
-        warps = self.tall // LINES * (size.width // COLUMNS) * (size.channels // UNITS)
-        return 32 * warps
+    def threads(self, size: MapSize) -> int:
+        tiles = self.rows // WARP_ROWS * (size.width // WARP_COLUMNS)
+        return 32 * tiles * (size.channels // WARP_CHANNELS)
 
-    def shared(self, size: Size) -> int:
-        """Bytes of weights and activations that a block keeps."""
-        tile = (self.tall + 2) * (size.width + 8)
-        return 2 * size.channels * (tile + 9 * size.channels)
+    def tile_bytes(self, size: MapSize) -> int:
+        """Bytes of weights and activations that a block keeps in shared memory."""
+        pixels = (self.rows + 2) * (size.width + 8)
+        return 2 * size.channels * (pixels + 9 * size.channels)
 
-    def room(self, size: Size) -> int:
-        """Bytes of sums that it keeps."""
+    def sum_bytes(self, size: MapSize) -> int:
+        """Bytes of sums that a block keeps in shared memory."""
         return 4 * (2 * size.channels + 2 * self.threads(size))
 
-    def blocks(self, size: Size) -> int:
-        """How many a processor has room for."""
-        together = self.room(size) + self.shared(size) + SYSTEM
-        return min(MEMORY // together, THREADS // self.threads(size))
+    def blocks_per_sm(self, size: MapSize) -> int:
+        used = self.sum_bytes(size) + self.tile_bytes(size) + RESERVED
+        return min(SHARED_MEMORY // used, MAX_THREADS // self.threads(size))
 
-    def fits(self, size: Size) -> bool:
-        """Whether every warp gets as much as any other, and everything has room."""
+    def fits(self, size: MapSize) -> bool:
+        """True if the work divides evenly among warps and the memory suffices."""
         return (
-            self.tall in (4, 8, 16)
-            and size.height % self.tall == 0
-            and size.width % COLUMNS == 0
+            self.rows in (4, 8, 16)
+            and size.height % self.rows == 0
+            and size.width % WARP_COLUMNS == 0
             and size.channels in (32, 64)
-            and size.channels <= self.threads(size) <= THREADS
-            and self.blocks(size) > 0
+            and size.channels <= self.threads(size) <= MAX_THREADS
+            and self.blocks_per_sm(size) > 0
         )
 
 
-PLANS: dict[Size, Plan] = {Size(64, 64, 32): Plan(4), Size(32, 32, 32): Plan(8)}
-"""Maps for which this is quicker on an H200, by almost a half. With 64 channels the
-products of libraries make up for their passes over memory."""
+PLANS: dict[MapSize, TilePlan] = {
+    MapSize(64, 64, 32): TilePlan(4),
+    MapSize(32, 32, 32): TilePlan(8),
+}
+"""Maps for which these kernels are faster on an H200, by almost a half. With 64
+channels, the faster matrix products of libraries outweigh their extra memory passes."""
 
-_refused: list[str] = []
-"""Why a kernel did not run; from then on, others do the work."""
+fallback = nvrtc.Fallback("residual blocks")
 
 
-class Given(NamedTuple):
-    """Everything a block has besides its map: norms in float32, the rest in half.
+class BlockWeights(NamedTuple):
+    """Parameters of a block: norms in float32, everything else in bfloat16."""
 
-    `first` is added to the map ahead of it, and `last` at the end.
-    """
-
-    first: Tensor | None
+    input_bias: Tensor | None  # added to the map before the block
     scale0: Tensor
     shift0: Tensor
     scale1: Tensor
@@ -105,11 +100,11 @@ class Given(NamedTuple):
     weight0: Tensor
     bias0: Tensor
     weight1: Tensor
-    last: Tensor
+    output_bias: Tensor  # added at the end
 
 
-class Found(NamedTuple):
-    """What comes out of a block, and what its gradient needs to know."""
+class BlockResult(NamedTuple):
+    """Output of a block, and what its backward pass needs."""
 
     y: Tensor
     stats0: Tensor
@@ -117,81 +112,94 @@ class Found(NamedTuple):
     stats1: Tensor
 
 
-def forward(x: Tensor, given: Given) -> Found | None:
-    """A block without a convolution beside it; None where others should do it."""
-    plan = plan_for(x, given)
+def forward(x: Tensor, weights: BlockWeights) -> BlockResult | None:
+    """Compute a block with an identity shortcut; None if it is not supported."""
+    plan = plan_for(x, weights)
     if plan is None:
         return None
     try:
-        return _forward(x.contiguous(), given, plan)
+        return _forward(x.contiguous(), weights, plan)
     except nvrtc.Unavailable as error:
-        refuse(error)
+        fallback.enable(error)
         return None
 
 
-def plan_for(x: Tensor, given: Given) -> Plan | None:
-    """How to do maps such as these; None where others should."""
-    halves = [x, given.weight0, given.bias0, given.weight1, given.last]
-    halves += [] if given.first is None else [given.first]
+def plan_for(x: Tensor, weights: BlockWeights) -> TilePlan | None:
+    """Return the plan for such maps; None if these kernels cannot be used."""
+    halves = [x, weights.weight0, weights.bias0, weights.weight1, weights.output_bias]
+    halves += [] if weights.input_bias is None else [weights.input_bias]
     if {v.dtype for v in halves} != {torch.bfloat16} or not x.numel():
         return None
-    if any(v.data_ptr() % ALIGNED for v in halves):
+    if any(v.data_ptr() % ALIGNMENT for v in halves):
         return None
-    plan = PLANS.get(Size(*x.shape[1:]))
-    return None if plan is None or _refused or not _has_tiles(x.device) else plan
+    plan = PLANS.get(MapSize(*x.shape[1:]))
+    usable = plan and not fallback.enabled and _is_available(x.device)
+    return plan if usable else None
 
 
-class _Step(ctypes.Structure):
-    _fields_ = [
-        *((key, ctypes.c_void_p) for key in ("x", "bias", "scale", "shift")),
-        *((key, ctypes.c_void_p) for key in ("weight", "beside", "last", "sums")),
-        *((key, ctypes.c_void_p) for key in ("stats", "found", "out")),
-        ("eps", ctypes.c_float),
-    ]
+Arguments = nvrtc.pointer_struct(
+    *("x", "bias", "scale", "shift", "weight", "shortcut", "output_bias"),
+    *("sums", "stats", "out_sums", "out"),
+    eps=ctypes.c_float,
+)
 
 
-def _forward(x: Tensor, given: Given, plan: Plan) -> Found:
-    norms = (given.scale0, given.shift0, given.scale1, given.shift1)
+def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
+    norms = (weights.scale0, weights.shift0, weights.scale1, weights.shift1)
     assert all(v.dtype == torch.float32 for v in norms)
-    rows, size = len(x), Size(*x.shape[1:])
+    batch, size = len(x), MapSize(*x.shape[1:])
     measure, convolve = load(x.device, size, plan)
-    blocks = rows * plan.parts(size)
-    stats = x.new_empty(2, rows, 2, size.channels, dtype=torch.float32)
+    blocks = batch * plan.parts(size)
+    stats = x.new_empty(2, batch, 2, size.channels, dtype=torch.float32)
     sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
     middle, y = torch.empty_like(x), torch.empty_like(x)
-    weight0, weight1 = _in_rows(given.weight0), _in_rows(given.weight1)
-    measure(_step(x=x, found=sums[0]), blocks, overlap=False)
-    to_middle = _step(
-        **{"x": x, "bias": given.first, "scale": given.scale0, "shift": given.shift0},
-        **{"weight": weight0, "sums": sums[0], "stats": stats[0]},
-        **{"found": sums[1], "out": middle},
+    weight0, weight1 = _channels_last(weights.weight0), _channels_last(weights.weight1)
+    measure(_arguments(x=x, out_sums=sums[0]), blocks, overlap=False)
+    to_middle = _arguments(
+        x=x,
+        bias=weights.input_bias,
+        scale=weights.scale0,
+        shift=weights.shift0,
+        weight=weight0,
+        sums=sums[0],
+        stats=stats[0],
+        out_sums=sums[1],
+        out=middle,
     )
     convolve(to_middle, blocks, overlap=False)
-    to_end = _step(
-        **{"x": middle, "bias": given.bias0},
-        **{"scale": given.scale1, "shift": given.shift1},
-        **{"weight": weight1, "sums": sums[1], "stats": stats[1]},
-        **{"beside": x, "last": given.last, "out": y},
+    to_output = _arguments(
+        x=middle,
+        bias=weights.bias0,
+        scale=weights.scale1,
+        shift=weights.shift1,
+        weight=weight1,
+        sums=sums[1],
+        stats=stats[1],
+        shortcut=x,
+        output_bias=weights.output_bias,
+        out=y,
     )
-    convolve(to_end, blocks, overlap=False)
-    return Found(y, stats[0], middle, stats[1])
+    convolve(to_output, blocks, overlap=False)
+    return BlockResult(y, stats[0], middle, stats[1])
 
 
-def _step(**tensors: Tensor | None) -> _Step:
-    """Arguments of a kernel; those that are not given are null."""
-    places = {key: 0 if v is None else v.data_ptr() for key, v in tensors.items()}
-    return _Step(**places, eps=EPS)
+def _arguments(**tensors: Tensor | None) -> ctypes.Structure:
+    """Return the arguments of a kernel; missing tensors are null pointers."""
+    pointers = {key: nvrtc.address(tensor) for key, tensor in tensors.items()}
+    return Arguments(**pointers, eps=EPS)
 
 
-def _in_rows(weight: Tensor) -> Tensor:
-    """With inputs next to each other, as memory mostly has them already."""
+def _channels_last(weight: Tensor) -> Tensor:
+    """Return weights with adjacent inputs, which they usually have already."""
     return weight.contiguous(memory_format=torch.channels_last)
 
 
 @functools.cache
-def load(device: torch.device, size: Size, plan: Plan) -> list[nvrtc.OverlappingKernel]:
-    """The `KERNELS` for maps of one size."""
-    shared = (0, plan.shared(size))
+def load(
+    device: torch.device, size: MapSize, plan: TilePlan
+) -> list[nvrtc.OverlappingKernel]:
+    """Compile and return the `KERNELS` for maps of one size."""
+    shared = (0, plan.tile_bytes(size))
     handles = nvrtc.load(source(size, plan), KERNELS, device)
     return [
         nvrtc.OverlappingKernel(handle, 1, plan.threads(size), each)
@@ -199,42 +207,29 @@ def load(device: torch.device, size: Size, plan: Plan) -> list[nvrtc.Overlapping
     ]
 
 
-def source(size: Size, plan: Plan) -> str:
+def source(size: MapSize, plan: TilePlan) -> str:
+    """Return the CUDA source of the kernels."""
     assert plan.fits(size), (size, plan)
     sizes = {"HEIGHT": size.height, "WIDTH": size.width, "CHANNELS": size.channels}
-    sizes |= {"GROUPS": GROUPS, "TALL": plan.tall, "THREADS": plan.threads(size)}
-    sizes |= {"BLOCKS": plan.blocks(size), "SPLIT": 1}
-    here, there = resources.files(__package__), resources.files(cluster_group_norm)
+    sizes |= {"GROUPS": GROUPS, "ROWS": plan.rows, "THREADS": plan.threads(size)}
+    sizes |= {"BLOCKS_PER_SM": plan.blocks_per_sm(size), "CLUSTER_SIZE": 1}
+    here, shared = resources.files(__package__), resources.files(cluster_group_norm)
     files = (
-        *(there / f"{name}.cu" for name in ("device", "vectors")),
+        *(shared / f"{name}.cu" for name in ("device", "vectors")),
         *(here / f"{name}.cu" for name in ("device", "convolution", "kernels")),
     )
-    return "\n".join(
-        [
-            *(f"#define {key} {value}" for key, value in sizes.items()),
-            *(file.read_text() for file in files),
-        ]
-    )
+    return nvrtc.with_definitions(sizes, *(file.read_text() for file in files))
 
 
 @functools.cache
-def _has_tiles(device: torch.device) -> bool:
-    """Whether the GPU is one that plans are for, and the compiler does its work."""
-    if not is_planned_for(device):
+def _is_available(device: torch.device) -> bool:
+    """True if the GPU is supported and the kernels compile."""
+    if not is_hopper(device):
         return False
     try:
         nvrtc.compile_in_background((source(*each) for each in PLANS.items()), device)
         for size, plan in PLANS.items():
             load(device, size, plan)
     except nvrtc.Unavailable as error:
-        refuse(error)
-        return False
-    return True
-
-
-def refuse(error: nvrtc.Unavailable) -> None:
-    """Leave the work to others from now on."""
-    _refused.append(str(error))
-    warnings.warn(
-        f"Residual blocks take longer than they could: {error}.", stacklevel=2
-    )
+        fallback.enable(error)
+    return not fallback.enabled

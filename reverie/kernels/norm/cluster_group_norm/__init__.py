@@ -1,1 +1,1 @@
-"""CUDA kernels whose thread blocks work in clusters and see each other's memory."""
+"""CUDA group norm in thread block clusters, which share their shared memory."""

@@ -1,104 +1,107 @@
-// Group norm and SiLU for maps (rows, pixels, channels) of bfloat16, there and back.
+// Group norm and SiLU for (batch, pixels, channels) maps of bfloat16.
 //
-// A cluster of SPLIT blocks takes one map, of which each has its share in shared memory
-// between the sums and what they are for: so, device memory is read once and written
-// once. A thread has eight neighbouring channels of LOADS pixels. Sums meet within a
-// warp, within a block, and then every block tells all of its cluster.
+// A cluster of CLUSTER_SIZE blocks handles one map. Each block keeps its share in shared
+// memory between summing and normalizing, so device memory is read once and written
+// once. A thread has eight adjacent channels of LOADS pixels. Sums are reduced within a
+// warp, within a block, and then exchanged between all blocks of the cluster.
 //
-// PIXELS, CHANNELS, GROUPS, SPLIT, THREADS, and how many BLOCKS a processor is to have
-// room for, come from the host.
+// The host defines PIXELS, CHANNELS, GROUPS, CLUSTER_SIZE, THREADS, and BLOCKS_PER_SM.
 
-constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32, PER = CHANNELS / GROUPS;
-constexpr int SHARE = PIXELS / SPLIT * CHANNELS;  // numbers of a block
-constexpr int LOADS = SHARE / 8 / THREADS, PIECES = LOADS < 4 ? LOADS : 4;
-static_assert(LOADS * 8 * THREADS == SHARE && LOADS % PIECES == 0, "");
-static_assert(SHARE * SPLIT == PIXELS * CHANNELS && 32 % COLUMNS == 0, "");
+constexpr int COLUMNS = CHANNELS / 8, WARPS = THREADS / 32;
+constexpr int PER_GROUP = CHANNELS / GROUPS;
+constexpr int SHARE = PIXELS / CLUSTER_SIZE * CHANNELS;  // values of a block
+constexpr int LOADS = SHARE / 8 / THREADS;
+constexpr int STAGES = LOADS < 4 ? LOADS : 4;  // copies that can be waited for in turn
+static_assert(LOADS * 8 * THREADS == SHARE && LOADS % STAGES == 0, "");
+static_assert(SHARE * CLUSTER_SIZE == PIXELS * CHANNELS && 32 % COLUMNS == 0, "");
 
 template <int KINDS>
-struct Room {
+struct Scratch {
   float warps[WARPS][KINDS * CHANNELS];
-  float all[SPLIT][KINDS * CHANNELS];
+  float blocks[CLUSTER_SIZE][KINDS * CHANNELS];
   float one[CHANNELS], two[CHANNELS], three[CHANNELS];
-  Gate gates[PIECES];
+  Barrier barriers[STAGES];
 };
 
-struct Place {
-  u32 rank, row, column;
-  size_t map, share;  // where both begin
-  DEVICE Place() {
-    rank = ::rank();
-    row = blockIdx.x / SPLIT;
+struct Position {
+  u32 rank, image, column;
+  size_t map, share;  // offsets of the map and of this block's share
+  DEVICE Position() {
+    rank = cluster_rank();
+    image = blockIdx.x / CLUSTER_SIZE;
     column = threadIdx.x % COLUMNS * 8;
-    map = (size_t)row * PIXELS * CHANNELS;
+    map = (size_t)image * PIXELS * CHANNELS;
     share = map + rank * SHARE;
   }
   DEVICE size_t at(int load) const { return share + (load * THREADS + threadIdx.x) * 8; }
 };
 
-// Has maps brought to shared memory, in pieces, one map behind the other.
+// Starts copying maps to shared memory, one map after the other, in STAGES.
 template <int MAPS>
-DEVICE void send_for(const u16* const (&maps)[MAPS], uint4* data, Gate* gates,
-                     const Place& place) {
-  constexpr u32 BYTES = SHARE * 2 / PIECES;
+DEVICE void start_copies(const u16* const (&maps)[MAPS], uint4* data, Barrier* barriers,
+                         const Position& position) {
+  constexpr u32 BYTES = SHARE * 2 / STAGES;
   if (threadIdx.x == 0) {
-    open_gates(gates, PIECES);
-    for (int i = 0; i < PIECES; i++) {
-      announce(gates + i, MAPS * BYTES);
+    init_barriers(barriers, STAGES);
+    for (int i = 0; i < STAGES; i++) {
+      expect_bytes(barriers + i, MAPS * BYTES);
       UNROLL for (int m = 0; m < MAPS; m++)
-        fetch(data + (m * SHARE / 8 + i * (SHARE / PIECES / 8)),
-              maps[m] + place.share + i * (SHARE / PIECES), BYTES, gates + i);
+        copy_async(data + (m * SHARE / 8 + i * (SHARE / STAGES / 8)),
+                   maps[m] + position.share + i * (SHARE / STAGES), BYTES, barriers + i);
     }
   }
-  meet_block();
-  if (SPLIT > 1) arrive();  // no block writes to one that has not begun
+  sync_block();
+  if (CLUSTER_SIZE > 1) cluster_arrive();  // so that no block writes to one not started
 }
 
-// One number for each kind and channel and block, in `room.all` of every block, or of
-// the first one only. All blocks have arrived before, and nobody needs the last sums.
-template <int KINDS, int MOST>
-DEVICE void sum_up(float (&mine)[KINDS][8], Room<MOST>& room, const Place& place,
-                   bool everywhere) {
+// Sums over the threads of each block. The results of all blocks are stored in
+// `scratch.blocks` of every block (or only of the first one), for each kind and channel.
+// All blocks must have arrived before, and must no longer need the previous sums.
+template <int KINDS, int MAX_KINDS>
+DEVICE void sum_blocks(float (&values)[KINDS][8], Scratch<MAX_KINDS>& scratch,
+                       const Position& position, bool everywhere) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   UNROLL for (int kind = 0; kind < KINDS; kind++) {
     UNROLL for (int j = 0; j < 8; j++) {
-      float x = mine[kind][j];
-      UNROLL for (int m = 16; m >= COLUMNS; m >>= 1) x = plus_lane(x, m);
-      if (lane < COLUMNS) room.warps[warp][kind * CHANNELS + lane * 8 + j] = x;
+      float x = values[kind][j];
+      UNROLL for (int m = 16; m >= COLUMNS; m >>= 1) x = add_lane_xor(x, m);
+      if (lane < COLUMNS) scratch.warps[warp][kind * CHANNELS + lane * 8 + j] = x;
     }
   }
-  meet_block();
-  if (SPLIT > 1) wait();
+  sync_block();
+  if (CLUSTER_SIZE > 1) cluster_wait();
   for (u32 t = threadIdx.x; t < KINDS * CHANNELS; t += THREADS) {
     float x = 0;
-    UNROLL for (int w = 0; w < WARPS; w++) x += room.warps[w][t];
-    float* here = room.all[0] + place.rank * KINDS * CHANNELS + t;
-    if (SPLIT == 1)
-      *here = x;
+    UNROLL for (int w = 0; w < WARPS; w++) x += scratch.warps[w][t];
+    float* local = scratch.blocks[0] + position.rank * KINDS * CHANNELS + t;
+    if (CLUSTER_SIZE == 1)
+      *local = x;
     else
-      for (int r = 0; r < (everywhere ? SPLIT : 1); r++) tell(here, r, x);
+      for (int r = 0; r < (everywhere ? CLUSTER_SIZE : 1); r++) store_remote(local, r, x);
   }
-  if (SPLIT > 1) {
-    arrive();
-    wait();
+  if (CLUSTER_SIZE > 1) {
+    cluster_arrive();
+    cluster_wait();
   } else {
-    meet_block();
+    sync_block();
   }
 }
 
+// The sum of one kind and channel over the blocks of the cluster.
 template <int KINDS>
-DEVICE float total(const float* there, int kind, u32 channel) {
+DEVICE float total(const float* blocks, int kind, u32 channel) {
   float x = 0;
-  UNROLL for (int r = 0; r < SPLIT; r++)
-    x += there[(r * KINDS + kind) * CHANNELS + channel];
+  UNROLL for (int r = 0; r < CLUSTER_SIZE; r++)
+    x += blocks[(r * KINDS + kind) * CHANNELS + channel];
   return x;
 }
 
 // The sum over the channels of a group.
-DEVICE float grouped(const float* x, u32 channel) {
-  const u32 first = channel / PER * PER;
+DEVICE float sum_group(const float* x, u32 channel) {
+  const u32 first = channel / PER_GROUP * PER_GROUP;
   float sum = 0;
-  UNROLL for (int i = 0; i < PER; i++) sum += x[first + i];
+  UNROLL for (int i = 0; i < PER_GROUP; i++) sum += x[first + i];
   return sum;
 }
 
-#define EACH_CHANNEL for (u32 c = threadIdx.x; c < CHANNELS; c += THREADS)
+#define FOR_EACH_CHANNEL for (u32 c = threadIdx.x; c < CHANNELS; c += THREADS)

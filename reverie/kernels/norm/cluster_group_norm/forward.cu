@@ -1,4 +1,4 @@
-// The way there.
+// Forward pass. `stats` gets mean and 1 / standard deviation of each channel's group.
 
 struct Arguments {
   const u16 *x, *bias;
@@ -9,64 +9,61 @@ struct Arguments {
 };
 
 KERNEL norm_forward(Arguments a) {
-  ROOM(Room<2>);
-  const Place place;
-  send_for({a.x}, data, room.gates, place);
+  SHARED_MEMORY(Scratch<2>);
+  const Position position;
+  start_copies({a.x}, data, scratch.barriers, position);
+  // sums of differences from the first pixel keep the variance of almost constant maps
   float first[8], sums[2][8] = {}, x[8];
-  spread(load4(a.x + place.map + place.column), first);
-  UNROLL for (int i = 0; i < PIECES; i++) {
-    await(room.gates + i);
-    UNROLL for (int k = i * LOADS / PIECES; k < (i + 1) * LOADS / PIECES; k++) {
-      spread(data[k * THREADS + threadIdx.x], x);
+  unpack8(load4(a.x + position.map + position.column), first);
+  UNROLL for (int i = 0; i < STAGES; i++) {
+    wait_barrier(scratch.barriers + i);
+    UNROLL for (int k = i * LOADS / STAGES; k < (i + 1) * LOADS / STAGES; k++) {
+      unpack8(data[k * THREADS + threadIdx.x], x);
       UNROLL for (int j = 0; j < 8; j++) {
-        const float away = x[j] - first[j];
-        sums[0][j] += away;
-        sums[1][j] += away * away;
+        const float difference = x[j] - first[j];
+        sums[0][j] += difference;
+        sums[1][j] += difference * difference;
       }
     }
   }
-  sum_up(sums, room, place, true);
+  sum_blocks(sums, scratch, position, true);
 
-  EACH_CHANNEL {
-    const float sum = total<2>(room.all[0], 0, c), mean = sum / PIXELS;
-    const float lead = a.bias ? number(a.bias + c) : 0.f;
-    room.one[c] = mean + number(a.x + place.map + c) + lead;
-    room.two[c] = total<2>(room.all[0], 1, c) - sum * mean;
+  float *const means = scratch.one, *const squares = scratch.two;
+  FOR_EACH_CHANNEL {
+    const float sum = total<2>(scratch.blocks[0], 0, c), mean = sum / PIXELS;
+    const float bias = a.bias ? to_float(a.bias + c) : 0.f;
+    means[c] = mean + to_float(a.x + position.map + c) + bias;
+    squares[c] = total<2>(scratch.blocks[0], 1, c) - sum * mean;
   }
-  meet_block();
-  EACH_CHANNEL {
-    const float away = room.one[c] - grouped(room.one, c) / PER;
-    room.three[c] = room.two[c] + PIXELS * away * away;
+  sync_block();
+  float* const deviations = scratch.three;  // squared, from the mean of the group
+  FOR_EACH_CHANNEL {
+    const float difference = means[c] - sum_group(means, c) / PER_GROUP;
+    deviations[c] = squares[c] + PIXELS * difference * difference;
   }
-  meet_block();
-  float* const gains = room.warps[0];  // which are no longer needed
-  float* const lifts = gains + CHANNELS;
-  EACH_CHANNEL {
-    const float middle = grouped(room.one, c) / PER;
-    const float root = one_by_root(grouped(room.three, c) / (PIXELS * PER) + a.eps);
-    if (place.rank == 0) {
-      float* stats = a.stats + (size_t)place.row * 2 * CHANNELS + c;
-      stats[0] = middle;
-      stats[CHANNELS] = root;
+  sync_block();
+  float* const factors = scratch.warps[0];  // whose sums are no longer needed
+  float* const offsets = factors + CHANNELS;
+  FOR_EACH_CHANNEL {
+    const float mean = sum_group(means, c) / PER_GROUP;
+    const float rstd =
+        inverse_sqrt(sum_group(deviations, c) / (PIXELS * PER_GROUP) + a.eps);
+    if (position.rank == 0) {
+      float* stats = a.stats + (size_t)position.image * 2 * CHANNELS + c;
+      stats[0] = mean;
+      stats[CHANNELS] = rstd;
     }
-    const float gain = root * a.scale[c], lead = a.bias ? number(a.bias + c) : 0.f;
-    gains[c] = gain;
-    lifts[c] = a.shift[c] - (middle - lead) * gain;
+    const float factor = rstd * a.scale[c], bias = a.bias ? to_float(a.bias + c) : 0.f;
+    factors[c] = factor;
+    offsets[c] = a.shift[c] - (mean - bias) * factor;
   }
-  meet_block();
-  float gain[8], lift[8];
-  recall(gains + place.column, gain);
-  recall(lifts + place.column, lift);
+  sync_block();
+  float factor[8], offset[8];
+  load8(factors + position.column, factor);
+  load8(offsets + position.column, offset);
   _Pragma("unroll 4") for (int k = 0; k < LOADS; k++) {
-    spread(data[k * THREADS + threadIdx.x], x);
-    UNROLL for (int j = 0; j < 8; j += 2) {
-      const float z = x[j] * gain[j] + lift[j];
-      const float y = x[j + 1] * gain[j + 1] + lift[j + 1];
-      float open, wide;
-      sigmoids(z, y, open, wide);
-      x[j] = z * open;
-      x[j + 1] = y * wide;
-    }
-    store4(a.out + place.at(k), gather(x));
+    unpack8(data[k * THREADS + threadIdx.x], x);
+    affine_silu8(x, factor, offset);
+    store4(a.out + position.at(k), pack8(x));
   }
 }

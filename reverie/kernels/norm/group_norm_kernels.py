@@ -1,0 +1,295 @@
+"""Triton kernels and functions of group norm with SiLU.
+
+The grid is (map, part). With work shared by pixels, a part has all channels of some
+pixels (C is CHANNELS); shared by groups, it has all pixels of some channels. A tile has
+R pixels and C channels. `rstd` is one over the standard deviation. Statistics and sums
+are stored for each channel, also where they belong to its group.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from reverie.kernels.norm.rms_norm import silu_grad
+
+STAGES: tl.constexpr = tl.constexpr(3)
+"""Tiles in flight: one is processed while the others are loaded."""
+
+
+@triton.jit
+@no_type_check
+def sum_kernel(
+    x, sums, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Sum over the pixels of each part of a map."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = tl.arange(0, C)
+    x += row.to(tl.int64) * pixels * CHANNELS
+    first = tl.load(x + col).to(tl.float32)
+    total, square = _sum_tiles(
+        x, first, part * STEPS, pixels, col, STEPS, CHANNELS, C, R
+    )
+    store_pair(sums + (row * PARTS + part) * 2 * C + col, total, square, C)
+
+
+@triton.jit
+@no_type_check
+def norm_kernel(
+    x, bias, scale, shift, sums, stats, out, eps, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Normalize and activate; without `sums`, the work is shared by groups."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    start = row.to(tl.int64) * pixels * CHANNELS
+    x, out = x + start, out + start
+    if sums is None:
+        start_step = 0
+        col = part * C + tl.arange(0, C)
+        first = tl.load(x + col).to(tl.float32)
+        total, square = _sum_tiles(x, first, 0, pixels, col, STEPS, CHANNELS, C, R)
+    else:
+        start_step = part * STEPS
+        col = tl.arange(0, C)
+        first = tl.load(x + col).to(tl.float32)
+        total, square = sum_parts(sums, row, PARTS, 2, C)
+    mean, rstd = group_statistics(
+        first, bias, total, square, col, eps, pixels, PER_GROUP, C
+    )
+    if sums is None or part == 0:
+        store_pair(stats + row * 2 * CHANNELS + col, mean, rstd, CHANNELS)
+    factor, offset = factor_and_offset(mean, rstd, bias, scale, shift, col)
+    for i in tl.range(0, STEPS, num_stages=STAGES):
+        place, mask = _tile(start_step + i, pixels, col, CHANNELS, R)
+        v = tl.load(x + place, mask, 0.0).to(tl.float32)
+        z = v * factor[None, :] + offset[None, :]
+        tl.store(out + place, z * tl.sigmoid(z), mask)
+
+
+@triton.jit
+@no_type_check
+def sum_backward_kernel(
+    x, bias, scale, shift, stats, dy, out, sums, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of shift and scale, and the activation again."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = tl.arange(0, C)
+    start = row.to(tl.int64) * pixels * CHANNELS
+    x, dy, out = x + start, dy + start, out + start
+    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
+    dshift = tl.zeros((R, C), tl.float32)
+    dscale = tl.zeros((R, C), tl.float32)
+    for i in tl.range(0, STEPS, num_stages=STAGES):
+        offset, mask = _tile(part * STEPS + i, pixels, col, CHANNELS, R)
+        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
+        tl.store(out + offset, z * gate, mask)
+        dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
+        dz *= silu_grad(z, gate)
+        dshift += dz
+        dscale += dz * v
+    ptr = sums + (row * PARTS + part) * 4 * C + col
+    store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
+
+
+@triton.jit
+@no_type_check
+def apply_backward_kernel(
+    x, bias, scale, shift, stats, dy, sums, residual_grad, dx, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the map, and sums over pixels of its two terms."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = tl.arange(0, C)
+    start = row.to(tl.int64) * pixels * CHANNELS
+    x, dy, dx = x + start, dy + start, dx + start
+    dshift, dscale = sum_parts(sums, row, PARTS, 4, C)
+    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
+    mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
+    through_norm = tl.zeros((R, C), tl.float32)
+    residual = tl.zeros((R, C), tl.float32)
+    for i in tl.range(0, STEPS, num_stages=STAGES):
+        offset, mask = _tile(part * STEPS + i, pixels, col, CHANNELS, R)
+        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
+        dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
+        dz *= silu_grad(z, gate) * gain[None, :]
+        dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
+        dv = tl.where(mask, dv, 0.0)
+        if bias is not None:
+            through_norm += dv
+        if residual_grad is not None:
+            extra = tl.load(residual_grad + start + offset, mask, 0.0).to(tl.float32)
+            residual += extra
+            dv += extra
+        tl.store(dx + offset, dv, mask)
+    ptr = sums + ((row * PARTS + part) * 4 + 2) * C + col
+    store_pair(ptr, tl.sum(through_norm, 0), tl.sum(residual, 0), C)
+
+
+@triton.jit
+@no_type_check
+def groups_backward_kernel(
+    x, bias, scale, shift, stats, dy, residual_grad, out, dx, sums, pixels,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
+    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """The whole backward pass, shared by groups; a tile has all pixels of the map."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    col = part * C + tl.arange(0, C)
+    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
+    offset, mask = _tile(0, pixels, col, CHANNELS, R)
+    offset = row.to(tl.int64) * pixels * CHANNELS + offset
+    v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+    v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
+    tl.store(out + offset, z * gate, mask)
+    dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
+    dz *= silu_grad(z, gate)
+    dshift, dscale = tl.sum(dz, 0), tl.sum(dz * v, 0)
+    mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
+    dv = input_grad(dz * gain[None, :], v, mean_dz, mean_dzv, rstd)
+    dv = tl.where(mask, dv, 0.0)
+    ptr = sums + row * 4 * CHANNELS + col
+    store_pair(ptr, dshift, dscale, CHANNELS)
+    tl.store(ptr + 2 * CHANNELS, tl.sum(dv, 0))
+    if residual_grad is not None:
+        extra = tl.load(residual_grad + offset, mask, 0.0).to(tl.float32)
+        tl.store(ptr + 3 * CHANNELS, tl.sum(extra, 0))
+        dv += extra
+    else:
+        tl.store(ptr + 3 * CHANNELS, dshift * 0)
+    tl.store(dx + offset, dv, mask)
+
+
+@triton.jit
+@no_type_check
+def _tile(step, pixels, col, CHANNELS: tl.constexpr, R: tl.constexpr):
+    """Return offsets of a tile in its map, and a mask of the pixels inside of it."""
+    pixel = step * R + tl.arange(0, R)[:, None]
+    return pixel * CHANNELS + col[None, :], pixel < pixels
+
+
+@triton.jit
+@no_type_check
+def _sum_tiles(
+    x, first, start_step, pixels, col,
+    STEPS: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Sum the differences from the first pixel, and their squares.
+
+    Squaring the values themselves would lose the variance of almost constant maps.
+    """
+    total = tl.zeros((R, C), tl.float32)
+    square = tl.zeros((R, C), tl.float32)
+    for i in tl.range(0, STEPS, num_stages=STAGES):
+        offset, mask = _tile(start_step + i, pixels, col, CHANNELS, R)
+        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        v = tl.where(mask, v - first[None, :], 0.0)
+        total += v
+        square += v * v
+    return tl.sum(total, 0), tl.sum(square, 0)
+
+
+@triton.jit
+@no_type_check
+def store_pair(ptr, first, second, stride):
+    tl.store(ptr, first)
+    tl.store(ptr + stride, second)
+
+
+@triton.jit
+@no_type_check
+def sum_parts(sums, row, PARTS: tl.constexpr, KINDS: tl.constexpr, C: tl.constexpr):
+    """Add up the first two of KINDS sums that each part of a map has."""
+    first = tl.zeros((C,), tl.float32)
+    second = tl.zeros((C,), tl.float32)
+    for i in range(PARTS):
+        ptr = sums + (row * PARTS + i) * KINDS * C + tl.arange(0, C)
+        first += tl.load(ptr)
+        second += tl.load(ptr + C)
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def _sum_group(v, PER_GROUP: tl.constexpr, C: tl.constexpr):
+    """Return for each channel the sum over its group."""
+    sums = tl.sum(tl.reshape(v, (C // PER_GROUP, PER_GROUP)), 1)
+    wide = tl.broadcast_to(sums[:, None], (C // PER_GROUP, PER_GROUP))
+    return tl.reshape(wide, (C,))
+
+
+@triton.jit
+@no_type_check
+def group_statistics(
+    first, bias, total, square, col, eps, pixels,
+    PER_GROUP: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Return mean and rstd of a map plus bias, from `_sum_tiles` of all its pixels."""
+    mean = total / pixels
+    deviations = square - total * mean  # squared, from the mean of the channel
+    mean += first
+    if bias is not None:
+        mean += tl.load(bias + col).to(tl.float32)
+    group_mean = _sum_group(mean, PER_GROUP, C) / PER_GROUP
+    difference = mean - group_mean
+    deviations += pixels * difference * difference
+    variance = _sum_group(deviations, PER_GROUP, C) / (pixels * PER_GROUP)
+    return group_mean, tl.rsqrt(variance + eps)
+
+
+@triton.jit
+@no_type_check
+def factor_and_offset(mean, rstd, bias, scale, shift, col):
+    """Return (a, b) such that `group_norm(x + bias) = a * x + b`."""
+    if bias is not None:
+        mean -= tl.load(bias + col).to(tl.float32)
+    factor = rstd * tl.load(scale + col).to(tl.float32)
+    return factor, tl.load(shift + col).to(tl.float32) - mean * factor
+
+
+@triton.jit
+@no_type_check
+def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
+    """Return mean (less the bias that was added to the map), rstd, scale and shift."""
+    mean = tl.load(stats + row * 2 * CHANNELS + col)
+    rstd = tl.load(stats + row * 2 * CHANNELS + CHANNELS + col)
+    if bias is not None:
+        mean -= tl.load(bias + col).to(tl.float32)
+    gain = tl.load(scale + col).to(tl.float32)
+    return mean, rstd, gain, tl.load(shift + col).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def normalize_tile(v, mean, rstd, gain, lift):
+    """Return the normalized tile, the output of the norm, and its sigmoid."""
+    v = (v - mean[None, :]) * rstd[None, :]
+    z = v * gain[None, :] + lift[None, :]
+    return v, z, tl.sigmoid(z)
+
+
+@triton.jit
+@no_type_check
+def gradient_means(
+    dshift, dscale, gain, pixels, PER_GROUP: tl.constexpr, C: tl.constexpr
+):
+    """Return the two group means that the gradient of a group norm subtracts."""
+    count = pixels * PER_GROUP
+    mean_dz = _sum_group(dshift * gain, PER_GROUP, C) / count
+    return mean_dz, _sum_group(dscale * gain, PER_GROUP, C) / count
+
+
+@triton.jit
+@no_type_check
+def input_grad(dz, v, mean_dz, mean_dzv, rstd):
+    """Return the gradient of a map; `dz` includes the scale, `v` is normalized."""
+    return (dz - mean_dz[None, :] - v * mean_dzv[None, :]) * rstd[None, :]
