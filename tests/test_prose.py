@@ -73,7 +73,6 @@ PENDING = {
     "reverie/nets",
     "reverie/presets/agents.yaml",
     "reverie/recordings",
-    "reverie/render",
     "reverie/run",
     "reverie/spaces.py",
     "reverie/sweep/objective.py",

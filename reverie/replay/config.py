@@ -38,7 +38,7 @@ class PriorityConfig:
     """Exponent applied to the priority of each step."""
 
     maxfrac: float = 0.5
-    """Weight of the maximum over the steps of a sequence; the mean has the rest."""
+    """Weight of the maximum in the priority of a sequence; 1 - this for the mean."""
 
     initial: float = float("inf")
     """Priority of new steps; infinite means that they are sampled first."""

@@ -64,8 +64,8 @@ def test_log_keys_have_mean_sum_and_maximum_per_episode():
     stats = EpisodeStats(1)
     stats.add(row([True], [False], [0.0], **{"log/coal": [-3.0]}))
     metrics = stats.add(row([False], [True], [0.0], **{"log/coal": [-1]}))
-    got = {key: value.tolist() for key, value in metrics.items() if "coal" in key}
-    assert got == {
+    actual = {key: value.tolist() for key, value in metrics.items() if "coal" in key}
+    assert actual == {
         "epstats/log/coal/avg": [-2.0],
         "epstats/log/coal/max": [-1.0],
         "epstats/log/coal/sum": [-4.0],
@@ -104,7 +104,7 @@ def test_a_restored_state_continues_exactly():
     second.load_state_dict(first.state_dict())
     play(first, rows[12:])  # must not change the state
     resumed = play(second, rows[12:])
-    for got, want in zip(resumed, expected[12:], strict=True):
-        assert got.keys() == want.keys()
-        for key in got:
-            np.testing.assert_array_equal(got[key], want[key])
+    for actual, reference in zip(resumed, expected[12:], strict=True):
+        assert actual.keys() == reference.keys()
+        for key in actual:
+            np.testing.assert_array_equal(actual[key], reference[key])

@@ -76,9 +76,9 @@ def test_all_number_types_are_scalars(logger):
         "float": torch.tensor(1.5),
     }
     logger.add(values)
-    want = {"int": 3, "bool": 1, "numpy": 0.5, "array": 2, "long": 2**40}
-    want |= {"half": 0.25, "truth": 1, "float": 1.5}
-    assert logger.write(0).scalars == want
+    expected = {"int": 3, "bool": 1, "numpy": 0.5, "array": 2, "long": 2**40}
+    expected |= {"half": 0.25, "truth": 1, "float": 1.5}
+    assert logger.write(0).scalars == expected
 
 
 def test_metrics_of_different_calls_are_averaged_by_name(logger):
@@ -166,8 +166,8 @@ def test_resuming_gives_the_same_files_as_an_uninterrupted_run(tmp_path):
                 state = logger.state_dict()
         return state
 
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run(Logger([JsonlSink(whole)]), range(40))
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    run(Logger([JsonlSink(uninterrupted)]), range(40))
     # Killed at step 30, after the state of step 17 was saved, while writing a line.
     state = run(Logger([JsonlSink(resumed)]), range(30), save_at=17)
     with open(resumed / "metrics.jsonl", "a") as file:
@@ -176,7 +176,7 @@ def test_resuming_gives_the_same_files_as_an_uninterrupted_run(tmp_path):
     again.load_state_dict(state)
     run(again, range(18, 40))
     for name in ("metrics.jsonl", "scores.jsonl"):
-        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+        assert (resumed / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
 def test_sinks_without_a_state_are_truncated(sink):

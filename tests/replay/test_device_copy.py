@@ -312,10 +312,10 @@ def test_write_back_can_be_captured_in_a_cuda_graph():
         gpu.write_back(batch["stepid"], extras)
     host("plain")
     for turn in range(8):
-        want, batch = host("plain"), gpu("plain", batch)
-        for key in want:
-            assert torch.equal(want[key], batch[key].cpu()), key
+        expected, batch = host("plain"), gpu("plain", batch)
+        for key in expected:
+            assert torch.equal(expected[key], batch[key].cpu()), key
         for key in EXTRAS:
             extras[key].fill_(turn)
         graph.replay()
-        host.write_back(want["stepid"], {k: v.cpu() for k, v in extras.items()})
+        host.write_back(expected["stepid"], {k: v.cpu() for k, v in extras.items()})

@@ -216,10 +216,10 @@ def test_counts_are_saved_and_removed_with_evicted_episodes(tmp_path):
         filler.add(9)
         replay.sample("train")
     state = replay.save()
-    want = [replay.sample("train") for _ in range(4)]
+    expected = [replay.sample("train") for _ in range(4)]
     again = make_replay(capacity=120, directory=tmp_path, train=window)
     again.load(state)
-    for batch in want:
+    for batch in expected:
         found = again.sample("train")
         for key in batch:
             np.testing.assert_array_equal(found[key], batch[key], err_msg=key)

@@ -96,9 +96,9 @@ def test_a_save_keeps_prefetched_batches(tmp_path):
     resumed = ReplayFeed(again, windows, prefetch=True)
     for _ in range(5):
         for name in windows:
-            want = expected(name)
-            equal(want, feed(name))
-            equal(want, resumed(name))
+            reference_batch = expected(name)
+            equal(reference_batch, feed(name))
+            equal(reference_batch, resumed(name))
     feed.close()
     resumed.close()
 
@@ -114,8 +114,8 @@ def test_batches_on_the_gpu_are_complete():
     replay, reference = make_filled_replay(), make_filled_replay()
     feed = ReplayFeed(replay, {"train": WINDOW}, "cuda", prefetch=True)
     for _ in range(50):
-        batch, want = feed("train"), reference.sample("train")
-        for key, value in want.items():
+        batch, reference_batch = feed("train"), reference.sample("train")
+        for key, value in reference_batch.items():
             assert batch[key].is_cuda
             np.testing.assert_array_equal(batch[key].cpu().numpy(), value)
     feed.close()

@@ -110,8 +110,8 @@ def check_batch(reference, window, batch):
             if key.startswith("log/"):
                 assert key not in batch
             elif key not in ("is_first", "is_last"):
-                want = np.stack([step[key] for step in stored])
-                np.testing.assert_array_equal(batch[key][row], want, err_msg=key)
+                expected = np.stack([step[key] for step in stored])
+                np.testing.assert_array_equal(batch[key][row], expected, err_msg=key)
         first = np.array([step["is_first"] for step in stored])
         last = np.array([step["is_last"] for step in stored])
         last[:-1] |= first[1:]
@@ -226,9 +226,9 @@ def test_is_last_is_set_before_a_reset_also_between_chunks():
     one, two = replay.sample("train"), replay.sample("train")
     joined = np.concatenate([one["is_last"], two["is_last"]], 1)
     ids = np.concatenate([one["stepid"], two["stepid"]], 1)
-    want = (ids + 1) % 3 == 0
-    want[:, -1] = False
-    np.testing.assert_array_equal(joined, want)
+    expected = (ids + 1) % 3 == 0
+    expected[:, -1] = False
+    np.testing.assert_array_equal(joined, expected)
 
 
 def test_a_sequence_evicted_between_chunks_is_replaced():

@@ -121,8 +121,8 @@ def test_segments_that_failed_to_be_written_are_written_later(monkeypatch, tmp_p
     fill(replay, 10, rng)
     out = read(replay, np.arange(held))
     for key, value in out.items():
-        want = np.concatenate([row[key] for row in rows])
-        np.testing.assert_array_equal(value, want, err_msg=key)
+        expected = np.concatenate([row[key] for row in rows])
+        np.testing.assert_array_equal(value, expected, err_msg=key)
     replay.close()
 
 

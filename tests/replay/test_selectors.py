@@ -111,9 +111,9 @@ def test_priorities_are_updated_after_additions_and_evictions():
         selector.prioritize(some, value)
         priority |= dict(zip(some.tolist(), value.tolist(), strict=True))
     live = np.arange(index.first, index.total)
-    rest = np.array([g for g in live if int(g) not in priority], np.int64)
-    selector.prioritize(rest, np.full(len(rest), 0.5))
-    priority |= dict.fromkeys(rest.tolist(), 0.5)
+    unrated = np.array([g for g in live if int(g) not in priority], np.int64)
+    selector.prioritize(unrated, np.full(len(unrated), 0.5))
+    priority |= dict.fromkeys(unrated.tolist(), 0.5)
     starts = index.window_starts(SPAN).tolist()
     weights = {g: window_mass(index, g, priority, config) for g in starts}
     assert_distribution(selector, weights)

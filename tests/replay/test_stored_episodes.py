@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from replay_episodes import stored_episodes
 from test_replay import make_replay, make_rows
 
 from reverie.replay.config import ReplayConfig
-from reverie.replay.stored_episodes import stored_episodes
 from reverie.rows import Window
 
 
@@ -29,8 +29,8 @@ def test_stored_episodes_can_be_read_and_added_to_another_replay():
     assert len(episodes) == 8
     for i, episode in enumerate(episodes):
         slot, which = divmod(i, 4)
-        want = np.stack([row["vector"][slot] for row in added[which]])
-        np.testing.assert_array_equal(episode["vector"], want)
+        expected = np.stack([row["vector"][slot] for row in added[which]])
+        np.testing.assert_array_equal(episode["vector"], expected)
     assert len(list(stored_episodes(replay, partial=True))) == 10
 
     other = make_replay(1000, 2, train=window)

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from replay_episodes import stored_episodes
 
 from reverie import envs as suites
 from reverie.agents.dreamer.agent import Dreamer
@@ -33,7 +34,6 @@ from reverie.cli.main import main
 from reverie.cli.train import training_config
 from reverie.envs.vector.env_slot import EnvFailure
 from reverie.replay.segment_files import listed_files
-from reverie.replay.stored_episodes import stored_episodes
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.factory import EVAL_SEEDS

@@ -1,4 +1,4 @@
-"""Read complete episodes from a replay buffer."""
+"""Read episodes from a replay buffer, to check its contents."""
 
 from __future__ import annotations
 
