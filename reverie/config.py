@@ -261,8 +261,8 @@ class _Setting:
             return _cast(value, self.type)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{name} must be {_describe_type(self.type)}, but {origin} has "
-                f"{value!r}.\n  Fix: --{name} {_example(self.default)}"
+                f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
+                f"\n  Fix: --{name} {_example(self.default)}"
             ) from None
 
 

@@ -172,7 +172,7 @@ def test_the_command_says_how_often_a_clone_succeeds(clone, capsys):
     assert names[0].startswith("0000")
     assert any("failed" in name for name in names) is not all(found)
     assert cli.main([*words, "--videos", "some"]) == 2
-    assert "--videos 5" in capsys.readouterr().err
+    assert "--videos 0" in capsys.readouterr().err
 
 
 def test_episodes_that_failed_are_kept_as_recordings(clone, tmp_path, capsys):
