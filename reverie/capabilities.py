@@ -1,4 +1,4 @@
-"""Optional protocols: what an agent may offer in addition to `api.Agent`.
+"""Optional protocols of agents, and `AgentConfig`, which declares what an agent needs.
 
 Callers test for them with `isinstance` and use them where they are present. No caller
 asks which agent it has.
@@ -7,11 +7,13 @@ asks which agent it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from reverie.api import Action, Batch, Feed, Obs, StateDict
+from reverie.rows import Window
 from reverie.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -114,3 +116,67 @@ class HasWorldModelEnv(Protocol):
     """Has a world model that can be simulated as an environment."""
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv: ...
+
+
+@runtime_checkable
+class HasBase(Protocol):
+    """An agent that uses the world model or encoder of another run."""
+
+    def load_base(self, state: StateDict) -> None:
+        """Load the weights of the base run."""
+        ...
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Base class of an agent's settings; it declares what the agent needs of a run.
+
+    The defaults describe an agent that acts in environments and trains on the replay.
+    """
+
+    importer: ClassVar[str] = ""
+    """Function `package.module:read_state` that reads checkpoints of the original."""
+    resumable: ClassVar[tuple[str, ...]] = ()
+    """Settings that may change when a run is resumed."""
+    plugins: ClassVar[tuple[str, ...]] = ()
+    """Settings that may name a class as `package.module:Class`, such as a world."""
+    reconstruction_setting: ClassVar[str] = ""
+    """Setting of the reconstruction loss, which a sequence dataset chooses."""
+
+    @property
+    def sequence_window(self) -> Window | None:
+        """Batches of a sequence dataset, for agents that train on one."""
+        return None
+
+    @property
+    def base_run(self) -> str:
+        """Run whose world model or encoder the agent uses."""
+        return ""
+
+    @property
+    def base_agent(self) -> str:
+        """Agent of the base run, built without training it."""
+        return ""
+
+    @property
+    def rows_per_update(self) -> int:
+        """Dataset rows per update, for agents whose training is counted in epochs."""
+        return 0
+
+    @property
+    def gives_priorities(self) -> bool:
+        """True if the agent sets sampling priorities in the replay."""
+        return False
+
+
+@runtime_checkable
+class ConfiguresBase(Protocol):
+    """Config of an agent that uses the world model or encoder of another run."""
+
+    def with_base_agent(self, name: str) -> Any:
+        """Return the config for a base run of this agent."""
+        ...
+
+    def with_encoder(self, encoder: Any) -> Any:
+        """Return the config for an encoder of dreamerv3-torch with these sizes."""
+        ...

@@ -316,7 +316,11 @@ def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
     """The docstring below each field, as a single line, by dotted name."""
     docs: dict[str, str] = {}
     for class_ in reversed(schema.__mro__[:-1]):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(class_))).body[0]
+        try:
+            source = inspect.getsource(class_)
+        except (OSError, TypeError):  # a class made at run time, for plug-ins
+            continue
+        tree = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(tree, ast.ClassDef)
         for field, doc in itertools.pairwise(tree.body):
             match field, doc:

@@ -19,13 +19,14 @@ LEAVES = {"envs", "replay", "datasets", "log", "render"}
 
 CONTRACT = {"api", "spaces", "rows", "capabilities"}
 
-BASE = CONTRACT | {"storage"}
+BASE = CONTRACT | {"storage", "plugins"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "spaces": set(),
     "rows": set(),
     "api": {"spaces", "rows"},
     "capabilities": CONTRACT,
+    "plugins": CONTRACT,
     "storage": CONTRACT,
     **dict.fromkeys(LEAVES, BASE),
     # `render` turns arrays into pictures: the one leaf that log and agents may use.

@@ -1,14 +1,14 @@
-"""Agents: they act, learn, and say what they need for both."""
+"""Agents by name, and `make`, which builds one."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
 from typing import Any
 
 import torch
 
 from reverie.api import Agent, UserError
+from reverie.plugins import import_object, is_plugin
 from reverie.spaces import Spaces
 
 AGENTS = {
@@ -18,6 +18,22 @@ AGENTS = {
     "random": "reverie.agents.random:RandomAgent",
     "vta": "reverie.agents.vta.agent:VTAAgent",
 }
+
+
+def check_name(name: str) -> None:
+    """Raise unless `name` is a built-in agent or of the form `package.module:Class`."""
+    if name not in AGENTS and not is_plugin(name):
+        near = difflib.get_close_matches(name, AGENTS, 1, 0)[0]
+        raise UserError(
+            f"There is no agent {name!r}.\n  Fix: did you mean --agent {near}? Or "
+            "use --agent package.module:Class."
+        )
+
+
+def find_class(name: str) -> Any:
+    """Return the class of a built-in agent, or of `package.module:Class`."""
+    check_name(name)
+    return import_object(AGENTS.get(name, name), "--agent")
 
 
 def make(
@@ -35,19 +51,11 @@ def make(
 ) -> Agent:
     """Build an agent by name; `config` is that agent's own dataclass.
 
-    `compile` says how much faster machinery it may use: `none`, `step` or `graph`; with
-    `overlap` its policy may act with slightly older weights instead of waiting.
-    `base` is another agent whose world this one looks through.
+    `compile` selects fused kernels and CUDA graphs: `none`, `step` or `graph`. With
+    `overlap` the policy may act with weights that are one update old instead of waiting
+    for an update. `base` is another agent whose world model this one uses.
     """
-    if name not in AGENTS:
-        near = difflib.get_close_matches(name, AGENTS, 1, 0) or list(AGENTS)
-        raise UserError(
-            f"There is no agent {name!r}.\n  Fix: did you mean {near[0]!r}?"
-        )
-    module, cls = AGENTS[name].split(":")
-    build = getattr(importlib.import_module(module), cls)
-    more = {} if base is None else {"base": base}
-    agent: Agent = build(
+    agent: Agent = find_class(name)(
         obs_space,
         act_space,
         config,
@@ -56,6 +64,6 @@ def make(
         seed=seed,
         compile=compile,
         overlap=overlap,
-        **more,
+        **({} if base is None else {"base": base}),
     )
     return agent

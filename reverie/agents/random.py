@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from reverie.api import Action, Carry, Extras, Feed, Metrics, Mode, Obs, StateDict
+from reverie.capabilities import AgentConfig
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
 
 @dataclass(frozen=True)
-class RandomConfig:
+class RandomConfig(AgentConfig):
     """Nothing to set."""
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from reverie import config as configs
+from reverie.agents import check_name
 from reverie.agents.bc.agent import BCConfig
 from reverie.agents.dreamer.agent import DreamerConfig
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.random import RandomConfig
 from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
+from reverie.capabilities import AgentConfig
 from reverie.config import ConfigError, Layer
 from reverie.convert.vta.config import from_vta_file, is_vta_file
 from reverie.datasets.sequences import (
@@ -25,9 +29,12 @@ from reverie.datasets.sequences import (
 )
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
+from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
 from reverie.run.clock import RunConfig
 from reverie.run.offline_data import OfflineConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ class Config:
     task: str = "catch"
     """Task: `suite_name`, `gym_<id>`, `package.module:factory`, a sequence dataset
     `sequences_<name>`, or `recordings`."""
-    agent: Literal["bc", "dreamer", "iris", "random", "vta"] = "dreamer"
-    """Which agent to train."""
+    agent: str = "dreamer"
+    """`dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
     seed: int = 0
     """Random seed."""
     logdir: str = "~/logdir/{timestamp}"
@@ -75,6 +82,7 @@ class Config:
     """VTA agent (variational temporal abstraction)."""
 
     def __post_init__(self) -> None:
+        check_name(self.agent)
         if self.seed < 0:
             raise UserError(f"The seed {self.seed} is negative.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock == "seconds":
@@ -90,18 +98,18 @@ class Config:
                 "  Fix: --run.overlap auto"
             )
 
-        # Only an agent that can give priorities has this setting.
-        silent = getattr(self.of_agent, "priosignal", None) == ""
-        if self.replay.fracs.priority > 0 and silent:
+        if self.replay.fracs.priority > 0 and not self.of_agent.gives_priorities:
             raise UserError(
-                "replay.fracs.priority is above zero, but nothing gives priorities.\n"
-                f"  Fix: add `--{self.agent}.priosignal model`."
+                "replay.fracs.priority is above zero, but the agent "
+                f"{self.agent!r} sets no priorities.\n  Fix: --replay.fracs.priority "
+                "0; DreamerV3 sets them with --dreamer.priosignal model."
             )
 
     @property
-    def of_agent(self) -> Any:
-        """The settings of the chosen agent."""
-        return getattr(self, self.agent)
+    def of_agent(self) -> AgentConfig:
+        """Settings of the chosen agent."""
+        config: AgentConfig = getattr(self, settings_name(self.agent))
+        return config
 
 
 def resolve(
@@ -119,18 +127,94 @@ def resolve(
     read = [_file_layers(Path(path)) for path in files]
     usual = [layer for below, _ in read for layer in below]
     layers = [*usual, *named, *(above for _, above in read)]
-    given = [layer["task"] for _, layer in layers if "task" in layer]
-    usually = given[-1] if given else Config().task
-    task = str(dict(pairs).get("task") or usually)
+    schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
+    task, agent = (
+        str(_last([*(layer for _, layer in layers), dict(pairs)], name, default))
+        for name, default in (("task", Config.task), ("agent", Config.agent))
+    )
     if is_sequence_task(task):
-        layers = [(f"the task {task!r}", _source_layer(task)), *layers]
+        layers = [(f"the task {task!r}", _sequence_layer(schema, agent, task)), *layers]
     elif not any("task" in block for _, block in named):
         layers = [*_suite_layers(task), *layers]
-    below = configs.resolve(Config, layers)
-    flag_layer = configs.flag_layer(Config, pairs, below)
-    found = configs.resolve(Config, [*layers, ("the flags", flag_layer)])
-    for_evaluation(found)  # what cannot be laid over it is said at once
-    return found
+    below = configs.resolve(schema, layers)
+    flag_layer = configs.flag_layer(schema, pairs, below)
+    config = configs.resolve(schema, [*layers, ("the flags", flag_layer)])
+    for_evaluation(config)  # raises if `run.eval_configs` does not apply
+    return config
+
+
+def find_schema(layers: Sequence[Layer]) -> type[Config]:
+    """Return the config class, with the settings of plug-ins that the layers name."""
+    agent = str(_last(layers, "agent", Config.agent))
+    components = {}
+    for field_ in dataclasses.fields(Config):
+        default = getattr(field_, "default_factory", None)
+        for name in getattr(default, "plugins", ()):
+            setting = f"{field_.name}.{name}"
+            value = str(_last(layers, setting, ""))
+            if is_plugin(value):
+                components[setting] = value
+    return _schema(agent, tuple(components.items()))
+
+
+@functools.cache
+def _schema(agent: str, components: tuple[tuple[str, str], ...]) -> type[Config]:
+    groups: dict[str, type] = {}
+    for setting, name in components:
+        group = setting.partition(".")[0]
+        base = typing.get_type_hints(Config)[group]
+        settings = _settings_class(name, f"--{setting}")
+        groups[group] = _extend(base, {settings_name(name): settings})
+    if is_plugin(agent):
+        settings = _settings_class(agent, "--agent")
+        if not issubclass(settings, AgentConfig):
+            raise UserError(
+                f"--agent {agent}: its Config does not derive from "
+                "reverie.capabilities.AgentConfig.\n  Fix: derive it from there."
+            )
+        key = settings_name(agent)
+        if key in {each.name for each in dataclasses.fields(Config)}:
+            raise UserError(
+                f"--agent {agent}: its settings would be called {key!r}, which is "
+                "taken.\n  Fix: give the class another name."
+            )
+        groups[key] = settings
+    return _extend(Config, groups) if groups else Config
+
+
+def _settings_class(name: str, flag: str) -> type:
+    """Return the dataclass of a plug-in's settings: its attribute `Config`."""
+    settings = getattr(import_object(name, flag), "Config", None)
+    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
+        raise UserError(
+            f"{flag} {name}: the class has no settings.\n  Fix: add an attribute "
+            "`Config`, a frozen dataclass; it may be empty."
+        )
+    return settings
+
+
+def _extend(base: type[T], groups: Mapping[str, type]) -> type[T]:
+    """Return a subclass of a config dataclass with these groups of settings."""
+    fields = [(k, cls, field(default_factory=cls)) for k, cls in groups.items()]
+    return dataclasses.make_dataclass(
+        base.__name__,
+        fields,
+        bases=(base,),
+        frozen=True,
+        namespace={"__module__": __name__},
+    )
+
+
+def _last(layers: Sequence[Layer], name: str, default: Any) -> Any:
+    """Return the last value of a setting, given by dotted name or in nested dicts."""
+    group, _, rest = name.partition(".")
+    for layer in reversed(layers):
+        if name in layer:
+            return layer[name]
+        inner = layer.get(group)
+        if rest and isinstance(inner, Mapping) and rest in inner:
+            return inner[rest]
+    return default
 
 
 def for_evaluation(config: Config) -> Config:
@@ -140,15 +224,16 @@ def for_evaluation(config: Config) -> Config:
     saved = ("the config", dataclasses.asdict(config))
     blocks = _expand(config.run.eval_configs)
     return dataclasses.replace(
-        config, env=configs.resolve(Config, [saved, *blocks]).env
+        config, env=configs.resolve(type(config), [saved, *blocks]).env
     )
 
 
 def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
     """A finished config with some settings changed."""
-    layer = configs.flag_layer(Config, flags, config)
-    saved = ("the saved config", dataclasses.asdict(config))
-    return configs.resolve(Config, [saved, ("the flags", layer)])
+    saved = dataclasses.asdict(config)
+    schema = find_schema([saved, dict(flags)])
+    layer = configs.flag_layer(schema, flags, config)
+    return configs.resolve(schema, [("the saved config", saved), ("the flags", layer)])
 
 
 def _file_layers(
@@ -173,9 +258,12 @@ def _file_layers(
     return below, (origin, {**task, **found.settings})
 
 
-def _source_layer(task: str) -> Layer:
-    """How images of its sequences are compared, unless somebody says otherwise."""
-    return {"vta.world.loss": find_sequence_class(task).loss}  # type: ignore[attr-defined]
+def _sequence_layer(schema: type[Config], agent: str, task: str) -> Layer:
+    """Return the reconstruction loss that suits a sequence dataset."""
+    group = settings_name(agent)
+    setting = typing.get_type_hints(schema)[group].reconstruction_setting
+    loss = find_sequence_class(task).loss  # type: ignore[attr-defined]
+    return {f"{group}.{setting}": loss} if setting else {}
 
 
 def _suite_layers(task: Any) -> list[tuple[str, Layer]]:

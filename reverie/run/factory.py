@@ -45,10 +45,9 @@ def make_agent(
 ) -> Agent:
     """The config's agent for the spaces of an environment or a pool."""
     device.avoid_crashes(where, precision)
-    on: Any = getattr(config.of_agent, "on", "")
     base = None
-    if on in agents.AGENTS:  # it looks through the world of another, left as it is
-        other = replace(config, agent=on, compile="none")
+    if config.of_agent.base_agent:
+        other = replace(config, agent=config.of_agent.base_agent, compile="none")
         base = make_agent(other, spaces, where, precision)
     return agents.make(
         config.agent,
@@ -69,7 +68,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components
     if path.is_file():
-        state = import_checkpoint(config.agent, path, agent.state_dict(), components)
+        state = import_checkpoint(config.of_agent, path, agent.state_dict(), components)
     else:
         path = checkpoint.locate(path)
         state = checkpoint.read_part(path, "agent")

@@ -28,7 +28,8 @@ import torch
 
 from reverie import config as configs
 from reverie.api import UserError
-from reverie.run.config import Config
+from reverie.plugins import settings_name
+from reverie.run.config import Config, find_schema
 from reverie.spaces import Space, Spaces
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
 
@@ -41,8 +42,6 @@ HARMLESS = (
     "replay.storage",
     "replay.device_memory",
     "run.steps",
-    "iris.schedule.epochs",
-    "iris.schedule.collect_epochs",
     "run.overlap",
     "run.log_every",
     "run.report_every",
@@ -135,7 +134,8 @@ def read_config(logdir: Path) -> Config:
             f"{logdir} is not a run folder: it has no config.yaml.\n"
             "  Fix: give the --logdir of a run."
         )
-    return configs.resolve(Config, [(str(path), configs.read_config_file(path))])
+    settings = configs.read_config_file(path)
+    return configs.resolve(find_schema([settings]), [(str(path), settings)])
 
 
 class RunSpaces(NamedTuple):
@@ -172,10 +172,12 @@ def read_spaces(logdir: Path) -> RunSpaces:
 
 def refuse_changes(old: Config, new: Config, logdir: Path) -> None:
     """Raise unless two configs agree on all that shapes the run's result."""
+    agent = settings_name(new.agent)
+    resumable = (*HARMLESS, *(f"{agent}.{name}" for name in new.of_agent.resumable))
     changed = {
         key: values
         for key, values in configs.differences(old, new).items()
-        if not key.startswith(HARMLESS)
+        if not key.startswith(resumable)
     }
     if changed:
         lines = [f"    {k}: {a!r} -> {b!r}" for k, (a, b) in changed.items()]

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reverie.agents.bc.agent import OLDER
 from reverie.api import UserError
+from reverie.capabilities import ConfiguresBase
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
@@ -30,14 +30,14 @@ def offline(config: Config) -> Path:
 
     Returns the run folder.
     """
-    if config.offline.data and hasattr(config.of_agent, "window"):
+    if config.offline.data and config.of_agent.sequence_window is not None:
         raise UserError(
             f"The agent {config.agent!r} looks at recordings as sequences to watch.\n"
             "  Fix: reverie train --configs vta_episodes --sequences.folder "
             f"{config.offline.data}"
         )
     config = settle(config)
-    run = getattr(config.of_agent, "run", "")
+    run = config.of_agent.base_run
     material = Recordings(config.offline, config.seed, run)
     if run and not is_torch_file(run):
         check_alike(run, material)
@@ -58,8 +58,8 @@ def in_updates(config: Config, steps: int) -> Config:
     offline = config.offline
     if not offline.passes:
         return config
-    rows = getattr(config.of_agent, "rows", None)
-    if rows is None:
+    rows = config.of_agent.rows_per_update
+    if not rows:
         raise UserError(
             f"The agent {config.agent!r} does not count passes over recordings.\n"
             "  Fix: leave out offline.passes, and give --run.steps."
@@ -86,27 +86,27 @@ def check_alike(run: str, material: Recordings) -> None:
 
 def settle(config: Config) -> Config:
     """The config with all that the run it looks through has to say."""
-    run = getattr(config.of_agent, "run", "")
-    if not run:
+    agent_config, run = config.of_agent, config.of_agent.base_run
+    if not run or not isinstance(agent_config, ConfiguresBase):
         return config
     if is_torch_file(run):
-        mine = replace(config.of_agent, on=OLDER, older=sizes_of(read_encoder(run)))
+        mine = agent_config.with_encoder(sizes_of(read_encoder(run)))
         return replace(config, **{config.agent: mine})
     path = checkpoint.locate(Path(run))
     other = read_config(home_of(path))
-    if hasattr(other.of_agent, "run"):
-        through = other.of_agent.run
+    if isinstance(other.of_agent, ConfiguresBase):
+        through = other.of_agent.base_run
         better = f"--{config.agent}.run {through}" if through else "leave it out"
         raise UserError(
             f"{run} has no world to look through: its agent is {other.agent!r}, as "
             f"that of this run.\n  Fix: {better}."
         )
-    if hasattr(other.of_agent, "window"):
+    if other.of_agent.sequence_window is not None:
         raise UserError(
             f"{run} only watched, and a clone cannot see by its world.\n"
             f"  Fix: give --{config.agent}.run a run of dreamer or iris."
         )
-    mine = replace(config.of_agent, on=other.agent)
+    mine = agent_config.with_base_agent(other.agent)
     crop = config.offline.images.crop
     images = images_of(path)
     wanted = images.config if images else ImageConfig()

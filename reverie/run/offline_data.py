@@ -17,6 +17,7 @@ import torch
 
 from reverie.api import Agent, Metrics, StateDict, UserError
 from reverie.capabilities import (
+    HasBase,
     HasEpisodeLosses,
     HasWorldModelEnv,
     Moments,
@@ -143,8 +144,8 @@ class Recordings:
                 "  Fix: --agent dreamer"
             )
         if self.run:
-            learner: Any = agent
-            learner.adopt(self._weights(self.run))
+            assert isinstance(agent, HasBase), type(agent)
+            agent.load_base(self._weights(self.run))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
             found = compute_statistics(self.training, prepare=self.images.center)
             agent.set_statistics(

@@ -244,7 +244,7 @@ class Watch(BaseRun):
 def trains_on_sequences(config: Config) -> bool:
     """True if the task is a sequence dataset rather than an environment."""
     found = is_sequence_task(config.task)
-    if not found and hasattr(config.of_agent, "window"):
+    if not found and config.of_agent.sequence_window is not None:
         raise UserError(
             f"The agent {config.agent!r} learns from sequences, and in {config.task} "
             "somebody has to act.\n  Fix: --task sequences_balls, sequences_maze or "
@@ -255,7 +255,7 @@ def trains_on_sequences(config: Config) -> bool:
 
 def make_source(config: Config) -> SequenceDataset:
     """The sequences of a config's task, in windows as its agent wants them."""
-    window = getattr(config.of_agent, "window", None)
+    window = config.of_agent.sequence_window
     if window is None:
         raise UserError(
             f"{config.task} is there to be watched, and {config.agent!r} would act.\n"

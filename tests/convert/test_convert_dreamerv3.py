@@ -133,7 +133,7 @@ def test_checkpoint_files_are_read(tmp_path, protocol):
         **template,
         "dec": {"other": torch.zeros(3)},
     }  # not selected
-    agent.load_weights(import_checkpoint("dreamer", path, odd, "dyn"), "dyn")
+    agent.load_weights(import_checkpoint(DreamerConfig(), path, odd, "dyn"), "dyn")
     again = to_original(agent.state_dict())
     np.testing.assert_array_equal(again["dyn/obs0/bias"], arrays["dyn/obs0/bias"])
 

@@ -15,6 +15,7 @@ import torch
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
+from reverie.agents.random import RandomConfig
 from reverie.api import UserError
 from reverie.convert.delta_iris.weights import from_original, read_checkpoint
 from reverie.convert.importers import import_checkpoint
@@ -148,10 +149,10 @@ def test_missing_components_are_an_error(tmp_path):
     agent = make_agent()
     template = agent.state_dict()
     with pytest.raises(UserError, match=r"no actor_critic(.|\n)*'tokenizer"):
-        import_checkpoint("iris", tmp_path / "last.pt", template)
-    with pytest.raises(UserError, match=r"'random'.*\n  Fix"):
-        import_checkpoint("random", tmp_path / "last.pt", template)
-    state = import_checkpoint("iris", tmp_path / "last.pt", template, "(")
+        import_checkpoint(IrisConfig(), tmp_path / "last.pt", template)
+    with pytest.raises(UserError, match=r"'Random'.*\n  Fix"):
+        import_checkpoint(RandomConfig(), tmp_path / "last.pt", template)
+    state = import_checkpoint(IrisConfig(), tmp_path / "last.pt", template, "(")
     with pytest.raises(UserError, match="No component"):
         agent.load_weights(state, "(")
 

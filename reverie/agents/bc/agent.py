@@ -9,7 +9,7 @@ is none.
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.capabilities import Statistics
+from reverie.capabilities import AgentConfig, Statistics
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
@@ -51,7 +51,7 @@ OLDER = "dreamerv3-torch"
 
 
 @dataclass(frozen=True)
-class BCConfig:
+class BCConfig(AgentConfig):
     batch_size: int = 256
     """Sequences per batch."""
     length: int = 1
@@ -91,9 +91,24 @@ class BCConfig:
             )
 
     @property
-    def rows(self) -> int:
-        """Rows of one update."""
+    def rows_per_update(self) -> int:
         return self.batch_size * self.length
+
+    @property
+    def base_run(self) -> str:
+        return self.run
+
+    @property
+    def base_agent(self) -> str:
+        return "" if self.on == OLDER else self.on
+
+    def with_base_agent(self, name: str) -> BCConfig:
+        """Return the config of a clone that uses the world model of this agent."""
+        return replace(self, on=name)
+
+    def with_encoder(self, encoder: Any) -> BCConfig:
+        """Return the config of a clone that uses an encoder of dreamerv3-torch."""
+        return replace(self, on=OLDER, older=encoder)
 
 
 class BCCarry(NamedTuple):
@@ -201,8 +216,8 @@ class BC:
 
     # Learning
 
-    def adopt(self, state: StateDict) -> None:
-        """See with the weights of another run, whose agent it looks through."""
+    def load_base(self, state: StateDict) -> None:
+        """Load the weights of the base run."""
         if self.base is not None:
             self.base.load_weights(state)
         else:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.agents.dreamer.config import DreamerConfig
-from reverie.agents.dreamer.factory import WORLDS, make_actor_critic
+from reverie.agents.dreamer.factory import make_actor_critic, make_world
 from reverie.agents.openloop import openloop
 from reverie.agents.precision import dtype_of
 from reverie.agents.weights import load_components
@@ -96,9 +96,6 @@ class Dreamer:
         overlap: bool = False,
     ):
         dtype = dtype_of(precision)
-        if config.world not in WORLDS:
-            known = ", ".join(WORLDS)
-            raise UserError(f"There is no world {config.world!r}.\n  Fix: use {known}.")
         check_actions(act_space)
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         taken = {*vars(config.loss_scales), "prevact"}
@@ -110,7 +107,7 @@ class Dreamer:
         self.config, self.device = config, device
         self.dtype = dtype
 
-        self.world = WORLDS[config.world](config, obs_space, act_space, self.dtype)
+        self.world: Any = make_world(config, obs_space, act_space, self.dtype)
         self.actor_critic = make_actor_critic(config, self.world.width, act_space)
         self._initialize(seed)
 

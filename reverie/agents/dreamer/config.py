@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from reverie.agents.dreamer.actor_critic import (
     ImagLossConfig,
@@ -11,6 +12,7 @@ from reverie.agents.dreamer.actor_critic import (
     SlowConfig,
 )
 from reverie.api import UserError
+from reverie.capabilities import AgentConfig
 from reverie.nets.conv import DecoderConfig, EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
@@ -46,8 +48,11 @@ class LossScales:
 
 
 @dataclass(frozen=True)
-class DreamerConfig:
+class DreamerConfig(AgentConfig):
     """Defaults are those of the original, which are size200m."""
+
+    importer: ClassVar[str] = "reverie.convert.dreamerv3:import_state"
+    plugins: ClassVar[tuple[str, ...]] = ("world",)
 
     batch_size: int = 16
     """Sequences per batch."""
@@ -147,3 +152,7 @@ class DreamerConfig:
     @property
     def discount(self) -> float:
         return 1 - 1 / self.horizon
+
+    @property
+    def gives_priorities(self) -> bool:
+        return bool(self.priosignal)

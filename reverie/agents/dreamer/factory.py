@@ -9,6 +9,8 @@ import torch
 
 from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
+from reverie.api import UserError
+from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.spaces import Spaces
 from reverie.worlds.outcomes import WorldNetworks
 from reverie.worlds.rssm.world import RSSM
@@ -29,6 +31,26 @@ def make_vta(
 
 MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
 WORLDS: dict[str, MakeWorld] = {"rssm": make_rssm, "vta": make_vta}
+
+
+def make_world(
+    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
+) -> Any:
+    """Build the world model named by `dreamer.world`: an nn.Module and a `LatentWorld`.
+
+    A world named as `package.module:Class` is called with the spaces, its own settings
+    (`dreamer.<class_name>`, an instance of its `Config`) and the dtype.
+    """
+    if config.world in WORLDS:
+        return WORLDS[config.world](config, obs_space, act_space, dtype)
+    if not is_plugin(config.world):
+        raise UserError(
+            f"There is no world {config.world!r}.\n  Fix: --dreamer.world "
+            f"{' or '.join(WORLDS)}, or package.module:Class for your own."
+        )
+    settings = getattr(config, settings_name(config.world))
+    make = import_object(config.world, "--dreamer.world")
+    return make(obs_space, act_space, settings, dtype)
 
 
 def make_actor_critic(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.schedule import EpochsConfig, Share
 from reverie.api import UserError
+from reverie.capabilities import AgentConfig
 from reverie.nets.optim.adam import AdamConfig
 from reverie.worlds.iris.config import DynamicsConfig, TokenizerConfig
 
@@ -128,8 +129,14 @@ class ActingConfig:
 
 
 @dataclass(frozen=True)
-class IrisConfig:
-    """See the top of this file."""
+class IrisConfig(AgentConfig):
+    """Settings of Δ-IRIS; see the top of this file."""
+
+    importer: ClassVar[str] = "reverie.convert.delta_iris.weights:import_state"
+    resumable: ClassVar[tuple[str, ...]] = (
+        "schedule.epochs",
+        "schedule.collect_epochs",
+    )
 
     image: str = ""
     """The image to see, where an environment shows several; by itself `image`."""

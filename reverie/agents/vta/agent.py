@@ -9,6 +9,7 @@ it learns: neither a loss nor a choice between checkpoints nor a threshold knows
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from reverie.api import (
     StateDict,
     UserError,
 )
+from reverie.capabilities import AgentConfig
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
@@ -46,7 +48,10 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class VTAAgentConfig:
+class VTAAgentConfig(AgentConfig):
+    importer: ClassVar[str] = "reverie.convert.vta.weights:import_state"
+    reconstruction_setting: ClassVar[str] = "world.loss"
+
     batch_size: int = 64
     """Windows per batch."""
     world: VTAConfig = VTAConfig()
@@ -61,7 +66,7 @@ class VTAAgentConfig:
             )
 
     @property
-    def window(self) -> Window:
+    def sequence_window(self) -> Window:
         """The sequences it wants to be shown."""
         return Window(self.batch_size, self.world.window)
 
@@ -93,7 +98,7 @@ class VTAAgent:
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self.update = self.fast.graph(self.learn, "update", self.rng["train"])
         kinds = ("train", "report", "labelled")
-        self.windows = dict.fromkeys(kinds, config.window)
+        self.windows = dict.fromkeys(kinds, config.sequence_window)
         self.extras: Spaces = {}
         self.schedule = None
         self.last_losses: Metrics = {}

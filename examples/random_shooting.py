@@ -1,0 +1,161 @@
+"""An agent of your own: plan with random shooting in an RSSM, with a loss of its own.
+
+    reverie train --agent examples.random_shooting:RandomShooting --task catch \
+        --random_shooting.candidates 64
+
+Every step samples action sequences, imagines them with the world model, and takes the
+first action of the one with the highest predicted return. The extra loss trains a head
+that predicts which action was taken between two states (inverse dynamics).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from reverie.agents.dreamer.config import DreamerConfig
+from reverie.agents.dreamer.factory import make_world
+from reverie.agents.openloop import openloop
+from reverie.agents.precision import dtype_of
+from reverie.agents.weights import load_components
+from reverie.capabilities import AgentConfig
+from reverie.nets.blocks import initialize
+from reverie.nets.heads import PolicyConfig, PolicyHead
+from reverie.nets.optim.optimizer import Optimizer
+from reverie.nets.rng import Rng
+from reverie.nets.tree import map1
+from reverie.rows import Window
+from reverie.spaces import FLAGS, agent_obs_space
+
+
+@dataclass(frozen=True)
+class RandomShootingConfig(AgentConfig):
+    candidates: int = 256
+    """Action sequences per step."""
+    horizon: int = 10
+    """Steps that each sequence is imagined for."""
+    inverse_scale: float = 0.1
+    """Scale of the inverse-dynamics loss."""
+    model: DreamerConfig = field(default_factory=DreamerConfig)
+    """World model, batch size and optimizer, as in `dreamer`."""
+
+
+class PlannerCarry(NamedTuple):
+    state: Any
+    prevact: dict[str, torch.Tensor]
+
+
+class RandomShooting:
+    Config = RandomShootingConfig
+
+    def __init__(self, obs_space, act_space, config, *, device, precision, seed, **_):
+        model = config.model
+        self.config, self.device, self.act_space = config, device, act_space
+        self.obs_space = agent_obs_space(obs_space)
+        self.world = make_world(model, obs_space, act_space, dtype_of(precision))
+        head = PolicyConfig(layers=1, units=64)
+        self.inverse = PolicyHead(2 * self.world.width, act_space, head)
+        for part in self.components().values():
+            initialize(part, torch.Generator().manual_seed(seed))
+            part.to(device)
+        parts = self.components().items()
+        named = {f"{k}.{n}": p for k, m in parts for n, p in m.named_parameters()}
+        self.opt = Optimizer(named, model.opt)
+        self.rng = {k: Rng(seed, k, device) for k in ("train", "policy", "report")}
+        train = Window(model.batch_size, model.batch_length)
+        self.windows = {"train": train, "report": Window(4, model.report_length)}
+        self.extras, self.schedule, self.losses = {}, None, {}
+
+    def initial(self, batch):
+        zeros = {k: s.zeros(batch) for k, s in self.act_space.items()}
+        prevact = {k: torch.as_tensor(x).to(self.device) for k, x in zeros.items()}
+        return PlannerCarry(self.world.initial(batch), prevact)
+
+    @torch.no_grad()
+    def policy(self, carry, obs, mode="train"):
+        keys = (*self.obs_space, "is_first")
+        row = {k: torch.as_tensor(obs[k]).to(self.device)[:, None] for k in keys}
+        row["prevact"] = {k: x[:, None] for k, x in carry.prevact.items()}
+        states = self.world.observe(carry.state, row, self.rng["policy"])
+        state = map1(lambda x: x[:, 0], states)
+        action = self.plan(state, len(obs["is_first"]))
+        numpy = {k: x.cpu().numpy() for k, x in action.items()}
+        return PlannerCarry(state, action), numpy, {}
+
+    def plan(self, state, count):
+        candidates, rng = self.config.candidates, self.rng["policy"]
+        start = map1(lambda x: x.repeat_interleave(candidates, 0), state)
+        rollout = self.world.imagine(
+            start, lambda _: self.random(count * candidates), self.config.horizon, rng
+        )
+        reward, cont = self.world.outcome(self.world.features(rollout.states))
+        weight = torch.cumprod(cont[:, 1:], 1)
+        value = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
+        best = value.argmax(1) + torch.arange(count, device=self.device) * candidates
+        return {key: x[best, 0] for key, x in rollout.actions.items()}
+
+    def random(self, count):
+        rng, shape = self.rng["policy"], lambda space: (count, *space.shape)
+        action = {}
+        for key, space in self.act_space.items():
+            low, high = torch.tensor(space.low), torch.tensor(space.high)
+            if not space.is_discrete:  # continuous actions are in [-1, 1]
+                low, high = low.clamp(min=-1), high.clamp(max=1)
+            unit = rng.uniform(torch.zeros(shape(space), device=self.device))
+            value = low.to(unit) + (high - low).to(unit) * unit
+            dtype = torch.as_tensor(space.zeros()).dtype
+            action[key] = value.to(dtype)  # rounds down, so `high` is never reached
+        return action
+
+    def train(self, feed):
+        loss, _ = self.loss(feed("train"), self.rng["train"])
+        self.losses = {f"loss/{k}": x.mean().detach() for k, x in loss.items()}
+        _, metrics = self.opt.update(sum(x.mean() for x in loss.values()))
+        return {**self.losses, **metrics}
+
+    def loss(self, data, rng):
+        batch = {key: data[key] for key in (*self.obs_space, *FLAGS)}
+        batch["prevact"] = {k: shift(data[k]) for k in self.act_space}
+        found = self.world.loss(self.world.initial(len(data["is_first"])), batch, rng)
+        feat = self.world.features(found.states)
+        pairs = self.inverse(torch.cat([feat[:, :-1], feat[:, 1:]], -1))
+        wrong = sum(-d.logp(data[k][:, :-1]) for k, d in pairs.items())
+        inside = (~batch["is_first"][:, 1:]).float()  # not across two episodes
+        losses = dict(found.losses)
+        losses["inverse"] = self.config.inverse_scale * wrong * inside
+        return losses, batch
+
+    @torch.no_grad()
+    def report(self, feed):
+        losses, batch = self.loss(feed("report"), self.rng["report"])
+        start = self.world.initial(len(batch["is_first"]))
+        videos = openloop(self.world, start, batch, self.rng["report"])
+        return {**{f"loss/{k}": x.mean() for k, x in losses.items()}, **videos}
+
+    def nonfinite(self):
+        bad = [key for key, x in self.losses.items() if not torch.isfinite(x)]
+        return bad + [f"grad/{name}" for name in self.opt.nonfinite()]
+
+    def components(self):
+        return {"world": self.world, "inverse": self.inverse}
+
+    def load_weights(self, state, components=".*"):
+        return load_components(self.components(), state, components)
+
+    def state_dict(self):
+        parts = {k: dict(m.state_dict()) for k, m in self.components().items()}
+        rng = {name: rng.state_dict() for name, rng in self.rng.items()}
+        return {**parts, "opt": self.opt.state_dict(), "rng": rng}
+
+    def load_state_dict(self, state):
+        self.load_weights(state)
+        self.opt.load_state_dict(state["opt"])
+        for name, rng in self.rng.items():
+            rng.load_state_dict(state["rng"][name])
+
+
+def shift(action):
+    """Actions that led to each row, from the actions chosen in each row."""
+    return torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)

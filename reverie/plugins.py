@@ -1,0 +1,60 @@
+"""Import agents, worlds and other classes that users name as `package.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from reverie.api import UserError
+
+
+def is_plugin(name: str) -> bool:
+    """True for `package.module:Class`, False for the name of a built-in."""
+    return ":" in name
+
+
+def import_object(name: str, flag: str) -> Any:
+    """Import `package.module:Class`; modules in the current folder are found, too.
+
+    `flag` is the setting that named it, for error messages.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UserError(
+            f"{flag} {name!r} is not complete.\n  Fix: {flag} package.module:Class"
+        )
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise UserError(
+                f"{flag} {name!r}: module {module_name!r} needs {error.name!r}, which "
+                f"is not installed.\n  Fix: pip install {error.name.partition('.')[0]}"
+            ) from error
+        raise UserError(
+            f"{flag} {name!r}: there is no module {module_name!r}.\n  Fix: run from "
+            f"the folder of {module_name.partition('.')[0]}.py, or install its package."
+        ) from error
+    if not hasattr(module, attribute):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        near = difflib.get_close_matches(attribute, public, 1)
+        hint = f"did you mean {module_name}:{near[0]}?" if near else "check its name."
+        raise UserError(
+            f"{flag} {name!r}: module {module_name!r} has no {attribute!r}.\n"
+            f"  Fix: {hint}"
+        )
+    return getattr(module, attribute)
+
+
+def settings_name(name: str) -> str:
+    """Return the name of a component's settings: `my_module:MyAgent` -> `my_agent`."""
+    class_name = name.partition(":")[2] if is_plugin(name) else name
+    word_start = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return re.sub(word_start, "_", class_name).lower()
