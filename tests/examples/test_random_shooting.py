@@ -1,4 +1,4 @@
-"""The example agent is trained, resumed, evaluated and timed from outside the package."""
+"""Train, resume, evaluate and benchmark the example agent from outside the package."""
 
 from __future__ import annotations
 
