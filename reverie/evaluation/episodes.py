@@ -31,10 +31,11 @@ from reverie.run.checkpoint import Checkpoints
 from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import EVAL_SEEDS, MakeEnv, in_workers, make_agent, make_envs
-from reverie.run.folder import home_of, read_config, read_spaces
+from reverie.run.folder import home_of, read_config
 from reverie.run.offline_data import images_of
 from reverie.spaces import Spaces
 from reverie.storage.atomic import ignore_unwritable, write_json
+from reverie.storage.run_spaces import read_spaces
 
 SUCCESS = "log/success"
 FAILURES = 10

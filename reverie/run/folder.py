@@ -22,7 +22,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 
@@ -30,7 +30,6 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.plugins import settings_name
 from reverie.run.config import Config, find_schema
-from reverie.spaces import Space, Spaces
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
 
 HARMLESS = (
@@ -136,38 +135,6 @@ def read_config(logdir: Path) -> Config:
         )
     settings = configs.read_config_file(path)
     return configs.resolve(find_schema([settings]), [(str(path), settings)])
-
-
-class RunSpaces(NamedTuple):
-    """What an agent was trained to see and do."""
-
-    obs_space: Spaces
-    act_space: Spaces
-
-
-def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
-    """Keep the spaces with the run, so that its agent can be built without its env."""
-    spaces = {"obs": obs_space, "act": act_space}
-    data = {
-        kind: {key: space.to_json() for key, space in found.items()}
-        for kind, found in spaces.items()
-    }
-    write_json(logdir / "spaces.json", data)
-
-
-def read_spaces(logdir: Path) -> RunSpaces:
-    path = logdir / "spaces.json"
-    try:
-        data = json.loads(path.read_text())
-        kinds = [
-            {key: Space.from_json(space) for key, space in data[kind].items()}
-            for kind in ("obs", "act")
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} cannot be read: {error}.\n  Fix: give the --logdir of a run."
-        ) from None
-    return RunSpaces(*kinds)
 
 
 def refuse_changes(old: Config, new: Config, logdir: Path) -> None:

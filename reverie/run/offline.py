@@ -20,9 +20,10 @@ from reverie.datasets.images import ImageConfig, check_obs_space
 from reverie.run import checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
-from reverie.run.folder import home_of, place, read_config, read_spaces
+from reverie.run.folder import home_of, place, read_config
 from reverie.run.offline_data import Recordings, images_of, same_actions
 from reverie.run.sequences import learn
+from reverie.storage.run_spaces import read_spaces
 
 
 def offline(config: Config) -> Path:

@@ -29,7 +29,7 @@ from reverie.run.factory import (
     make_agent,
     make_envs,
 )
-from reverie.run.folder import write_spaces
+from reverie.storage.run_spaces import write_spaces
 
 
 class OnlineRun(BaseRun):

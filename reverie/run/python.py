@@ -14,8 +14,9 @@ from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
 from reverie.run.config import Config, resolve, with_flags
-from reverie.run.folder import home_of, place, read_config, read_spaces
+from reverie.run.folder import home_of, place, read_config
 from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
+from reverie.storage.run_spaces import read_spaces
 
 
 def train(

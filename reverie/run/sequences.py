@@ -29,8 +29,8 @@ from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import load_initial_weights, make_agent
-from reverie.run.folder import write_spaces
 from reverie.spaces import Spaces
+from reverie.storage.run_spaces import write_spaces
 
 
 def train_on_sequences(config: Config) -> Path:

@@ -19,8 +19,9 @@ from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.transforms import ROBOMIMIC
 from reverie.rows import Window
 from reverie.run import checkpoint
-from reverie.run.folder import read_config, read_spaces
+from reverie.run.folder import read_config
 from reverie.run.offline_data import OfflineConfig, Recordings
+from reverie.storage.run_spaces import read_spaces
 
 h5py = pytest.importorskip("h5py")
 

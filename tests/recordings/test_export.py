@@ -15,7 +15,7 @@ SMALL = (
 
 
 def test_exported_episodes_fill_the_replay_of_another_run(tmp_path, capsys):
-    first, folder, second = tmp_path / "first", tmp_path / "npz", tmp_path / "second"
+    first, folder = tmp_path / "first", tmp_path / "npz"
     train = ["train", *SMALL.split()]
     assert main([*train, "--logdir", str(first), "--run.steps", "120"]) == 0
     assert main(["data", "export", str(first), str(folder)]) == 0
@@ -30,11 +30,13 @@ def test_exported_episodes_fill_the_replay_of_another_run(tmp_path, capsys):
     assert main(["data", "export", str(first), str(folder)]) == 2
     assert "already contains episodes" in capsys.readouterr().err
 
-    flags = ["--run.episodes", str(folder), "--run.steps", "20"]
-    assert main([*train, "--logdir", str(second), *flags]) == 0
-    assert "120 steps from the episodes" in capsys.readouterr().err
-    lines = (second / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["replay/steps"] == 140
+    for source in (folder, first):  # NPZ files, and the replay buffer of a run
+        logdir = tmp_path / f"from_{source.name}"
+        flags = ["--run.episodes", str(source), "--run.steps", "20"]
+        assert main([*train, "--logdir", str(logdir), *flags]) == 0
+        assert "120 steps of the episodes" in capsys.readouterr().err
+        lines = (logdir / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["replay/steps"] == 140
 
 
 def test_a_run_without_a_complete_episode_is_an_error(tmp_path, capsys):

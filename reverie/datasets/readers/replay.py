@@ -7,7 +7,6 @@ of the agent (latents).
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,9 +15,10 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, with_flag_spaces
 from reverie.datasets.readers import Reader
-from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
+from reverie.spaces import FLAGS, agent_obs_space
 from reverie.storage import array_file as files
 from reverie.storage.array_file import ArrayFile
+from reverie.storage.run_spaces import read_spaces
 from reverie.storage.segments import POSITION, STREAM
 
 
@@ -29,7 +29,7 @@ class ReplayReader(Reader):
         self.origin = str(path)
         self.folder = Path(path) / "replay"
         self.masks: dict[str, list[str]] = {}
-        obs_space, act_space = _read_spaces(Path(path) / "spaces.json")
+        obs_space, act_space = read_spaces(Path(path))
         self._spaces = agent_obs_space(obs_space), act_space
         self._keys = [*self.obs_space, *self.act_space, *FLAGS]
         self._sources = _list_segments(self.folder)
@@ -107,17 +107,3 @@ def _list_segments(folder: Path) -> list[ArrayFile]:
     for _, path in longest.values():
         sources.append(files.read_layout(folder, files.record_from_name(path)))
     return sources
-
-
-def _read_spaces(path: Path) -> tuple[Spaces, Spaces]:
-    try:
-        data = json.loads(path.read_text())
-        obs, act = (
-            {key: Space.from_json(space) for key, space in data[kind].items()}
-            for kind in ("obs", "act")
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}).\n  Fix: use the folder of a run."
-        ) from None
-    return obs, act
