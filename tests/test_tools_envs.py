@@ -1,4 +1,4 @@
-"""The script behind `make test-envs` counts right and knows every suite."""
+"""The script of `make test-envs`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_tests_are_counted_for_their_suite(tmp_path: Path) -> None:
+def test_results_are_counted_by_suite(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     assert script.count(report, "dmc") == (2, 1, 4.0)
@@ -33,7 +33,7 @@ def test_tests_are_counted_for_their_suite(tmp_path: Path) -> None:
     assert script.count(report, "robosuite") == (0, 0, 0.0)
 
 
-def test_results_replace_the_rows_of_their_suites(
+def test_recording_replaces_the_rows_of_tested_suites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.md"
@@ -52,12 +52,19 @@ def test_results_replace_the_rows_of_their_suites(
     assert text.endswith("<!-- /tested -->\nafter\n")
 
 
-def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_groups_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["dmx"]) == 2
-    assert "pick from small, dmc" in capsys.readouterr().out
+    assert "choose from small" in capsys.readouterr().out
 
 
-def test_every_suite_that_pip_installs_is_in_a_group() -> None:
-    grouped = {suite for group in script.GROUPS.values() for suite in group.suites}
-    wanted = {s.name for s in envs.SUITES.values() if s.package and not s.script}
-    assert grouped == wanted
+def test_every_pip_installable_suite_is_in_one_group() -> None:
+    grouped = [suite.name for group in script.GROUPS.values() for suite in group]
+    expected = [
+        suite.name
+        for suite in envs.SUITES.values()
+        if suite.package and not suite.install_script
+    ]
+    assert sorted(grouped) == sorted(expected)
+    assert [suite.name for suite in script.GROUPS["metaworld"]] == ["metaworld"]
+    for group in script.GROUPS.values():
+        assert all(suite.distributions for suite in group)

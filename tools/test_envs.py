@@ -1,12 +1,12 @@
-"""Run the conformance test of every suite, in virtual environments of their own.
+"""Run the conformance tests of all suites, in separate virtual environments.
 
 usage: test_envs.py [--record] [GROUP ...]
 
-The pins of some suites clash (two versions of mujoco, two of numpy), so they are tested
-in groups that install together, each in `.local/envs/GROUP`. Where OpenGL works without
-a screen, suites on MuJoCo draw images as well. With --record the table in
-docs/environments.md is brought up to date. PYTHON and TORCH_INDEX are those of
-tools/install.sh.
+Some suites need different versions of MuJoCo or NumPy, so they are tested in groups
+that can be installed together (`Suite.install_group`), each in `.local/envs/GROUP`. If
+OpenGL works without a display, suites based on MuJoCo render images too. --record
+updates the table in docs/environments.md. The environment variables PYTHON and
+TORCH_INDEX are those of tools/install.sh.
 """
 
 from __future__ import annotations
@@ -21,37 +21,24 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+from reverie.envs import SUITES, Suite
+
 ROOT = Path(__file__).parents[1]
-HOME = ROOT / ".local" / "envs"
+VENVS = ROOT / ".local" / "envs"
 PAGE = ROOT / "docs" / "environments.md"
 TESTS = ("tests/envs/test_env_conformance.py", "tests/envs/test_simulators.py")
 
 
-@dataclass(frozen=True)
-class Group:
-    """Suites that share an environment, and the packages whose versions matter."""
+def find_groups() -> dict[str, list[Suite]]:
+    """Return the suites that pip can install, by group."""
+    groups: dict[str, list[Suite]] = {}
+    for suite in SUITES.values():
+        if suite.package and not suite.install_script:
+            groups.setdefault(suite.install_group or suite.name, []).append(suite)
+    return groups
 
-    suites: tuple[str, ...]
-    packages: tuple[str, ...]
-    extras: tuple[str, ...] = ()
-    """What to install, where the extras are not called like the suites."""
 
-
-GROUPS = {
-    "small": Group(
-        ("atari", "atari100k", "crafter", "minigrid", "bsuite"),
-        ("ale-py", "crafter", "minigrid", "bsuite"),
-        ("atari", "crafter", "minigrid", "bsuite"),
-    ),
-    "dmc": Group(
-        ("dmc", "loconav", "mujoco", "memorymaze"),
-        ("dm_control", "mujoco", "gymnasium", "memory-maze"),
-    ),
-    "metaworld": Group(("metaworld",), ("metaworld", "mujoco")),
-    "robosuite": Group(("robosuite",), ("robosuite", "mujoco")),
-    "procgen": Group(("procgen",), ("procgen-mirror", "numpy")),
-    "craftax": Group(("craftax",), ("craftax", "jax")),
-}
+GROUPS = find_groups()
 
 
 @dataclass(frozen=True)
@@ -75,60 +62,69 @@ def main(arguments: list[str]) -> int:
     names = [name for name in arguments if name != "--record"] or list(GROUPS)
     if unknown := [name for name in names if name not in GROUPS]:
         print(
-            f"There is no group {unknown[0]!r}.\n  Fix: pick from {', '.join(GROUPS)}."
+            f"There is no group {unknown[0]!r}.\n"
+            f"  Fix: choose from {', '.join(GROUPS)}."
         )
         return 2
     results = [result for name in names for result in run_group(name, GROUPS[name])]
     print("\n".join(result.row for result in results))
     if record:
         write_rows(results)
-    tried = {result.suite for result in results if result.passed}
-    wanted = {suite for name in names for suite in GROUPS[name].suites}
-    for suite in sorted(wanted - tried):
-        print(f"nothing of {suite} was tested")
-    return int(bool(wanted - tried) or any(result.failed for result in results))
+    untested = [result.suite for result in results if not result.passed]
+    for suite in untested:
+        print(f"no test of {suite} passed")
+    return int(bool(untested) or any(result.failed for result in results))
 
 
-def run_group(name: str, group: Group) -> list[Result]:
-    """Install a group and test its suites."""
-    venv = HOME / name
+def run_group(name: str, suites: list[Suite]) -> list[Result]:
+    """Install the suites of a group and test them."""
+    venv = VENVS / name
     python = str(venv / "bin" / "python")
-    extras = ",".join(group.extras or group.suites)
-    print(f"== {name}: {', '.join(group.suites)}", flush=True)
+    extras = ",".join(sorted({suite.extra or suite.name for suite in suites}))
+    print(f"== {name}: {', '.join(suite.name for suite in suites)}", flush=True)
     install = ["sh", "tools/install.sh", str(venv), f".[{extras}]"]
     subprocess.run(install, cwd=ROOT, check=True)
-    more = [python, "-m", "pip", "install", "-q", "pytest", "beartype"]
-    subprocess.run(more, cwd=ROOT, check=True)
-    opengl = opengl_of(python) if "mujoco" in group.packages else ""
-    versions = ", ".join(
-        f"{package} {version_of(python, package)}" for package in group.packages
-    )
-    draws = "1" if opengl else "0"
-    report = HOME / f"{name}.xml"
-    pick = " or ".join(f"{suite}_" for suite in group.suites)
-    begin = time.perf_counter()
+    test_tools = [python, "-m", "pip", "install", "-q", "pytest", "beartype"]
+    subprocess.run(test_tools, cwd=ROOT, check=True)
+    has_mujoco = any("mujoco" in suite.distributions for suite in suites)
+    opengl = opengl_backend(python) if has_mujoco else ""
+    report = VENVS / f"{name}.xml"
+    selection = " or ".join([*(f"{s.name}_" for s in suites), "test_simulators"])
+    start = time.perf_counter()
     subprocess.run(
         [
             *(python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu"),
-            *("-q", "--junit-xml", str(report), "-k", f"{pick} or test_simulators"),
+            *(
+                "-q",
+                "--junit-xml",
+                str(report),
+                "-k",
+                selection,
+            ),
             *TESTS,
         ],
         cwd=ROOT,
-        env={**os.environ, "REVERIE_TEST_IMAGES": draws},
-        check=False,  # the report says what failed
+        env={**os.environ, "REVERIE_TEST_IMAGES": "1" if opengl else "0"},
+        check=False,  # failures are counted in the report
     )
-    print(f"   {time.perf_counter() - begin:.0f} s", flush=True)
+    print(f"   {time.perf_counter() - start:.0f} s", flush=True)
     return [
-        Result(suite, *count(report, suite), versions, opengl) for suite in group.suites
+        Result(
+            suite.name,
+            *count(report, suite.name),
+            ", ".join(f"{d} {version(python, d)}" for d in suite.distributions),
+            opengl if "mujoco" in suite.distributions else "",
+        )
+        for suite in suites
     ]
 
 
 def count(report: Path, suite: str) -> tuple[int, int, float]:
-    """Passed and failed tests of one suite, and their seconds."""
+    """Return the passed and failed tests of one suite, and their total seconds."""
     passed, failed, seconds = 0, 0, 0.0
     for case in ElementTree.parse(report).iter("testcase"):
-        where = f"{case.get('classname')} {case.get('name')}".lower()
-        if not re.search(rf"\[{suite}_|test{suite}\b|of_{suite}_", where):
+        test_id = f"{case.get('classname')} {case.get('name')}".lower()
+        if not re.search(rf"\[{suite}_|test{suite}\b|of_{suite}_", test_id):
             continue
         seconds += float(case.get("time", 0))
         failed += case.find("failure") is not None or case.find("error") is not None
@@ -136,21 +132,21 @@ def count(report: Path, suite: str) -> tuple[int, int, float]:
     return passed, failed, seconds
 
 
-def opengl_of(python: str) -> str:
-    """The backend that draws without a screen, empty if there is none."""
-    code = "from reverie.envs import opengl; print(opengl.prepare(render=False))"
+def opengl_backend(python: str) -> str:
+    """Return the OpenGL backend that works without a display, empty if none does."""
+    code = "from reverie.envs import opengl; print(opengl.select_backend(render=False))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return done.stdout.strip()
 
 
-def version_of(python: str, package: str) -> str:
+def version(python: str, package: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or "missing"
 
 
 def write_rows(results: list[Result]) -> None:
-    """Put the rows into the page, where each suite has one."""
+    """Replace the rows of these suites in the table of the page."""
     page = PAGE.read_text()
     begin, end = "<!-- tested -->\n", "<!-- /tested -->"
     head, _, rest = page.partition(begin)

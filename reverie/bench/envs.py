@@ -293,7 +293,7 @@ def _atari_step(name: str, settings: envs.EnvConfig, index: int, seed: int) -> S
     from ale_py import ALEInterface, LoggerMode, roms
     from PIL import Image
 
-    from reverie.envs.suites.atari import GRAY, NOOP, find_game
+    from reverie.envs.suites.atari import GRAY_WEIGHTS, NOOP, find_game
 
     config = settings.atari
     ALEInterface.setLoggerMode(LoggerMode.Error)
@@ -323,7 +323,7 @@ def _atari_step(name: str, settings: envs.EnvConfig, index: int, seed: int) -> S
         screen = Image.fromarray(np.max(screens, 0))
         image = np.asarray(screen.resize(size, Image.Resampling.BILINEAR))
         if config.gray:
-            image = (image @ GRAY).astype(np.uint8)
+            image = (image @ GRAY_WEIGHTS).astype(np.uint8)
         if ale.game_over():
             reset()
         return image

@@ -21,7 +21,7 @@ def list_envs(words: list[str]) -> int:
 def check_env(words: list[str]) -> int:
     from reverie import envs
     from reverie.envs import checker
-    from reverie.envs.vector.env_slot import summary
+    from reverie.envs.vector.env_slot import summarize_error
 
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
@@ -37,7 +37,7 @@ def check_env(words: list[str]) -> int:
         raise
     except Exception as error:  # the environment may raise any exception
         raise UserError(
-            f"Creating the environment of {config.task} failed: {summary(error)}\n"
+            f"Creating the environment {config.task} failed: {summarize_error(error)}\n"
             "  Fix: correct this error in the environment and check it again."
         ) from error
     try:

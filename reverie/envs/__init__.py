@@ -1,4 +1,4 @@
-"""Environments. `make` builds any task by its name; `registry.py` lists the suites."""
+"""Environments: `make` builds a task by name, `make_vec_env` several copies of it."""
 
 from reverie.envs.adapters.custom import PYTHON_ENV, from_gymnasium
 from reverie.envs.registry import (

@@ -1,4 +1,4 @@
-"""What every row has besides its observations: the reward and the three flags."""
+"""Reward and episode flags that every observation contains, next to its own keys."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from reverie.api import Obs
 from reverie.spaces import Space, Spaces
 
 
-def flag_spaces() -> Spaces:
+def flag_spaces(low: float | None = None, high: float | None = None) -> Spaces:
+    """Return the spaces of `reward` (optionally with bounds) and the three flags."""
     flag = Space(np.dtype(bool))
     return {
-        "reward": Space(np.dtype(np.float32)),
+        "reward": Space(np.dtype(np.float32), (), low, high),
         "is_first": flag,
         "is_last": flag,
         "is_terminal": flag,
@@ -23,6 +24,7 @@ def flag_spaces() -> Spaces:
 def flags(
     reward: Any, first: bool = False, last: bool = False, terminal: bool = False
 ) -> Obs:
+    """Return `reward` and the three flags in the dtypes of `flag_spaces`."""
     return {
         "reward": np.float32(reward),
         "is_first": np.bool_(first),

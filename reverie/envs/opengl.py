@@ -1,11 +1,10 @@
-"""OpenGL without a screen, for simulators that draw with MuJoCo.
+"""Select an OpenGL backend for rendering without a display.
 
-These simulators read `MUJOCO_GL` while they are imported, and guess badly without it:
-on a machine without a screen they take a window system that fails at the first image.
-So an adapter calls `prepare` before it imports its simulator. `prepare` tries EGL (the
-graphics card, or Mesa in its place) and then OSMesa (the processor alone), each in a
-process of its own, since a broken driver may end the process that asks it for a
-context. A `MUJOCO_GL` that is set already is kept.
+Simulators based on MuJoCo read `MUJOCO_GL` when they are imported. Without it they may
+choose a window system that fails at the first image on a machine without a display. So
+suites call `select_backend` before they import their simulator. It tries EGL (GPU, or
+Mesa on the CPU) and then OSMesa (CPU), each in a separate process, because a broken
+driver may crash the process. A `MUJOCO_GL` that is already set is kept.
 """
 
 from __future__ import annotations
@@ -19,41 +18,41 @@ from functools import cache
 from reverie.api import UserError
 
 Probe = Callable[[str], str]
-"""Tries a backend; returns what is wrong with it, empty if nothing is."""
+"""Tests a backend; returns an error message, empty if it works."""
 
 BACKENDS = ("egl", "osmesa")
-"""What is tried, in this order."""
+"""Backends that need no display, in the order they are tried."""
 
-OFF = ("disable", "disabled", "off", "false", "0")
-WINDOWS = ("glfw", "glx", "cgl", "wgl")
+DISABLED = ("disable", "disabled", "off", "false", "0")
+WINDOW_SYSTEMS = ("glfw", "glx", "cgl", "wgl")
 INSTALL = "sudo apt-get install libegl1 libgl1-mesa-dri libosmesa6"
-SECONDS = 60.0
-"""How long a driver may take to give a context."""
+TIMEOUT = 60.0
+"""Seconds that a driver may take to create a context."""
 
 
-def prepare(
+def select_backend(
     render: bool = True,
-    instead: str = "",
+    no_images_flag: str = "",
     environ: MutableMapping[str, str] | None = None,
     probe: Probe | None = None,
     platform: str = sys.platform,
 ) -> str:
-    """Choose how to draw, and say so in `MUJOCO_GL`; call it before the import.
+    """Set `MUJOCO_GL` to a working backend and return it.
 
-    Returns the backend, empty where the simulator may choose by itself or nothing
-    works. Raises `UserError` where nothing works, but only if `render` asks for images;
-    `instead` is the flag that does without them.
+    Returns an empty string if no backend works, or if the platform needs none. If none
+    works and `render` is true, raises `UserError`; its message suggests
+    `no_images_flag`, the flag that disables rendering.
     """
     environ = os.environ if environ is None else environ
-    probe = probe or try_backend
-    instead = f", or do without images: {instead}" if instead else ""
-    chosen = environ.get("MUJOCO_GL", "").strip().lower()
-    if chosen:
+    probe = probe or probe_backend
+    alternative = f", or disable images: {no_images_flag}" if no_images_flag else ""
+    backend = environ.get("MUJOCO_GL", "").strip().lower()
+    if backend:
         if render:
-            _refuse_wrong_choice(chosen, environ, probe, instead)
-        return chosen
+            _check_user_choice(backend, environ, probe, alternative)
+        return backend
     if not platform.startswith("linux"):
-        return ""  # the system's own OpenGL needs no screen there
+        return ""  # the OpenGL of these platforms needs no display
     problems = []
     for backend in BACKENDS:
         problem = probe(backend)
@@ -63,57 +62,55 @@ def prepare(
         problems.append(f"{backend}: {problem}")
     if render:
         raise UserError(
-            "This task draws images, and there is no OpenGL that works without a "
-            f"screen ({'; '.join(problems)}).\n  Fix: {INSTALL}{instead}"
+            "This task renders images, but no OpenGL backend works without a display "
+            f"({'; '.join(problems)}).\n  Fix: {INSTALL}{alternative}"
         )
     return ""
 
 
 @cache
-def try_backend(name: str) -> str:
-    """Make a context as MuJoCo would; what went wrong, or nothing.
-
-    Asked once per process and backend.
-    """
+def probe_backend(name: str) -> str:
+    """Create a context as MuJoCo does; return the error, empty if it works."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-S", "-c", PROBES[name]],
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        return f"gave no context within {SECONDS:g} seconds"
-    if done.returncode == 0:
+        return f"no context within {TIMEOUT:g} seconds"
+    if process.returncode == 0:
         return ""
-    said = done.stderr.strip().splitlines()
-    return said[-1] if said else f"its driver ended with status {done.returncode}"
+    lines = process.stderr.strip().splitlines()
+    return lines[-1] if lines else f"driver exited with status {process.returncode}"
 
 
-def _refuse_wrong_choice(
-    chosen: str, environ: MutableMapping[str, str], probe: Probe, instead: str
+def _check_user_choice(
+    backend: str, environ: MutableMapping[str, str], probe: Probe, alternative: str
 ) -> None:
+    """Raise `UserError` if the backend that the user has set cannot render."""
     problem = ""
-    if chosen in OFF:
-        problem = "it turns drawing off"
-    elif chosen in BACKENDS:
-        problem = probe(chosen)
-    elif chosen not in WINDOWS:
-        problem = f"it must be one of {', '.join((*BACKENDS, *WINDOWS))}"
-    elif chosen in ("glfw", "glx") and not (
+    if backend in DISABLED:
+        problem = "it disables rendering"
+    elif backend in BACKENDS:
+        problem = probe(backend)
+    elif backend not in WINDOW_SYSTEMS:
+        problem = f"it must be one of {', '.join((*BACKENDS, *WINDOW_SYSTEMS))}"
+    elif backend in ("glfw", "glx") and not (
         environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
     ):
-        problem = "there is no screen to draw on"
+        problem = "there is no display"
     if problem:
         raise UserError(
-            f"This task draws images, but MUJOCO_GL={chosen} does not work here: "
-            f"{problem}.\n  Fix: `unset MUJOCO_GL` to have one chosen that works, and "
-            f"if none does: {INSTALL}{instead}"
+            f"This task renders images, but MUJOCO_GL={backend} does not work: "
+            f"{problem}.\n  Fix: `unset MUJOCO_GL` to select one that works; if none "
+            f"does: {INSTALL}{alternative}"
         )
 
 
-# Plain ctypes, so that a probe takes a tenth of a second and needs no package. The
-# calls are those MuJoCo makes: a context on any device, without a surface.
+# Plain ctypes, so that a probe takes 0.1 seconds and needs no package. These are the
+# calls that MuJoCo makes: create a context on any device, without a surface.
 _EGL = """
 import ctypes, sys
 try:
@@ -137,7 +134,7 @@ if not query or not display_of:
     sys.exit("libEGL.so.1 cannot list devices")
 devices, count = (pointer * 32)(), integer()
 if not query(32, devices, ctypes.byref(count)) or not count.value:
-    sys.exit("libEGL.so.1 finds no device (is a driver such as Mesa installed?)")
+    sys.exit("libEGL.so.1 finds no device; a driver such as Mesa may be missing")
 for name in ("eglInitialize", "eglChooseConfig", "eglMakeCurrent", "eglBindAPI"):
     getattr(egl, name).restype = ctypes.c_uint
 egl.eglInitialize.argtypes = [pointer, pointer, pointer]
@@ -145,23 +142,23 @@ egl.eglChooseConfig.argtypes = [pointer, pointer, pointer, integer, pointer]
 egl.eglCreateContext.argtypes = [pointer, pointer, pointer, pointer]
 egl.eglCreateContext.restype = pointer
 egl.eglMakeCurrent.argtypes = [pointer] * 4
-wish = (integer * 13)(
+attributes = (integer * 13)(
     0x3024, 8, 0x3023, 8, 0x3022, 8, 0x3025, 24, 0x3033, 1, 0x3040, 8, 0x3038
 )
 for device in devices[: count.value]:
     display = display_of(0x313F, device, None)
     if not display or not egl.eglInitialize(display, None, None):
         continue
-    config, found = pointer(), integer()
+    config, config_count = pointer(), integer()
     egl.eglChooseConfig(
-        display, wish, ctypes.byref(config), 1, ctypes.byref(found)
+        display, attributes, ctypes.byref(config), 1, ctypes.byref(config_count)
     )
-    if not found.value or not egl.eglBindAPI(0x30A2):
+    if not config_count.value or not egl.eglBindAPI(0x30A2):
         continue
     context = egl.eglCreateContext(display, config, None, None)
     if context and egl.eglMakeCurrent(display, None, None, context):
         sys.exit(0)
-sys.exit("no device gives a context")
+sys.exit("no device can create a context")
 """
 
 _OSMESA = """
@@ -180,7 +177,7 @@ context = mesa.OSMesaCreateContextExt(0x1908, 24, 8, 0, None)
 pixels = (ctypes.c_ubyte * (4 * 64 * 64))()
 mesa.OSMesaMakeCurrent.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] * 3
 if not context or not mesa.OSMesaMakeCurrent(context, pixels, 0x1401, 64, 64):
-    sys.exit("libOSMesa gives no context")
+    sys.exit("libOSMesa cannot create a context")
 """
 
 PROBES = {"egl": _EGL, "osmesa": _OSMESA}

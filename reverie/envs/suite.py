@@ -1,4 +1,4 @@
-"""A row of the suite table: what a suite is, how to get it, what is in the way."""
+"""`Suite`: the declaration that every module in `envs/suites/` ends with."""
 
 from __future__ import annotations
 
@@ -10,39 +10,64 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from reverie.api import Env
+from reverie.api import Env, VecEnv
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One row of the table: what a suite is, and how to get it."""
+    """A group of tasks that share one simulator, and how to install it.
+
+    The registry reads these declarations; the simulator is imported by `make` only.
+    """
 
     name: str
-    about: str
-    licence: str
+    """Prefix of the task names: `--task NAME_TASK`."""
+    description: str
+    """What the suite contains, in a few words."""
+    license: str
+    """License of the simulator."""
+    make: Callable[[str, Any], Env]
+    """Build a task from its name without the prefix and the suite's config (None if
+    the suite has no config)."""
+    config: type | None = None
+    """Dataclass with the suite's settings, available as flags `--env.NAME.*`."""
+    config_name: str = ""
+    """Name of those settings if it is not the name of the suite."""
     tasks: tuple[str, ...] = ()
-    """Its task names without the prefix; empty where they are not a closed list."""
-    more: Callable[[str], bool] | None = None
-    """Whether it has a task that is not listed; may ask the package."""
-    naming: str = ""
-    """How its tasks are named, where they are not listed."""
-    build: Callable[[str, Any], Env] | None = None
-    """Makes a task by name; None while there is no adapter yet."""
+    """Task names without the prefix. Empty if they cannot be listed."""
+    accepts: Callable[[str], bool] | None = None
+    """True for an unlisted name that is a task too. May import the simulator."""
+    name_format: str = ""
+    """How tasks are named, for messages: `gym_ID, such as gym_CartPole-v1`."""
+    make_native: Callable[..., VecEnv] | None = None
+    """Build several environments with the simulator's own vectorized implementation;
+    see `reverie/envs/suites/atari/native.py`."""
+
     package: str = ""
-    """The module that must be importable; empty for built-ins."""
+    """Importable module of the simulator. Empty if the suite is built in."""
     extra: str = ""
-    """The extra that installs it, where that is not called like the suite."""
-    script: str = ""
-    """The script of the repository that installs it, where pip alone cannot."""
-    newest_python: tuple[int, int] | None = None
-    """The newest Python its packages install on, where there is such a limit."""
-    note: str = ""
-    """What else there is to say about getting it."""
+    """Extra of this package that installs it, if it is not the name of the suite."""
+    install_script: str = ""
+    """Script in this repository that installs it, if pip alone cannot."""
+    install_note: str = ""
+    """Sentence that is added to install instructions."""
+    install_group: str = ""
+    """Suites with the same group can be installed in one virtual environment; defaults
+    to a group of its own."""
+    distributions: tuple[str, ...] = ()
+    """Distributions whose versions are recorded in docs/environments.md."""
+    max_python: tuple[int, int] | None = None
+    """Newest Python version that the simulator can be installed on, if limited."""
+
+    def own_config(self, config: Any) -> Any:
+        """Return this suite's part of an `EnvConfig`, or None if it has none."""
+        return getattr(config, self.config_name or self.name) if self.config else None
 
     @property
     def install(self) -> str:
-        if self.script:
-            return f"sh {self.script} VENV"
+        """Shell command that installs the simulator; empty if the suite is built in."""
+        if self.install_script:
+            return f"sh {self.install_script} VENV"
         extra = self.extra or self.name
         return f"pip install 'reverie[{extra}]'" if self.package else ""
 
@@ -55,54 +80,55 @@ class Suite:
 
     @property
     def example(self) -> str:
-        """A task of it by its full name."""
+        """Full name of one task."""
         if self.tasks:
             return self.full_name(self.tasks[0])
-        return self.naming.rpartition("such as ")[2]
+        return self.name_format.rpartition("such as ")[2]
 
-    def describe(self, every_task: bool = False) -> str:
-        """What it is, its tasks, and whether it is installed or how to get it."""
+    def describe(self, all_tasks: bool = False) -> str:
+        """Format the suite, its tasks and its install state for a terminal."""
         tasks = [self.full_name(task) for task in self.tasks]
-        shown = ", ".join(tasks[:4]) + f", ... ({len(tasks)})" * (len(tasks) > 4)
-        named = (
-            [textwrap.fill(" ".join(tasks), 76, break_on_hyphens=False)]
-            if every_task
-            else [shown]
-        )
-        if not tasks or (every_task and self.naming):
-            named = [*filter(None, named), self.naming]
-        if self.is_installed:
-            state = "installed" if self.package else "built in"
+        if all_tasks:
+            lines = [textwrap.fill(" ".join(tasks), 76, break_on_hyphens=False)]
         else:
-            state = f"{self.install} {self.note}".strip()
-        about = f"{self.name:<11} {self.about} ({self.licence})"
-        return about + textwrap.indent("\n" + "\n".join([*named, state]), " " * 12)
+            count = f", ... ({len(tasks)} tasks)" * (len(tasks) > 4)
+            lines = [", ".join(tasks[:4]) + count]
+        if not tasks or (all_tasks and self.name_format):
+            lines = [*filter(None, lines), self.name_format]
+        if self.is_installed:
+            lines.append("installed" if self.package else "built in")
+        else:
+            lines.append(f"{self.install} {self.install_note}".strip())
+        title = f"{self.name:<11} {self.description} ({self.license})"
+        return title + textwrap.indent("\n" + "\n".join(lines), " " * 12)
 
-    def has_more(self, name: str) -> bool:
-        """Whether a name that is not listed is a task all the same."""
+    def has_task(self, name: str) -> bool:
+        """True if a task of this name exists or, where names are not listed, may."""
+        if not self.tasks or name in self.tasks:
+            return True
         try:
-            return self.more is not None and self.more(name)
+            return self.accepts is not None and self.accepts(name)
         except ImportError:
             return False
 
     @property
-    def missing(self) -> tuple[str, str]:
-        """That its package is not installed; and how to get it on this Python."""
-        note = f" {self.note}" if self.note else ""
-        lacks = f"needs the package {self.package!r}, which is not installed.{note}"
-        if self.newest_python is None or sys.version_info[:2] <= self.newest_python:
-            return lacks, self.install
-        newest, here = (
+    def install_help(self) -> tuple[str, str]:
+        """Return what is missing, and the command that installs it on this Python."""
+        note = f" {self.install_note}" if self.install_note else ""
+        problem = f"needs the package {self.package!r}, which is not installed.{note}"
+        if self.max_python is None or sys.version_info[:2] <= self.max_python:
+            return problem, self.install
+        newest, current = (
             ".".join(map(str, version))
-            for version in (self.newest_python, sys.version_info[:2])
+            for version in (self.max_python, sys.version_info[:2])
         )
-        lacks += f" It installs on Python {newest} at most, and this is {here}."
-        if self.script:  # makes its own
-            return lacks, f"{self.install} python{newest}"
-        return lacks, f"python{newest} -m venv OTHER && OTHER/bin/{self.install}"
+        problem += f" It supports Python {newest} and older; this is Python {current}."
+        if self.install_script:  # the script creates a virtual environment
+            return problem, f"{self.install} python{newest}"
+        return problem, f"python{newest} -m venv VENV && VENV/bin/{self.install}"
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """A question that names what was probably meant, or nothing."""
-    close = difflib.get_close_matches(word, list(names), 3)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the closest names, or an empty string."""
+    matches = difflib.get_close_matches(word, list(names), 3)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""

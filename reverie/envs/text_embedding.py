@@ -1,8 +1,8 @@
-"""Sentences as fixed vectors: what an agent reads of an instruction.
+"""Fixed embeddings of instructions: text to a float vector of constant size.
 
-Every word has a random vector that never changes, found by its checksum; words with the
-same checksum share one. A sentence is the vectors of its first words, one after the
-other, so that an agent needs no vocabulary and any text has the same shape.
+Each word is hashed (CRC32) to one row of a fixed random table; words with the same hash
+share a row. The embedding of a sentence concatenates the rows of its first `WORDS`
+words, so any text has the same shape and no vocabulary is needed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,28 @@ import zlib
 
 import numpy as np
 
+from reverie.spaces import Space
+
 WORDS, WIDTH, BUCKETS = 32, 32, 65_536
 PATTERN = re.compile(r"[a-z_]+|[^a-z_ ]+")
 
 
-def embed(text: str) -> np.ndarray:
-    """The words of a sentence, float32 of `WORDS * WIDTH`; short ones are filled up."""
+def embedding_space() -> Space:
+    """Return the space of `embed_text` outputs."""
+    return Space(np.dtype(np.float32), (WORDS * WIDTH,))
+
+
+def embed_text(text: str) -> np.ndarray:
+    """Embed the first `WORDS` words, padded with row 0 of the table if there are fewer.
+
+    Returns a float32 vector of length `WORDS * WIDTH`.
+    """
     words = PATTERN.findall(text.lower())[:WORDS]
     buckets = [zlib.crc32(word.encode()) % BUCKETS for word in words]
-    return _vectors()[buckets + [0] * (WORDS - len(words))].reshape(-1)
+    return _table()[buckets + [0] * (WORDS - len(words))].reshape(-1)
 
 
 @functools.cache
-def _vectors() -> np.ndarray:
+def _table() -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.normal(0.0, 1.0, (BUCKETS, WIDTH)).astype(np.float32)

@@ -1,8 +1,7 @@
-"""Small wrappers around an environment; `reverie.envs.make` stacks them.
+"""Environment wrappers, applied by `reverie.envs.make`.
 
-Each one changes one thing and hands everything else through, `state_dict` and
-`load_state_dict` included: a wrapped environment has them exactly when the inner one
-does, so that "can this be resumed exactly" stays one question.
+Each wrapper changes one thing and forwards all other attributes, including `state_dict`
+and `load_state_dict`: a wrapped environment has them only if the inner one does.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ Resample = Literal["nearest", "bilinear"]
 
 
 class Wrapper:
-    """Hands everything through; subclasses override what they change."""
+    """Forwards everything to the inner environment; subclasses override parts."""
 
     def __init__(self, env: Env):
         self.env = env
         if type(self).step is Wrapper.step:
-            self._leave_steps_alone()
+            self._bypass_step()
 
-    def _leave_steps_alone(self) -> None:
-        """Steps go straight to the inner environment: a call less, a million times."""
+    def _bypass_step(self) -> None:
+        """Call the inner environment's `step` directly, to save a function call."""
         self.step = self.env.step  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not set yet: while being copied or unpickled
+        if name == "env":  # not set yet, while copying or unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -54,8 +53,8 @@ class Wrapper:
         self.env.close()
 
 
-class SeedFirst(Wrapper):
-    """Seeds the first reset that nobody else seeds."""
+class SeedFirstReset(Wrapper):
+    """Passes a seed to the first `reset` unless the caller passes one."""
 
     def __init__(self, env: Env, seed: int):
         super().__init__(env)
@@ -72,12 +71,12 @@ class SeedFirst(Wrapper):
         return inner
 
     def _load(self, state: StateDict, inner: Any) -> None:
-        self.seed = None  # the state brings its own random numbers
+        self.seed = None  # the state contains the random generator
         inner(state)
 
 
 class ActionRepeat(Wrapper):
-    """Takes each action several times and sums the rewards; stops at the last step."""
+    """Repeats each action and sums the rewards; stops when the episode ends."""
 
     def __init__(self, env: Env, repeat: int):
         super().__init__(env)
@@ -86,10 +85,10 @@ class ActionRepeat(Wrapper):
     @property
     def obs_space(self) -> Spaces:
         spaces = dict(self.env.obs_space)
-        if one := spaces.get("reward"):
-            low, high = one.low * self.repeat, one.high * self.repeat
-            low, high = np.minimum(one.low, low), np.maximum(one.high, high)
-            spaces["reward"] = replace(one, low=low, high=high)
+        if space := spaces.get("reward"):
+            low = np.minimum(space.low, space.low * self.repeat)
+            high = np.maximum(space.high, space.high * self.repeat)
+            spaces["reward"] = replace(space, low=low, high=high)
         return spaces
 
     def step(self, action: Action) -> Obs:
@@ -103,7 +102,7 @@ class ActionRepeat(Wrapper):
 
 
 class TimeLimit(Wrapper):
-    """Ends an episode after `length` steps, without calling that terminal."""
+    """Truncates episodes after `length` steps: sets `is_last`, not `is_terminal`."""
 
     def __init__(self, env: Env, length: int):
         super().__init__(env)
@@ -135,14 +134,14 @@ class TimeLimit(Wrapper):
 
 
 class NormalizeAction(Wrapper):
-    """Shows every bounded continuous action as [-1, 1]; unbounded entries stay."""
+    """Scales bounded continuous actions to [-1, 1]; unbounded entries are unchanged."""
 
     def __init__(self, env: Env):
         super().__init__(env)
         self._spaces = {k: _normalized(s) for k, s in env.act_space.items()}
         self._scaled = [k for k, s in self._spaces.items() if s.native is not None]
         if not self._scaled:
-            self._leave_steps_alone()
+            self._bypass_step()
 
     @property
     def act_space(self) -> Spaces:
@@ -165,7 +164,7 @@ def _normalized(space: Space) -> Space:
 
 
 class ClipAction(Wrapper):
-    """Clips continuous actions to their bounds; the caller keeps the raw ones."""
+    """Clips continuous actions to their bounds; the replay stores them unclipped."""
 
     def __init__(self, env: Env):
         super().__init__(env)
@@ -175,7 +174,7 @@ class ClipAction(Wrapper):
             if space.dtype.kind == "f"
         }
         if not self._bounds:
-            self._leave_steps_alone()
+            self._bypass_step()
 
     def step(self, action: Action) -> Obs:
         clipped = {k: np.clip(action[k], *b) for k, b in self._bounds.items()}
@@ -183,7 +182,7 @@ class ClipAction(Wrapper):
 
 
 class ResizeImage(Wrapper):
-    """Brings every image to one size."""
+    """Resizes all images to one size."""
 
     def __init__(self, env: Env, size: tuple[int, int], resample: Resample = "nearest"):
         super().__init__(env)
@@ -217,7 +216,7 @@ class ResizeImage(Wrapper):
 def resize(
     image: np.ndarray, size: tuple[int, int], resample: Resample = "bilinear"
 ) -> np.ndarray:
-    """A uint8 image (h w c) in another size, by Pillow (nearest: by indexing)."""
+    """Resize a uint8 image (h w c), with Pillow or, for nearest, by indexing."""
     if image.shape[:2] == tuple(size):
         return image
     if resample == "nearest":
@@ -237,7 +236,7 @@ def resize(
 
 
 class ClipReward(Wrapper):
-    """Keeps rewards within [-limit, limit]."""
+    """Clips rewards to [-limit, limit]."""
 
     def __init__(self, env: Env, limit: float):
         super().__init__(env)
@@ -250,7 +249,7 @@ class ClipReward(Wrapper):
 
 
 class UnifyDtypes(Wrapper):
-    """Shows floats as float32 and signed integers as int32; uint8 and bool stay."""
+    """Converts floats to float32 and integers to int32, except uint8 and bool."""
 
     def __init__(self, env: Env):
         super().__init__(env)
@@ -287,7 +286,7 @@ class UnifyDtypes(Wrapper):
 
 
 def _have_dtypes(values: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> bool:
-    """A quick yes where nothing needs a cast."""
+    """True if no value needs a cast."""
     for key, value in values.items():
         if getattr(value, "dtype", None) is not dtypes.get(key):
             return False
@@ -308,34 +307,35 @@ def _unified(space: Space) -> Space:
 
 
 def _cast(value: Any, dtype: np.dtype) -> Any:
-    """An array of the dtype, except where a cast would hide a mistake."""
+    """Cast to the dtype, unless that would hide an error (such as float to int)."""
     if getattr(value, "dtype", None) == dtype:
         return value
     array = np.asarray(value)
     kind = array.dtype.kind
-    same = kind == dtype.kind or (kind in "iu" and dtype == np.int32)
-    return (
-        array.astype(dtype) if same or (kind in "iu" and dtype.kind == "f") else array
+    is_int = kind in "iu"
+    is_safe = kind == dtype.kind or (
+        is_int and (dtype == np.int32 or dtype.kind == "f")
     )
+    return array.astype(dtype) if is_safe else array
 
 
 class CheckSpaces(Wrapper):
-    """Refuses observations and actions that break the promises of the spaces."""
+    """Raises `UserError` if observations or actions do not match their spaces."""
 
     def __init__(self, env: Env, name: str):
         super().__init__(env)
         self.name = name
         self._obs_space = dict(env.obs_space)
         self._act_space = dict(env.act_space)
-        self._lacking = [key for key in FLAGS if key not in self._obs_space]
-        self._looks = {k: _look_at(s) for k, s in self._obs_space.items()}
-        self._act_looks = {k: _look_at(s) for k, s in self._act_space.items()}
+        self._missing_flags = [key for key in FLAGS if key not in self._obs_space]
+        self._obs_checks = {k: _fast_check(s) for k, s in self._obs_space.items()}
+        self._act_checks = {k: _fast_check(s) for k, s in self._act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._check_obs(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        if not _look_good(action, self._act_looks):
+        if not _passes(action, self._act_checks):
             action = self._check_action(action)
         return self._check_obs(self.env.step(action))
 
@@ -345,7 +345,7 @@ class CheckSpaces(Wrapper):
             if key not in action:
                 raise UserError(
                     f"Task {self.name!r} needs the action {key!r}, got "
-                    f"{sorted(action)}.\n  Fix: give every action of its act_space."
+                    f"{sorted(action)}.\n  Fix: pass every key of its act_space."
                 )
             value = np.asarray(action[key])
             if value.dtype.kind == space.dtype.kind:
@@ -353,79 +353,78 @@ class CheckSpaces(Wrapper):
             if problem := space.problem(value):
                 raise UserError(
                     f"Task {self.name!r}: action {key!r} {problem}.\n"
-                    "  Fix: keep to its act_space."
+                    "  Fix: pass an element of its act_space."
                 )
             checked[key] = value
         return checked
 
     def _check_obs(self, obs: Obs) -> Obs:
-        if _look_good(obs, self._looks) and not self._lacking:
+        if _passes(obs, self._obs_checks) and not self._missing_flags:
             return obs
-        if self._lacking:
-            lacking = ", ".join(self._lacking)
-            raise UserError(
-                f"Task {self.name!r} lacks {lacking} in its obs_space.\n"
-                f"  Fix: run `reverie check-env {self.name}`, it says what to change."
-            )
+        if self._missing_flags:
+            missing = ", ".join(self._missing_flags)
+            raise self._error(f" lacks {missing} in its obs_space")
         if obs.keys() != self._obs_space.keys():
-            missing = sorted(self._obs_space.keys() - obs.keys())
-            extra = sorted(obs.keys() - self._obs_space.keys())
-            raise UserError(
-                f"Task {self.name!r} returned an observation whose keys differ from its"
-                f" obs_space (missing {missing}, extra {extra}).\n  Fix: run `reverie "
-                f"check-env {self.name}`, it says what to change."
+            missing_keys = sorted(self._obs_space.keys() - obs.keys())
+            extra_keys = sorted(obs.keys() - self._obs_space.keys())
+            raise self._error(
+                " returned an observation whose keys differ from its obs_space "
+                f"(missing {missing_keys}, extra {extra_keys})"
             )
         for key, space in self._obs_space.items():
             if problem := space.problem(obs[key]):
-                raise UserError(
-                    f"Task {self.name!r}: observation {key!r} {problem}.\n  Fix: run "
-                    f"`reverie check-env {self.name}`, it says what to change."
-                )
+                raise self._error(f": observation {key!r} {problem}")
         return obs
 
+    def _error(self, problem: str) -> UserError:
+        return UserError(
+            f"Task {self.name!r}{problem}.\n  Fix: `reverie check-env {self.name}`, "
+            "which reports what to change."
+        )
 
-class Look(NamedTuple):
-    """A first look at a value; one that fails it is looked at closely."""
+
+class FastCheck(NamedTuple):
+    """Cheap check of one value, done every step. `Space.problem` is slower and is used
+    for the error message if this check fails."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
     bounds: tuple[Any, Any] | None
-    """Of a single number, inclusive."""
-    fails: Callable[[Any], object] | None
-    """What else may be wrong with an array."""
+    """Inclusive bounds of a scalar."""
+    has_problem: Callable[[Any], object] | None
+    """Check of the entries of an array."""
 
 
-def _look_at(space: Space) -> Look:
+def _fast_check(space: Space) -> FastCheck:
     dtype, shape, is_float = space.dtype, space.shape, space.dtype.kind == "f"
     if shape == () and dtype.kind != "b":
         bounds = (space.low.item(), space.high.item() - (not is_float))
-        return Look(dtype, shape, bounds, None)
+        return FastCheck(dtype, shape, bounds, None)
     if not _is_unbounded(space):
-        return Look(dtype, shape, None, space.problem)
-    return Look(dtype, shape, None, _has_nan if is_float else None)
+        return FastCheck(dtype, shape, None, space.problem)
+    return FastCheck(dtype, shape, None, _has_nan if is_float else None)
 
 
 def _has_nan(value: np.ndarray) -> bool:
     return bool(np.isnan(value).any())
 
 
-def _look_good(values: Mapping[str, Any], looks: Mapping[str, Look]) -> bool:
-    """A quick yes for the usual cases."""
-    if len(values) != len(looks):
+def _passes(values: Mapping[str, Any], checks: Mapping[str, FastCheck]) -> bool:
+    if len(values) != len(checks):
         return False
-    for key, (dtype, shape, bounds, fails) in looks.items():
+    for key, (dtype, shape, bounds, has_problem) in checks.items():
         value: Any = values.get(key)
         if getattr(value, "dtype", None) is not dtype or value.shape != shape:
             return False
         if bounds is not None and not bounds[0] <= value <= bounds[1]:  # or NaN
             return False
-        if fails is not None and fails(value):
+        if has_problem is not None and has_problem(value):
             return False
     return True
 
 
 def _is_unbounded(space: Space) -> bool:
-    """Whether every value of the dtype is allowed, so that bounds need no look."""
+    """True if every value of the dtype is allowed."""
     if space.dtype.kind == "f":
         return bool(np.isneginf(space.low).all() and np.isposinf(space.high).all())
     if space.dtype.kind == "b":

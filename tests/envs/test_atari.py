@@ -1,4 +1,4 @@
-"""Atari settings, held against the published ones with a console we can script."""
+"""Atari settings, compared with the published ones on a fake emulator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytest.importorskip("ale_py")
 PLAIN = AtariConfig(size=(210, 160), sticky=0.0, gray=False, noops=0)
 
 
-class Console:
-    """Stands in for the emulator: frame n shows n, a life is lost every 10 frames."""
+class FakeEmulator:
+    """Replaces the ALE: frame n has value n, a life is lost every 10 frames."""
 
     def __init__(self, game_length: int = 1000, lives: int = 100):
         self.frame = self.resets = 0
-        self.game_length, self.most_lives = game_length, lives
+        self.game_length, self.max_lives = game_length, lives
         self.acts: list[int] = []
 
     def reset_game(self) -> None:
@@ -38,20 +38,22 @@ class Console:
         return self.frame >= self.game_length
 
     def lives(self) -> int:
-        return self.most_lives - self.frame // 10
+        return self.max_lives - self.frame // 10
 
     def getScreenRGB(self) -> np.ndarray:
-        # Even frames light the left half, odd ones the right: sprites that flicker.
+        # Even frames draw the left half, odd ones the right, like flickering sprites.
         screen = np.zeros((210, 160, 3), np.uint8)
         where = np.s_[:, :80] if self.frame % 2 == 0 else np.s_[:, 80:]
         screen[where] = self.frame
         return screen
 
 
-def scripted(config: AtariConfig, game_length: int = 1000) -> tuple[Atari, Console]:
-    env, console = Atari("pong", config), Console(game_length)
-    env._ale = console
-    return env, console
+def make_fake(
+    config: AtariConfig, game_length: int = 1000
+) -> tuple[Atari, FakeEmulator]:
+    env, emulator = Atari("pong", config), FakeEmulator(game_length)
+    env._ale = emulator
+    return env, emulator
 
 
 def step(env: Any, action: int = 0) -> Any:
@@ -70,7 +72,7 @@ def test_defaults_are_the_200m_settings() -> None:
     assert config.truncation_is_terminal
 
 
-def test_the_preset_of_100k_has_its_settings() -> None:
+def test_the_preset_has_the_100k_settings() -> None:
     config = resolve(flags={"task": "atari100k_pong"})
     atari = config.env.atari
     assert (atari.size, atari.gray) == ((64, 64), False)
@@ -91,7 +93,7 @@ def test_the_preset_of_100k_has_its_settings() -> None:
     assert envs.action_repeat(config.task, config.env) == 4
 
 
-def test_the_preset_of_200m_has_its_settings() -> None:
+def test_the_preset_has_the_200m_settings() -> None:
     config = resolve(["atari"])
     assert config.task == "atari_pong"
     assert config.env.atari == AtariConfig()
@@ -99,7 +101,7 @@ def test_the_preset_of_200m_has_its_settings() -> None:
     assert config.run.steps == 51_000_000
 
 
-def test_no_stickiness_means_none() -> None:
+def test_without_sticky_actions_the_game_is_deterministic() -> None:
     def play(seed: int) -> bytes:
         plain = AtariConfig(noops=0, sticky=0.0)
         env, rng = Atari("breakout", plain), np.random.default_rng(0)
@@ -107,18 +109,18 @@ def test_no_stickiness_means_none() -> None:
         rows = [step(env, rng.integers(18)) for _ in range(60)]
         return b"".join(row["image"].tobytes() for row in rows)
 
-    assert play(1) == play(2)  # nothing is left to chance
+    assert play(1) == play(2)
 
 
-def test_an_action_is_held_and_its_rewards_are_summed() -> None:
-    env, console = scripted(PLAIN)
+def test_actions_are_repeated_and_rewards_summed() -> None:
+    env, emulator = make_fake(PLAIN)
     env.reset()
     assert step(env, 3)["reward"] == 1 + 2 + 3 + 4
-    assert console.acts == [3, 3, 3, 3]
+    assert emulator.acts == [3, 3, 3, 3]
 
 
 def test_the_image_is_the_maximum_of_the_last_two_frames() -> None:
-    env, _ = scripted(PLAIN)
+    env, _ = make_fake(PLAIN)
     env.reset()
     image = step(env)["image"]
     assert (image[:, :80] == 4).all()
@@ -126,8 +128,8 @@ def test_the_image_is_the_maximum_of_the_last_two_frames() -> None:
 
 
 def test_the_first_image_is_one_frame() -> None:
-    env, _ = scripted(AtariConfig(size=(210, 160), gray=False, noops=0))
-    step(env)  # leaves frames behind that must not shine through
+    env, _ = make_fake(AtariConfig(size=(210, 160), gray=False, noops=0))
+    step(env)  # its frames must not be part of the first image
     assert not env.reset()["image"].any()
 
 
@@ -136,28 +138,28 @@ def test_resize_comes_before_gray_and_gray_truncates() -> None:
     env = Atari("pong", AtariConfig())
     env._screens = [noise, noise]
     small = Image.fromarray(noise).resize((96, 96), Image.Resampling.BILINEAR)
-    weighed = np.asarray(small) @ np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
-    image = env._obs(0.0)["image"][..., 0]
-    assert np.array_equal(image, weighed.astype(np.uint8))
-    assert not np.array_equal(image, np.round(weighed).astype(np.uint8))
+    gray = np.asarray(small) @ np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
+    image = env._image()[..., 0]
+    assert np.array_equal(image, gray.astype(np.uint8))
+    assert not np.array_equal(image, np.round(gray).astype(np.uint8))
 
 
 def test_noops_are_uniform_up_to_the_limit() -> None:
-    env, console = scripted(AtariConfig(noops=5))
+    env, emulator = make_fake(AtariConfig(noops=5))
     counts = []
     for _ in range(300):
         env.reset()
-        counts.append(console.frame)
+        counts.append(emulator.frame)
     assert set(counts) == {0, 1, 2, 3, 4, 5}
-    assert set(console.acts) == {0}
+    assert set(emulator.acts) == {0}
 
 
-def test_at_least_some_noops_can_be_asked_for() -> None:
-    env, console = scripted(AtariConfig(noops=3, min_noops=1))
+def test_the_minimum_number_of_noops() -> None:
+    env, emulator = make_fake(AtariConfig(noops=3, min_noops=1))
     counts = []
     for _ in range(200):
         env.reset()
-        counts.append(console.frame)
+        counts.append(emulator.frame)
     assert set(counts) == {1, 2, 3}
     with pytest.raises(ValueError, match="min_noops=4 and noops=3"):
         AtariConfig(noops=3, min_noops=4)
@@ -166,36 +168,36 @@ def test_at_least_some_noops_can_be_asked_for() -> None:
 def test_the_frame_limit_is_terminal_only_on_request() -> None:
     for is_terminal in (True, False):
         config = AtariConfig(length=6, noops=0, truncation_is_terminal=is_terminal)
-        env, console = scripted(config)
+        env, emulator = make_fake(config)
         env.reset()
         assert not step(env)["is_last"]
         row = step(env)
         assert row["is_last"]
         assert row["is_terminal"] == is_terminal
-        assert console.frame == 6
+        assert emulator.frame == 6
 
 
-def test_the_end_of_the_game_stops_the_repeat() -> None:
-    env, console = scripted(PLAIN, game_length=6)
+def test_the_end_of_the_game_stops_the_action_repeat() -> None:
+    env, emulator = make_fake(PLAIN, game_length=6)
     env.reset()
     step(env)
     row = step(env)
     assert row["is_last"]
     assert row["is_terminal"]
     assert row["reward"] == 5 + 6
-    # Of the two frames of this step the last is shown, with the last of the one before.
+    # The image is the maximum of the last frame and the last one of the previous step.
     assert (row["image"][:, :80] == 6).all()
     assert not row["image"][:, 80:].any()
-    assert console.frame == 6
+    assert emulator.frame == 6
 
 
 @pytest.mark.parametrize(
     ("game_length", "left", "right"), [(5, 4, 5), (6, 6, 0), (7, 4, 7), (8, 8, 7)]
 )
-def test_an_end_within_a_step_shows_the_screen_before(
+def test_an_end_within_a_step_pools_with_the_previous_screen(
     game_length: int, left: int, right: int
 ) -> None:
-    env, _ = scripted(PLAIN, game_length)
+    env, _ = make_fake(PLAIN, game_length)
     env.reset()
     step(env)  # frames 1 to 4
     image = step(env)["image"]
@@ -204,7 +206,7 @@ def test_an_end_within_a_step_shows_the_screen_before(
 
 
 @pytest.mark.parametrize("pooling", [1, 2, 3])
-def test_a_saved_game_goes_on_with_its_screens(pooling: int) -> None:
+def test_a_restored_game_has_its_screens(pooling: int) -> None:
     config = AtariConfig(pooling=pooling)
     env = Atari("breakout", config, seed=3)
     env.reset()
@@ -215,25 +217,13 @@ def test_a_saved_game_goes_on_with_its_screens(pooling: int) -> None:
     other.load_state_dict(env.state_dict())
     assert len(other._screens) == max(1, pooling - 1)
     for action in range(9):
-        one, two = step(env, action), step(other, action)
-        assert np.array_equal(one["image"], two["image"])
-
-
-def test_games_saved_with_a_ring_of_screens_go_on() -> None:
-    env = Atari("pong")
-    env.reset()
-    state = env.state_dict()
-    old, new = np.zeros((2, 210, 160, 3), np.uint8)
-    new[:] = 9
-    for slot, screens in ((0, [new, old]), (1, [old, new])):
-        env.load_state_dict({**state, "screens": np.stack(screens), "slot": slot})
-        assert (env._screens[-1] == 9).all()
-        assert not env._screens[0].any()
+        obs, other_obs = step(env, action), step(other, action)
+        assert np.array_equal(obs["image"], other_obs["image"])
 
 
 @pytest.mark.parametrize("lives", ["unused", "discount", "reset"])
-def test_what_a_lost_life_means(lives: Any) -> None:
-    env, console = scripted(AtariConfig(lives=lives, noops=0))
+def test_effect_of_a_lost_life(lives: Any) -> None:
+    env, emulator = make_fake(AtariConfig(lives=lives, noops=0))
     env.reset()
     rows = [step(env) for _ in range(3)]  # the life is lost in frame 10
     ends = [(bool(row["is_last"]), bool(row["is_terminal"])) for row in rows]
@@ -245,48 +235,48 @@ def test_what_a_lost_life_means(lives: Any) -> None:
     assert ends == [(False, False), (False, False), last[lives]]
     if lives == "reset":
         row = env.reset()
-        assert console.resets == 1  # the game goes on, after an idle step
-        assert console.acts[12:] == [0] * 4
+        assert emulator.resets == 1  # the game continues after a no-op step
+        assert emulator.acts[12:] == [0] * 4
         assert (row["is_first"], row["reward"]) == (True, 0)
         assert row["image"].max() == 16
 
 
 def test_the_last_life_ends_with_the_game() -> None:
-    env, _ = scripted(AtariConfig(lives="reset", noops=0))
-    env._ale = Console(game_length=18, lives=1)  # none is left from frame 10 on
+    env, _ = make_fake(AtariConfig(lives="reset", noops=0))
+    env._ale = FakeEmulator(game_length=18, lives=1)  # no life is left from frame 10 on
     env.reset()
     ends = [bool(step(env)["is_last"]) for _ in range(5)]
     assert ends == [False, False, False, False, True]
 
 
 def test_frames_of_a_game_are_counted_across_its_lives() -> None:
-    env, console = scripted(AtariConfig(lives="reset", noops=0, length=20))
+    env, emulator = make_fake(AtariConfig(lives="reset", noops=0, length=20))
     env.reset()
     assert [bool(step(env)["is_last"]) for _ in range(3)] == [False, False, True]
     env.reset()
     assert step(env)["is_last"]
-    assert (console.frame, console.resets) == (20, 1)
+    assert (emulator.frame, emulator.resets) == (20, 1)
     env.reset()
-    assert (console.frame, console.resets) == (0, 2)
+    assert (emulator.frame, emulator.resets) == (0, 2)
 
 
-def test_a_game_that_ends_in_the_idle_step_is_followed_by_another() -> None:
-    env, console = scripted(AtariConfig(lives="reset", noops=0), game_length=14)
+def test_a_game_that_ends_in_the_noop_step_is_restarted() -> None:
+    env, emulator = make_fake(AtariConfig(lives="reset", noops=0), game_length=14)
     env.reset()
     assert [bool(step(env)["is_last"]) for _ in range(3)] == [False, False, True]
     row = env.reset()
-    assert (console.frame, console.resets) == (0, 2)
+    assert (emulator.frame, emulator.resets) == (0, 2)
     assert not row["image"].any()
 
 
 def test_reward_clipping_and_autostart() -> None:
-    env, console = scripted(AtariConfig(clip_reward=True, autostart=True, noops=0))
+    env, emulator = make_fake(AtariConfig(clip_reward=True, autostart=True, noops=0))
     env.reset()
-    assert console.acts == [1]
+    assert emulator.acts == [1]
     assert step(env)["reward"] == 1
 
 
-def test_sticky_actions_depend_on_the_seed_alone() -> None:
+def test_sticky_actions_depend_on_the_seed_only() -> None:
     def play(seed: int) -> bytes:
         env, rng = Atari("breakout", AtariConfig(noops=0)), np.random.default_rng(0)
         env.reset(seed=seed)
@@ -304,21 +294,20 @@ def test_all_benchmark_games_are_installed() -> None:
     assert envs.split_task("atari_tetris") == ("atari", "tetris")
 
 
-def test_screens_may_be_made_smaller_before_they_are_combined():
-    """Where a bright pixel moves, the two orders differ."""
+def test_resizing_before_or_after_the_maximum():
     rng = np.random.default_rng(0)
     screens = rng.integers(0, 256, (2, 210, 160, 3)).astype(np.uint8)
-    found = {}
+    images = {}
     for first in (False, True):
         config = AtariConfig((64, 64), gray=False, noops=0, resize_first=first)
-        env, _ = scripted(config)
+        env, _ = make_fake(config)
         env._screens = list(screens)
-        found[first] = env._obs(0.0)["image"]
+        images[first] = env._image()
 
-    def small(screen):
+    def resized(screen):
         image = Image.fromarray(screen).resize((64, 64), Image.Resampling.BILINEAR)
         return np.asarray(image)
 
-    np.testing.assert_array_equal(found[False], small(screens.max(0)))
-    np.testing.assert_array_equal(found[True], np.maximum(*map(small, screens)))
-    assert (found[True] != found[False]).any()
+    np.testing.assert_array_equal(images[False], resized(screens.max(0)))
+    np.testing.assert_array_equal(images[True], np.maximum(*map(resized, screens)))
+    assert (images[True] != images[False]).any()

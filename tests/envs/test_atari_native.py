@@ -1,4 +1,4 @@
-"""Vector environments written in C++, behind the interface of a pool."""
+"""Native vectorized Atari environments implement `VecEnv`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = AtariConfig(size=(64, 64), gray=False, actions="minimal", length=80)
 
 
 class FakeEnvPool:
-    """Stands in for envpool: games of as many steps as asked for, channels first."""
+    """Replaces envpool: games with a fixed number of steps, channels first."""
 
     made: ClassVar[list[dict[str, Any]]] = []
 
@@ -32,32 +32,38 @@ class FakeEnvPool:
         self.made.append(self.options)
         self.count = options["num_envs"]
         self.action_space = gymnasium.spaces.Discrete(6)
-        self.clock = np.zeros(self.count, int)
+        self.steps = np.zeros(self.count, int)
         self.closed = False
 
     def _image(self) -> np.ndarray:
         shape = (3, self.options["img_height"], self.options["img_width"])
         seeds = np.array(self.options["env_seed"])
-        shade = (seeds + self.clock) % 256
-        return np.broadcast_to(shade[:, None, None, None], (self.count, *shape)).astype(
+        value = (seeds + self.steps) % 256
+        return np.broadcast_to(value[:, None, None, None], (self.count, *shape)).astype(
             np.uint8
         )
 
     def reset(self) -> Any:
-        self.clock[:] = 0
+        self.steps[:] = 0
         return self._image(), {"env_id": np.arange(self.count)}
 
     def send(self, action: np.ndarray) -> None:
         assert action.dtype == np.int32
         limit = self.options["max_episode_steps"]
-        self.clock = np.where(self.clock == limit, 0, self.clock + 1)
+        self.steps = np.where(self.steps == limit, 0, self.steps + 1)
 
     def recv(self) -> Any:
-        over = self.clock == self.options["max_episode_steps"]
-        order = np.arange(self.count)[::-1]  # whoever is first comes first
+        truncated = self.steps == self.options["max_episode_steps"]
+        order = np.arange(self.count)[::-1]  # results are not in order
         none = np.zeros(self.count, bool)
         reward = np.arange(self.count, dtype=np.float32)
-        return self._image()[order], reward[order], none, over[order], {"env_id": order}
+        return (
+            self._image()[order],
+            reward[order],
+            none,
+            truncated[order],
+            {"env_id": order},
+        )
 
     def close(self) -> None:
         self.closed = True
@@ -75,34 +81,34 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-def pool_of(
-    backend: Any, count: int = 3, seed: int = 0, task: str = "atari_pong", **more: Any
+def make_native(
+    backend: Any, count: int = 3, seed: int = 0, task: str = "atari_pong", **kwargs: Any
 ) -> Any:
     config = envs.EnvConfig(
-        atari=replace(SHORT, **more), vector=envs.VecEnvConfig(native=backend)
+        atari=replace(SHORT, **kwargs), vector=envs.VecEnvConfig(native=backend)
     )
     factory = envs.IndexOffset(envs.TaskFactory(task, config, seed), 0)
     return envs.make_vec_env(factory, count, config.vector)
 
 
-def play(pool: Any, steps: int) -> list[Obs]:
+def play(vec_env: Any, steps: int) -> list[Obs]:
     rng = np.random.default_rng(0)
-    rows = [pool.reset()]
+    rows = [vec_env.reset()]
     for _ in range(steps):
-        rows.append(pool.step({"action": rng.integers(0, 6, len(pool))}))
+        rows.append(vec_env.step({"action": rng.integers(0, 6, len(vec_env))}))
     return rows
 
 
-def test_a_native_pool_is_a_pool(backend: str) -> None:
-    pool = pool_of(backend)
-    assert isinstance(pool, VecEnv)
-    assert len(pool) == 3
-    assert pool.act_space["action"].classes == 6
-    assert pool.metrics()["env/restarts"] == 0
-    rows = play(pool, 45)
+def test_it_implements_vec_env(backend: str) -> None:
+    vec_env = make_native(backend)
+    assert isinstance(vec_env, VecEnv)
+    assert len(vec_env) == 3
+    assert vec_env.act_space["action"].classes == 6
+    assert vec_env.metrics()["env/restarts"] == 0
+    rows = play(vec_env, 45)
     for row in rows:
-        assert row.keys() == pool.obs_space.keys()
-        for key, space in pool.obs_space.items():
+        assert row.keys() == vec_env.obs_space.keys()
+        for key, space in vec_env.obs_space.items():
             for value in row[key]:
                 assert space.problem(value) is None, key
     assert rows[0]["is_first"].all()
@@ -111,68 +117,68 @@ def test_a_native_pool_is_a_pool(backend: str) -> None:
         assert np.array_equal(after["is_first"], before["is_last"])
         assert not after["reward"][after["is_first"]].any()
     lengths = [t for t, row in enumerate(rows) if row["is_last"][0]]
-    assert lengths == [20, 41]  # 80 frames are 20 steps, and one row begins anew
-    pool.close()
+    assert lengths == [20, 41]  # 80 frames are 20 steps; each episode has one more row
+    vec_env.close()
 
 
-def test_rows_come_in_the_order_of_the_environments() -> None:
+def test_results_are_sorted_by_environment() -> None:
     fake: Any = types.ModuleType("envpool")
     fake.make = lambda task, env_type, **options: FakeEnvPool(task, **options)
     sys.modules["envpool"] = fake
     try:
-        games = native.EnvPool("ms_pacman", SHORT, 3)
-        games.reset([5, 6, 7])
-        games.send(np.zeros(3, np.int32))
-        came = games.recv()
+        vec_env = native.EnvPoolBackend("ms_pacman", SHORT, 3)
+        vec_env.reset([5, 6, 7])
+        vec_env.send(np.zeros(3, np.int32))
+        result = vec_env.recv()
     finally:
         del sys.modules["envpool"]
-    assert came.image[:, 0, 0, 0].tolist() == [6, 7, 8]
-    assert came.reward.tolist() == [0, 1, 2]
+    assert result.image[:, 0, 0, 0].tolist() == [6, 7, 8]
+    assert result.reward.tolist() == [0, 1, 2]
     assert FakeEnvPool.made[-1]["task"] == "MsPacman-v5"
 
 
-def test_a_cut_is_terminal_only_on_request(backend: str) -> None:
+def test_truncation_is_terminal_only_if_configured(backend: str) -> None:
     for is_terminal in (True, False):
-        pool = pool_of(backend, truncation_is_terminal=is_terminal)
-        last = play(pool, 20)[-1]
+        vec_env = make_native(backend, truncation_is_terminal=is_terminal)
+        last = play(vec_env, 20)[-1]
         assert last["is_last"].all()
         assert (last["is_terminal"] == is_terminal).all()
-        pool.close()
+        vec_env.close()
 
 
-def test_a_seed_gives_the_same_games_and_resuming_others(backend: str) -> None:
-    def images(pool: Any) -> list[Any]:
-        rows = play(pool, 30)
-        pool.close()
+def test_seeds_reproduce_games_and_resuming_starts_new_ones(backend: str) -> None:
+    def images(vec_env: Any) -> list[Any]:
+        rows = play(vec_env, 30)
+        vec_env.close()
         return [row["image"] for row in rows]
 
-    first = images(pool_of(backend, seed=1))
-    assert np.array_equal(first, images(pool_of(backend, seed=1)))
-    assert not np.array_equal(first, images(pool_of(backend, seed=2)))
-    pool = pool_of(backend, seed=1)
-    play(pool, 5)
-    state = pool.state_dict()
-    resumed = pool_of(backend, seed=1)
+    first = images(make_native(backend, seed=1))
+    assert np.array_equal(first, images(make_native(backend, seed=1)))
+    assert not np.array_equal(first, images(make_native(backend, seed=2)))
+    vec_env = make_native(backend, seed=1)
+    play(vec_env, 5)
+    state = vec_env.state_dict()
+    resumed = make_native(backend, seed=1)
     assert resumed.load_state_dict(state)["is_first"].all()
     assert resumed.state_dict()["envs"][0]["attempt"] == 1
-    with pytest.raises(UserError, match="holds 3 environments"):
-        pool_of(backend, count=2).load_state_dict(state)
+    with pytest.raises(UserError, match="has 3 environments"):
+        make_native(backend, count=2).load_state_dict(state)
 
 
-def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def test_settings_are_passed_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    options_used: dict[str, Any] = {}
 
     class Recorder:
         single_action_space = gymnasium.spaces.Discrete(18)
 
         def __init__(self, game: str, count: int, **options: Any):
-            asked.update(options, game=game, count=count)
+            options_used.update(options, game=game, count=count)
 
     import ale_py
 
     monkeypatch.setattr(ale_py, "AtariVectorEnv", Recorder)
-    native.Ale("montezuma_revenge", AtariConfig(), 5)
-    assert asked == {
+    native.AleBackend("montezuma_revenge", AtariConfig(), 5)
+    assert options_used == {
         "game": "montezuma_revenge",
         "count": 5,
         "max_num_frames_per_episode": 108_000,
@@ -192,38 +198,38 @@ def test_settings_reach_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "config", "says"),
+    ("task", "config", "message"),
     [
         ("catch", envs.EnvConfig(), "has no native"),
-        ("atari_pong", envs.EnvConfig(repeat=2), "cannot be wrapped"),
-        ("atari_pong", envs.EnvConfig(length=9), "cannot be wrapped"),
+        ("atari_pong", envs.EnvConfig(repeat=2), "Wrappers cannot be applied"),
+        ("atari_pong", envs.EnvConfig(length=9), "Wrappers cannot be applied"),
         (
             "atari_pong",
             envs.EnvConfig(atari=AtariConfig(lives="discount")),
-            "life is lost",
+            "does not report lost lives",
         ),
         (
             "atari_pong",
             envs.EnvConfig(atari=AtariConfig(min_noops=1)),
-            "no min_noops",
+            "does not support min_noops",
         ),
         (
             "atari_pong",
             envs.EnvConfig(atari=AtariConfig(resize_first=True)),
-            "no resize_first",
+            "resize_first",
         ),
     ],
 )
-def test_what_a_native_pool_cannot_do_is_said(
-    task: str, config: envs.EnvConfig, says: str
+def test_unsupported_settings_are_refused(
+    task: str, config: envs.EnvConfig, message: str
 ) -> None:
-    pool = envs.VecEnvConfig(native="ale")
-    with pytest.raises(UserError, match=says):
-        envs.make_vec_env(envs.TaskFactory(task, config, 0), 2, pool)
+    vector = envs.VecEnvConfig(native="ale")
+    with pytest.raises(UserError, match=message):
+        envs.make_vec_env(envs.TaskFactory(task, config, 0), 2, vector)
 
 
-def test_a_native_pool_needs_a_name_and_its_package() -> None:
-    with pytest.raises(UserError, match="by its name"):
+def test_it_needs_a_task_name_and_its_package() -> None:
+    with pytest.raises(UserError, match="built from a task name"):
         envs.make_vec_env(
             lambda i: envs.make("catch"), 2, envs.VecEnvConfig(native="ale")
         )

@@ -1,4 +1,4 @@
-"""check-env finds each of the usual mistakes, and says how to mend it."""
+"""The environment checker reports each common error together with a fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F32 = np.dtype(np.float32)
 
 
 class Base(Catch):
-    """Catch, to be broken in one place by each subclass."""
+    """A valid environment; each subclass adds one error."""
 
     def __init__(self) -> None:
         super().__init__(CatchConfig(rows=8, cols=8, size=(16, 16)))
@@ -29,9 +29,9 @@ class Base(Catch):
 
 class Missing(Base):
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        del row["image"]
-        return row
+        obs = super()._obs(*args, **kwargs)
+        del obs["image"]
+        return obs
 
 
 class Extra(Base):
@@ -47,14 +47,14 @@ class NoFlag(Base):
 
 class WrongDtype(Base):
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        return {**row, "image": row["image"].astype(np.float32)}
+        obs = super()._obs(*args, **kwargs)
+        return {**obs, "image": obs["image"].astype(np.float32)}
 
 
 class WrongShape(Base):
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        return {**row, "image": row["image"][:4]}
+        obs = super()._obs(*args, **kwargs)
+        return {**obs, "image": obs["image"][:4]}
 
 
 class WrongRange(Base):
@@ -62,10 +62,10 @@ class WrongRange(Base):
         return super()._obs(5 * reward, *args, **kwargs)
 
 
-class NotANumber(Base):
+class NanReward(Base):
     def _obs(self, reward: float, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(reward, *args, **kwargs)
-        return {**row, "reward": np.float32(np.nan)} if reward else row
+        obs = super()._obs(reward, *args, **kwargs)
+        return {**obs, "reward": np.float32(np.nan)} if reward else obs
 
 
 class AlwaysFirst(Base):
@@ -89,31 +89,33 @@ class EarlyReward(Base):
 
 
 class Aliasing(Base):
-    picture = np.zeros((16, 16, 3), np.uint8)
+    buffer = np.zeros((16, 16, 3), np.uint8)
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        self.picture[:] = row["image"]
-        return {**row, "image": self.picture}
+        obs = super()._obs(*args, **kwargs)
+        self.buffer[:] = obs["image"]
+        return {**obs, "image": self.buffer}
 
 
-class Endless(Base):
+class NeverEnds(Base):
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
         self._row = 0
         flags = {"is_last": np.bool_(False), "is_terminal": np.bool_(False)}
         return {**super()._obs(*args, **kwargs), **flags}
 
 
-class StaysOver(Base):
+class LastAtReset(Base):
     def reset(self, seed: int | None = None) -> Obs:
         return {**super().reset(seed), "is_last": np.bool_(True)}
 
 
 class Unseeded(Base):
     def reset(self, seed: int | None = None) -> Obs:
-        self.games = getattr(self, "games", 0) + 1
-        obs = super().reset(self.games)
-        self._ball = self.games % self.config.cols  # never the same twice in a row
+        self.episodes = getattr(self, "episodes", 0) + 1
+        obs = super().reset(self.episodes)
+        self._ball = (
+            self.episodes % self.config.cols
+        )  # differs between consecutive episodes
         return {**obs, **self._obs(0.0, first=True)}
 
 
@@ -123,8 +125,8 @@ class FloatImage(Base):
         return self.space(image=Space(F32, (16, 16, 3), 0, 1))
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        return {**row, "image": row["image"].astype(np.float32) / 255}
+        obs = super()._obs(*args, **kwargs)
+        return {**obs, "image": obs["image"].astype(np.float32) / 255}
 
 
 class ChannelsFirst(Base):
@@ -133,8 +135,8 @@ class ChannelsFirst(Base):
         return self.space(image=Space(np.dtype(np.uint8), (3, 16, 16)))
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        return {**row, "image": row["image"].transpose(2, 0, 1).copy()}
+        obs = super()._obs(*args, **kwargs)
+        return {**obs, "image": obs["image"].transpose(2, 0, 1).copy()}
 
 
 class Unbounded(Base):
@@ -146,18 +148,18 @@ class Unbounded(Base):
         return super().step({"action": 1})
 
 
-class Blind(Base):
+class NoObservation(Base):
     @property
     def obs_space(self) -> Spaces:
         return self.space(image=None)
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
-        row = super()._obs(*args, **kwargs)
-        del row["image"]
-        return row
+        obs = super()._obs(*args, **kwargs)
+        del obs["image"]
+        return obs
 
 
-class NamesClash(Base):
+class ReservedName(Base):
     @property
     def act_space(self) -> Spaces:
         return {"reward": Space(np.dtype(np.int32), (), 0, 3)}
@@ -178,7 +180,7 @@ class NotSpaces(Base):
 
 
 @pytest.mark.parametrize(
-    ("kind", "severity", "what", "fix"),
+    ("env_class", "severity", "message", "fix"),
     [
         (Missing, "error", "did not return 'image'", "return 'image'"),
         (Extra, "error", "returned 'lives'", "add 'lives' to `obs_space`"),
@@ -186,50 +188,52 @@ class NotSpaces(Base):
         (WrongDtype, "error", "dtype float32", "np.uint8"),
         (WrongShape, "error", "has shape", "correct `obs_space`"),
         (WrongRange, "error", "has values", "widen"),
-        (NotANumber, "error", "NaN", "division by zero"),
-        (AlwaysFirst, "error", "`step` returned is_first=True", "nowhere else"),
+        (NanReward, "error", "NaN", "division by zero"),
+        (AlwaysFirst, "error", "`step` returned is_first=True", "and only there"),
         (NeverFirst, "error", "`reset` returned is_first=False", "set is_first"),
         (EarlyTerminal, "error", "`is_terminal` was set without", "set both"),
         (EarlyReward, "error", "`reset` returned the reward", "return 0"),
         (Aliasing, "warning", "the same array", ".copy()"),
-        (Endless, "warning", "no episode ended", "--env.length"),
-        (StaysOver, "error", "`reset` returned a row with `is_last`", "begin a new"),
-        (Unseeded, "warning", "same seed and actions", "generator made in `reset"),
+        (NeverEnds, "warning", "no episode ended", "--env.length"),
+        (LastAtReset, "error", "`reset` returned a row with `is_last`", "start a new"),
+        (Unseeded, "warning", "same seed and actions", "created in `reset"),
         (FloatImage, "error", "looks like an image but is float32", "uint8"),
         (ChannelsFirst, "warning", "channels first", "transpose"),
-        (Unbounded, "warning", "no finite bounds", "give it bounds"),
-        (Blind, "error", "nothing an agent may look at", "add an image"),
-        (NamesClash, "error", "has the name of something else", "rename"),
-        (Raises, "error", "`step` raised KeyError", "mend that first"),
-        (NotSpaces, "error", "not a dict of reverie.spaces.Space", "Space(dtype"),
+        (Unbounded, "warning", "no finite bounds", "set finite bounds"),
+        (NoObservation, "error", "no key that an agent can use", "add an image"),
+        (ReservedName, "error", "has a reserved name", "rename"),
+        (Raises, "error", "`step` raised KeyError", "correct this error"),
+        (NotSpaces, "error", "not a dict with reverie.spaces.Space", "Space(dtype"),
     ],
 )
-def test_each_mistake_is_found(kind: Any, severity: str, what: str, fix: str) -> None:
-    findings = check_env(kind(), steps=60)
-    found = [f for f in findings if what in f.what]
-    assert len(found) == 1, findings
-    assert found[0].severity == severity
-    assert fix in found[0].fix
+def test_each_error_is_reported_once(
+    env_class: Any, severity: str, message: str, fix: str
+) -> None:
+    findings = check_env(env_class(), steps=60)
+    matches = [finding for finding in findings if message in finding.message]
+    assert len(matches) == 1, findings
+    assert matches[0].severity == severity
+    assert fix in matches[0].fix
     assert findings == sorted(findings, key=lambda finding: finding.severity)
 
 
-def test_wrappers_do_not_hide_mistakes() -> None:
+def test_errors_are_reported_through_wrappers() -> None:
     wrapped = envs.make(WrongRange())
-    assert any("has values" in f.what for f in check_env(wrapped, steps=60))
+    assert any("has values" in f.message for f in check_env(wrapped, steps=60))
 
 
-def test_a_slow_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_environment_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reverie.envs.checker.SLOW_STEP", 0.0)
-    assert any("a step takes" in f.what for f in check_env(Catch(), steps=20))
+    assert any("a step takes" in f.message for f in check_env(Catch(), steps=20))
 
 
-def test_the_description_shows_spaces_and_findings() -> None:
+def test_the_description_lists_spaces_and_findings() -> None:
     env = envs.make("dummy_cont")
     text = describe("dummy_cont", env, [])
     assert "64x64x3 image" in text
     assert "6 float32 in [-1, 1]" in text
-    assert "for people only: log/episode" in text
-    assert "Nothing wrong" in text
+    assert "logged only: log/episode" in text
+    assert "No problems found" in text
     text = describe("mine", Catch(), check_env(WrongShape(), steps=10))
     assert "Fix: return shape (16, 16, 3)" in text
     assert "errors" in text

@@ -98,7 +98,7 @@ def step(env: Any, action: int = 0) -> Any:
     return env.step({"action": np.int32(action)})
 
 
-@pytest.mark.parametrize(("name", "full"), craftax.NAMES.items())
+@pytest.mark.parametrize(("name", "full"), craftax.ENV_IDS.items())
 def test_every_task_is_a_game_of_the_package(
     name: str, full: str, simulator: list[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""dm_env environments, worn as Reverie ones."""
+"""Adapter for dm_env environments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from reverie.envs.adapters.dm_env import DmEnv
 from reverie.spaces import agent_obs_space
 
 
-def spec(shape: tuple[int, ...], dtype: Any = np.float64, **more: Any) -> Any:
-    return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), **more)
+def spec(shape: tuple[int, ...], dtype: Any = np.float64, **kwargs: Any) -> Any:
+    return SimpleNamespace(shape=shape, dtype=np.dtype(dtype), **kwargs)
 
 
-class Step(SimpleNamespace):
+class FakeTimeStep(SimpleNamespace):
     def first(self) -> bool:
         return bool(self.kind == "first")
 
@@ -26,7 +26,7 @@ class Step(SimpleNamespace):
 
 
 class Counter:
-    """A dm_env environment that counts its steps and ends as it is told."""
+    """A dm_env environment that counts its steps."""
 
     def __init__(self, discount: float = 1.0, length: int = 5, single: bool = False):
         self.discount, self.length, self.single = discount, length, single
@@ -48,28 +48,32 @@ class Counter:
     def action_spec(self) -> Any:
         return spec((2,), np.float64, minimum=-2.0, maximum=np.array([2.0, 4.0]))
 
-    def reset(self) -> Step:
+    def reset(self) -> FakeTimeStep:
         self.state[:] = 0
-        return self._row("first", None, None)
+        return self._timestep("first", None, None)
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> FakeTimeStep:
         self.actions.append(np.array(action))
         self.state += 1
-        over = self.state[0, 0] >= self.length
-        return self._row("last", 1.5, self.discount) if over else self._row("mid", 1, 1)
+        last = self.state[0, 0] >= self.length
+        if last:
+            return self._timestep("last", 1.5, self.discount)
+        return self._timestep("mid", 1, 1)
 
     def close(self) -> None:
         self.is_closed = True
 
-    def _row(self, kind: str, reward: Any, discount: Any) -> Step:
-        seen: Any = {"count": self.state, "height": self.state[:, 0], "side": 1}
-        seen["nothing"] = np.zeros((1, 0))
+    def _timestep(self, kind: str, reward: Any, discount: Any) -> FakeTimeStep:
+        obs: Any = {"count": self.state, "height": self.state[:, 0], "side": 1}
+        obs["nothing"] = np.zeros((1, 0))
         if self.single:
-            seen = np.full((8, 8, 3), 7, np.uint8)
-        return Step(kind=kind, reward=reward, discount=discount, observation=seen)
+            obs = np.full((8, 8, 3), 7, np.uint8)
+        return FakeTimeStep(
+            kind=kind, reward=reward, discount=discount, observation=obs
+        )
 
 
-def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
+def test_observations_keep_their_names_and_are_squeezed() -> None:
     env = make(DmEnv(Counter(), squeeze=True))
     spaces = agent_obs_space(env.obs_space)
     assert {key: space.shape for key, space in spaces.items()} == {
@@ -80,10 +84,10 @@ def test_observations_keep_their_names_and_lose_the_buffer_axis() -> None:
     assert spaces["side"].classes == 2
     first = env.reset()
     env.step({"action": np.zeros(2, np.float32)})
-    assert first["count"].tolist() == [0, 0, 0]  # a copy, not the simulator's memory
+    assert first["count"].tolist() == [0, 0, 0]  # a copy
 
 
-def test_a_single_image_is_called_image() -> None:
+def test_a_single_image_is_named_image() -> None:
     env = make(DmEnv(Counter(single=True)))
     assert list(agent_obs_space(env.obs_space)) == ["image"]
     assert env.reset()["image"].shape == (8, 8, 3)
@@ -100,7 +104,7 @@ def test_only_a_discount_of_zero_is_terminal(discount: float, terminal: bool) ->
     assert bool(last["is_terminal"]) is terminal
 
 
-def test_a_repeated_action_sums_rewards_and_stops_at_the_end() -> None:
+def test_action_repeat_sums_rewards_until_the_end() -> None:
     counter = Counter(length=5)
     env = make(DmEnv(counter, repeat=3, squeeze=True))
     env.reset()
@@ -112,7 +116,7 @@ def test_a_repeated_action_sums_rewards_and_stops_at_the_end() -> None:
     assert len(counter.actions) == 5
 
 
-def test_actions_reach_the_simulator_in_its_own_units() -> None:
+def test_actions_are_scaled_to_the_simulator_bounds() -> None:
     counter = Counter()
     env = make(DmEnv(counter))
     env.reset()
@@ -120,9 +124,9 @@ def test_actions_reach_the_simulator_in_its_own_units() -> None:
     assert counter.actions[0].tolist() == [2.0, -2.0]
 
 
-def test_a_seed_is_put_in_before_the_reset_and_close_reaches_the_simulator() -> None:
+def test_seeding_and_closing() -> None:
     counter = Counter()
-    env = make(DmEnv(counter, reseed=counter.seeds.append))
+    env = make(DmEnv(counter, set_seed=counter.seeds.append))
     env.reset(5)
     env.reset()
     assert counter.seeds == [5]

@@ -31,7 +31,7 @@ def made(task: str, **config: Any) -> Iterator[Env]:
 @pytest.fixture
 def needs_opengl() -> None:
     try:
-        opengl.prepare()
+        opengl.select_backend()
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
 
@@ -143,7 +143,7 @@ def test_without_opengl_images_are_refused_and_states_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(opengl, "try_backend", lambda name: "broken")
+    monkeypatch.setattr(opengl, "probe_backend", lambda name: "broken")
     with pytest.raises(UserError, match=r"--env\.dmc\.image False"):
         envs.make("dmc_walker_walk")
     with made("dmc_walker_walk", **STATE) as env:

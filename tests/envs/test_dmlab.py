@@ -167,19 +167,21 @@ def test_language_levels_read_their_instruction(make: Make) -> None:
     assert lab.observed == ["RGB_INTERLEAVED", "INSTR"]
     row = env.reset()
     assert row["instruction"].shape == (32 * 32,)
-    assert np.array_equal(row["instruction"], text_embedding.embed(INSTRUCTION))
+    assert np.array_equal(row["instruction"], text_embedding.embed_text(INSTRUCTION))
     rows = play_out(env)
     assert np.array_equal(rows[-1]["instruction"], row["instruction"])
 
 
 def test_words_are_fixed_vectors_found_by_their_checksum() -> None:
     vectors = np.random.default_rng(0).normal(0, 1, (65_536, 32)).astype(np.float32)
-    text = text_embedding.embed("Get 2 apples!").reshape(32, 32)
+    text = text_embedding.embed_text("Get 2 apples!").reshape(32, 32)
     for place, word in enumerate(["get", "2", "apples", "!"]):
         bucket = zlib.crc32(word.encode()) % 65_536
         assert np.array_equal(text[place], vectors[bucket])
     assert (text[4:] == vectors[0]).all()
-    assert text_embedding.embed("word " * 40).shape == (1024,)  # the rest is not read
+    assert text_embedding.embed_text("word " * 40).shape == (
+        1024,
+    )  # the rest is not read
 
 
 def test_closing_closes_the_simulator(make: Make) -> None:

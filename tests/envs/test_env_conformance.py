@@ -116,12 +116,11 @@ def examples() -> list[Any]:
     found = []
     for name, suite in envs.SUITES.items():
         first = suite.tasks[0] if suite.tasks else ""
-        named = re.search(rf"such as ({name}_\S+)", suite.naming)
+        named = re.search(rf"such as ({name}_\S+)", suite.name_format)
         alone = f"{name}_{first}" if first else named[1] if named else name
         for task in TASKS.get(name, [alone]):
             absent = not suite.is_installed and name not in ("minecraft", "dmlab")
-            why = f"needs {suite.package}" if absent else "has no adapter yet"
-            marks = [pytest.mark.skipif(absent or suite.build is None, reason=why)]
+            marks = [pytest.mark.skipif(absent, reason=f"needs {suite.package}")]
             marks += [pytest.mark.slow] * (name in HEAVY)
             found.append(pytest.param(task, marks=marks, id=task))
     return found
@@ -208,7 +207,7 @@ def test_conformance_floats_are_f32_and_integers_i32(env: Env) -> None:
 def test_conformance_check_env_finds_nothing(env: Env) -> None:
     excused = ("a step takes", *["no episode ended"] * DRAW)  # it takes too long
     found = check_env(env, steps=STEPS)
-    assert [each for each in found if not each.what.startswith(excused)] == []
+    assert [each for each in found if not each.message.startswith(excused)] == []
 
 
 @every_suite

@@ -1,4 +1,4 @@
-"""Gymnasium environments of every kind, seen as ours."""
+"""Adapter for Gymnasium environments, with every type of space."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reverie.envs import from_gymnasium
 
 
 class Toy(gymnasium.Env):
-    """Shows samples of its space, and remembers what it was told."""
+    """Returns samples of its space; records actions and seeds."""
 
     def __init__(self, obs: Any = None, act: Any = None, info: Any = None):
         self.observation_space = spaces.Box(-1, 1, (3,)) if obs is None else obs
         self.action_space = act or spaces.Discrete(2)
         self.info = info or {}
         self.end = (False, False)
-        self.got: list[Any] = []
+        self.actions: list[Any] = []
         self.seeds: list[Any] = []
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -32,7 +32,7 @@ class Toy(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action), action
-        self.got.append(action)
+        self.actions.append(action)
         return self.observation_space.sample(), 1.5, *self.end, self.info
 
 
@@ -69,33 +69,33 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_observations_of_every_kind(kind: str) -> None:
-    space, wanted = KINDS[kind]
+def test_observation_spaces(kind: str) -> None:
+    space, expected = KINDS[kind]
     env = envs.make(Toy(obs=space))
     rows = [env.reset()] + [env.step({"action": np.int32(0)}) for _ in range(20)]
-    for key, (dtype, shape) in wanted.items():
+    for key, (dtype, shape) in expected.items():
         assert env.obs_space[key].dtype == np.dtype(dtype)
         assert env.obs_space[key].shape == shape
         assert all(env.obs_space[key].problem(row[key]) is None for row in rows)
-    assert len(env.obs_space) == len(wanted) + 4
+    assert len(env.obs_space) == len(expected) + 4
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("image", "gray")])
-def test_actions_of_every_kind_arrive_as_the_environment_wants_them(kind: str) -> None:
+def test_action_spaces(kind: str) -> None:
     toy = Toy(act=KINDS[kind][0])
     env = envs.make(toy)
     env.reset()
     rng = np.random.default_rng(0)
     for _ in range(20):
         env.step({key: space.sample(rng) for key, space in env.act_space.items()})
-    assert len(toy.got) == 20  # Toy itself asserts that its space contains them
+    assert len(toy.actions) == 20  # Toy asserts that its space contains them
 
 
-def test_a_single_action_is_called_action() -> None:
+def test_a_single_action_is_named_action() -> None:
     assert list(envs.make(Toy()).act_space) == ["action"]
 
 
-def test_bounds_keep_start_and_end() -> None:
+def test_integer_bounds() -> None:
     env = from_gymnasium(Toy(act=spaces.Discrete(4, start=-2)))
     assert (env.act_space["action"].low, env.act_space["action"].high) == (-2, 2)
     env = from_gymnasium(Toy(obs=spaces.Box(-5, 5, (4,), np.int64)))
@@ -122,7 +122,7 @@ def test_the_end_of_an_episode(end: Any, info: Any, flags: Any) -> None:
 
 
 class OldToy:
-    """The API before Gymnasium: reset gives a row, step gives four things."""
+    """The API before Gymnasium: `step` returns four values."""
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Discrete(2)
@@ -145,7 +145,7 @@ class OldToy:
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_the_older_api_is_understood(truncated: bool) -> None:
+def test_the_older_gym_api(truncated: bool) -> None:
     toy = OldToy({"TimeLimit.truncated": truncated})
     env = envs.make(toy)
     assert env.reset()["is_first"]
@@ -164,7 +164,7 @@ def test_only_the_first_reset_is_seeded() -> None:
     assert toy.seeds[1] is None
 
 
-def test_arrays_the_environment_reuses_are_copied() -> None:
+def test_arrays_that_the_environment_reuses_are_copied() -> None:
     class Reusing(Toy):
         array = np.zeros(3, np.float32)
 
@@ -182,14 +182,14 @@ def test_arrays_the_environment_reuses_are_copied() -> None:
 
 
 @pytest.mark.parametrize("where", ["obs", "act"])
-def test_spaces_nobody_understands_are_refused(where: str) -> None:
+def test_unsupported_spaces_are_refused(where: str) -> None:
     for space in (spaces.Text(5), spaces.Dict(a=spaces.Sequence(spaces.Discrete(2)))):
-        with pytest.raises(UserError, match="which no agent understands"):
+        with pytest.raises(UserError, match="which is not supported"):
             from_gymnasium(Toy(**{where: space}))
 
 
 def test_reserved_names_and_empty_spaces_are_refused() -> None:
-    with pytest.raises(UserError, match=r"'reward'.*mean something else"):
+    with pytest.raises(UserError, match=r"'reward'.*reserved"):
         from_gymnasium(Toy(obs=spaces.Dict(reward=spaces.Discrete(2))))
     with pytest.raises(UserError, match="observation space is empty"):
         from_gymnasium(Toy(obs=spaces.Dict()))

@@ -1,4 +1,4 @@
-"""Environments that wait for each other before they begin anew."""
+"""Lockstep: environments wait for each other and are reset together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reverie.spaces import FLAGS, Space
 
 
 class Countdown:
-    """Ends after a number of steps; the image shows how many were taken."""
+    """Episodes of fixed length; the image contains the number of steps."""
 
     def __init__(self, length):
         self.length, self.steps = length, 0
@@ -25,14 +25,14 @@ class Countdown:
 
     def reset(self, seed=None):
         self.steps = 0
-        return self.row()
+        return self.obs()
 
     def step(self, action):
         assert self.steps < self.length, "stepped beyond the end"
         self.steps += 1
-        return self.row()
+        return self.obs()
 
-    def row(self):
+    def obs(self):
         last = self.steps == self.length
         return {
             "image": np.full((4, 4, 3), self.steps, np.uint8),
@@ -59,49 +59,51 @@ def make_env(index):
 ACTION = {"action": np.zeros(3, np.int32)}
 
 
-@pytest.fixture(params=[0, 2], ids=["here", "workers"])
-def pool(request):
-    pool = make_vec_env(make_env, 3, VecEnvConfig(workers=request.param, lockstep=True))
-    yield pool
-    pool.close()
+@pytest.fixture(params=[0, 2], ids=["sync", "workers"])
+def vec_env(request):
+    vec_env = make_vec_env(
+        make_env, 3, VecEnvConfig(workers=request.param, lockstep=True)
+    )
+    yield vec_env
+    vec_env.close()
 
 
-def test_all_begin_anew_together(pool):
-    obs = pool.reset()
+def test_all_environments_are_reset_together(vec_env):
+    obs = vec_env.reset()
     steps, waiting, firsts = [], [], []
     for _ in range(12):
         steps.append(obs["image"][:, 0, 0, 0].tolist())
-        waiting.append(pool.waiting.tolist())
+        waiting.append(vec_env.waiting.tolist())
         firsts.append(obs["is_first"].tolist())
-        obs = pool.step(ACTION)
-    one = [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 3, 3], [2, 4, 4], [2, 4, 5]]
-    assert steps == one * 2
+        obs = vec_env.step(ACTION)
+    episode = [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 3, 3], [2, 4, 4], [2, 4, 5]]
+    assert steps == episode * 2
     assert [sum(w) for w in waiting] == [0, 0, 0, 1, 1, 2] * 2
     assert waiting[3] == [True, False, False]
     assert firsts[6] == [True, True, True]
 
 
-def test_a_saved_pool_still_waits(pool):
-    pool.reset()
+def test_waiting_environments_are_restored(vec_env):
+    vec_env.reset()
     for _ in range(3):
-        pool.step(ACTION)
-    state = pool.state_dict()
-    again = make_vec_env(make_env, 3, VecEnvConfig(lockstep=True))
-    obs = again.load_state_dict(state)
-    assert again.waiting.tolist() == [True, False, False]
+        vec_env.step(ACTION)
+    state = vec_env.state_dict()
+    restored = make_vec_env(make_env, 3, VecEnvConfig(lockstep=True))
+    obs = restored.load_state_dict(state)
+    assert restored.waiting.tolist() == [True, False, False]
     assert obs["image"][:, 0, 0, 0].tolist() == [2, 3, 3]
-    assert again.step(ACTION)["image"][:, 0, 0, 0].tolist() == [2, 4, 4]
+    assert restored.step(ACTION)["image"][:, 0, 0, 0].tolist() == [2, 4, 4]
 
 
-def test_without_it_nobody_waits():
-    pool = make_vec_env(make_env, 3, VecEnvConfig())
-    pool.reset()
+def test_without_lockstep_no_environment_waits():
+    vec_env = make_vec_env(make_env, 3, VecEnvConfig())
+    vec_env.reset()
     for _ in range(12):
-        pool.step(ACTION)
-        assert not pool.waiting.any()
+        vec_env.step(ACTION)
+        assert not vec_env.waiting.any()
 
 
-def test_rows_of_those_who_wait_are_neither_stored_nor_counted(tmp_path):
+def test_rows_of_waiting_environments_are_not_stored_or_counted(tmp_path):
     flags = {
         "task": "catch",
         "device": "cpu",

@@ -74,7 +74,7 @@ def mazes(monkeypatch: pytest.MonkeyPatch) -> list[Maze]:
     package.__spec__ = SimpleNamespace(name="memory_maze")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "memory_maze", package)
     monkeypatch.setitem(sys.modules, "memory_maze.tasks", tasks)
-    monkeypatch.setattr(opengl, "try_backend", lambda name: "")
+    monkeypatch.setattr(opengl, "probe_backend", lambda name: "")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 

@@ -16,7 +16,7 @@ from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
 from reverie.spaces import agent_obs_space
 
-CAMERAS = {*metaworld.UPSIDE_DOWN, "topview", "behindGripper", "gripperPOV"}
+CAMERAS = {*metaworld.ROTATED_CAMERAS, "topview", "behindGripper", "gripperPOV"}
 
 
 class Sawyer:
@@ -78,7 +78,7 @@ def simulators(monkeypatch: pytest.MonkeyPatch) -> list[Sawyer]:
     package.__spec__ = SimpleNamespace(name="metaworld")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "metaworld", package)
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", tables)
-    monkeypatch.setattr(opengl, "try_backend", lambda name: "")
+    monkeypatch.setattr(opengl, "probe_backend", lambda name: "")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 

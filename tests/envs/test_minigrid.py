@@ -18,7 +18,7 @@ def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
     env = MiniGrid("Empty-5x5")
     row = env.reset(seed=0)
     assert row["image"].shape == (64, 64, 3)
-    drawn = env._core.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
+    drawn = env._grid.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
     assert np.array_equal(row["image"][:63, :63], drawn)
     assert not row["image"][63:].any()
     assert not row["image"][:, 63:].any()
@@ -40,21 +40,23 @@ def test_symbols_are_objects_colours_states_and_a_direction() -> None:
         "state",
         "direction",
     }
-    seen = env._core.gen_obs()["image"]
+    seen = env._grid.gen_obs()["image"]
     for channel, key in enumerate(("object", "color", "state")):
         assert np.array_equal(row[key], seen[..., channel])
         assert env.obs_space[key].problem(row[key]) is None
-    assert row["direction"] == env._core.agent_dir
+    assert row["direction"] == env._grid.agent_dir
 
 
 def test_the_mission_is_told_only_where_it_differs() -> None:
     fetch = MiniGrid("Fetch-5x5-N2")
     row = fetch.reset(seed=0)
-    assert np.array_equal(row["mission"], text_embedding.embed(fetch._core.mission))
+    assert np.array_equal(
+        row["mission"], text_embedding.embed_text(fetch._grid.mission)
+    )
     missions = set()
     for _ in range(8):
         fetch.reset()
-        missions.add(fetch._core.mission)
+        missions.add(fetch._grid.mission)
     assert len(missions) > 1
     assert "mission" in MiniGrid("BabyAI-GoToObj").obs_space
     assert "mission" not in MiniGrid("Empty-5x5").obs_space

@@ -61,7 +61,7 @@ def test_a_fall_is_terminal() -> None:
 
 def test_the_camera_is_shown_when_asked_for() -> None:
     try:
-        opengl.prepare()
+        opengl.select_backend()
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
     config = mujoco.MuJoCoConfig(image=True, proprio=False, size=(32, 48))

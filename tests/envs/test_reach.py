@@ -38,7 +38,7 @@ def test_only_the_image_tells_where_the_mark_is():
     env = Reach()
     first = env.reset(0)
     state = env.state_dict()
-    env.load_state_dict({**state, "mark": -state["mark"]})
+    env.load_state_dict({**state, "target": -state["target"]})
     other = env.step({"action": np.zeros(2, np.float32)})
     same = {key for key in first if np.array_equal(first[key], other[key])}
     assert "image" not in same
@@ -49,7 +49,11 @@ def test_the_image_shows_where_hand_and_mark_are():
     env = Reach(ReachConfig(size=(48, 24)))
     env.reset(0)
     env.load_state_dict(
-        {**env.state_dict(), "hand": np.array([0.5, -0.5]), "mark": np.array([-0.5, 0])}
+        {
+            **env.state_dict(),
+            "hand": np.array([0.5, -0.5]),
+            "target": np.array([-0.5, 0]),
+        }
     )
     image = env.step({"action": np.zeros(2, np.float32)})["image"].astype(int)
     red = np.argwhere(image[..., 0] > 200).mean(0) / (48, 24)

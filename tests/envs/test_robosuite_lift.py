@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reverie.envs.suites.robosuite.lift import STEP, TURN, Scene, lift
+from reverie.envs.suites.robosuite.lift import STEP, TURN, Scene, lift_action
 
 WIDE, CUBE = 0.08, 0.042
 
@@ -51,7 +51,7 @@ def _about_z(angle: float) -> np.ndarray:
 def test_the_cube_is_lifted_from_anywhere(seed: int, noise: float) -> None:
     table = Table(seed)
     for _ in range(60):
-        action = lift(table.scene())
+        action = lift_action(table.scene())
         assert action.shape == (7,)
         assert np.abs(action).max() <= 1
         table.step(np.clip(action + noise * table.rng.standard_normal(7), -1, 1))
@@ -65,7 +65,7 @@ def test_the_cube_is_lifted_from_anywhere(seed: int, noise: float) -> None:
 def test_a_hand_beside_the_cube_neither_sinks_nor_closes() -> None:
     table = Table(0)
     table.opening, table.hand = WIDE, table.cube + np.array([0.05, 0, 0.03])
-    action = lift(table.scene())
+    action = lift_action(table.scene())
     assert action[0] < 0 < action[2]
     assert action[6] == -1
 
@@ -73,7 +73,7 @@ def test_a_hand_beside_the_cube_neither_sinks_nor_closes() -> None:
 def test_a_lost_cube_is_taken_up_again() -> None:
     table = Table(0)
     table.opening, table.hand = 0.01, table.cube + np.array([0, 0, 0.05])
-    assert lift(table.scene())[6] == -1
+    assert lift_action(table.scene())[6] == -1
 
 
 def test_a_tilted_hand_is_set_upright() -> None:
@@ -81,6 +81,6 @@ def test_a_tilted_hand_is_set_upright() -> None:
     scene = table.scene()
     cos, sin = np.cos(0.2), np.sin(0.2)
     about_x = np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
-    tilted = lift(scene._replace(hand_axes=about_x @ scene.hand_axes))
+    tilted = lift_action(scene._replace(hand_axes=about_x @ scene.hand_axes))
     assert tilted[3] < 0  # back about the same axis
     assert abs(tilted[4]) < 0.1

@@ -23,7 +23,7 @@ draws = pytest.mark.skipif(not DRAW, reason="draws images")
 
 
 def needs(package: str) -> Any:
-    """Unlike importorskip it imports nothing: that must wait for `opengl.prepare`."""
+    """Like importorskip, but without an import, which needs an OpenGL backend."""
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"needs {package}")
 
@@ -57,7 +57,7 @@ def test_frames_of_loconav_show_the_maze_from_above() -> None:
 @draws
 @needs("memory_maze")
 class TestMemoryMaze:
-    @pytest.mark.parametrize("size", memorymaze.SIZES)
+    @pytest.mark.parametrize("size", memorymaze.SUITE.tasks)
     def test_every_size_shows_its_maze(self, size: str) -> None:
         env = envs.make(f"memorymaze_{size}")
         first = env.reset()["image"]
@@ -104,7 +104,7 @@ class TestRobosuite:
     def test_the_tasks_are_those_of_the_package(self) -> None:
         import robosuite as package
 
-        known = {*package.ALL_ENVIRONMENTS, *robosuite.SHORT}
+        known = {*package.ALL_ENVIRONMENTS, *robosuite.ALIASES}
         assert set(robosuite.TASKS) == known
 
     @pytest.mark.parametrize(("task", "size"), [("Lift", 10), ("Can", 14)])

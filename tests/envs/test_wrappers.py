@@ -1,4 +1,4 @@
-"""Each wrapper changes one thing."""
+"""Environment wrappers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reverie.spaces import Space, Spaces
 
 
 class Recorder:
-    """Shows what it is told to, and remembers the actions it got."""
+    """Returns given observations and records the actions."""
 
     def __init__(
         self, obs: Obs | None = None, act: Spaces | None = None, last: int = 9
     ):
-        self.more = obs or {"vector": np.zeros(2)}
+        self.values = obs or {"vector": np.zeros(2)}
         self.act = act or {"action": Space(np.dtype(np.int64), (), 0, 3)}
         self.last = last
         self.count = 0
@@ -29,8 +29,8 @@ class Recorder:
     def obs_space(self) -> Spaces:
         flags = {k: Space(np.dtype(bool)) for k in ("is_first", "is_last")}
         flags["is_terminal"] = Space(np.dtype(bool))
-        shown = {k: Space(v.dtype, v.shape) for k, v in self.more.items()}
-        return {**shown, **flags, "reward": Space(np.dtype(np.float64))}
+        values = {k: Space(v.dtype, v.shape) for k, v in self.values.items()}
+        return {**values, **flags, "reward": Space(np.dtype(np.float64))}
 
     @property
     def act_space(self) -> Spaces:
@@ -38,12 +38,12 @@ class Recorder:
 
     def reset(self, seed: int | None = None) -> Obs:
         self.count = 0
-        return self._row()
+        return self._obs()
 
     def step(self, action: Action) -> Obs:
         self.actions.append(action)
         self.count += 1
-        return self._row()
+        return self._obs()
 
     def close(self) -> None:
         pass
@@ -54,9 +54,9 @@ class Recorder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
 
-    def _row(self) -> Obs:
+    def _obs(self) -> Obs:
         return {
-            **self.more,
+            **self.values,
             "reward": np.float64(self.count),
             "is_first": self.count == 0,
             "is_last": self.count == self.last,
@@ -68,7 +68,7 @@ def box(low: Any, high: Any, dtype: Any = np.float64) -> Spaces:
     return {"action": Space(np.dtype(dtype), np.shape(low), low, high)}
 
 
-def test_repeat_sums_rewards_and_stops_at_the_last_step() -> None:
+def test_action_repeat_sums_rewards_until_the_last_step() -> None:
     inner = Recorder(last=5)
     env = wrappers.ActionRepeat(inner, 3)
     env.reset()
@@ -79,7 +79,7 @@ def test_repeat_sums_rewards_and_stops_at_the_last_step() -> None:
     assert len(inner.actions) == 5
 
 
-def test_a_time_limit_is_not_terminal_and_restarts() -> None:
+def test_a_time_limit_truncates_every_episode() -> None:
     env = wrappers.TimeLimit(Recorder(), 3)
     for _ in range(2):
         env.reset()
@@ -107,14 +107,14 @@ def test_bounded_actions_are_scaled_from_plus_minus_one() -> None:
     np.testing.assert_allclose(inner.actions[-1]["action"], [0, 2])
 
 
-def test_unbounded_entries_pass_as_they_are() -> None:
+def test_unbounded_entries_are_not_scaled() -> None:
     inner = Recorder(act=box(np.array([-np.inf, 0.0]), np.array([np.inf, 2.0])))
     env = wrappers.NormalizeAction(inner)
     env.step({"action": np.array([7.0, 1.0])})
     np.testing.assert_allclose(inner.actions[-1]["action"], [7, 2])
 
 
-def test_actions_are_clipped_on_the_way_in_only() -> None:
+def test_clipping_does_not_modify_the_given_action() -> None:
     inner = Recorder(act=box(np.array([-2.0]), np.array([2.0])))
     env = envs.make(inner)
     raw = {"action": np.array([3.0], np.float32)}
@@ -135,7 +135,7 @@ def test_images_are_resized(channels: int, resample: Any) -> None:
         assert (row["image"] == 77).all()
 
 
-def test_nearest_takes_pixels_and_bilinear_mixes_them() -> None:
+def test_nearest_and_bilinear_resampling() -> None:
     image = np.zeros((4, 4, 1), np.uint8)
     image[:, ::2] = 200
     nearest = wrappers.resize(image, (2, 2), "nearest")
@@ -149,29 +149,29 @@ def test_rewards_are_clipped() -> None:
     assert [env.step({"action": 0})["reward"] for _ in range(3)] == [1, 1.5, 1.5]
 
 
-def test_dtypes_are_unified_but_mistakes_are_not_hidden() -> None:
-    shown = {
+def test_dtypes_are_unified_without_hiding_errors() -> None:
+    values = {
         "a": np.zeros(2),
         "b": np.zeros(2, np.int64),
         "c": np.zeros(2, np.uint16),
         "d": np.zeros((4, 4, 3), np.uint8),
         "e": np.zeros(2, bool),
     }
-    env = wrappers.UnifyDtypes(Recorder(shown))
+    env = wrappers.UnifyDtypes(Recorder(values))
     row = env.reset()
     names = ("float32", "int32", "int32", "uint8", "bool")
     for key, name in zip("abcde", names, strict=True):
         assert row[key].dtype == env.obs_space[key].dtype == np.dtype(name)
-    inner = Recorder(shown)
-    inner.more = {**shown, "b": np.zeros(2) + 0.5}
-    inner_space = Recorder(shown).obs_space
-    env = envs.make(Fixed(inner, inner_space))
+    inner = Recorder(values)
+    inner.values = {**values, "b": np.zeros(2) + 0.5}
+    inner_space = Recorder(values).obs_space
+    env = envs.make(OtherSpaces(inner, inner_space))
     with pytest.raises(UserError, match=r"(?s)'b' has dtype float64.*check-env"):
         env.reset()
 
 
-class Fixed(wrappers.Wrapper):
-    """Promises spaces whatever the environment does."""
+class OtherSpaces(wrappers.Wrapper):
+    """Declares other spaces than the environment has."""
 
     def __init__(self, env: Any, spaces: Spaces):
         super().__init__(env)
@@ -183,24 +183,26 @@ class Fixed(wrappers.Wrapper):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("obs", "message"),
     [
         ({"vector": np.zeros(3)}, "has shape"),
         ({"vector": np.full(2, np.nan)}, "NaN"),
         ({}, "missing"),
-        ({"vector": np.zeros(2), "surprise": np.zeros(1)}, "extra"),
+        ({"vector": np.zeros(2), "unexpected": np.zeros(1)}, "extra"),
     ],
 )
-def test_rows_that_break_their_promise_are_refused(wrong: Obs, words: str) -> None:
+def test_observations_outside_of_their_space_are_refused(
+    obs: Obs, message: str
+) -> None:
     inner = Recorder()
-    env = envs.make(Fixed(inner, inner.obs_space))
-    inner.more = wrong
-    with pytest.raises(UserError, match=words):
+    env = envs.make(OtherSpaces(inner, inner.obs_space))
+    inner.values = obs
+    with pytest.raises(UserError, match=message):
         env.reset()
 
 
 @pytest.mark.parametrize(
-    ("action", "words"),
+    ("action", "message"),
     [
         ({"action": 3}, "has values"),
         ({"action": 0.5}, "dtype"),
@@ -208,14 +210,16 @@ def test_rows_that_break_their_promise_are_refused(wrong: Obs, words: str) -> No
         ({"act": 0}, "needs the action 'action'"),
     ],
 )
-def test_wrong_actions_are_refused(action: Action, words: str) -> None:
+def test_actions_outside_of_their_space_are_refused(
+    action: Action, message: str
+) -> None:
     env = envs.make("catch")
     env.reset()
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         env.step(action)
 
 
-def test_the_config_stacks_them_in_order() -> None:
+def test_the_config_applies_wrappers_in_order() -> None:
     config = envs.EnvConfig(repeat=2, length=3, clip_reward=5, resize=(4, 4))
     env = envs.make(Recorder({"image": np.zeros((8, 8, 3), np.uint8)}), config)
     env.reset()
@@ -225,22 +229,22 @@ def test_the_config_stacks_them_in_order() -> None:
     assert rows[0]["image"].shape == (4, 4, 3)
 
 
-def test_spaces_that_are_not_spaces_are_refused() -> None:
+def test_invalid_spaces_are_refused() -> None:
     inner = Recorder()
-    with pytest.raises(UserError, match=r"not a reverie\.api\.Space"):
-        envs.make(Fixed(inner, {"vector": 3}))  # type: ignore[dict-item]
+    with pytest.raises(UserError, match=r"not a reverie\.spaces\.Space"):
+        envs.make(OtherSpaces(inner, {"vector": 3}))  # type: ignore[dict-item]
     with pytest.raises(UserError, match="at least one entry"):
-        envs.make(Fixed(inner, {}))
+        envs.make(OtherSpaces(inner, {}))
     spaces = dict(inner.obs_space)
     del spaces["is_last"]
     with pytest.raises(UserError, match="lacks is_last"):
-        envs.make(Fixed(inner, spaces)).reset()
+        envs.make(OtherSpaces(inner, spaces)).reset()
 
 
-def test_repeated_rewards_may_exceed_the_bounds_of_a_single_one() -> None:
+def test_action_repeat_widens_the_reward_bounds() -> None:
     inner = Recorder()
     spaces = {**inner.obs_space, "reward": Space(np.dtype(np.float64), (), 0, 9)}
-    env = envs.make(Fixed(inner, spaces), envs.EnvConfig(repeat=9))
+    env = envs.make(OtherSpaces(inner, spaces), envs.EnvConfig(repeat=9))
     env.reset()
     assert env.step({"action": 0})["reward"] == sum(range(10))
     space = env.obs_space["reward"]
@@ -248,6 +252,6 @@ def test_repeated_rewards_may_exceed_the_bounds_of_a_single_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["action", "stepid", "consec"])
-def test_observations_that_are_called_like_something_else_are_refused(name: str):
+def test_reserved_observation_names_are_refused(name: str):
     with pytest.raises(UserError, match=name):
         envs.make(Recorder({name: np.zeros(2)}))

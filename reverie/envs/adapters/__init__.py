@@ -1,1 +1,1 @@
-"""Adapters: Gymnasium, dm_env, custom factories and world models as environments."""
+"""Adapters that present other interfaces as `reverie.api.Env`."""

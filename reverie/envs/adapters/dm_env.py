@@ -1,7 +1,7 @@
-"""Any `dm_env.Environment` as a Reverie environment.
+"""Adapter for `dm_env.Environment`.
 
-An observation that is not a dict is called `image` or `vector`, the action `action`. An
-episode is terminal where its discount ends at 0; a time limit leaves it at 1.
+An observation that is not a dict is named `image` or `vector`, the action `action`. An
+episode is terminal if its last discount is 0; at a time limit the discount is 1.
 """
 
 from __future__ import annotations
@@ -12,99 +12,92 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import Space, Spaces
 
-Reseed = Callable[[int], Any]
-
 
 class DmEnv:
-    """Wears a dm_env environment; holds each action for `repeat` of its steps.
-
-    dm_env has no word for seeds: `reseed` puts one into the simulator before a reset.
-    With `squeeze` the axis of length one that composer tasks put first is taken off.
-    """
+    """Presents a dm_env environment as a Reverie environment."""
 
     def __init__(
         self,
         env: Any,
-        reseed: Reseed | None = None,
+        set_seed: Callable[[int], Any] | None = None,
         repeat: int = 1,
         squeeze: bool = False,
     ):
+        """`set_seed` seeds the simulator before a reset, which dm_env has no API for.
+
+        Each action is repeated `repeat` times. `squeeze` removes the leading axis of
+        length one that composer tasks add to observations.
+        """
         self.dm = env
-        self._reseed = reseed
+        self._set_seed = set_seed
         self._repeat = repeat
         spec = env.observation_spec()
         self._is_dict = hasattr(spec, "items")
-        specs = dict(spec) if self._is_dict else {_name_of(spec): spec}
-        spaces = {key: _seen_space(part, squeeze) for key, part in specs.items()}
-        self._seen = {key: space for key, space in spaces.items() if space.nbytes}
-        self._action = _act_space(env.action_spec())
+        specs = dict(spec) if self._is_dict else {_default_key(spec): spec}
+        spaces = {key: _obs_space(part, squeeze) for key, part in specs.items()}
+        self._obs_space = {key: space for key, space in spaces.items() if space.nbytes}
+        self._act_space = _act_space(env.action_spec())
 
     @property
     def obs_space(self) -> Spaces:
-        flag = Space(np.dtype(bool))
-        return {
-            **self._seen,
-            "reward": Space(np.dtype(np.float32)),
-            "is_first": flag,
-            "is_last": flag,
-            "is_terminal": flag,
-        }
+        return {**self._obs_space, **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
-        return {"action": self._action}
+        return {"action": self._act_space}
 
     def reset(self, seed: int | None = None) -> Obs:
-        if seed is not None and self._reseed is not None:
-            self._reseed(seed % SEED_RANGE)
+        if seed is not None and self._set_seed is not None:
+            self._set_seed(seed % SEED_RANGE)
         return self._obs(self.dm.reset(), 0.0)
 
     def step(self, action: Action) -> Obs:
-        value = np.asarray(action["action"], self._action.dtype)
-        native = int(value) if self._action.is_discrete and not value.shape else value
+        space = self._act_space
+        value = np.asarray(action["action"], space.dtype)
+        dm_action = int(value) if space.is_discrete and not value.shape else value
         reward = 0.0
         for _ in range(self._repeat):
-            step = self.dm.step(native)
-            reward += float(step.reward or 0.0)
-            if step.last():
+            timestep = self.dm.step(dm_action)
+            reward += float(timestep.reward or 0.0)
+            if timestep.last():
                 break
-        return self._obs(step, reward)
+        return self._obs(timestep, reward)
 
     def close(self) -> None:
         self.dm.close()
 
-    def _obs(self, step: Any, reward: float) -> Obs:
-        seen = step.observation
-        parts = seen if self._is_dict else {next(iter(self._seen)): seen}
-        over = bool(step.last())
+    def _obs(self, timestep: Any, reward: float) -> Obs:
+        values = timestep.observation
+        if not self._is_dict:
+            values = {next(iter(self._obs_space)): values}
+        last = bool(timestep.last())
+        terminal = last and timestep.discount == 0
         return {
-            # copies: simulators hand out views of memory they write to again
+            # copies: simulators return views of memory that they overwrite
             **{
-                k: np.array(parts[k], s.dtype).reshape(s.shape)
-                for k, s in self._seen.items()
+                key: np.array(values[key], space.dtype).reshape(space.shape)
+                for key, space in self._obs_space.items()
             },
-            "reward": np.float32(reward),
-            "is_first": np.bool_(step.first()),
-            "is_last": np.bool_(over),
-            "is_terminal": np.bool_(over and step.discount == 0),
+            **flags(reward, timestep.first(), last, terminal),
         }
 
 
-def _name_of(spec: Any) -> str:
+def _default_key(spec: Any) -> str:
     return "image" if spec.dtype == np.uint8 and len(spec.shape) == 3 else "vector"
 
 
-def _seen_space(spec: Any, squeeze: bool) -> Space:
+def _obs_space(spec: Any, squeeze: bool) -> Space:
     dtype, shape = np.dtype(spec.dtype), tuple(spec.shape)
     if squeeze and shape and shape[0] == 1:
         shape = shape[1:]
     if hasattr(spec, "num_values"):
         return Space(np.dtype(np.int32), shape, 0, int(spec.num_values))
-    # The bounds of numbers are not taken over: nobody holds simulators to them, and
-    # rounded to float32 an observation may lie beyond.
+    # Bounds of numbers are dropped: simulators do not enforce them, and rounding to
+    # float32 can exceed them.
     return Space(dtype, shape)
 
 
@@ -113,5 +106,5 @@ def _act_space(spec: Any) -> Space:
         return Space(np.dtype(np.int32), spec.shape, 0, int(spec.num_values))
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
     if np.dtype(spec.dtype).kind in "iu" and high is not None:
-        high = np.asarray(high, np.int64) + 1  # theirs includes the highest value
+        high = np.asarray(high, np.int64) + 1  # dm_env includes the upper bound
     return Space(np.dtype(spec.dtype), spec.shape, low, high)

@@ -1,11 +1,9 @@
-"""A learned world, worn as an environment.
+"""A learned world model as an environment.
 
-A dream begins where some real rows end (`Start`), and goes on in the world alone: the
-actions are taken there, and the images, rewards and ends are what it makes of them. So
-`play`, `evaluate` and everything else that takes an environment works in a dream.
-
-The first row shows the last real one. A dream has no memory of its own to save: a run
-that resumes begins a new one.
+An episode starts from real rows (`StartRows`) and continues in the world model: it
+predicts the observations, rewards and terminations that follow the actions. Its first
+observation is the last real row. Anything that takes an environment, such as
+evaluation, works with it. A resumed run starts a new episode.
 """
 
 from __future__ import annotations
@@ -17,99 +15,87 @@ import numpy as np
 
 from reverie.api import Action, Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
-from reverie.spaces import FLAGS, Space, Spaces
+from reverie.envs.flags import flag_spaces, flags
+from reverie.spaces import Spaces
 
-Start = Callable[[np.random.Generator], Batch]
-"""Makes the rows from which a dream begins, `(T, ...)` by key."""
+StartRows = Callable[[np.random.Generator], Batch]
+"""Returns real rows of one episode, `(T, ...)` by key, to start an episode from."""
 
-PATIENCE = 1000
-"""Episodes that may end too soon before one is long enough to begin a dream in."""
+MAX_EPISODES = 1000
+"""Number of episodes in which `StartInEnv` looks for one that is long enough."""
 
 
 class ImaginedEnv:
-    """One dream after another; implements `api.Env`."""
+    """Episodes predicted by a world model; implements `api.Env`."""
 
     def __init__(
-        self, dreams: WorldModelEnv, start: Start, length: int = 0, seed: int = 0
+        self, model: WorldModelEnv, start: StartRows, length: int = 0, seed: int = 0
     ):
-        """`length` is after how many steps a dream is cut; 0 for never."""
+        """`length` is the time limit of an episode in steps; 0 disables it."""
         if length < 0:
             raise UserError(
-                f"A dream cannot last {length} steps.\n  Fix: give 0 for no limit."
+                f"The length of an episode cannot be {length}.\n"
+                "  Fix: pass 0 for no time limit."
             )
-        self.dreams, self.start, self.length = dreams, start, length
+        self.model, self.start, self.length = model, start, length
         self._rng = np.random.default_rng(seed)
         self._state: Any = None
         self._steps = 0
 
     @property
     def obs_space(self) -> Spaces:
-        flags = {key: Space(np.dtype(bool)) for key in FLAGS if key != "reward"}
-        reward = Space(np.dtype(np.float32))
-        return {**self.dreams.obs_space, "reward": reward, **flags}
+        return {**self.model.obs_space, **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
-        return self.dreams.act_space
+        return self.model.act_space
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-            self.dreams.seed(seed)
+            self.model.seed(seed)
         rows = self.start(self._rng)
-        self._check(rows)
-        self._state = self.dreams.begin({k: x[None] for k, x in rows.items()})
+        self._check_shapes(rows)
+        self._state = self.model.begin({k: x[None] for k, x in rows.items()})
         self._steps = 0
-        newest = {key: rows[key][-1] for key in self.dreams.obs_space}
-        return self._row(newest, reward=0.0, first=True)
+        latest = {key: rows[key][-1] for key in self.model.obs_space}
+        return {**self._cast(latest), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         assert self._state is not None, "call reset first"
-        many = {key: np.asarray(value)[None] for key, value in action.items()}
-        self._state, rows = self.dreams.step(self._state, many)
+        actions = {key: np.asarray(value)[None] for key, value in action.items()}
+        self._state, rows = self.model.step(self._state, actions)
         self._steps += 1
-        ends = bool(rows["is_terminal"][0])
-        cut = ends or self._steps == self.length
-        seen = {key: rows[key][0] for key in self.dreams.obs_space}
-        return self._row(seen, float(rows["reward"][0]), last=cut, terminal=ends)
+        terminal = bool(rows["is_terminal"][0])
+        last = terminal or self._steps == self.length
+        obs = {key: rows[key][0] for key in self.model.obs_space}
+        reward = float(rows["reward"][0])
+        return {**self._cast(obs), **flags(reward, last=last, terminal=terminal)}
 
     def close(self) -> None:
         self._state = None
 
-    def _check(self, rows: Batch) -> None:
-        """Raise unless real rows are of what the world has learnt."""
-        for key, space in {**self.dreams.obs_space, **self.dreams.act_space}.items():
-            came = np.shape(rows[key])[1:] if key in rows else None
-            if came != space.shape:
-                has = "no such key" if came is None else f"shape {came}"
+    def _check_shapes(self, rows: Batch) -> None:
+        """Raise `UserError` if the rows do not match the world model's spaces."""
+        for key, space in {**self.model.obs_space, **self.model.act_space}.items():
+            shape = np.shape(rows[key])[1:] if key in rows else None
+            if shape != space.shape:
+                actual = "no such key" if shape is None else f"shape {shape}"
                 raise UserError(
-                    f"The world was learnt with {key!r} of shape {space.shape}, but "
-                    f"the rows to begin a dream from have {has}.\n  Fix: begin where "
-                    "the agent was trained, with the same settings."
+                    f"The world model was trained with {key!r} of shape {space.shape}, "
+                    f"but the rows to start from have {actual}.\n  Fix: take them from "
+                    "the task that the agent was trained on, with the same settings."
                 )
 
-    def _row(
-        self,
-        seen: Obs,
-        reward: float,
-        first: bool = False,
-        last: bool = False,
-        terminal: bool = False,
-    ) -> Obs:
-        return {
-            **{k: np.asarray(x, self.obs_space[k].dtype) for k, x in seen.items()},
-            "reward": np.float32(reward),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(terminal),
-        }
+    def _cast(self, obs: Obs) -> Obs:
+        return {k: np.asarray(x, self.model.obs_space[k].dtype) for k, x in obs.items()}
 
 
 class StartInEnv:
-    """Begin dreams in a real environment: reset it, and take some random steps.
+    """Start after some random steps in a real environment.
 
-    With no steps a dream begins at the first row of an episode. An episode that ends
-    on the way is followed by another, so the rows are always of one.
+    Episodes that end before `steps` steps are discarded, so the rows are always of one
+    episode. With `steps=0` the start is the first row of an episode.
     """
 
     def __init__(self, env: Env, steps: int = 0):
@@ -119,13 +105,13 @@ class StartInEnv:
         rows: list[dict[str, np.ndarray]] = []
         obs, ended = self.env.reset(int(rng.integers(2**31))), 0
         while True:
-            if obs["is_last"]:  # nothing can be dreamt beyond the end
+            if obs["is_last"]:
                 rows.clear()
                 ended += 1
-                if ended == PATIENCE:
+                if ended == MAX_EPISODES:
                     raise UserError(
-                        f"None of {ended} episodes lasted for {self.steps + 1} steps, "
-                        "so that no dream can begin there.\n  Fix: begin after fewer."
+                        f"None of {ended} episodes had {self.steps + 1} steps to start "
+                        "from.\n  Fix: start after fewer steps."
                     )
                 obs = self.env.reset()
             action = {k: s.sample(rng) for k, s in self.env.act_space.items()}
@@ -136,21 +122,20 @@ class StartInEnv:
 
 
 class StartInEpisodes:
-    """Begin dreams anywhere in recorded episodes, but not at their end."""
+    """Start at a random row of recorded episodes, except their last rows."""
 
     def __init__(self, episodes: list[Batch], steps: int = 5):
-        """`steps` real rows are shown before the one a dream begins at, if there are
-        as many."""
+        """`steps` is the maximum number of context rows before the start."""
         self.episodes = [e for e in episodes if len(e["is_first"]) > 1]
         self.steps = steps
         if not self.episodes:
             raise UserError(
-                "There is no recorded episode to begin a dream from.\n"
+                "There is no recorded episode to start from.\n"
                 "  Fix: collect some steps first."
             )
 
     def __call__(self, rng: np.random.Generator) -> Batch:
         episode = self.episodes[rng.integers(len(self.episodes))]
-        at = int(rng.integers(len(episode["is_first"]) - 1))
-        rows = slice(max(0, at - self.steps), at + 1)
+        start = int(rng.integers(len(episode["is_first"]) - 1))
+        rows = slice(max(0, start - self.steps), start + 1)
         return {key: np.asarray(value[rows]) for key, value in episode.items()}

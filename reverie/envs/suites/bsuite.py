@@ -1,9 +1,10 @@
-"""bsuite: small experiments that probe one ability each, such as memory or exploration.
+"""bsuite: small experiments that each test one ability, such as memory or exploration.
 
-A task is `experiment/number`; the number picks the difficulty, the seed or the noise of
-the sweep, and without one it is 0. The three `mnist` experiments download their data
-when they are made. bsuite scores what its own files record: set `env.bsuite.results`
-to a folder and it writes them there (with one environment, and not across a resume).
+A task is `experiment/number`. The number (default 0) selects a setting of the sweep,
+such as the difficulty, seed or noise. The three `mnist` experiments download their data
+when they are built. To score an agent with bsuite's own analysis, set
+`env.bsuite.results` to a folder for its result files; use one environment, and note
+that a resumed run overwrites them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from reverie.api import Env, UserError
 from reverie.envs.adapters.dm_env import DmEnv
+from reverie.envs.suite import Suite
 
 _NAMES = """
 bandit bandit_noise bandit_scale cartpole cartpole_noise cartpole_scale cartpole_swingup
@@ -29,13 +31,13 @@ EXPERIMENTS: tuple[str, ...] = tuple(_NAMES.split())
 @dataclass(frozen=True)
 class BSuiteConfig:
     results: str = ""
-    """Folder for the records that bsuite's own analysis reads; empty keeps none."""
+    """Folder for the CSV files that bsuite's analysis reads; empty disables them."""
 
 
 def is_experiment(name: str) -> bool:
-    """Whether a name is an experiment of the sweep, with or without a number."""
-    known = re.fullmatch(r"(\w+)(/\d+)?", name)
-    return known is not None and known[1] in EXPERIMENTS
+    """True if `name` is an experiment, with or without a number."""
+    match = re.fullmatch(r"(\w+)(/\d+)?", name)
+    return match is not None and match[1] in EXPERIMENTS
 
 
 def make_bsuite(name: str, config: BSuiteConfig | None = None) -> Env:
@@ -49,29 +51,44 @@ def make_bsuite(name: str, config: BSuiteConfig | None = None) -> Env:
         count = sum(each.startswith(f"{experiment}/") for each in sweep.SWEEP)
         raise UserError(
             f"bsuite has no task {task!r}.\n"
-            f"  Fix: give a number from 0 to {count - 1}, as in bsuite_{experiment}/0."
+            f"  Fix: use a number from 0 to {count - 1}, as in bsuite_{experiment}/0."
         )
     try:
         if config.results:
             env = bsuite.load_and_record_to_csv(task, config.results, overwrite=True)
         else:
             env = bsuite.load(experiment, dict(sweep.SETTINGS[task]))
-    except OSError as error:  # URLError is one
+    except OSError as error:  # includes URLError
         raise UserError(
-            f"bsuite could not get what {task!r} needs: {error}\n"
-            "  Fix: connect to the internet once, or pick a task without MNIST, such "
+            f"bsuite could not download the data of {task!r}: {error}\n"
+            "  Fix: connect to the internet once, or choose a task without MNIST, such "
             "as bsuite_catch/0."
         ) from error
-    return DmEnv(env, lambda seed: _reseed(env, seed))
+    return DmEnv(env, lambda seed: _set_seed(env, seed))
 
 
-def _reseed(env: Any, seed: int) -> None:
-    """Give an experiment, and what it is wrapped in, random numbers of their own.
+def _set_seed(env: Any, seed: int) -> None:
+    """Seed the generators of an experiment and its wrappers.
 
-    What belongs to the task (`mapping_seed`) was drawn when it was made, and stays.
+    Randomness that defines the task itself (`mapping_seed`) is not changed.
     """
     depth = 0
     while env is not None:
         if "_rng" in vars(env):
             env._rng = np.random.RandomState([seed, depth])
         env, depth = vars(env).get("_env"), depth + 1
+
+
+SUITE = Suite(
+    name="bsuite",
+    description="bsuite: small experiments that each test one ability",
+    license="Apache-2.0",
+    make=make_bsuite,
+    config=BSuiteConfig,
+    tasks=EXPERIMENTS,
+    accepts=is_experiment,
+    name_format="bsuite_EXPERIMENT/NUMBER, such as bsuite_catch/0",
+    package="bsuite",
+    install_group="small",
+    distributions=("bsuite",),
+)

@@ -1,8 +1,8 @@
-"""Catch: a ball falls, a paddle below moves left, stays or moves right.
+"""Catch: a ball falls, and a paddle at the bottom moves left, right or not at all.
 
-The smallest task that needs pixels, a model of motion and a delayed reward. One episode
-is `rows - 1` steps; the reward is 1 for a catch and -1 for a miss, at the end. A random
-policy scores about -0.7, a perfect one 1.
+The smallest task with images, motion and a delayed reward. An episode has `rows - 1`
+steps; the reward at its end is 1 for a catch and -1 for a miss. A random policy scores
+about -0.7, the optimal policy 1.
 """
 
 from __future__ import annotations
@@ -12,49 +12,48 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
-BALL = np.array([255, 220, 60], np.uint8)
-PADDLE = np.array([80, 160, 255], np.uint8)
+BALL_COLOR = np.array([255, 220, 60], np.uint8)
+PADDLE_COLOR = np.array([80, 160, 255], np.uint8)
 
 
 @dataclass(frozen=True)
 class CatchConfig:
     rows: int = 6
-    """Height of the grid; the ball takes one row per step."""
+    """Height of the grid in cells; the ball falls one cell per step."""
     cols: int = 6
-    """Width of the grid."""
+    """Width of the grid in cells."""
     size: tuple[int, int] = (12, 12)
     """Height and width of the image in pixels."""
 
     def __post_init__(self) -> None:
         if self.rows < 2 or self.cols < 2 or min(self.size) < max(self.rows, self.cols):
             raise ValueError(
-                "catch needs a grid of at least 2x2 and an image of at least a pixel "
-                f"per cell, got {self.rows}x{self.cols} cells and size {self.size}"
+                "catch needs a grid of at least 2x2 cells and an image of at least one "
+                f"pixel per cell, got rows={self.rows}, cols={self.cols}, "
+                f"size={self.size}"
             )
 
 
 class Catch:
-    """The game; `action` is 0 left, 1 stay, 2 right."""
+    """The game; `action` is 0 (left), 1 (stay) or 2 (right)."""
 
     def __init__(self, config: CatchConfig | None = None, seed: int = 0):
         self.config = config = config or CatchConfig()
         self._rng = np.random.default_rng(seed)
         self._row = self._ball = self._paddle = 0
-        self._rows_of = np.arange(config.size[0]) * config.rows // config.size[0]
-        self._cols_of = np.arange(config.size[1]) * config.cols // config.size[1]
+        # grid row and column of each pixel
+        self._pixel_rows = np.arange(config.size[0]) * config.rows // config.size[0]
+        self._pixel_cols = np.arange(config.size[1]) * config.cols // config.size[1]
 
     @property
     def obs_space(self) -> Spaces:
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
-            "reward": Space(np.dtype(np.float32), (), -1, 1),
-            "is_first": Space(np.dtype(bool)),
-            "is_last": Space(np.dtype(bool)),
-            "is_terminal": Space(np.dtype(bool)),
-        }
+        image = Space(np.dtype(np.uint8), (*self.config.size, 3))
+        return {"image": image, **flag_spaces(-1, 1)}
 
     @property
     def act_space(self) -> Spaces:
@@ -94,12 +93,17 @@ class Catch:
 
     def _obs(self, reward: float, first: bool = False, last: bool = False) -> Obs:
         grid = np.zeros((self.config.rows, self.config.cols, 3), np.uint8)
-        grid[-1, self._paddle] = PADDLE
-        grid[self._row, self._ball] = BALL
-        return {
-            "image": grid[self._rows_of[:, None], self._cols_of],
-            "reward": np.float32(reward),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(last),
-        }
+        grid[-1, self._paddle] = PADDLE_COLOR
+        grid[self._row, self._ball] = BALL_COLOR
+        image = grid[self._pixel_rows[:, None], self._pixel_cols]
+        return {"image": image, **flags(reward, first, last, terminal=last)}
+
+
+SUITE = Suite(
+    name="catch",
+    description="catch a falling ball, from images; solved in minutes on a CPU",
+    license="MIT",
+    make=lambda _, config: Catch(config),
+    config=CatchConfig,
+    tasks=("",),
+)

@@ -1,9 +1,9 @@
-"""DeepMind Control: continuous control from joint states, pixels or both.
+"""DeepMind Control: continuous control from joint states, images or both.
 
 Tasks are `DOMAIN_TASK` of the suite (`walker_walk`; `cup` is short for `ball_in_cup`)
-and `manip_NAME` of its manipulation tasks. The settings are DreamerV3's: 64x64 pixels,
-one simulator step per action, and both kinds of observation unless one is turned off.
-The rewards of the suite lie in [0, 1], so that 1000 steps earn at most 1000.
+and `manip_NAME` for its manipulation tasks. The defaults are those of DreamerV3: images
+of 64x64 pixels and one simulator step per action. Rewards of the suite are in [0, 1],
+so the maximum return of 1000 steps is 1000.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.opengl import prepare
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -40,13 +41,13 @@ swimmer_swimmer6 walker_run walker_stand walker_walk
 TASKS: tuple[str, ...] = tuple(_NAMES.split())
 
 DOMAINS = ("ball_in_cup", "humanoid_CMU", "point_mass")
-"""The domains whose names have an underscore of their own."""
+"""Domains whose names contain an underscore."""
 
 CAMERAS = {"quadruped": 2}
-"""Where another camera than the first one shows what matters."""
+"""Default cameras of domains for which camera 0 is not suitable."""
 
-UNBOUNDED = ("lqr",)
-"""Domains whose rewards do not lie in [0, 1]."""
+UNBOUNDED_REWARD = ("lqr",)
+"""Domains whose rewards are not in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,16 @@ class DMCConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 1
-    """Simulator steps each action is held; their rewards are summed."""
+    """Simulator steps per action; rewards are summed."""
     image: bool = True
-    """Show the agent what a camera sees."""
+    """Observe a camera image as `image`."""
     proprio: bool = True
-    """Show the agent the state: positions, velocities and what else the task gives."""
+    """Observe the state: positions, velocities and other values of the task."""
     camera: int = -1
-    """The camera; -1 is the usual one of the domain."""
+    """Camera id; -1 selects the default of the domain."""
     log_image: bool = False
-    """Draw what the agent does not see for people (`log/image`), as DreamerV3 does.
-    It takes longer than the simulation."""
+    """If `image` is off, render `log/image` for videos, as DreamerV3 does. Takes longer
+    than the simulation."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or not (self.image or self.proprio):
@@ -78,14 +79,14 @@ class DMC:
 
     def __init__(self, name: str, config: DMCConfig | None = None, seed: int = 0):
         self.config = config = config or DMCConfig()
-        self._picture = "image" if config.image else "log/image" * config.log_image
-        prepare(bool(self._picture), instead="--env.dmc.image False")
+        self._image_key = "image" if config.image else "log/image" * config.log_image
+        opengl.select_backend(bool(self._image_key), "--env.dmc.image False")
         domain, simulator = _load(name, config.image, seed)
         self._sim = simulator
-        squeeze = domain == "manip"
-        self._env = DmEnv(simulator, _reseed(simulator), config.repeat, squeeze)
+        set_seed = _random_state(simulator).seed
+        self._env = DmEnv(simulator, set_seed, config.repeat, squeeze=domain == "manip")
         self._camera = CAMERAS.get(domain, 0) if config.camera < 0 else config.camera
-        self._bounded = domain not in UNBOUNDED
+        self._has_bounded_reward = domain not in UNBOUNDED_REWARD
         self._obs_space = self._spaces()
 
     @property
@@ -105,56 +106,74 @@ class DMC:
     def close(self) -> None:
         physics = self._sim.physics
         self._sim.close()
-        with contextlib.suppress(ReferenceError):  # composer tasks have done so
+        with contextlib.suppress(ReferenceError):  # composer tasks have freed it
             physics.free()
 
     def _spaces(self) -> Spaces:
         spaces = self._env.obs_space
         flags = {k: spaces.pop(k) for k in ("is_first", "is_last", "is_terminal")}
         reward = spaces.pop("reward")
-        # Cameras that tasks bring along give way to ours, which has the size asked for.
-        seen = {
+        # Images of the task itself are replaced by one of the configured size.
+        observed = {
             k: s for k, s in spaces.items() if not s.is_image and self.config.proprio
         }
-        if self._bounded:
+        if self._has_bounded_reward:
             reward = replace(reward, low=0.0, high=float(self.config.repeat))
-        if self._picture:
+        if self._image_key:
             image = Space(np.dtype(np.uint8), (*self.config.size, 3))
-            seen[self._picture] = image
-        return {**seen, "reward": reward, **flags}
+            observed[self._image_key] = image
+        return {**observed, "reward": reward, **flags}
 
     def _obs(self, obs: Obs) -> Obs:
-        shown = {key: obs[key] for key in self._obs_space if key != self._picture}
-        if self._picture:
-            shown[self._picture] = self._draw()
-        return shown
+        observed = {key: obs[key] for key in self._obs_space if key != self._image_key}
+        if self._image_key:
+            observed[self._image_key] = self._render()
+        return observed
 
-    def _draw(self) -> np.ndarray:
+    def _render(self) -> np.ndarray:
         height, width = self.config.size
         image = self._sim.physics.render(height, width, camera_id=self._camera)
         return np.ascontiguousarray(image)
 
 
 def _load(name: str, image: bool, seed: int) -> tuple[str, Any]:
-    """The domain of a task, and its simulator."""
+    """Return the domain and the simulator of a task."""
     name = f"ball_in_{name}" if name.startswith("cup_") else name
-    wide = [domain for domain in DOMAINS if name.startswith(f"{domain}_")]
-    domain = wide[0] if wide else name.partition("_")[0]
+    matches = [domain for domain in DOMAINS if name.startswith(f"{domain}_")]
+    domain = matches[0] if matches else name.partition("_")[0]
     task = name.removeprefix(f"{domain}_")
     if domain == "manip":
         from dm_control import manipulation
 
-        # Without a camera the task is only whole with the positions of the bricks.
-        wanted = f"{task}_vision" if image else f"{task}_features"
-        known = wanted if wanted in manipulation.ALL else f"{task}_features"
-        return domain, manipulation.load(known, seed=seed)
+        # Without images, the agent needs the positions of the bricks.
+        variant = f"{task}_vision" if image else f"{task}_features"
+        if variant not in manipulation.ALL:
+            variant = f"{task}_features"
+        return domain, manipulation.load(variant, seed=seed)
     from dm_control import suite
 
     return domain, suite.load(domain, task, task_kwargs={"random": seed})
 
 
-def _reseed(simulator: Any) -> Any:
-    """Composer tasks keep their rng in the environment, those of the suite in the
-    task; seeding them in place reaches everyone who holds them."""
+def _random_state(simulator: Any) -> Any:
+    """Return the `RandomState` of a simulator, which is seeded in place.
+
+    Composer tasks store it in the environment, tasks of the suite in the task.
+    """
     rng = getattr(simulator, "random_state", None)
-    return (simulator.task.random if rng is None else rng).seed
+    return simulator.task.random if rng is None else rng
+
+
+SUITE = Suite(
+    name="dmc",
+    description="DeepMind Control: continuous control from states or images",
+    license="Apache-2.0",
+    make=DMC,
+    config=DMCConfig,
+    tasks=TASKS,
+    name_format="dmc_DOMAIN_TASK, such as dmc_walker_walk",
+    package="dm_control",
+    install_group="dmc",
+    distributions=("dm_control", "mujoco"),
+    max_python=(3, 12),
+)

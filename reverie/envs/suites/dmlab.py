@@ -1,9 +1,9 @@
-"""DeepMind Lab: the thirty first-person levels of DMLab-30.
+"""DeepMind Lab: the 30 first-person levels of DMLab-30.
 
-The simulator is not on the package index (`tools/install_dmlab.sh` builds it). One
-agent step holds an action for `repeat` frames. After the last frame of an episode the
-simulator shows nothing more, so the last row repeats the image before it. Language
-levels say what to do in words, which arrive as vectors (`language.py`).
+The simulator is not on PyPI; `tools/install_dmlab.sh` builds it. One agent step repeats
+the action for `repeat` frames. The simulator returns no image after the end of an
+episode, so the last observation repeats the previous one. In language levels, the
+instruction is observed as a text embedding.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs import text_embedding
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
+from reverie.envs.suite import Suite
+from reverie.envs.text_embedding import embed_text, embedding_space
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -37,36 +38,36 @@ skymaze_irreversible_path_hard skymaze_irreversible_path_varied
 """
 LEVELS: tuple[str, ...] = tuple(_NAMES.split())
 
-# What a hand does: look right and down in pixels per frame, step right, step forward,
-# fire, jump, crouch.
-Hand = tuple[int, int, int, int, int, int, int]
+LabAction = tuple[int, int, int, int, int, int, int]
+"""Action of the simulator: look right and down (pixels per frame), strafe right, move
+forward, fire, jump, crouch."""
 
 
-def _hand(right: int = 0, down: int = 0, strafe: int = 0, walk: int = 0) -> Hand:
-    return (right, down, strafe, walk, 0, 0, 0)
+def _action(right: int = 0, down: int = 0, strafe: int = 0, move: int = 0) -> LabAction:
+    return (right, down, strafe, move, 0, 0, 0)
 
 
-FIRE: Hand = (0, 0, 0, 0, 1, 0, 0)
-WALKS = (_hand(walk=1), _hand(walk=-1), _hand(strafe=-1), _hand(strafe=1))
-ACTION_SETS: dict[str, tuple[Hand, ...]] = {
-    # the small set of IMPALA
+FIRE: LabAction = (0, 0, 0, 0, 1, 0, 0)
+MOVES = (_action(move=1), _action(move=-1), _action(strafe=-1), _action(strafe=1))
+ACTION_SETS: dict[str, tuple[LabAction, ...]] = {
+    # the action set of IMPALA
     "impala": (
-        *WALKS,
-        *(_hand(right=angle, walk=walk) for walk in (0, 1) for angle in (-20, 20)),
+        *MOVES,
+        *(_action(right=angle, move=move) for move in (0, 1) for angle in (-20, 20)),
         FIRE,
     ),
-    # the larger one of PopArt and R2D2
+    # the larger action set of PopArt and R2D2
     "popart": (
-        *WALKS,
-        *(_hand(right=angle) for angle in (-10, 10, -60, 60)),
-        _hand(down=10),
-        _hand(down=-10),
-        *(_hand(right=angle, walk=1) for angle in (-10, 10, -60, 60)),
+        *MOVES,
+        *(_action(right=angle) for angle in (-10, 10, -60, 60)),
+        _action(down=10),
+        _action(down=-10),
+        *(_action(right=angle, move=1) for angle in (-10, 10, -60, 60)),
         FIRE,
     ),
 }
 HOLDOUT_SEED = 0x600D5EED
-"""Mixes the seeds of held-out levels, so that they share none with training."""
+"""Mixed into the seeds of held-out levels, so that they differ from training."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,13 @@ class DMLabConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 4
-    """Frames each action is held."""
+    """Frames per action."""
     actions: Literal["popart", "impala"] = "popart"
-    """Fifteen actions, or nine."""
+    """Action set: `popart` has 15 actions, `impala` 9."""
     episodic: bool = True
-    """Whether the end of an episode is terminal."""
+    """Treat the end of an episode as terminal."""
     holdout: bool = False
-    """Play the held-out levels; without it `_test` levels become their `_train` ones"""
+    """Use held-out levels. If off, `_test` levels are replaced by `_train` levels."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -88,7 +89,7 @@ class DMLabConfig:
 
 
 class DMLab:
-    """One level; `action` indexes an action set."""
+    """One level; `action` is an index into the action set."""
 
     def __init__(self, level: str, config: DMLabConfig | None = None, seed: int = 0):
         self.config = config = config or DMLabConfig()
@@ -101,56 +102,70 @@ class DMLab:
             options["mixerSeed"] = str(HOLDOUT_SEED)
         elif level.endswith("_test"):
             level = level.removesuffix("_test") + "_train"
-        self._reads = level.startswith("language")
+        self._has_instruction = level.startswith("language")
         self._lab: Any = deepmind_lab.Lab(
             level=f"contributed/dmlab30/{level}",
-            observations=["RGB_INTERLEAVED", *["INSTR"] * self._reads],
+            observations=["RGB_INTERLEAVED", *["INSTR"] * self._has_instruction],
             config=options,
         )
-        self._hands = np.array(ACTION_SETS[config.actions], np.intc)
+        self._actions = np.array(ACTION_SETS[config.actions], np.intc)
         self._rng = np.random.default_rng(seed)
-        self._seen: Obs = {}
+        self._obs: Obs = {}
 
     @property
     def obs_space(self) -> Spaces:
         spaces = {"image": Space(np.dtype(np.uint8), (*self.config.size, 3))}
-        if self._reads:
-            length = text_embedding.WORDS * text_embedding.WIDTH
-            spaces["instruction"] = Space(np.dtype(np.float32), (length,))
+        if self._has_instruction:
+            spaces["instruction"] = embedding_space()
         return {**spaces, **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, len(self._hands))}
+        return {"action": Space(np.dtype(np.int32), (), 0, len(self._actions))}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         self._lab.reset(seed=int(self._rng.integers(SEED_RANGE)))
-        self._look()
-        return {**self._seen, **flags(0.0, first=True)}
+        self._observe()
+        return {**self._obs, **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
-        hand = self._hands[int(action["action"])]
-        reward = self._lab.step(hand, num_steps=self.config.repeat)
+        lab_action = self._actions[int(action["action"])]
+        reward = self._lab.step(lab_action, num_steps=self.config.repeat)
         ended = not self._lab.is_running()
         if ended:
-            self._seen = {key: value.copy() for key, value in self._seen.items()}
+            self._obs = {key: value.copy() for key, value in self._obs.items()}
         else:
-            self._look()
+            self._observe()
         terminal = ended and self.config.episodic
-        return {**self._seen, **flags(reward, last=ended, terminal=terminal)}
+        return {**self._obs, **flags(reward, last=ended, terminal=terminal)}
 
     def close(self) -> None:
         self._lab.close()
 
-    def _look(self) -> None:
-        seen = self._lab.observations()
-        self._seen = {"image": np.array(seen["RGB_INTERLEAVED"], np.uint8)}
-        if self._reads:
-            self._seen["instruction"] = text_embedding.embed(str(seen["INSTR"]))
+    def _observe(self) -> None:
+        values = self._lab.observations()
+        self._obs = {"image": np.array(values["RGB_INTERLEAVED"], np.uint8)}
+        if self._has_instruction:
+            self._obs["instruction"] = embed_text(str(values["INSTR"]))
 
 
 def is_level(name: str) -> bool:
-    """Whether a level beyond the list exists: those for tests have one for training."""
+    """True for `_train` variants of listed `_test` levels."""
     return name.endswith("_train") and f"{name.removesuffix('_train')}_test" in LEVELS
+
+
+SUITE = Suite(
+    name="dmlab",
+    description="DeepMind Lab: first-person mazes and memory tasks",
+    license="GPL-2.0",
+    make=DMLab,
+    config=DMLabConfig,
+    tasks=LEVELS,
+    accepts=is_level,
+    name_format="dmlab_LEVEL, such as dmlab_explore_goal_locations_small",
+    package="deepmind_lab",
+    install_script="tools/install_dmlab.sh",
+    install_note="It is not on PyPI; this script builds it.",
+)

@@ -1,8 +1,8 @@
-"""Dummy worlds that show every kind of observation and take every kind of action.
+"""Dummy environments with every type of observation and action, for testing code.
 
-They exist to try code on: the numbers mean nothing, but flags, dtypes, bounds and seeds
-are right. `dummy_disc` takes a discrete action, `dummy_cont` a continuous one; both
-have a second action key beside it.
+Observations are random noise, but flags, dtypes, bounds and seeds are valid.
+`dummy_disc` has a discrete action and `dummy_cont` a continuous one; both have a second
+action key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 
@@ -21,11 +23,11 @@ class DummyConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     length: int = 100
-    """Steps in an episode; every other episode ends by time limit, not terminally."""
+    """Steps per episode; every second episode is truncated, the others terminate."""
 
 
 class Dummy:
-    """Counts its steps and shows noise."""
+    """Counts its steps and returns noise."""
 
     def __init__(
         self, kind: str = "disc", config: DummyConfig | None = None, seed: int = 0
@@ -45,10 +47,7 @@ class Dummy:
             "count": Space(f32, (), 0, self.config.length),
             "float2d": Space(f32, (4, 5)),
             "int2d": Space(i32, (2, 3), 0, 4),
-            "reward": Space(f32),
-            "is_first": Space(np.dtype(bool)),
-            "is_last": Space(np.dtype(bool)),
-            "is_terminal": Space(np.dtype(bool)),
+            **flag_spaces(),
             "log/episode": Space(f32),
         }
 
@@ -71,8 +70,8 @@ class Dummy:
 
     def step(self, action: Action) -> Obs:
         self._count += 1
-        chosen = np.asarray(action["action"])
-        rewarded = chosen[0] > 0 if self.kind == "cont" else chosen == 1
+        value = np.asarray(action["action"])
+        rewarded = value[0] > 0 if self.kind == "cont" else value == 1
         return self._obs(float(rewarded))
 
     def close(self) -> None:
@@ -99,9 +98,16 @@ class Dummy:
             "float2d": rng.standard_normal((4, 5), np.float32),
             "int2d": rng.integers(0, 4, (2, 3), np.int32),
             "count": np.float32(self._count),
-            "reward": np.float32(reward),
-            "is_first": np.bool_(self._count == 0),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(last and self._episode % 2 == 1),
+            **flags(reward, self._count == 0, last, last and self._episode % 2 == 1),
             "log/episode": np.float32(self._episode),
         }
+
+
+SUITE = Suite(
+    name="dummy",
+    description="noise in every type of observation and action, for testing code",
+    license="MIT",
+    make=Dummy,
+    config=DummyConfig,
+    tasks=("disc", "cont"),
+)

@@ -1,12 +1,13 @@
-"""Locomotion mazes: a walking body has to find a ball, and walk first.
+"""Locomotion mazes: an ant or a quadruped has to find a ball in a maze.
 
-A task is `BODY_maze_SIZE`, for an ant or a quadruped in one of five mazes; `_20hz` at
-the end changes the 50 actions a second. The agent feels its own body and sees nothing.
-The maze, the start and the ball stay the same, the direction it looks at does not. From
-the moment it touches the ball, every step that is left of 60 seconds pays 1.
+A task is `BODY_maze_SIZE`, for one of five maze sizes; a suffix such as `_20hz` changes
+the control rate of 50 actions per second. The agent observes its own body only. The
+maze, the start position and the ball are fixed, the initial direction is random. After
+the ball is touched, each remaining step of the 60 seconds gives reward 1.
 
-The bodies, walls and physics are dm_control's. The layouts are ours: corridors without
-loops, carved depth first from one corner, with the ball at the end farthest from it.
+Bodies, walls and physics are those of dm_control. The layouts are generated here:
+corridors without loops, created by depth-first search from one corner, with the ball at
+the most distant dead end.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.opengl import prepare
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 BODIES = ("ant", "quadruped")
 SIZES = {"s": 2, "m": 3, "l": 4, "xl": 6, "xxl": 8}
-"""Rooms along each side of a maze."""
+"""Cells along each side of a maze, without walls."""
 
 TASKS: tuple[str, ...] = tuple(f"{body}_maze_{s}" for body in BODIES for s in SIZES)
 SECONDS = 60
 RATE = 50
-"""Actions per second, unless the task says otherwise."""
+"""Default number of actions per second."""
 
 
 @dataclass(frozen=True)
 class LocoNavConfig:
     repeat: int = 1
-    """Steps of the task each action is held; their rewards are summed."""
+    """Environment steps per action; rewards are summed."""
     log_image: bool = False
-    """Draw the maze from above for people (`log/image`), as DreamerV3 does."""
+    """Render the maze from above as `log/image` for videos, as DreamerV3 does."""
     size: tuple[int, int] = (64, 64)
-    """Height and width of that image in pixels."""
+    """Height and width of `log/image` in pixels."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -48,20 +50,20 @@ class LocoNavConfig:
 
 
 def is_task(name: str) -> bool:
-    """Whether a name is a task, with or without a number of actions a second."""
+    """True if `name` is a task, with or without a control rate."""
     return _parse(name) is not None
 
 
 class LocoNav:
-    """One body in one maze; `log/coverage` counts the square metres it has been to."""
+    """One body in one maze; `log/coverage` is the visited area in square meters."""
 
     def __init__(self, name: str, config: LocoNavConfig | None = None, seed: int = 0):
         self.config = config = config or LocoNavConfig()
-        prepare(config.log_image, instead="--env.loconav.log_image False")
+        opengl.select_backend(config.log_image, "--env.loconav.log_image False")
         parts = _parse(name)
         assert parts is not None
         body, size, rate = parts
-        logging.getLogger("absl").setLevel(logging.ERROR)  # of deprecated defaults
+        logging.getLogger("absl").setLevel(logging.ERROR)  # deprecation warnings
         self._sim = _make(body, size, rate, seed)
         rng = self._sim.random_state
         self._env = DmEnv(self._sim, rng.seed, config.repeat)
@@ -82,18 +84,18 @@ class LocoNav:
 
     def reset(self, seed: int | None = None) -> Obs:
         self._visited = set()
-        return self._show(self._env.reset(seed))
+        return self._add_logs(self._env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        return self._show(self._env.step(action))
+        return self._add_logs(self._env.step(action))
 
     def close(self) -> None:
         self._env.close()
 
-    def _show(self, obs: Obs) -> Obs:
+    def _add_logs(self, obs: Obs) -> Obs:
         walker = self._sim.task.walker
-        place = np.round(self._sim.physics.bind(walker.root_body).xpos[:2])
-        self._visited.add(tuple(place.astype(int).tolist()))
+        position = np.round(self._sim.physics.bind(walker.root_body).xpos[:2])
+        self._visited.add(tuple(position.astype(int).tolist()))
         obs["log/coverage"] = np.float32(len(self._visited))
         if self.config.log_image:
             height, width = self.config.size
@@ -103,36 +105,39 @@ class LocoNav:
         return obs
 
 
-def layout(rooms: int) -> str:
-    """A maze as text: `*` is a wall, `P` where one starts and `G` the goal."""
-    rng = np.random.RandomState(rooms)  # its numbers are the same in all versions
-    grid = np.full((2 * rooms + 1, 2 * rooms + 1), "*")
+def layout(cells: int) -> str:
+    """Return a maze as text: `*` is a wall, `P` the start and `G` the goal."""
+    rng = np.random.RandomState(cells)  # the same numbers in all NumPy versions
+    grid = np.full((2 * cells + 1, 2 * cells + 1), "*")
     grid[1, 1] = " "
     distance = {(0, 0): 0}
     path = [(0, 0)]
     while path:
         row, col = path[-1]
-        beside = [(row + 1, col), (row - 1, col), (row, col + 1), (row, col - 1)]
+        neighbors = [(row + 1, col), (row - 1, col), (row, col + 1), (row, col - 1)]
         free = [
-            r for r in beside if r not in distance and min(r) >= 0 and max(r) < rooms
+            cell
+            for cell in neighbors
+            if cell not in distance and min(cell) >= 0 and max(cell) < cells
         ]
         if not free:
             path.pop()
             continue
-        after = free[rng.randint(len(free))]
-        grid[row + after[0] + 1, col + after[1] + 1] = " "  # the wall between them
-        grid[2 * after[0] + 1, 2 * after[1] + 1] = " "
-        distance[after] = len(path)
-        path.append(after)
-    far = max(distance, key=lambda room: distance[room])
-    grid[1, 1], grid[2 * far[0] + 1, 2 * far[1] + 1] = "P", "G"
+        cell = free[rng.randint(len(free))]
+        grid[row + cell[0] + 1, col + cell[1] + 1] = " "  # the wall in between
+        grid[2 * cell[0] + 1, 2 * cell[1] + 1] = " "
+        distance[cell] = len(path)
+        path.append(cell)
+    goal = max(distance, key=lambda cell: distance[cell])
+    grid[1, 1], grid[2 * goal[0] + 1, 2 * goal[1] + 1] = "P", "G"
     return "".join("".join(line) + "\n" for line in grid)
 
 
 def _parse(name: str) -> tuple[str, str, int] | None:
-    wanted = rf"({'|'.join(BODIES)})_maze_({'|'.join(SIZES)})(?:_([1-9]\d*)hz)?"
-    found = re.fullmatch(wanted, name)
-    return (found[1], found[2], int(found[3] or RATE)) if found else None
+    """Return body, size and control rate of a task name, or None if it is not one."""
+    pattern = rf"({'|'.join(BODIES)})_maze_({'|'.join(SIZES)})(?:_([1-9]\d*)hz)?"
+    match = re.fullmatch(pattern, name)
+    return (match[1], match[2], int(match[3] or RATE)) if match else None
 
 
 def _make(body: str, size: str, rate: int, seed: int) -> Any:
@@ -143,8 +148,8 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     from dm_control.locomotion.tasks import random_goal_maze
     from dm_control.locomotion.walkers import ant
 
-    class Find(random_goal_maze.RepeatSingleGoalMaze):  # type: ignore
-        """Pays while the goal is found, instead of beginning anew."""
+    class FindGoal(random_goal_maze.RepeatSingleGoalMaze):  # type: ignore
+        """Rewards every step after the goal was found, without a new start."""
 
         walker, arena = property(lambda s: s._walker), property(lambda s: s._maze_arena)
 
@@ -159,11 +164,11 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
         layout(SIZES[size]), num_spawns=1, num_objects=1
     )
     substeps = int(np.ceil(1 / rate / 0.005))
-    task = Find(
+    task = FindGoal(
         walker,
         mazes.MazeWithTargets(maze, xy_scale=3.0, z_height=2.0),
         target=target_sphere.TargetSphere(radius=1.0, height_above_ground=0.0),
-        aliveness_threshold=-np.inf,  # a body on its back may get up again
+        aliveness_threshold=-np.inf,  # no termination if it falls over
         contact_termination=False,
         physics_timestep=1 / rate / substeps,
         control_timestep=1 / rate,
@@ -171,14 +176,14 @@ def _make(body: str, size: str, rate: int, seed: int) -> Any:
     walker.observables.egocentric_camera.enabled = False
     return composer.Environment(
         task,
-        time_limit=SECONDS - 0.5 / rate,  # or rounding adds a step
+        time_limit=SECONDS - 0.5 / rate,  # avoids an extra step by rounding
         random_state=np.random.RandomState(seed),
         strip_singleton_obs_buffer_dim=True,
     )
 
 
 def _make_quadruped() -> Any:
-    """The four-legged body of the control suite, which has no maze of its own."""
+    """Build the quadruped of the control suite as a walker for mazes."""
     from dm_control import composer, mjcf
     from dm_control.locomotion.walkers import legacy_base
     from dm_control.suite import common, quadruped
@@ -196,7 +201,7 @@ def _make_quadruped() -> Any:
                 model.find("texture", "skybox"),
             ):
                 scenery.remove()
-            model.find("joint", "root").remove()  # the maze brings one
+            model.find("joint", "root").remove()  # the maze adds one
             self._model = model
             self._prev_action = np.zeros(self.action_spec.shape)
 
@@ -237,3 +242,19 @@ def _make_quadruped() -> Any:
         mocap_tracking_bodies = bodies
 
     return Quadruped()
+
+
+SUITE = Suite(
+    name="loconav",
+    description="long-horizon locomotion in mazes",
+    license="Apache-2.0",
+    make=LocoNav,
+    config=LocoNavConfig,
+    tasks=TASKS,
+    accepts=is_task,
+    name_format="loconav_BODY_MAZE, such as loconav_ant_maze_m",
+    package="dm_control",
+    install_group="dmc",
+    distributions=("dm_control", "mujoco"),
+    max_python=(3, 12),
+)

@@ -1,10 +1,10 @@
-"""Memory: a cue is shown once, and the matching action is asked for later.
+"""Memory: a cue is shown once and has to be recalled several steps later.
 
-The first row shows which of `cues` actions is right; the rows after it show nothing;
-then a go signal asks for the answer. The reward is 1 for the right answer and -1 for a
-wrong one, so an agent without memory scores about `2 / cues - 1` and one with memory 1.
-The row after the answer shows the cue again: too late to act on, but it tells a world
-model that remembering is worth something.
+The first observation shows which of `cues` actions is correct; the following ones show
+nothing; then a go signal asks for the action. The reward is 1 for the correct action
+and -1 otherwise, so a policy without memory scores about `2 / cues - 1` and the optimal
+policy 1. The last observation shows the cue again, so that a world model has a reason
+to remember it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
     cues: int = 3
-    """How many cues there are, and actions to match them."""
+    """Number of different cues and actions."""
     delay: int = 5
-    """Steps between seeing the cue and being asked for it."""
+    """Steps between the cue and the go signal."""
 
     def __post_init__(self) -> None:
         if self.cues < 2 or self.delay < 1:
             raise ValueError(
-                f"memory needs at least 2 cues and a delay of at least 1, got "
+                "memory needs at least 2 cues and a delay of at least 1, got "
                 f"cues={self.cues} and delay={self.delay}"
             )
 
 
 class Memory:
-    """The task; `vector` is the cue one-hot, then the go signal."""
+    """The task; `vector` is the one-hot cue followed by the go signal."""
 
     def __init__(self, config: MemoryConfig | None = None, seed: int = 0):
         self.config = config or MemoryConfig()
@@ -43,13 +45,8 @@ class Memory:
 
     @property
     def obs_space(self) -> Spaces:
-        return {
-            "vector": Space(np.dtype(np.float32), (self.config.cues + 1,), 0, 1),
-            "reward": Space(np.dtype(np.float32), (), -1, 1),
-            "is_first": Space(np.dtype(bool)),
-            "is_last": Space(np.dtype(bool)),
-            "is_terminal": Space(np.dtype(bool)),
-        }
+        vector = Space(np.dtype(np.float32), (self.config.cues + 1,), 0, 1)
+        return {"vector": vector, **flag_spaces(-1, 1)}
 
     @property
     def act_space(self) -> Spaces:
@@ -85,10 +82,14 @@ class Memory:
             vector[self._cue] = 1
         if self._time == self.config.delay:
             vector[-1] = 1
-        return {
-            "vector": vector,
-            "reward": np.float32(reward),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(last),
-        }
+        return {"vector": vector, **flags(reward, first, last, terminal=last)}
+
+
+SUITE = Suite(
+    name="memory",
+    description="recall a cue that was shown once",
+    license="MIT",
+    make=lambda _, config: Memory(config),
+    config=MemoryConfig,
+    tasks=("",),
+)

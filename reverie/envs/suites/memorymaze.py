@@ -1,9 +1,10 @@
-"""Memory Maze: find coloured balls again in a maze that has to be remembered.
+"""Memory Maze: find colored balls repeatedly in a maze that has to be memorized.
 
-Four sizes, each with episodes of a fixed length (1000, 2000, 3000 and 4000 steps); the
-border of the image has the colour of the ball to find next, which pays 1. This is
-`MemoryMaze-SIZE-v0` of the original, from its dm_env side. The balls, the walls and the
-start are drawn when the simulator is made, so a seeded reset makes it anew.
+Four sizes with episodes of fixed length (1000, 2000, 3000 and 4000 steps). The border
+of the image has the color of the ball to find next; reaching it gives reward 1. These
+are the image-only tasks `MemoryMaze-SIZE-v0` of the original, through its dm_env
+interface. The seed determines the maze when the simulator is built, so a seeded reset
+builds a new simulator.
 """
 
 from __future__ import annotations
@@ -16,38 +17,32 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.opengl import prepare
+from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import SEED_RANGE
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
-SIZES = ("9x9", "11x11", "13x13", "15x15")
 ACTIONS = 6
-"""Wait, forward, turn left, turn right, and both turns while going forward."""
+"""No-op, forward, left, right, forward-left and forward-right."""
 
 
 class MemoryMaze:
-    """One maze size; the agent sees 64x64 pixels and nothing else."""
+    """One maze size; the only observation is a 64x64 image."""
 
     def __init__(self, name: str, seed: int = 0):
-        prepare()
-        with contextlib.redirect_stderr(io.StringIO()):  # it imports gym, which pleads
+        opengl.select_backend()
+        with contextlib.redirect_stderr(io.StringIO()):  # gym prints a warning
             from memory_maze import tasks
-        logging.getLogger("absl").setLevel(logging.ERROR)  # a warning every reset
+        logging.getLogger("absl").setLevel(logging.ERROR)  # a warning at every reset
         self._make: Any = getattr(tasks, f"memory_maze_{name}")
         self._seed = seed
         self._env: DmEnv | None = None
 
     @property
     def obs_space(self) -> Spaces:
-        flag = Space(np.dtype(bool))
-        return {
-            "image": Space(np.dtype(np.uint8), (64, 64, 3)),
-            "reward": Space(np.dtype(np.float32)),
-            "is_first": flag,
-            "is_last": flag,
-            "is_terminal": flag,
-        }
+        return {"image": Space(np.dtype(np.uint8), (64, 64, 3)), **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
@@ -68,3 +63,16 @@ class MemoryMaze:
         env, self._env = self._env, None
         if env is not None:
             env.close()
+
+
+SUITE = Suite(
+    name="memorymaze",
+    description="Memory Maze: find colored balls in a memorized maze",
+    license="MIT",
+    make=lambda name, _: MemoryMaze(name),
+    tasks=("9x9", "11x11", "13x13", "15x15"),
+    package="memory_maze",
+    install_group="dmc",
+    distributions=("memory-maze", "dm_control", "mujoco"),
+    max_python=(3, 12),
+)

@@ -1,8 +1,8 @@
-"""Meta-World: 50 manipulation tasks for one robot arm.
+"""Meta-World: 50 manipulation tasks with one robot arm.
 
-Every episode places the objects and the goal anew. The state the agent may see, 39
-numbers, holds the goal; for a camera it is drawn into the scene. An episode has 500
-steps of the simulator, and success does not end it: `log/success` tells people.
+Objects and goal are placed randomly in every episode. The goal is part of the state
+vector (39 numbers) and is drawn in the images. An episode has 500 simulator steps;
+success does not end it, but is logged as `log/success`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.opengl import prepare
 from reverie.envs.seeding import SEED_RANGE
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -30,10 +31,10 @@ shelf-place soccer stick-pull stick-push sweep sweep-into window-close window-op
 """
 TASKS: tuple[str, ...] = tuple(f"{name}-v3" for name in _NAMES.split())
 
-UPSIDE_DOWN = ("corner", "corner2", "corner3")
-"""Cameras that hang head down; their images are turned."""
+ROTATED_CAMERAS = ("corner", "corner2", "corner3")
+"""Cameras that are mounted upside down; their images are rotated by 180 degrees."""
 
-STATE = 39
+STATE_SIZE = 39
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class MetaWorldConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 1
-    """Simulator steps each action is held; their rewards are summed."""
+    """Simulator steps per action; rewards are summed."""
     image: bool = True
-    """Show the agent what a camera sees."""
+    """Observe a camera image as `image`."""
     proprio: bool = True
-    """Show the agent the hand, the objects and the goal."""
+    """Observe the hand, the objects and the goal as `vector`."""
     camera: str = "corner2"
-    """corner, corner2, corner3, topview, behindGripper or gripperPOV."""
+    """Camera: corner, corner2, corner3, topview, behindGripper or gripperPOV."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or not (self.image or self.proprio):
@@ -58,11 +59,13 @@ class MetaWorldConfig:
 
 
 class MetaWorld:
-    """One task; its rewards lie in [0, 10] for each step of the simulator."""
+    """One task; rewards are in [0, 10] per simulator step."""
 
     def __init__(self, name: str, config: MetaWorldConfig | None = None, seed: int = 0):
         self.config = config = config or MetaWorldConfig()
-        prepare(config.image, instead="--env.metaworld.image False")
+        opengl.select_backend(
+            config.image, no_images_flag="--env.metaworld.image False"
+        )
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
         options: dict[str, Any] = {}
@@ -71,8 +74,8 @@ class MetaWorld:
             options = {"render_mode": "rgb_array", "camera_name": config.camera}
             options |= {"width": width, "height": height}
         self._sim: Any = ALL_V3_ENVIRONMENTS[name](**options)
-        # What the package does for its own variants with a visible goal, except that
-        # the goal does not stay the same, and is drawn from the seed.
+        # As the package configures its variants with an observable goal, but with a
+        # random goal in every episode that depends on the seed.
         self._sim._partially_observable = False
         self._sim._freeze_rand_vec = False
         self._sim._set_task_called = True
@@ -82,12 +85,12 @@ class MetaWorld:
 
     @property
     def obs_space(self) -> Spaces:
-        seen = {}
+        spaces = {}
         if self.config.proprio:
-            seen["vector"] = Space(np.dtype(np.float32), STATE)
+            spaces["vector"] = Space(np.dtype(np.float32), STATE_SIZE)
         if self.config.image:
-            seen["image"] = Space(np.dtype(np.uint8), (*self.config.size, 3))
-        return {**seen, "log/success": Space(np.dtype(np.float32)), **flag_spaces()}
+            spaces["image"] = Space(np.dtype(np.uint8), (*self.config.size, 3))
+        return {**spaces, "log/success": Space(np.dtype(np.float32)), **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
@@ -97,7 +100,7 @@ class MetaWorld:
         if seed is not None:
             self._sim.seed(seed % SEED_RANGE)
         state, _ = self._sim.reset()
-        return {**self._seen(state, 0.0), **flags(0.0, first=True)}
+        return {**self._obs(state, 0.0), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         move = np.asarray(action["action"], np.float32)
@@ -109,19 +112,35 @@ class MetaWorld:
             last = bool(terminated or truncated)
             if last:
                 break
-        ending = flags(total, last=last, terminal=bool(terminated))
-        return {**self._seen(state, success), **ending}
+        return {
+            **self._obs(state, success),
+            **flags(total, last=last, terminal=bool(terminated)),
+        }
 
     def close(self) -> None:
         self._sim.close()
 
-    def _seen(self, state: np.ndarray, success: float) -> Obs:
-        seen: Obs = {"log/success": np.float32(success)}
+    def _obs(self, state: np.ndarray, success: float) -> Obs:
+        obs: Obs = {"log/success": np.float32(success)}
         if self.config.proprio:
-            seen["vector"] = np.array(state, np.float32)
+            obs["vector"] = np.array(state, np.float32)
         if self.config.image:
             image = np.asarray(self._sim.render())
-            if self.config.camera in UPSIDE_DOWN:
+            if self.config.camera in ROTATED_CAMERAS:
                 image = image[::-1, ::-1]
-            seen["image"] = np.ascontiguousarray(image)
-        return seen
+            obs["image"] = np.ascontiguousarray(image)
+        return obs
+
+
+SUITE = Suite(
+    name="metaworld",
+    description="Meta-World: 50 manipulation tasks",
+    license="MIT",
+    make=MetaWorld,
+    config=MetaWorldConfig,
+    tasks=TASKS,
+    name_format="metaworld_TASK, such as metaworld_reach-v3",
+    package="metaworld",
+    distributions=("metaworld", "mujoco"),
+    max_python=(3, 13),
+)

@@ -1,14 +1,13 @@
 """Minecraft on MineRL 0.4: find a diamond, collect wood, or climb.
 
-The simulator needs Java 8 and is not quick to install (`tools/install_minecraft.sh`).
-An action is one of a flat list: the camera turns by fifteen degrees and never looks
-further up or down than `pitch_limit`; a jump is held for `sticky_jump` steps, walking
-forward; `attack` is held for `sticky_attack` steps, unless blocks break faster than in
-the original, which needs no holding.
+The simulator needs Java 8; `tools/install_minecraft.sh` installs it. Actions are a flat
+list. The camera turns by 15 degrees, and its pitch is limited to `pitch_limit`. A jump
+is repeated for `sticky_jump` steps while moving forward. An attack is repeated for
+`sticky_attack` steps, but only if blocks break at the original speed.
 
-`diamond` pays 1 for the first of each of twelve items, once an episode, `wood` 1 for
-every log, `climb` 1 for every block of height; all of them a hundredth of the change in
-health. Death is terminal, the step limit is not.
+Rewards: `diamond` gives 1 for the first of each of twelve items per episode, `wood` 1
+per log, `climb` 1 per block of height; all tasks add 0.01 times the change in health.
+Death is terminal, the time limit is not.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 TASKS = ("diamond", "wood", "climb")
 TURN = 15
-"""Degrees the camera turns in one action."""
+"""Camera rotation of one action in degrees."""
 HEALTH_SCALE = 0.01
-LIFE, FOOD, AIR = 20, 20, 300
-"""What the simulator calls full health, no hunger and all the breath."""
+MAX_LIFE, MAX_FOOD, MAX_AIR = 20, 20, 300
 
 Command = dict[str, Any]
-"""An action of the simulator, complete or as the difference to `IDLE`."""
+"""Action of the simulator: all keys, or those that differ from `NOOP`."""
 
-IDLE: Command = {
+NOOP: Command = {
     "camera": (0.0, 0.0),  # degrees down and right
     **dict.fromkeys(("forward", "back", "left", "right", "jump", "sneak"), 0),
     "attack": 0,
     **dict.fromkeys(("place", "equip", "craft", "nearbyCraft", "nearbySmelt"), "none"),
 }
-HELD = ("attack", "forward", "back", "left", "right")
-"""What goes on while an action is repeated; the rest happens once."""
+REPEATED = ("attack", "forward", "back", "left", "right")
+"""Keys that are repeated for `repeat` steps; all others are sent in the first step."""
 
 BASIC: dict[str, Command] = {
     "noop": {},
@@ -85,7 +84,7 @@ MILESTONES = (
     "iron_pickaxe",
     "diamond",
 )
-LOGGED = ("log", "cobblestone", "iron_ingot", "diamond")
+LOGGED_ITEMS = ("log", "cobblestone", "iron_ingot", "diamond")
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,17 @@ class MinecraftConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 1
-    """Simulator steps per action; crafting, placing and turning happen in the first."""
+    """Simulator steps per action; crafting, placing and turning use the first only."""
     break_speed: float = 100.0
-    """How many times faster than in the original blocks break."""
+    """Factor by which blocks break faster than in the original game."""
     length: int = 36_000
-    """Steps after which an episode is cut (which is not terminal)."""
+    """Time limit of an episode in steps (truncation)."""
     sticky_attack: int = 30
-    """Steps an attack goes on; none where `break_speed` is not 1."""
+    """Steps for which an attack is repeated; used only if `break_speed` is 1."""
     sticky_jump: int = 10
-    """Steps a jump goes on."""
+    """Steps for which a jump is repeated."""
     pitch_limit: int = 60
-    """How far up and down the camera may look, in degrees."""
+    """Maximum pitch of the camera in degrees, up and down."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or self.length < 1 or self.break_speed <= 0:
@@ -115,7 +114,7 @@ class MinecraftConfig:
 
 
 class Minecraft:
-    """One task; `action` indexes its action list."""
+    """One task; `action` is an index into its list of actions."""
 
     def __init__(
         self,
@@ -126,18 +125,18 @@ class Minecraft:
         self.task = task
         self.config = config = config or MinecraftConfig()
         self.actions = {**BASIC, **(TOOLS if task == "diamond" else {})}
-        self._commands = [{**IDLE, **change} for change in self.actions.values()]
+        self._commands = [{**NOOP, **change} for change in self.actions.values()]
         self._game: Any = make_simulator(config)
-        seen = self._game.observation_space
-        # Two items are both called wood; they are counted as one.
-        self._items = sorted({*seen["inventory"].spaces} - {"log2"})
-        self._equippable = [*seen["equipped_items"]["mainhand"]["type"].values]
-        self._hands = Hands(config)
+        spaces = self._game.observation_space
+        # `log` and `log2` are both wood and are counted as one item
+        self._items = sorted({*spaces["inventory"].spaces} - {"log2"})
+        self._equippable = [*spaces["equipped_items"]["mainhand"]["type"].values]
+        self._controls = Controls(config)
         self._rng = np.random.default_rng(seed)
         self._count = 0
-        self._most = np.zeros(len(self._items), np.float32)
-        self._had: set[str] = set()
-        self._before: dict[str, float] = {}
+        self._max_inventory = np.zeros(len(self._items), np.float32)
+        self._collected: set[str] = set()
+        self._previous: dict[str, float] = {}
 
     @property
     def obs_space(self) -> Spaces:
@@ -152,7 +151,7 @@ class Minecraft:
             "hunger": number,
             "breath": number,
             **flag_spaces(),
-            **{f"log/inventory_{name}": number for name in LOGGED},
+            **{f"log/inventory_{name}": number for name in LOGGED_ITEMS},
             "log/height": number,
         }
 
@@ -163,99 +162,100 @@ class Minecraft:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        # The simulator forgets its seed after every reset.
+        # the simulator has to be seeded before every reset
         self._game.seed(int(self._rng.integers(SEED_RANGE)))
-        seen = self._game.reset()
+        values = self._game.reset()
         self._count = 0
-        self._most[:] = 0
-        self._had = set()
-        self._before = {}
-        self._hands = Hands(self.config)
-        return {**self._look(seen), **flags(self._earn(seen), first=True)}
+        self._max_inventory[:] = 0
+        self._collected = set()
+        self._previous = {}
+        self._controls = Controls(self.config)
+        return {**self._obs(values), **flags(self._reward(values), first=True)}
 
     def step(self, action: Action) -> Obs:
-        command = self._hands.act(self._commands[int(action["action"])])
-        over = False
-        for turn in range(self.config.repeat):
-            if turn == 1:
-                command = {**IDLE, **{key: command[key] for key in HELD}}
-            seen, _, over, info = self._game.step(command)
-            if "error" in info:  # it shows noise from here on
+        command = self._controls.apply(self._commands[int(action["action"])])
+        done = False
+        for repetition in range(self.config.repeat):
+            if repetition == 1:
+                command = {**NOOP, **{key: command[key] for key in REPEATED}}
+            values, _, done, info = self._game.step(command)
+            if "error" in info:  # the simulator returns noise after an error
                 raise RuntimeError(f"Minecraft lost its connection: {info['error']}")
-            if over:
+            if done:
                 break
         self._count += 1
-        last = over or self._count >= self.config.length
-        reward = self._earn(seen)
-        return {**self._look(seen), **flags(reward, last=last, terminal=bool(over))}
+        last = done or self._count >= self.config.length
+        reward = self._reward(values)
+        return {**self._obs(values), **flags(reward, last=last, terminal=bool(done))}
 
     def close(self) -> None:
         self._game.close()
 
-    def _look(self, seen: Any) -> Obs:
-        held = _inventory(seen)
-        inventory = np.array([held.get(name, 0) for name in self._items], np.float32)
-        self._most = np.maximum(self._most, inventory)
-        in_hand = str(seen["equipped_items"]["mainhand"]["type"])
+    def _obs(self, values: Any) -> Obs:
+        items = _inventory(values)
+        inventory = np.array([items.get(name, 0) for name in self._items], np.float32)
+        self._max_inventory = np.maximum(self._max_inventory, inventory)
+        in_hand = str(values["equipped_items"]["mainhand"]["type"])
         equipped = np.zeros(len(self._equippable), np.float32)
         equipped[self._equippable.index(in_hand)] = 1
-        body = seen["life_stats"]
+        stats = values["life_stats"]
         return {
-            "image": np.array(seen["pov"], np.uint8),
+            "image": np.array(values["pov"], np.uint8),
             "inventory": inventory,
-            "inventory_max": self._most.copy(),
+            "inventory_max": self._max_inventory.copy(),
             "equipped": equipped,
-            "health": np.float32(float(body["life"]) / LIFE),
-            "hunger": np.float32(float(body["food"]) / FOOD),
-            "breath": np.float32(float(body["air"]) / AIR),
-            **{f"log/inventory_{n}": np.float32(held.get(n, 0)) for n in LOGGED},
-            "log/height": np.float32(seen["location_stats"]["ypos"]),
+            "health": np.float32(float(stats["life"]) / MAX_LIFE),
+            "hunger": np.float32(float(stats["food"]) / MAX_FOOD),
+            "breath": np.float32(float(stats["air"]) / MAX_AIR),
+            **{f"log/inventory_{n}": np.float32(items.get(n, 0)) for n in LOGGED_ITEMS},
+            "log/height": np.float32(values["location_stats"]["ypos"]),
         }
 
-    def _earn(self, seen: Any) -> float:
-        """The reward for arriving here; the first row of an episode earns nothing."""
-        held = _inventory(seen)
-        now = {
-            "health": float(seen["life_stats"]["life"]) / LIFE,
-            "height": float(seen["location_stats"]["ypos"]),
-            "log": float(held.get("log", 0)),
+    def _reward(self, values: Any) -> float:
+        """Return the reward of a step; 0 at the start of an episode."""
+        items = _inventory(values)
+        current = {
+            "health": float(values["life_stats"]["life"]) / MAX_LIFE,
+            "height": float(values["location_stats"]["ypos"]),
+            "log": float(items.get("log", 0)),
         }
-        before, self._before = self._before or now, now
-        new = {name for name in MILESTONES if held.get(name, 0)} - self._had
-        self._had |= new
-        reward = HEALTH_SCALE * (now["health"] - before["health"])
-        if before is now:
+        previous, self._previous = self._previous or current, current
+        new_items = {name for name in MILESTONES if items.get(name, 0)}
+        new_items -= self._collected
+        self._collected |= new_items
+        reward = HEALTH_SCALE * (current["health"] - previous["health"])
+        if previous is current:
             return 0.0
         if self.task == "diamond":
-            reward += len(new)
+            reward += len(new_items)
         elif self.task == "wood":
-            reward += max(0.0, now["log"] - before["log"])
+            reward += max(0.0, current["log"] - previous["log"])
         else:
-            reward += now["height"] - before["height"]
+            reward += current["height"] - previous["height"]
         return reward
 
 
-class Hands:
-    """Holds what wants holding, and keeps the head from turning over."""
+class Controls:
+    """Repeats attacks and jumps, and limits the pitch of the camera."""
 
     def __init__(self, config: MinecraftConfig):
         self.config = config
-        self._attack = 0
-        self._jump = 0
+        self._attack_steps = 0
+        self._jump_steps = 0
         self._pitch = 0.0
 
-    def act(self, command: Command) -> Command:
+    def apply(self, command: Command) -> Command:
         config, command = self.config, dict(command)
         if config.break_speed == 1.0:
             if command["attack"]:
-                self._attack = config.sticky_attack
-            if self._attack:
-                self._attack -= 1
+                self._attack_steps = config.sticky_attack
+            if self._attack_steps:
+                self._attack_steps -= 1
                 command |= {"attack": 1, "jump": 0}
         if command["jump"]:
-            self._jump = config.sticky_jump
-        if self._jump:
-            self._jump -= 1
+            self._jump_steps = config.sticky_jump
+        if self._jump_steps:
+            self._jump_steps -= 1
             command |= {"jump": 1, "forward": 1}
         down, right = command["camera"]
         if abs(self._pitch + down) > config.pitch_limit:
@@ -264,17 +264,17 @@ class Hands:
         return {**command, "camera": (float(down), float(right))}
 
 
-def _inventory(seen: Any) -> dict[str, int]:
-    """How many of each item the player has."""
-    held = {name: int(count) for name, count in seen["inventory"].items()}
-    held["log"] = held.get("log", 0) + held.pop("log2", 0)
-    return held
+def _inventory(values: Any) -> dict[str, int]:
+    """Return how many of each item the player has."""
+    items = {name: int(count) for name, count in values["inventory"].items()}
+    items["log"] = items.get("log", 0) + items.pop("log2", 0)
+    return items
 
 
 def make_simulator(config: MinecraftConfig) -> Any:
-    """A MineRL environment with our observations and actions and no reward."""
+    """Build a MineRL environment with these observations and actions, and no reward."""
     for name, kind in (("float", float), ("int", int), ("bool", bool)):
-        if name not in vars(np):  # MineRL uses names that numpy has dropped
+        if name not in vars(np):  # MineRL uses names that NumPy has removed
             setattr(np, name, kind)
     from minerl.herobraine.env_spec import EnvSpec
     from minerl.herobraine.hero import handlers, mc
@@ -344,3 +344,17 @@ def make_simulator(config: MinecraftConfig) -> Any:
             return True
 
     return World().make()
+
+
+SUITE = Suite(
+    name="minecraft",
+    description="Minecraft: obtain a diamond, collect wood, or climb",
+    license="MIT",
+    make=Minecraft,
+    config=MinecraftConfig,
+    tasks=TASKS,
+    package="minerl",
+    install_script="tools/install_minecraft.sh",
+    install_note="It needs Java 8 and old build tools, which this script installs.",
+    max_python=(3, 11),
+)

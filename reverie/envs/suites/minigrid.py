@@ -1,9 +1,9 @@
-"""MiniGrid: small grid worlds seen through a window of seven by seven cells.
+"""MiniGrid: small grid worlds, partially observed as a view of 7x7 cells.
 
-`pixels` draws the window with tiles as large as fit into the image, centred on black;
-`symbols` tells object, colour and state of every cell and the direction instead. Where
-the mission differs between episodes it arrives as vectors (`language.py`). The step
-limit of a task is not terminal.
+The observation is an image of the view, centered on black, or (`view=symbols`) the
+object, color and state of every cell and the direction of the agent. If the mission
+differs between episodes, it is observed as a text embedding. The time limit truncates
+episodes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
-from reverie.envs import text_embedding
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import nearest
+from reverie.envs.suite import Suite, suggest
+from reverie.envs.text_embedding import embed_text, embedding_space
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -37,33 +37,33 @@ RedBlueDoors-6x6 RedBlueDoors-8x8 SimpleCrossingS11N5 SimpleCrossingS9N1
 SimpleCrossingS9N2 SimpleCrossingS9N3 Unlock UnlockPickup
 """
 TASKS: tuple[str, ...] = tuple(_NAMES.split())
-"""The tasks of MiniGrid; those of BabyAI work as well (`minigrid_BabyAI-GoToObj`)."""
+"""Tasks of MiniGrid; BabyAI tasks work as well (`minigrid_BabyAI-GoToObj`)."""
 
 SYMBOLS = {"object": 11, "color": 6, "state": 3}
-"""What a cell is made of, and how many kinds there are of each."""
+"""Attributes of a cell and their number of classes."""
 
 
 @dataclass(frozen=True)
 class MiniGridConfig:
     view: Literal["pixels", "symbols"] = "pixels"
-    """Show the window as an image, or its cells as numbers."""
+    """Observe the view as an image, or its cells as integers."""
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
 
 
 class MiniGrid:
-    """One task; `action` turns, walks, picks up, drops, toggles, or says it is done."""
+    """One task; the actions are left, right, forward, pickup, drop, toggle and done."""
 
     def __init__(self, name: str, config: MiniGridConfig | None = None):
         self.config = config or MiniGridConfig()
         import gymnasium
 
-        made: Any = gymnasium.make(_full_id(name), disable_env_checker=True)
-        self._grid, self._core = made, made.unwrapped
-        self._window = int(self._core.agent_view_size)
-        mission = made.observation_space["mission"]
-        always_same = getattr(mission, "ordered_placeholders", None) is None
-        self._reads = "BabyAI" in type(mission).__name__ or not always_same
+        env: Any = gymnasium.make(_full_id(name), disable_env_checker=True)
+        self._env, self._grid = env, env.unwrapped
+        self._view_size = int(self._grid.agent_view_size)
+        mission = env.observation_space["mission"]
+        is_constant = getattr(mission, "ordered_placeholders", None) is None
+        self._has_mission = "BabyAI" in type(mission).__name__ or not is_constant
 
     @property
     def obs_space(self) -> Spaces:
@@ -71,76 +71,90 @@ class MiniGrid:
             shape = (*self.config.size, 3)
             spaces = {"image": Space(np.dtype(np.uint8), shape)}
         else:
-            i32, cells = np.dtype(np.int32), (self._window, self._window)
+            i32, cells = np.dtype(np.int32), (self._view_size, self._view_size)
             spaces = {k: Space(i32, cells, 0, count) for k, count in SYMBOLS.items()}
             spaces["direction"] = Space(i32, (), 0, 4)
-        if self._reads:
-            length = text_embedding.WORDS * text_embedding.WIDTH
-            spaces["mission"] = Space(np.dtype(np.float32), (length,))
+        if self._has_mission:
+            spaces["mission"] = embedding_space()
         return {**spaces, **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
-        count = int(self._grid.action_space.n)
+        count = int(self._env.action_space.n)
         return {"action": Space(np.dtype(np.int32), (), 0, count)}
 
     def reset(self, seed: int | None = None) -> Obs:
-        seen, _ = self._grid.reset(seed=None if seed is None else seed % SEED_RANGE)
-        return {**self._look(seen), **flags(0.0, first=True)}
+        obs, _ = self._env.reset(seed=None if seed is None else seed % SEED_RANGE)
+        return {**self._convert(obs), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
-        seen, reward, terminated, truncated, _ = self._grid.step(int(action["action"]))
+        obs, reward, terminated, truncated, _ = self._env.step(int(action["action"]))
         last = bool(terminated or truncated)
         return {
-            **self._look(seen),
+            **self._convert(obs),
             **flags(reward, last=last, terminal=bool(terminated)),
         }
 
     def close(self) -> None:
-        self._grid.close()
+        self._env.close()
 
-    def _look(self, seen: dict[str, Any]) -> Obs:
+    def _convert(self, values: dict[str, Any]) -> Obs:
         obs: Obs = {}
         if self.config.view == "pixels":
-            obs["image"] = self._draw()
+            obs["image"] = self._render()
         else:
             for channel, key in enumerate(SYMBOLS):
-                obs[key] = seen["image"][..., channel].astype(np.int32)
-            obs["direction"] = np.int32(seen["direction"])
-        if self._reads:
-            obs["mission"] = text_embedding.embed(seen["mission"])
+                obs[key] = values["image"][..., channel].astype(np.int32)
+            obs["direction"] = np.int32(values["direction"])
+        if self._has_mission:
+            obs["mission"] = embed_text(values["mission"])
         return obs
 
-    def _draw(self) -> np.ndarray:
+    def _render(self) -> np.ndarray:
         height, width = self.config.size
-        tile = min(height, width) // self._window
-        drawn = self._core.get_frame(False, tile, agent_pov=True)
+        tile = min(height, width) // self._view_size
+        view = self._grid.get_frame(False, tile, agent_pov=True)
         image = np.zeros((height, width, 3), np.uint8)
-        top, left = (height - drawn.shape[0]) // 2, (width - drawn.shape[1]) // 2
-        image[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
+        top, left = (height - view.shape[0]) // 2, (width - view.shape[1]) // 2
+        image[top : top + view.shape[0], left : left + view.shape[1]] = view
         return image
 
 
 def is_task(name: str) -> bool:
-    """Whether a task beyond the list may exist; `BabyAI` ones are looked up later."""
+    """True if an unlisted task may exist; names of BabyAI tasks are checked later."""
     return name.startswith("BabyAI-") or bool(_versions(name))
 
 
 def _full_id(name: str) -> str:
-    """The newest id of a task, such as `MiniGrid-Empty-5x5-v0` for `Empty-5x5`."""
-    if found := _versions(name):
-        return found[-1]
+    """Return the newest id of a task: `MiniGrid-Empty-5x5-v0` for `Empty-5x5`."""
+    if versions := _versions(name):
+        return versions[-1]
     raise UserError(
-        f"MiniGrid has no task {name!r}.{nearest(name, TASKS)}\n"
-        "  Fix: pick one that `reverie envs minigrid` lists."
+        f"MiniGrid has no task {name!r}.{suggest(name, TASKS)}\n"
+        "  Fix: choose one of the tasks that `reverie envs minigrid` lists."
     )
 
 
 def _versions(name: str) -> list[str]:
     import gymnasium
-    import minigrid  # noqa: F401  its import registers the tasks
+    import minigrid  # noqa: F401  registers the tasks
 
     ids = (f"MiniGrid-{name}", name)
-    found = [key for key in gymnasium.registry if key.rpartition("-v")[0] in ids]
+    versions = [key for key in gymnasium.registry if key.rpartition("-v")[0] in ids]
     exact = [key for key in gymnasium.registry if key in ids and "-v" in key]
-    return exact or sorted(found)
+    return exact or sorted(versions)
+
+
+SUITE = Suite(
+    name="minigrid",
+    description="MiniGrid: small grid worlds",
+    license="Apache-2.0",
+    make=MiniGrid,
+    config=MiniGridConfig,
+    tasks=TASKS,
+    accepts=is_task,
+    name_format="minigrid_TASK, such as minigrid_Empty-5x5",
+    package="minigrid",
+    install_group="small",
+    distributions=("minigrid",),
+)

@@ -1,8 +1,7 @@
-"""Gymnasium's MuJoCo tasks: locomotion from joint states, with a camera if wanted.
+"""Gymnasium's MuJoCo tasks: locomotion from joint states, optionally with images.
 
-A task is the id Gymnasium has for it, such as `HalfCheetah-v5`. Everything is left as
-Gymnasium sets it up: episodes of 1000 steps, a fall is terminal, rewards are not
-bounded.
+A task is a Gymnasium id such as `HalfCheetah-v5`, with Gymnasium's defaults: episodes
+of 1000 steps, a fall is terminal, rewards are unbounded.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
+from reverie.envs import opengl
 from reverie.envs.adapters.gymnasium import GymnasiumEnv
-from reverie.envs.opengl import prepare
+from reverie.envs.suite import Suite
+from reverie.envs.wrappers import ActionRepeat
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -29,11 +30,11 @@ class MuJoCoConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     repeat: int = 1
-    """Steps of the task each action is held; their rewards are summed."""
+    """Environment steps per action; rewards are summed."""
     image: bool = False
-    """Show the agent what the camera of the task sees."""
+    """Observe the task's camera image as `image`."""
     proprio: bool = True
-    """Show the agent the state of the joints."""
+    """Observe the joint states as `vector`."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or not (self.image or self.proprio):
@@ -44,19 +45,20 @@ class MuJoCoConfig:
 
 
 class MuJoCo:
-    """One task, as Gymnasium makes it."""
+    """One task of Gymnasium."""
 
     def __init__(self, name: str, config: MuJoCoConfig | None = None):
         self.config = config = config or MuJoCoConfig()
-        prepare(config.image, instead="--env.mujoco.image False")
+        opengl.select_backend(config.image, no_images_flag="--env.mujoco.image False")
         import gymnasium
 
         options: dict[str, Any] = {}
         if config.image:
             height, width = config.size
             options = {"render_mode": "rgb_array", "width": width, "height": height}
-        self._gym = gymnasium.make(name, **options)
-        self._env = GymnasiumEnv(self._gym)
+        env: Any = GymnasiumEnv(gymnasium.make(name, **options))
+        self._render = env.gym.render
+        self._env = ActionRepeat(env, config.repeat)
 
     @property
     def obs_space(self) -> Spaces:
@@ -72,23 +74,31 @@ class MuJoCo:
         return self._env.act_space
 
     def reset(self, seed: int | None = None) -> Obs:
-        return self._show(self._env.reset(seed))
+        return self._convert(self._env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        reward = 0.0
-        for _ in range(self.config.repeat):
-            obs = self._env.step(action)
-            reward += float(obs["reward"])
-            if obs["is_last"]:
-                break
-        return self._show({**obs, "reward": np.float32(reward)})
+        return self._convert(self._env.step(action))
 
     def close(self) -> None:
         self._env.close()
 
-    def _show(self, obs: Obs) -> Obs:
+    def _convert(self, obs: Obs) -> Obs:
         if not self.config.proprio:
             del obs["vector"]
         if self.config.image:
-            obs["image"] = np.array(self._gym.render())
+            obs["image"] = np.array(self._render())
         return obs
+
+
+SUITE = Suite(
+    name="mujoco",
+    description="Gymnasium's MuJoCo locomotion tasks",
+    license="MIT",
+    make=MuJoCo,
+    config=MuJoCoConfig,
+    tasks=TASKS,
+    name_format="mujoco_ID, such as mujoco_HalfCheetah-v5",
+    package="mujoco",
+    install_group="dmc",
+    distributions=("gymnasium", "mujoco"),
+)

@@ -1,10 +1,10 @@
-"""PinPad: press the pads of a room in the right order, and find out which that is.
+"""PinPad: press colored pads in the correct order, which has to be discovered.
 
-A player walks in a room of 16 by 14 cells with three to six coloured pads. Stepping on
-a pad adds it to a history of the last pads pressed, shown as a bar beneath the room.
-When the history is the full sequence the reward is 10; after a countdown of 10 steps
-the history is cleared and the player is put on a free cell. The time limit of 10 000
-steps is not terminal. Nothing but the rare reward tells the order.
+The player moves in a grid of 16 by 14 cells with three to six pads. Stepping on a pad
+adds it to the history of recently pressed pads, drawn as a bar below the grid. When the
+history equals the full sequence, the reward is 10; after a countdown of 10 steps the
+history is cleared and the player is moved to a random free cell. The sparse reward is
+the only hint to the order. Episodes are truncated after 10,000 steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
 WIDTH, HEIGHT, CELL = 16, 14, 4
 COUNTDOWN = 10
 REWARD = 10.0
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
-NAMES = ("three", "four", "five", "six")
 
 COLORS = np.array(
     [
@@ -36,8 +37,8 @@ COLORS = np.array(
 )
 FLOOR, WALL, PLAYER = (236, 232, 224), (110, 104, 96), (20, 20, 20)
 
-# Row, column, height and width of each pad, in the order that earns the reward.
-# Neighbours in the order lie apart, so that a straight walk never solves a room.
+# Row, column, height and width of each pad, in the rewarded order. Consecutive pads are
+# not adjacent, so that no straight path solves the task.
 LAYOUTS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "three": ((1, 1, 4, 4), (9, 6, 4, 4), (1, 11, 4, 4)),
     "four": ((1, 1, 4, 4), (9, 11, 4, 4), (1, 11, 4, 4), (9, 1, 4, 4)),
@@ -62,23 +63,23 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
 @dataclass(frozen=True)
 class PinPadConfig:
     length: int = 10000
-    """Steps in an episode."""
+    """Time limit of an episode in steps."""
 
 
 class PinPad:
-    """The room; `action` is 0 stay, 1 up, 2 down, 3 left, 4 right."""
+    """The task; `action` is 0 (stay), 1 (up), 2 (down), 3 (left) or 4 (right)."""
 
     def __init__(
         self, name: str = "three", config: PinPadConfig | None = None, seed: int = 0
     ):
         self.config = config or PinPadConfig()
-        self.pads = np.zeros((HEIGHT, WIDTH), np.int8)  # 0 floor, -1 wall, 1.. pads
+        self.pads = np.zeros((HEIGHT, WIDTH), np.int8)  # 0: floor, -1: wall, 1...: pads
         self.pads[[0, -1], :] = -1
         self.pads[:, [0, -1]] = -1
         for number, (row, col, height, width) in enumerate(LAYOUTS[name], 1):
             self.pads[row : row + height, col : col + width] = number
         self.count = len(LAYOUTS[name])
-        self._room = self._draw_room()
+        self._background = self._draw_background()
         self._free = np.argwhere(self.pads == 0)
         self._rng = np.random.default_rng(seed)
         self._player = (0, 0)
@@ -87,13 +88,8 @@ class PinPad:
 
     @property
     def obs_space(self) -> Spaces:
-        return {
-            "image": Space(np.dtype(np.uint8), (64, 64, 3)),
-            "reward": Space(np.dtype(np.float32), (), 0, REWARD),
-            "is_first": Space(np.dtype(bool)),
-            "is_last": Space(np.dtype(bool)),
-            "is_terminal": Space(np.dtype(bool)),
-        }
+        image = Space(np.dtype(np.uint8), (64, 64, 3))
+        return {"image": image, **flag_spaces(0, REWARD)}
 
     @property
     def act_space(self) -> Spaces:
@@ -113,9 +109,9 @@ class PinPad:
             if not self._countdown:
                 self._respawn()
         down, right = MOVES[int(action["action"])]
-        place = (self._player[0] + down, self._player[1] + right)
-        if self.pads[place] >= 0:
-            self._player = place
+        cell = (self._player[0] + down, self._player[1] + right)
+        if self.pads[cell] >= 0:
+            self._player = cell
         reward = self._press(int(self.pads[self._player]))
         return self._obs(reward)
 
@@ -154,26 +150,21 @@ class PinPad:
         self._countdown = 0
 
     def _obs(self, reward: float) -> Obs:
-        return {
-            "image": self._draw(),
-            "reward": np.float32(reward),
-            "is_first": np.bool_(self._time == 0),
-            "is_last": np.bool_(self._time >= self.config.length),
-            "is_terminal": np.bool_(False),
-        }
+        last = self._time >= self.config.length
+        return {"image": self._render(), **flags(reward, self._time == 0, last)}
 
-    def _draw_room(self) -> np.ndarray:
-        room = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        room[self.pads == 0] = FLOOR
-        room[self.pads < 0] = WALL
-        pads = self.pads > 0
-        room[pads] = COLORS[self.pads[pads] - 1]
-        return room
+    def _draw_background(self) -> np.ndarray:
+        cells = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        cells[self.pads == 0] = FLOOR
+        cells[self.pads < 0] = WALL
+        is_pad = self.pads > 0
+        cells[is_pad] = COLORS[self.pads[is_pad] - 1]
+        return cells
 
-    def _draw(self) -> np.ndarray:
+    def _render(self) -> np.ndarray:
         cells = np.zeros((16, WIDTH, 3), np.uint8)  # two rows of cells for the bar
-        cells[:HEIGHT] = self._room
-        if self._countdown:  # the room lights up while the reward is celebrated
+        cells[:HEIGHT] = self._background
+        if self._countdown:  # the floor is white during the countdown
             cells[:HEIGHT][self.pads == 0] = 255
         cells[self._player] = PLAYER
         image = cells.repeat(CELL, 0).repeat(CELL, 1)
@@ -182,3 +173,13 @@ class PinPad:
             left = slot * width
             image[HEIGHT * CELL + 1 : 63, left + 1 : left + width - 1] = COLORS[pad - 1]
         return image
+
+
+SUITE = Suite(
+    name="pinpad",
+    description="press three to six pads in an order that has to be discovered",
+    license="MIT",
+    make=PinPad,
+    config=PinPadConfig,
+    tasks=tuple(LAYOUTS),
+)

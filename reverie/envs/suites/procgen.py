@@ -1,9 +1,9 @@
-"""ProcGen: sixteen games whose levels are drawn anew in every episode.
+"""ProcGen: sixteen games with procedurally generated levels.
 
-The simulator begins the next episode in the same step that ends one, and never shows
-the frame in between; here the last row repeats the image before it, and `reset` returns
-the first frame of the new episode. Images larger than 64 pixels are reduced from the
-512 pixels the simulator draws for people.
+The simulator starts the next episode in the step that ends one and never returns the
+final frame. Here the last observation repeats the previous image, and `reset` returns
+the first frame of the new episode. Image sizes other than 64x64 are downscaled from the
+simulator's 512x512 human rendering.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from reverie.api import Action, Obs, StateDict
 from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.suite import Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space, Spaces
 
@@ -24,10 +25,10 @@ leaper maze miner ninja plunder starpilot
 """
 GAMES: tuple[str, ...] = tuple(_NAMES.split())
 ACTIONS = 15
-SMALL = (64, 64)
-"""What the simulator draws for agents; other sizes come from its large picture."""
-BEGIN_ANEW = -1
-"""The action that ends an episode at once."""
+NATIVE_SIZE = (64, 64)
+"""Image size of the simulator's observations."""
+RESTART = -1
+"""Action that ends the episode immediately."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ class ProcgenConfig:
     size: tuple[int, int] = (96, 96)
     """Height and width of the image in pixels."""
     levels: int = 0
-    """How many different levels there are; 0 for no end of them."""
+    """Number of different levels; 0 for unlimited."""
     first_level: int = 0
-    """The number of the first level."""
+    """Seed of the first level."""
     mode: Literal["easy", "hard", "extreme", "memory", "exploration"] = "hard"
-    """How difficult levels are."""
+    """Difficulty of the levels."""
 
 
 class Procgen:
-    """One game; `action` is one of its fifteen combinations of keys."""
+    """One game; `action` is one of 15 key combinations."""
 
     def __init__(self, name: str, config: ProcgenConfig | None = None, seed: int = 0):
         self.name = name
@@ -66,19 +67,19 @@ class Procgen:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._start(seed)
-        elif not self._game.observe()[2][0]:  # somebody else cut the episode
-            self._game.act(np.array([BEGIN_ANEW], np.int32))
-        self._look()
+        elif not self._game.observe()[2][0]:  # truncated by a wrapper
+            self._game.act(np.array([RESTART], np.int32))
+        self._update_image()
         return {"image": self._image, **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         self._game.act(np.array([int(action["action"])], np.int32))
-        reward, _, begins = self._game.observe()
-        ended = bool(begins[0])
+        reward, _, is_first = self._game.observe()
+        ended = bool(is_first[0])
         if ended:
             self._image = self._image.copy()
         else:
-            self._look()
+            self._update_image()
         return {"image": self._image, **flags(reward[0], last=ended, terminal=ended)}
 
     def close(self) -> None:
@@ -99,23 +100,37 @@ class Procgen:
 
         self.close()
         config = self.config
-        drawn = {} if config.size == SMALL else {"render_mode": "rgb_array"}
-        chosen = {}
-        if config.mode != "exploration":  # that one has its single level
-            chosen = {"num_levels": config.levels, "start_level": config.first_level}
+        options: dict[str, Any] = {}
+        if config.size != NATIVE_SIZE:
+            options["render_mode"] = "rgb_array"
+        if config.mode != "exploration":  # this mode has a single level
+            options["num_levels"] = config.levels
+            options["start_level"] = config.first_level
         self._game = ProcgenGym3Env(
             num=1,
             env_name=self.name,
             distribution_mode=config.mode,
             rand_seed=seed,
             num_threads=0,
-            **chosen,
-            **drawn,
+            **options,
         )
 
-    def _look(self) -> None:
-        if self.config.size == SMALL:
+    def _update_image(self) -> None:
+        if self.config.size == NATIVE_SIZE:
             self._image = self._game.observe()[1]["rgb"][0].copy()
         else:
-            drawn = self._game.get_info()[0]["rgb"]
-            self._image = resize(drawn, self.config.size, "bilinear").copy()
+            frame = self._game.get_info()[0]["rgb"]
+            self._image = resize(frame, self.config.size, "bilinear").copy()
+
+
+SUITE = Suite(
+    name="procgen",
+    description="ProcGen: 16 procedurally generated games",
+    license="MIT",
+    make=Procgen,
+    config=ProcgenConfig,
+    tasks=GAMES,
+    package="procgen",
+    distributions=("procgen-mirror", "numpy"),
+    max_python=(3, 12),
+)

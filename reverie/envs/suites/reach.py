@@ -1,11 +1,11 @@
-"""Reach: move a hand over a table until it covers a mark that only the image shows.
+"""Reach: move a hand over a table to a target that is visible only in the image.
 
-The smallest robot task. The hand has a position in [-1, 1]², known as `proprio`, and
-takes one step of at most `speed` in each direction. The mark is drawn, and stands in no
-vector, so whoever ignores the image can only guess. Arriving gives 1 and ends the
-episode; without, it is cut after `length` steps.
+The smallest robot task. The hand has a position in [-1, 1]², observed as `proprio`, and
+moves by at most `speed` per step in each direction. The target position is in no
+vector, so a policy that ignores the image can only guess. Reaching the target gives
+reward 1 and terminates the episode; otherwise it is truncated after `length` steps.
 
-`expert` says what a perfect player would do now, which is how demonstrations are made.
+`expert` returns the optimal action, for recording demonstrations.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.api import Action, Obs, StateDict
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.spaces import Space, Spaces
 
-TABLE = np.array([30, 34, 46], np.float32)
-MARK = np.array([250, 90, 70], np.float32)
-HAND = np.array([90, 200, 250], np.float32)
+TABLE_COLOR = np.array([30, 34, 46], np.float32)
+TARGET_COLOR = np.array([250, 90, 70], np.float32)
+HAND_COLOR = np.array([90, 200, 250], np.float32)
 
-MARK_SIZE, HAND_SIZE = 0.18, 0.1
-"""How large both are drawn, as radii on the table."""
+TARGET_RADIUS, HAND_RADIUS = 0.18, 0.1
+"""Radii of the drawn circles in table units."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class ReachConfig:
     size: tuple[int, int] = (32, 32)
     """Height and width of the image in pixels."""
     length: int = 30
-    """Steps after which an episode is cut."""
+    """Time limit of an episode in steps."""
     speed: float = 0.15
-    """How far an action of 1 moves the hand."""
+    """Distance that the hand moves for an action of 1."""
     radius: float = 0.18
-    """How near the hand must come to the mark."""
+    """Distance to the target that counts as reached."""
 
     def __post_init__(self) -> None:
         if min(self.size) < 8 or self.length < 1 or min(self.speed, self.radius) <= 0:
@@ -46,26 +48,23 @@ class ReachConfig:
 
 
 class Reach:
-    """The table; `action` is how far to move right and down, in units of `speed`."""
+    """The task; `action` is the motion to the right and down, in units of `speed`."""
 
     def __init__(self, config: ReachConfig | None = None, seed: int = 0):
         self.config = config = config or ReachConfig()
         self._rng = np.random.default_rng(seed)
-        self._hand, self._mark, self._steps = np.zeros(2), np.zeros(2), 0
+        self._hand, self._target, self._steps = np.zeros(2), np.zeros(2), 0
         height, width = config.size
         self._y = (np.arange(height) + 0.5) / height * 2.4 - 1.2
         self._x = (np.arange(width) + 0.5) / width * 2.4 - 1.2
-        self._soft = 2.4 / min(config.size)  # edges fade over a pixel
+        self._edge = 2.4 / min(config.size)  # edges are anti-aliased over one pixel
 
     @property
     def obs_space(self) -> Spaces:
         return {
             "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
             "proprio": Space(np.dtype(np.float32), (2,), -1, 1),
-            "reward": Space(np.dtype(np.float32), (), 0, 1),
-            "is_first": Space(np.dtype(bool)),
-            "is_last": Space(np.dtype(bool)),
-            "is_terminal": Space(np.dtype(bool)),
+            **flag_spaces(0, 1),
             "log/success": Space(np.dtype(np.float32), (), 0, 1),
         }
 
@@ -78,9 +77,9 @@ class Reach:
             self._rng = np.random.default_rng(seed)
         self._steps = 0
         self._hand = self._rng.uniform(-1, 1, 2)
-        self._mark = self._rng.uniform(-1, 1, 2)
-        while np.linalg.norm(self._mark - self._hand) < 0.6:
-            self._mark = self._rng.uniform(-1, 1, 2)
+        self._target = self._rng.uniform(-1, 1, 2)
+        while np.linalg.norm(self._target - self._hand) < 0.6:
+            self._target = self._rng.uniform(-1, 1, 2)
         return self._obs(first=True)
 
     def step(self, action: Action) -> Obs:
@@ -93,44 +92,52 @@ class Reach:
         pass
 
     def expert(self) -> Action:
-        """Straight to the mark, at full speed until the last step."""
-        way = (self._mark - self._hand) / self.config.speed
-        return {"action": (way / max(1.0, np.abs(way).max())).astype(np.float32)}
+        """Return the action that moves straight to the target at full speed."""
+        move = (self._target - self._hand) / self.config.speed
+        return {"action": (move / max(1.0, np.abs(move).max())).astype(np.float32)}
 
     def state_dict(self) -> StateDict:
         return {
             "rng": save_rng(self._rng),
             "hand": self._hand.copy(),
-            "mark": self._mark.copy(),
+            "target": self._target.copy(),
             "steps": self._steps,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self._rng = load_rng(state["rng"])
         self._hand = np.array(state["hand"], np.float64)
-        self._mark = np.array(state["mark"], np.float64)
+        self._target = np.array(state["target"], np.float64)
         self._steps = int(state["steps"])
 
     def _obs(self, first: bool = False) -> Obs:
-        distance = float(np.linalg.norm(self._mark - self._hand))
-        there = not first and distance < self.config.radius
+        distance = float(np.linalg.norm(self._target - self._hand))
+        reached = not first and distance < self.config.radius
+        last = reached or self._steps >= self.config.length
         return {
-            "image": self._draw(),
+            "image": self._render(),
             "proprio": self._hand.astype(np.float32),
-            "reward": np.float32(there),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(there or self._steps >= self.config.length),
-            "is_terminal": np.bool_(there),
-            "log/success": np.float32(there),
+            **flags(reached, first, last, terminal=reached),
+            "log/success": np.float32(reached),
         }
 
-    def _draw(self) -> np.ndarray:
-        image = np.broadcast_to(TABLE, (*self.config.size, 3)).copy()
-        for place, radius, colour in (
-            (self._mark, MARK_SIZE, MARK),
-            (self._hand, HAND_SIZE, HAND),
+    def _render(self) -> np.ndarray:
+        image = np.broadcast_to(TABLE_COLOR, (*self.config.size, 3)).copy()
+        for position, radius, color in (
+            (self._target, TARGET_RADIUS, TARGET_COLOR),
+            (self._hand, HAND_RADIUS, HAND_COLOR),
         ):
-            away = np.hypot(self._x - place[0], (self._y - place[1])[:, None])
-            cover = np.clip((radius - away) / self._soft + 0.5, 0, 1)[..., None]
-            image = image + cover * (colour - image)
+            distance = np.hypot(self._x - position[0], (self._y - position[1])[:, None])
+            alpha = np.clip((radius - distance) / self._edge + 0.5, 0, 1)[..., None]
+            image = image + alpha * (color - image)
         return image.round().astype(np.uint8)
+
+
+SUITE = Suite(
+    name="reach",
+    description="move a hand to a target in the image; has an expert policy",
+    license="MIT",
+    make=lambda _, config: Reach(config),
+    config=ReachConfig,
+    tasks=("",),
+)

@@ -1,1 +1,1 @@
-"""Vectorized environments, in this process or in worker processes."""
+"""Vectorized environments: several copies stepped together, as `reverie.api.VecEnv`."""

@@ -1,7 +1,7 @@
-"""The place of one environment in a pool, which outlives the environment.
+"""One slot of a vectorized environment: builds, restarts and resumes its environment.
 
-One that raises is closed and built anew, with another seed; so often that going on
-makes no sense, it ends the run with `EnvFailure`.
+An environment that raises an exception is closed and rebuilt with another seed. After
+too many failures in a row, the run stops with `EnvFailure`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from reverie.envs.seeding import derive_seed
 from reverie.spaces import Spaces
 
 MakeEnv = Callable[[int], Env]
-"""Builds environment number `index`."""
+"""Function that builds environment number `index`."""
 
 HEALTHY_STEPS = 1000
-"""After so many good steps earlier failures are forgiven."""
+"""The count of consecutive failures is reset after this many successful steps."""
 
 log = logging.getLogger("reverie.envs")
 
 
 class EnvFailure(UserError):
-    """An environment failed so often that going on makes no sense."""
+    """An environment failed too many times in a row."""
 
 
 class EnvSlot:
-    """The place of one environment in a pool: builds, restarts and resumes it."""
+    """Holds one environment and replaces it when it fails."""
 
     def __init__(
         self,
@@ -43,59 +43,61 @@ class EnvSlot:
     ):
         self.index = index
         self.attempt = attempt
+        """How many times the environment was restarted; part of its seed."""
         self._make_env = make_env
-        self._allowed = failures
+        self._max_failures = failures
         self._seed = seed
         self._env: Env | None = None
-        self._fresh = True
+        self._needs_seed = True
         self._failures = 0
         self._good_steps = 0
         self._errors: list[str] = []
 
     def open(self) -> None:
-        """Build the environment; errors of the first build are the caller's."""
+        """Build the environment; unlike later failures, an error is raised at once."""
         try:
             env = self._build()
         except UserError:
             raise
         except Exception as error:
             raise EnvFailure(
-                f"Environment {self.index} could not be built: {summary(error)}\n"
-                "  Fix: mend that; `reverie check-env TASK` builds just one."
+                f"Environment {self.index} could not be built: "
+                f"{summarize_error(error)}\n  Fix: correct that error; `reverie "
+                "check-env TASK` builds a single environment."
             ) from error
         self.obs_space: Spaces = dict(env.obs_space)
         self.act_space: Spaces = dict(env.act_space)
 
     def reset(self) -> Obs:
-        """The first row of a new episode, however often it takes to get one."""
+        """Return the first row of a new episode, rebuilding the env while it fails."""
         while True:
             try:
-                obs = self._build().reset(self._fresh_seed() if self._fresh else None)
-                self._fresh = False
+                obs = self._build().reset(self._next_seed())
+                self._needs_seed = False
                 return obs
             except UserError:
                 raise
             except Exception as error:
-                self._fail(error)
+                self._handle_failure(error)
                 time.sleep(min(0.1 * 2**self._failures, 5.0))
 
     def step(self, action: Action) -> Obs | None:
-        """The next row, or None when the environment failed."""
+        """Return the next row, or None if the environment failed."""
         assert self._env is not None
         try:
             obs = self._env.step(action)
         except UserError:
             raise
         except Exception as error:
-            self._fail(error)
+            self._handle_failure(error)
             return None
         self._good_steps += 1
         if obs["is_last"] or self._good_steps >= HEALTHY_STEPS:
             self._failures = self._good_steps = 0
         return obs
 
-    def take_errors(self) -> list[str]:
-        """Errors since the last call, each in a few words."""
+    def pop_errors(self) -> list[str]:
+        """Return summaries of the errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
@@ -108,15 +110,15 @@ class EnvSlot:
         }
 
     def load_state_dict(self, state: StateDict) -> bool:
-        """Take over a saved state; False if a new episode has to be begun instead."""
+        """Restore a state; False if the environment has to start a new episode."""
         self.attempt, self._failures = int(state["attempt"]), int(state["failures"])
         env = self._build()
         if state["env"] is None or not is_resumable(env):
-            self.attempt += 1  # or the same episodes would come again
-            self._fresh = True
+            self.attempt += 1  # another seed, or the same episodes would be repeated
+            self._needs_seed = True
             return False
         env.load_state_dict(state["env"])
-        self._fresh = False
+        self._needs_seed = False
         return True
 
     def close(self) -> None:
@@ -130,50 +132,54 @@ class EnvSlot:
     def _build(self) -> Env:
         if self._env is None:
             self._env = self._make_env(self.index)
-            self._fresh = True
+            self._needs_seed = True
         return self._env
 
-    def _fresh_seed(self) -> int | None:
-        if self._seed is None and self.attempt == 0:
+    def _next_seed(self) -> int | None:
+        """Return the seed of the next reset; None continues with the current one."""
+        if not self._needs_seed or (self._seed is None and self.attempt == 0):
             return None
         return derive_seed(self._seed or 0, self.index, self.attempt)
 
-    def _fail(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         self.close()
         self.attempt += 1
         self._failures += 1
         self._good_steps = 0
-        self._errors.append(summary(error))
-        if self._failures >= self._allowed:
+        summary = summarize_error(error)
+        self._errors.append(summary)
+        if self._failures >= self._max_failures:
             raise EnvFailure(
-                failure_message(self.index, self._failures, summary(error))
+                failure_message(self.index, self._failures, summary)
             ) from error
 
 
 def is_resumable(env: Any) -> TypeGuard[Stateful]:
-    """Whether an environment can be resumed exactly (`isinstance` cannot tell: it
-    overlooks what wrappers hand through)."""
+    """True if the environment can be saved and resumed exactly.
+
+    `isinstance` does not see attributes that wrappers forward.
+    """
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
 
 
-def failure_message(index: int, failures: int, why: str) -> str:
+def failure_message(index: int, failures: int, reason: str) -> str:
     return (
-        f"Environment {index} failed {failures} times in a row; the last time: {why}\n"
-        "  Fix: `reverie check-env TASK` tells what is wrong with an environment; "
+        f"Environment {index} failed {failures} times in a row; last error: {reason}\n"
+        "  Fix: `reverie check-env TASK` reports problems of an environment; "
         "--env.vector.failures allows more failures."
     )
 
 
-def summary(error: BaseException) -> str:
-    """An error in one line: what it says, and where it was raised."""
+def summarize_error(error: BaseException) -> str:
+    """Format an error in one line: its type, its message and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
-def warn_of_error(index: int, error: str) -> None:
+def warn_of_restart(index: int, error: str) -> None:
     log.warning(
-        "Environment %d failed and was restarted, its episode counts as truncated: %s",
+        "Environment %d failed and was restarted; its episode counts as truncated: %s",
         index,
         error,
     )

@@ -1,26 +1,28 @@
-"""Atari 2600 games, straight on the Arcade Learning Environment (`ale-py`).
+"""Atari 2600 games on the Arcade Learning Environment (`ale-py`).
 
-The defaults are those of DreamerV3 on 200 million frames; the block `atari100k` sets
-those of the 100k benchmark. One agent step holds an action for `repeat` frames, takes
-the maximum of the last two screens (the console draws some sprites on every other one
-only), resizes it with Pillow's bilinear filter and grays it afterwards.
+The defaults are those of DreamerV3 for 200 million frames; the preset `atari100k` sets
+those of the 100k benchmark. One agent step repeats the action for `repeat` frames,
+takes the maximum of the last two screens (some sprites are drawn in every second frame
+only), resizes it with Pillow's bilinear filter and converts it to grayscale.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict, UserError
+from reverie.api import Action, Obs, StateDict, UserError, VecEnv
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
+from reverie.envs.suite import Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space, Spaces
 
 NOOP, FIRE = 0, 1
-GRAY = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
+GRAY_WEIGHTS = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
 
 _NAMES = """
 alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider
@@ -32,7 +34,7 @@ seaquest skiing solaris space_invaders star_gunner surround tennis time_pilot tu
 up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
 """
 GAMES: tuple[str, ...] = tuple(_NAMES.split())
-"""The 57 games of the benchmark; every other game of `ale-py` works as well."""
+"""The 57 games of the benchmark; all other games of `ale-py` work as well."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +42,33 @@ class AtariConfig:
     size: tuple[int, int] = (96, 96)
     """Height and width of the image in pixels."""
     repeat: int = 4
-    """Frames each action is held."""
+    """Frames per action (frame skip)."""
     sticky: float = 0.25
-    """Chance that the console repeats the last action instead, per frame."""
+    """Sticky actions: probability per frame that the previous action is repeated."""
     gray: bool = True
-    """One channel instead of three."""
+    """Convert images to grayscale."""
     actions: Literal["all", "minimal"] = "all"
-    """All 18 joystick actions, or only those the game knows."""
+    """All 18 joystick actions, or only those that have an effect in the game."""
     lives: Literal["unused", "discount", "reset"] = "unused"
-    """What a lost life means: nothing, the end of the return (`is_terminal` without
-    `is_last`), or the end of the episode. Then the next one is the rest of the game,
-    after one idle step, and `length` counts frames of the game."""
+    """Effect of losing a life: `unused` none, `discount` sets `is_terminal` but not
+    `is_last`, `reset` ends the episode. With `reset`, the next episode continues the
+    game after one no-op step, and `length` limits the whole game."""
     noops: int = 30
-    """A new game begins with up to so many idle frames."""
+    """Maximum number of no-op frames at the start of a game."""
     min_noops: int = 0
-    """And with at least so many."""
+    """Minimum number of no-op frames at the start of a game."""
     pooling: int = 2
-    """Screens the image is the maximum of."""
+    """Number of frames over which the pixelwise maximum is taken."""
     resize_first: bool = False
-    """Make screens smaller before their maximum is taken, as Δ-IRIS does."""
+    """Resize frames before taking their maximum, as Δ-IRIS does."""
     clip_reward: bool = False
-    """Only the sign of the reward."""
+    """Replace rewards by their sign."""
     length: int = 108_000
-    """Frames after which an episode is cut."""
+    """Time limit of an episode in frames."""
     truncation_is_terminal: bool = True
-    """Call an episode cut by `length` terminal, as DreamerV3 does; False is right."""
+    """Treat the time limit as terminal, as DreamerV3 does; False bootstraps there."""
     autostart: bool = False
-    """Press fire at the beginning of a game."""
+    """Press FIRE at the start of a game."""
 
     def __post_init__(self) -> None:
         if self.repeat < 1 or not 1 <= self.pooling <= self.repeat:
@@ -81,21 +83,20 @@ class AtariConfig:
             )
 
 
-class Held(NamedTuple):
-    """What came of holding an action."""
+class FrameSkip(NamedTuple):
+    """Result of repeating an action for several frames."""
 
     reward: float = 0.0
-    over: bool = False
-    cut: bool = False
-    """Whether the game was stopped for its length."""
+    is_over: bool = False
+    is_truncated: bool = False
 
     @property
     def done(self) -> bool:
-        return self.over or self.cut
+        return self.is_over or self.is_truncated
 
 
 class Atari:
-    """One game; `action` indexes its action set."""
+    """One game; `action` is an index into its set of actions."""
 
     def __init__(self, name: str, config: AtariConfig | None = None, seed: int = 0):
         self.config = config = config or AtariConfig()
@@ -107,28 +108,21 @@ class Atari:
         self._rom: Any = roms.get_rom_path(find_game(name))
         self._load(seed)
         if config.actions == "all":
-            known = self._ale.getLegalActionSet()
+            actions = self._ale.getLegalActionSet()
         else:
-            known = self._ale.getMinimalActionSet()
-        self._actions = [action.value for action in known]
-        # Oldest first, and new arrays for every step: memory that environments hand to
-        # each other stays in the cache, memory that each keeps for itself does not.
+            actions = self._ale.getMinimalActionSet()
+        self._actions = [action.value for action in actions]
+        # Oldest first. New arrays are allocated in every step: memory that is freed and
+        # reused by other environments stays in the CPU cache.
         self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
-        self._game_on = False
+        self._continue_game = False
 
     @property
     def obs_space(self) -> Spaces:
         shape = (*self.config.size, 1 if self.config.gray else 3)
-        flag = Space(np.dtype(bool))
-        return {
-            "image": Space(np.dtype(np.uint8), shape),
-            "reward": Space(np.dtype(np.float32)),
-            "is_first": flag,
-            "is_last": flag,
-            "is_terminal": flag,
-        }
+        return {"image": Space(np.dtype(np.uint8), shape), **flag_spaces()}
 
     @property
     def act_space(self) -> Spaces:
@@ -137,71 +131,70 @@ class Atari:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._load(seed)
-        # where only a life was lost, the game goes on
-        if not self._game_on or self._hold(NOOP).done:
+        # after a lost life (`lives=reset`) the same game continues
+        if not self._continue_game or self._act(NOOP).done:
             self._new_game()
         self._lives = self._ale.lives()
-        return self._obs(0.0, first=True)
+        return {"image": self._image(), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         config = self.config
-        held = self._hold(self._actions[int(action["action"])])
+        result = self._act(self._actions[int(action["action"])])
         lives = self._ale.lives()
-        died, self._lives = lives < self._lives, lives
-        # without any life left, some games go on for a while
-        ended = held.over or (died and lives > 0 and config.lives == "reset")
-        self._game_on = ended and not held.done
-        terminal = ended or (held.cut and config.truncation_is_terminal)
-        terminal = terminal or (died and config.lives == "discount")
-        reward = float(np.sign(held.reward)) if config.clip_reward else held.reward
-        return self._obs(reward, last=ended or held.cut, terminal=terminal)
+        lost_life, self._lives = lives < self._lives, lives
+        # some games continue for a while after the last life is lost
+        ended = result.is_over or (lost_life and lives > 0 and config.lives == "reset")
+        self._continue_game = ended and not result.done
+        terminal = ended or (result.is_truncated and config.truncation_is_terminal)
+        terminal = terminal or (lost_life and config.lives == "discount")
+        reward = float(np.sign(result.reward)) if config.clip_reward else result.reward
+        last = ended or result.is_truncated
+        return {"image": self._image(), **flags(reward, last=last, terminal=terminal)}
 
     def close(self) -> None:
         pass
 
     def state_dict(self) -> StateDict:
-        console = self._ale.cloneState(include_rng=True).serialize()
+        emulator = self._ale.cloneState(include_rng=True).serialize()
         return {
             "rng": save_rng(self._rng),
-            "console": np.frombuffer(console, np.uint8).copy(),
+            "emulator": np.frombuffer(emulator, np.uint8).copy(),
             "screens": np.stack(self._screens),
-            "slot": len(self._screens) - 1,
             "frames": self._frames,
             "lives": self._lives,
-            "game_on": self._game_on,
+            "continue_game": self._continue_game,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         from ale_py import ALEState
 
         self._rng = load_rng(state["rng"])
-        console = np.asarray(state["console"], np.uint8).tobytes()
-        self._ale.restoreState(ALEState(console))
-        newest = int(state["slot"])
-        self._screens = list(np.roll(np.asarray(state["screens"]), -1 - newest, 0))
-        self._frames = int(state["frames"])
-        self._lives, self._game_on = int(state["lives"]), bool(state["game_on"])
+        emulator = np.asarray(state["emulator"], np.uint8).tobytes()
+        self._ale.restoreState(ALEState(emulator))
+        self._screens = list(np.asarray(state["screens"]))
+        self._frames, self._lives = int(state["frames"]), int(state["lives"])
+        self._continue_game = bool(state["continue_game"])
 
     def _load(self, seed: int) -> None:
-        """Switch the console on; its random numbers begin here."""
+        """Start the emulator and seed its random generator."""
         self._rng = np.random.default_rng(seed)
         self._ale.setInt("random_seed", seed % SEED_RANGE)
         self._ale.loadROM(self._rom)
-        self._game_on = False
+        self._continue_game = False
 
-    def _hold(self, action: int) -> Held:
-        """One step of the console's: an action for some frames."""
-        config, held = self.config, Held()
+    def _act(self, action: int) -> FrameSkip:
+        """Repeat an action for `repeat` frames, and store the last screens."""
+        config, result = self.config, FrameSkip()
         for frame in range(config.repeat):
-            reward = held.reward + self._ale.act(action)
+            reward = result.reward + self._ale.act(action)
             self._frames += 1
-            cut = bool(config.length) and self._frames >= config.length
-            held = Held(reward, self._ale.game_over(), cut)
-            if held.done or frame >= config.repeat - config.pooling:
+            truncated = bool(config.length) and self._frames >= config.length
+            result = FrameSkip(reward, self._ale.game_over(), truncated)
+            if result.done or frame >= config.repeat - config.pooling:
                 self._screens.append(self._ale.getScreenRGB())
-            if held.done:
+            if result.done:
                 break
-        return held
+        return result
 
     def _new_game(self) -> None:
         self._ale.reset_game()
@@ -218,40 +211,28 @@ class Atari:
         self._frames = 0
         self._screens = [self._ale.getScreenRGB()]
 
-    def _obs(
-        self,
-        reward: float,
-        first: bool = False,
-        last: bool = False,
-        terminal: bool = False,
-    ) -> Obs:
+    def _image(self) -> np.ndarray:
         size, pooling = self.config.size, self.config.pooling
         screens = self._screens[-pooling:]
         if self.config.resize_first:
-            small = [resize(screen, size, "bilinear") for screen in screens]
-            image = functools.reduce(np.maximum, small)
+            resized = [resize(screen, size, "bilinear") for screen in screens]
+            image = functools.reduce(np.maximum, resized)
         else:
             image = resize(functools.reduce(np.maximum, screens), size, "bilinear")
-        # An episode that ends within a step is shown with screens of the one before.
+        # If an episode ends within a step, screens of the previous step are used too.
         self._screens = self._screens[-max(1, pooling - 1) :]
         if self.config.gray:
-            image = (image @ GRAY).astype(np.uint8)[..., None]
-        return {
-            "image": image,
-            "reward": np.float32(reward),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(terminal),
-        }
+            image = (image @ GRAY_WEIGHTS).astype(np.uint8)[..., None]
+        return image
 
 
 def is_installed_game(name: str) -> bool:
-    """Whether the installed `ale-py` has a game the benchmark does not."""
+    """True if the installed `ale-py` has this game."""
     return name.replace("_", "") in installed_games()
 
 
 def installed_games() -> dict[str, str]:
-    """The games of the installed `ale-py`, by name with and without underscores."""
+    """Return the games of the installed `ale-py`, with and without underscores."""
     from ale_py import roms
 
     games = {game: game for game in roms.get_all_rom_ids()}
@@ -259,11 +240,42 @@ def installed_games() -> dict[str, str]:
 
 
 def find_game(name: str) -> str:
-    """What `ale-py` calls a game."""
+    """Return the name of a game in `ale-py`."""
     games = installed_games()
     game = games.get(name) or games.get(name.replace("_", ""))
     if game is None:
         raise UserError(
-            f"ale-py has no game {name!r}.\n  Fix: pick one of {', '.join(GAMES)}."
+            f"ale-py has no game {name!r}.\n  Fix: choose one of {', '.join(GAMES)}."
         )
     return game
+
+
+def _make_native(*args: Any) -> VecEnv:
+    from reverie.envs.suites.atari.native import make_native
+
+    return make_native(*args)
+
+
+_ATARI = Suite(
+    name="atari",
+    description="Atari 2600 games",
+    license="GPL-2.0",
+    make=Atari,
+    config=AtariConfig,
+    config_name="atari",
+    tasks=GAMES,
+    accepts=is_installed_game,
+    make_native=_make_native,
+    package="ale_py",
+    extra="atari",
+    install_group="small",
+    distributions=("ale-py",),
+)
+SUITES = (
+    _ATARI,
+    replace(
+        _ATARI,
+        name="atari100k",
+        description="Atari 2600 games within 400 thousand frames",
+    ),
+)

@@ -1,34 +1,32 @@
-"""Atari on a vector environment written in C++, behind the interface of a pool.
+"""Atari with vectorized C++ implementations, as `reverie.api.VecEnv`.
 
-`--env.vector.native ale` takes the one of `ale-py`, `envpool` the package of
-that name. Both step all games at once in threads of their own, several times faster
-than one emulator after the other. They resize and gray images by their own rules, so
-that pixels differ a little from the published ones, and a resumed run begins new
-episodes.
+`--env.vector.native ale` uses the vectorized environment of `ale-py`, `envpool` that of
+the package `envpool`. Both step all games in parallel threads, several times faster
+than one emulator after the other. Their image resizing and grayscale conversion differ
+slightly from `Atari`, and a resumed run starts new episodes.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from reverie.api import Action, Metrics, Obs, StateDict, UserError
+from reverie.api import Action, Obs, StateDict, UserError
 from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suites.atari import AtariConfig, find_game
-from reverie.envs.vector.batch import restart_metrics, saved_rows, vec_env_state
+from reverie.envs.vector.base import BaseVecEnv
 from reverie.envs.vector.vec_env import VecEnvConfig
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 ACTIONS = {"all": True, "minimal": False}
 
 
-class Outcome(NamedTuple):
-    """What a step brought, one entry per game, in the order of the games."""
+class StepResult(NamedTuple):
+    """Result of a step, one entry per game, in the order of the games."""
 
     image: np.ndarray
     reward: np.ndarray
@@ -37,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Backend(Protocol):
-    """Games that step together; a step after the end of one begins it anew."""
+    """Games that step together; a step after the end of an episode resets the game."""
 
     actions: int
 
@@ -45,132 +43,110 @@ class Backend(Protocol):
 
     def send(self, action: np.ndarray) -> None: ...
 
-    def recv(self) -> Outcome: ...
+    def recv(self) -> StepResult: ...
 
     def close(self) -> None: ...
 
 
 def make_native(
-    task: str, config: Any, count: int, pool: VecEnvConfig, seed: int
+    name: str, config: Any, count: int, vector: VecEnvConfig, seed: int
 ) -> NativeVecEnv:
-    """The games of a task; `config` has the settings of environments."""
-    suite, _, name = task.partition("_")
-    if not suite.startswith("atari"):
-        raise UserError(
-            f"Task {task!r} has no native vector environment; Atari has.\n"
-            "  Fix: leave out --env.vector.native."
-        )
+    """Build `count` copies of the game `name`; `config` is an `EnvConfig`."""
     if config.repeat > 1 or config.length or any(config.resize) or config.clip_reward:
         raise UserError(
-            "A native vector environment cannot be wrapped.\n"
-            "  Fix: use the settings of --env.atari instead of --env.repeat, length, "
-            "resize and clip_reward, or leave out --env.vector.native."
+            "Wrappers cannot be applied to a native vectorized environment.\n"
+            "  Fix: use the settings --env.atari.* instead of --env.repeat, length, "
+            "resize and clip_reward, or remove --env.vector.native."
         )
     if config.atari.lives == "discount":
         raise UserError(
-            "A native vector environment does not say when a life is lost.\n"
-            "  Fix: --env.atari.lives unused, or leave out --env.vector.native."
+            "A native vectorized environment does not report lost lives.\n"
+            "  Fix: --env.atari.lives unused, or remove --env.vector.native."
         )
     if config.atari.min_noops or config.atari.resize_first:
         raise UserError(
-            "A native vector environment knows no min_noops and no resize_first.\n"
-            "  Fix: --env.atari.min_noops 0 --env.atari.resize_first False, or leave "
-            "out --env.vector.native."
+            "A native vectorized environment does not support min_noops and "
+            "resize_first.\n  Fix: --env.atari.min_noops 0 --env.atari.resize_first "
+            "False, or remove --env.vector.native."
         )
-    kinds: dict[str, Any] = {"ale": Ale, "envpool": EnvPool}
-    if pool.native == "envpool" and importlib.util.find_spec("envpool") is None:
+    backends: dict[str, Any] = {"ale": AleBackend, "envpool": EnvPoolBackend}
+    if vector.native == "envpool" and importlib.util.find_spec("envpool") is None:
         raise UserError(
             "The package 'envpool' is not installed.\n  Fix: pip install envpool, or "
             "--env.vector.native ale."
         )
-    backend = kinds[pool.native](name, config.atari, count)
+    backend = backends[vector.native](name, config.atari, count)
     return NativeVecEnv(backend, config.atari, count, seed)
 
 
-class NativeVecEnv:
-    """Wears a vector environment as a pool."""
+class NativeVecEnv(BaseVecEnv):
+    """Presents a backend as a vectorized environment."""
 
     def __init__(self, backend: Backend, config: AtariConfig, count: int, seed: int):
-        self._games = backend
+        super().__init__(count)
+        self._backend = backend
         self._config = config
-        self._count = count
         self._seed = seed
         self._attempt = 0
         self._last = np.zeros(count, bool)
         self._obs: Obs | None = None
         shape = (*config.size, 1 if config.gray else 3)
-        self.obs_space: Spaces = {
-            "image": Space(np.dtype(np.uint8), shape),
-            **flag_spaces(),
-        }
-        self.act_space: Spaces = {
-            "action": Space(np.dtype(np.int32), (), 0, backend.actions)
-        }
-
-    def __len__(self) -> int:
-        return self._count
+        self.obs_space = {"image": Space(np.dtype(np.uint8), shape), **flag_spaces()}
+        self.act_space = {"action": Space(np.dtype(np.int32), (), 0, backend.actions)}
 
     def reset(self) -> Obs:
         seeds = [derive_seed(self._seed, self._attempt, i) for i in range(len(self))]
-        image = self._games.reset(seeds)
-        none = np.zeros(self._count, bool)
-        return self._keep(Outcome(image, none, none, none), ~none)
-
-    def step(self, action: Action) -> Obs:
-        self.send(action)
-        return self.recv()
+        image = self._backend.reset(seeds)
+        zeros = np.zeros(len(self), bool)
+        return self._finish(StepResult(image, zeros, zeros, zeros), ~zeros)
 
     def send(self, action: Action) -> None:
         assert self._obs is not None, "call reset first"
-        self._games.send(np.asarray(action["action"], np.int32))
+        self._backend.send(np.asarray(action["action"], np.int32))
 
     def recv(self) -> Obs:
-        return self._keep(self._games.recv(), self._last)
+        return self._finish(self._backend.recv(), self._last)
 
     def close(self) -> None:
-        self._games.close()
-
-    def metrics(self) -> Metrics:
-        return restart_metrics(Counter())
+        self._backend.close()
 
     def state_dict(self) -> StateDict:
         assert self._obs is not None, "call reset first"
         slot = {"attempt": self._attempt, "failures": 0, "env": None}
-        slots: list[StateDict] = [dict(slot) for _ in range(len(self))]
-        return vec_env_state(slots, self._obs, self.obs_space)
+        return self._make_state([dict(slot) for _ in range(len(self))], self._obs)
 
     def load_state_dict(self, state: StateDict) -> Obs:
-        """Begin new episodes, other ones than those before."""
-        saved_rows(state, self.obs_space, len(self))
+        """Start new episodes, with seeds that were not used before."""
+        self._saved_obs(state)  # checks the number of environments
         self._attempt = int(state["envs"][0]["attempt"]) + 1
         return self.reset()
 
-    def _keep(self, came: Outcome, first: np.ndarray) -> Obs:
-        last = (came.terminated | came.truncated) & ~first
-        ends = came.terminated
+    def _finish(self, result: StepResult, first: np.ndarray) -> Obs:
+        last = (result.terminated | result.truncated) & ~first
+        is_terminal = result.terminated
         if self._config.truncation_is_terminal:
-            ends = last
-        reward = came.reward.astype(np.float32) * ~first
+            is_terminal = last
+        reward = result.reward.astype(np.float32) * ~first
         self._last = last
         self._obs = {
-            "image": came.image,
+            "image": result.image,
             "reward": reward,
             "is_first": first.copy(),
             "is_last": last.copy(),
-            "is_terminal": ends & last,
+            "is_terminal": is_terminal & last,
         }
         return dict(self._obs)
 
 
-class Ale:
-    """The vector environment of `ale-py`."""
+class AleBackend:
+    """Vectorized environment of `ale-py`."""
 
     def __init__(self, name: str, config: AtariConfig, count: int):
         from ale_py import ALEInterface, AtariVectorEnv, LoggerMode
 
         ALEInterface.setLoggerMode(LoggerMode.Error)
         height, width = config.size
-        self._games = AtariVectorEnv(
+        self._envs = AtariVectorEnv(
             find_game(name),
             count,
             max_num_frames_per_episode=config.length or 10**9,
@@ -187,33 +163,28 @@ class Ale:
             reward_clipping=config.clip_reward,
             use_fire_reset=config.autostart,
         )
-        space: Any = self._games.single_action_space
+        space: Any = self._envs.single_action_space
         self.actions = int(space.n)
         self._shape = (count, height, width, 1 if config.gray else 3)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        image, _ = self._games.reset(seed=np.array(seeds))
+        image, _ = self._envs.reset(seed=np.array(seeds))
         return np.array(image).reshape(self._shape)
 
     def send(self, action: np.ndarray) -> None:
-        self._games.send(action)
+        self._envs.send(action)
 
-    def recv(self) -> Outcome:
-        image, reward, terminated, truncated, info = self._games.recv()
-        order = np.argsort(info["env_id"])
-        return Outcome(
-            np.asarray(image)[order].reshape(self._shape),
-            np.asarray(reward)[order],
-            np.asarray(terminated, bool)[order],
-            np.asarray(truncated, bool)[order],
-        )
+    def recv(self) -> StepResult:
+        image, reward, terminated, truncated, info = self._envs.recv()
+        images = np.asarray(image).reshape(self._shape)
+        return _in_order(info, images, reward, terminated, truncated)
 
     def close(self) -> None:
-        self._games.close()
+        self._envs.close()
 
 
-class EnvPool:
-    """The vector environment of `envpool`; its seeds are given when it is made."""
+class EnvPoolBackend:
+    """Vectorized environment of `envpool`; a reset with seeds builds it again."""
 
     def __init__(self, name: str, config: AtariConfig, count: int):
         self._task = "".join(map(str.title, find_game(name).split("_"))) + "-v5"
@@ -233,31 +204,26 @@ class EnvPool:
             "reward_clip": config.clip_reward,
             "use_fire_reset": config.autostart,
         }
-        self._games: Any = self._make([0] * count)
-        space: Any = self._games.action_space
+        self._envs: Any = self._make([0] * count)
+        space: Any = self._envs.action_space
         self.actions = int(space.n)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        self._games.close()
-        self._games = self._make(seeds)
-        image, _ = self._games.reset()
-        return _channels_last(image)
+        self._envs.close()
+        self._envs = self._make(seeds)
+        image, _ = self._envs.reset()
+        return np.ascontiguousarray(np.moveaxis(np.asarray(image), 1, -1))
 
     def send(self, action: np.ndarray) -> None:
-        self._games.send(action)
+        self._envs.send(action)
 
-    def recv(self) -> Outcome:
-        image, reward, terminated, truncated, info = self._games.recv()
-        order = np.argsort(info["env_id"])
-        return Outcome(
-            _channels_last(image[order]),
-            np.asarray(reward)[order],
-            np.asarray(terminated, bool)[order],
-            np.asarray(truncated, bool)[order],
-        )
+    def recv(self) -> StepResult:
+        image, reward, terminated, truncated, info = self._envs.recv()
+        images = np.moveaxis(np.asarray(image), 1, -1)
+        return _in_order(info, images, reward, terminated, truncated)
 
     def close(self) -> None:
-        self._games.close()
+        self._envs.close()
 
     def _make(self, seeds: Sequence[int]) -> Any:
         import envpool
@@ -267,5 +233,14 @@ class EnvPool:
         )
 
 
-def _channels_last(image: Any) -> np.ndarray:
-    return np.ascontiguousarray(np.moveaxis(np.asarray(image), 1, -1))
+def _in_order(
+    info: Any, image: np.ndarray, reward: Any, terminated: Any, truncated: Any
+) -> StepResult:
+    """Sort results, which arrive in the order in which games finish, by game."""
+    order = np.argsort(info["env_id"])
+    return StepResult(
+        np.ascontiguousarray(image[order]),
+        np.asarray(reward)[order],
+        np.asarray(terminated, bool)[order],
+        np.asarray(truncated, bool)[order],
+    )

@@ -1,10 +1,10 @@
 """Crafter: open-world survival with 22 achievements.
 
-The simulator is the stock one with three repairs. It keeps the creatures of each chunk
-in a `set`, whose order depends on memory addresses, so that the same seed gives another
-game in another process; here they keep the order in which they came, which makes every
-episode a function of its seed. It generates worlds cell by cell; `terrain.py` makes the
-same worlds all at once. And so it draws them; see `crafter_view.py`.
+The original simulator with three changes. It stores the creatures of each map chunk in
+a `set`, whose order depends on memory addresses, so the same seed gives different games
+in different processes; here they keep their insertion order, so an episode depends on
+its seed only. `terrain.py` generates the same worlds with vectorized code, and
+`view.py` renders the same images faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from reverie.api import Action, Obs
-from reverie.envs.suites.crafter.view import quicken
+from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.suite import Suite
+from reverie.envs.suites.crafter.view import use_fast_rendering
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -27,7 +29,7 @@ make_iron_sword make_stone_pickaxe make_stone_sword make_wood_pickaxe make_wood_
 place_furnace place_plant place_stone place_table wake_up
 """
 ACHIEVEMENTS = tuple(_NAMES.split())
-LOGGED = tuple(f"log/achievement_{name}" for name in ACHIEVEMENTS)
+LOG_KEYS = tuple(f"log/achievement_{name}" for name in ACHIEVEMENTS)
 
 
 @dataclass(frozen=True)
@@ -35,39 +37,35 @@ class CrafterConfig:
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
     area: tuple[int, int] = (64, 64)
-    """Size of the world in cells."""
+    """Width and height of the world in cells."""
     length: int = 10_000
-    """Steps after which an episode is cut (which is not terminal)."""
+    """Time limit of an episode in steps (truncation)."""
     achievements: bool = True
-    """Tell people how often each achievement was unlocked (`log/achievement_*`), and at
-    the end of an episode the Crafter score so far (`log/crafter_score`)."""
+    """Log how often each achievement was unlocked (`log/achievement_*`) and, at the end
+    of an episode, the Crafter score of all episodes so far (`log/crafter_score`)."""
 
 
 class Crafter:
-    """The game; `reward` gives its reward, `noreward` none (see `log/reward`)."""
+    """The game. The task `noreward` has zero reward; `log/reward` has the original."""
 
     def __init__(
         self, name: str = "reward", config: CrafterConfig | None = None, seed: int = 0
     ):
         self.config = config = config or CrafterConfig()
         self._game = make_game(config, name == "reward", seed)
-        quicken(self._game)
+        use_fast_rendering(self._game)
         self._episodes = 0
         self._successes = np.zeros(len(ACHIEVEMENTS))
 
     @property
     def obs_space(self) -> Spaces:
-        f32, flag = np.dtype(np.float32), Space(np.dtype(bool))
-        logged = ["log/reward"]
+        log_keys = ["log/reward"]
         if self.config.achievements:
-            logged += [*LOGGED, "log/crafter_score"]
+            log_keys += [*LOG_KEYS, "log/crafter_score"]
         return {
             "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
-            "reward": Space(f32),
-            "is_first": flag,
-            "is_last": flag,
-            "is_terminal": flag,
-            **{key: Space(f32) for key in logged},
+            **flag_spaces(),
+            **{key: Space(np.dtype(np.float32)) for key in log_keys},
         }
 
     @property
@@ -77,56 +75,47 @@ class Crafter:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
             self._game._seed, self._game._episode = seed, 0
-        return self._obs(self._game.reset(), 0.0, {}, first=True)
+        return {**self._obs(self._game.reset(), {}), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         image, reward, done, info = self._game.step(int(action["action"]))
         terminal = info["discount"] == 0
-        return self._obs(image, reward, info, last=bool(done), terminal=terminal)
+        return {
+            **self._obs(image, info, last=bool(done)),
+            **flags(reward, last=done, terminal=terminal),
+        }
 
     def close(self) -> None:
         pass
 
-    def _obs(
-        self,
-        image: np.ndarray,
-        reward: float,
-        info: dict[str, Any],
-        first: bool = False,
-        last: bool = False,
-        terminal: bool = False,
-    ) -> Obs:
+    def _obs(self, image: np.ndarray, info: dict[str, Any], last: bool = False) -> Obs:
         obs = {
             "image": np.ascontiguousarray(image),
-            "reward": np.float32(reward),
-            "is_first": np.bool_(first),
-            "is_last": np.bool_(last),
-            "is_terminal": np.bool_(terminal),
             "log/reward": np.float32(info.get("reward", 0.0)),
         }
         if self.config.achievements:
             unlocked = info.get("achievements", {})
             counts = np.array([unlocked.get(name, 0) for name in ACHIEVEMENTS])
-            obs.update(zip(LOGGED, counts.astype(np.float32), strict=True))
-            so_far = self._score_with(counts) if last else 0.0
-            obs["log/crafter_score"] = np.float32(so_far)
+            obs.update(zip(LOG_KEYS, counts.astype(np.float32), strict=True))
+            score = self._update_score(counts) if last else 0.0
+            obs["log/crafter_score"] = np.float32(score)
         return obs
 
-    def _score_with(self, counts: np.ndarray) -> float:
-        """The score over all episodes that this environment has finished."""
+    def _update_score(self, counts: np.ndarray) -> float:
+        """Add a finished episode and return the score of all episodes so far."""
         self._episodes += 1
         self._successes += counts > 0
         return crafter_score(self._successes / self._episodes)
 
 
 def crafter_score(rates: np.ndarray) -> float:
-    """The score of success rates, each in [0, 1]: their geometric mean in percent, with
-    one percent added inside and taken off outside, so that none of them rules alone."""
+    """Return the Crafter score of success rates in [0, 1]: the geometric mean of the
+    rates in percent, each offset by one percent, minus that offset."""
     return float(np.exp(np.log1p(100 * np.asarray(rates)).mean()) - 1)
 
 
 class OrderedSet:
-    """The part of `set` the simulator uses, in the order of insertion."""
+    """The methods of `set` that the simulator uses, in insertion order."""
 
     def __init__(self) -> None:
         self._items: dict[Any, None] = {}
@@ -145,7 +134,7 @@ class OrderedSet:
 
 
 def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
-    """The simulator, repaired."""
+    """Build the simulator with deterministic order and fast world generation."""
     import crafter
     from crafter import engine, objects
 
@@ -162,8 +151,7 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
         def reset(self) -> np.ndarray:
             self._episode += 1
             self._step = 0
-            # The seed of an episode is the stock one; integers hash to the same number
-            # in every process.
+            # The original formula; hashes of integers are the same in every process.
             seed = hash((self._seed, self._episode)) % (2**31 - 1)
             self._world.reset(seed)
             self._update_time()
@@ -184,5 +172,18 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
         length=config.length,
         seed=seed,
     )
-    game._world.__class__ = World  # the views already hold this very object
+    game._world.__class__ = World  # in place: the views reference this object
     return game
+
+
+SUITE = Suite(
+    name="crafter",
+    description="open-world survival with 22 achievements",
+    license="MIT",
+    make=Crafter,
+    config=CrafterConfig,
+    tasks=("reward", "noreward"),
+    package="crafter",
+    install_group="small",
+    distributions=("crafter",),
+)

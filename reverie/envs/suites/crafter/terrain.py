@@ -1,15 +1,16 @@
-"""Crafter's world generation with all cells at once, for the same worlds much faster.
+"""Vectorized world generation of Crafter: the same worlds, much faster.
 
-The stock generator asks for simplex noise cell by cell, which takes seconds without a
-compiler. Here every field of noise is computed for the whole map, and only the cells
-that draw a random number are visited one by one, in the stock order, so that the
+The original generator computes simplex noise cell by cell, which takes seconds without
+a compiler. Here each noise field is computed for the whole map, and only the cells that
+use a random number are visited one by one, in the original order, so that the random
 generator ends in the same state.
 
-OpenSimplex noise in three dimensions sums the influence of lattice points around a
-place. Which points count is decided by the part of the lattice cell the place is in:
-a tetrahedron at the origin, one at the far corner, or the octahedron between them. Each
-part counts its own corners and two points more, which depend on the two corners nearest
-to the place. `POINTS` lists all 21 cases; corners are written as bits (1 x, 2 y, 4 z).
+OpenSimplex noise in three dimensions sums the contributions of lattice points around a
+position. Which points contribute depends on the part of the lattice cell that contains
+the position: a tetrahedron at the origin, one at the opposite corner, or the octahedron
+between them. Each part uses its own corners and two extra points, which depend on the
+two corners closest to the position. `POINTS` lists all 21 cases; corners are encoded as
+bits (1 for x, 2 for y, 4 for z).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-STRETCH, SQUISH, NORM = -1 / 6, 1 / 3, 103.0
+SKEW, UNSKEW, NORM = -1 / 6, 1 / 3, 103.0
 AXES = (1, 2, 4)
 PAIRS = (3, 5, 6)
 Point = tuple[int, ...]
@@ -28,46 +29,46 @@ def _corner(bits: int, on: int = 1, off: int = 0) -> Point:
     return tuple(on if bits & axis else off for axis in AXES)
 
 
-def _beside(bits: int, axis: int, by: int) -> Point:
-    """A corner moved along one axis."""
+def _shifted(bits: int, axis: int, by: int) -> Point:
+    """Return a corner moved along one axis."""
     pairs = zip(_corner(bits), _corner(axis, by), strict=True)
     return tuple(a + b for a, b in pairs)
 
 
 def _case_table() -> tuple[dict[tuple[str, int], int], np.ndarray]:
-    """Every case by name, and the lattice points that count in it."""
+    """Return the index of each case by name, and the lattice points of each case."""
     near = [_corner(bits) for bits in (0, *AXES)]
     far = [_corner(bits) for bits in (*PAIRS, 7)]
     between = [_corner(bits) for bits in (*AXES, *PAIRS)]
     cases: dict[tuple[str, int], list[Point]] = {}
     for axis in AXES:
         others = [other for other in AXES if other != axis]
-        cases["origin", axis] = near + [_beside(axis, each, -1) for each in others]
+        cases["origin", axis] = near + [_shifted(axis, each, -1) for each in others]
         cases["far edge", axis] = [*far, _corner(axis), _corner(axis, 2)]
         cases["both far", axis] = [*between, _corner(7), _corner(axis, 2)]
     for pair in PAIRS:
         own = [axis for axis in AXES if axis & pair]
         cases["near edge", pair] = [*near, _corner(pair), _corner(pair, 1, -1)]
-        cases["far corner", pair] = far + [_beside(pair, each, 1) for each in own]
+        cases["far corner", pair] = far + [_shifted(pair, each, 1) for each in own]
         cases["both near", pair] = [*between, _corner(0), _corner(pair, 1, -1)]
         for axis in AXES:
             extra = [_corner(pair, 1, -1), _corner(axis, 2)]
             cases[f"mixed {pair}", axis] = between + extra
-    nowhere = (9, 9, 9)  # too far away to count
-    points = [(*each, *[nowhere] * (8 - len(each))) for each in cases.values()]
+    padding = (9, 9, 9)  # too far away to contribute
+    points = [(*each, *[padding] * (8 - len(each))) for each in cases.values()]
     return {name: i for i, name in enumerate(cases)}, np.array(points)
 
 
 CASES, POINTS = _case_table()
-SHIFTS = POINTS + POINTS.sum(-1, keepdims=True) * SQUISH  # where the points really are
+SHIFTS = POINTS + POINTS.sum(-1, keepdims=True) * UNSKEW  # unskewed positions
 
 
 def _lookup(*names: str) -> np.ndarray:
-    """For each name a row that maps corner bits to the number of the case."""
+    """Return one row per name, which maps corner bits to the index of the case."""
     table = np.full((len(names), 8), -1)
-    for (name, bits), number in CASES.items():
+    for (name, bits), index in CASES.items():
         if name in names:
-            table[names.index(name), bits] = number
+            table[names.index(name), bits] = index
     return table
 
 
@@ -79,7 +80,7 @@ MIXED[list(PAIRS)] = _lookup(*(f"mixed {pair}" for pair in PAIRS))
 
 
 class Simplex:
-    """OpenSimplex noise of one seed, for arrays of places."""
+    """OpenSimplex noise of one seed, for arrays of positions."""
 
     def __init__(self, seed: int):
         from opensimplex import OpenSimplex
@@ -91,28 +92,28 @@ class Simplex:
         self._gradient_of = np.asarray(noise._perm_grad_index3) // 3
 
     def __call__(self, x: np.ndarray, y: np.ndarray, z: float) -> np.ndarray:
-        place = np.stack(np.broadcast_arrays(x, y, float(z)), -1)
-        stretched = place + place.sum(-1, keepdims=True) * STRETCH
-        cell = np.floor(stretched)
-        case = _case(stretched - cell)
-        origin = cell + cell.sum(-1, keepdims=True) * SQUISH
-        away = (place - origin)[..., None, :] - SHIFTS[case]  # (..., 8, 3)
-        weight = np.maximum(2 - np.einsum("...i,...i", away, away), 0) ** 4
+        position = np.stack(np.broadcast_arrays(x, y, float(z)), -1)
+        skewed = position + position.sum(-1, keepdims=True) * SKEW
+        cell = np.floor(skewed)
+        case = _case(skewed - cell)
+        origin = cell + cell.sum(-1, keepdims=True) * UNSKEW
+        offset = (position - origin)[..., None, :] - SHIFTS[case]  # (..., 8, 3)
+        weight = np.maximum(2 - np.einsum("...i,...i", offset, offset), 0) ** 4
         lattice = cell.astype(np.int64)[..., None, :] + POINTS[case]
         index = self._perm[lattice[..., 0] & 255]
         index = self._perm[(index + lattice[..., 1]) & 255]
         index = self._gradient_of[(index + lattice[..., 2]) & 255]
-        slope = np.einsum("...i,...i", self._gradients[index], away)
+        slope = np.einsum("...i,...i", self._gradients[index], offset)
         noise: np.ndarray = (weight * slope).sum(-1) / NORM
-        # The library adds in another order. That shows in the last bits only, which
-        # matter where the noise is zero and somebody asks for its sign.
-        for spot in map(tuple, np.argwhere(np.abs(noise) < 1e-9)):
-            noise[spot] = self._library.noise3(*place[spot].tolist())
+        # The library sums in another order, which changes the last bits. They matter
+        # only where the noise is close to zero, because its sign is used.
+        for cell in map(tuple, np.argwhere(np.abs(noise) < 1e-9)):
+            noise[cell] = self._library.noise3(*position[cell].tolist())
         return noise
 
 
 def _case(inside: np.ndarray) -> np.ndarray:
-    """The number of the case for places within a lattice cell, in [0, 1)."""
+    """Return the index of the case for positions in [0, 1) within a lattice cell."""
     total = inside.sum(-1)
     between = _between(inside)
     return np.where(
@@ -125,9 +126,9 @@ def _near(inside: np.ndarray) -> np.ndarray:
     use_b, use_a = (x >= y) & (z > y), (x < y) & (z > x)
     a, a_score = np.where(use_a, 4, 1), np.where(use_a, z, x)
     b, b_score = np.where(use_b, 4, 2), np.where(use_b, z, y)
-    rest = 1 - inside.sum(-1)
+    origin_score = 1 - inside.sum(-1)
     closest = np.where(b_score > a_score, b, a)
-    at_origin = (rest > a_score) | (rest > b_score)
+    at_origin = (origin_score > a_score) | (origin_score > b_score)
     cases: np.ndarray = np.where(at_origin, ORIGIN[closest], NEAR_EDGE[a | b])
     return cases
 
@@ -137,9 +138,9 @@ def _far(inside: np.ndarray) -> np.ndarray:
     use_b, use_a = (x <= y) & (z < y), (x > y) & (z < x)
     a, a_score = np.where(use_a, 3, 6), np.where(use_a, z, x)
     b, b_score = np.where(use_b, 3, 5), np.where(use_b, z, y)
-    rest = 3 - inside.sum(-1)
+    corner_score = 3 - inside.sum(-1)
     closest = np.where(b_score < a_score, b, a)
-    at_corner = (rest < a_score) | (rest < b_score)
+    at_corner = (corner_score < a_score) | (corner_score < b_score)
     cases: np.ndarray = np.where(at_corner, FAR_CORNER[closest], FAR_EDGE[a & b])
     return cases
 
@@ -164,7 +165,7 @@ def _between(inside: np.ndarray) -> np.ndarray:
 
 
 def generate_world(world: Any, player: Any) -> None:
-    """Fill a Crafter world; the same one the stock generator makes."""
+    """Fill a Crafter world, identically to the original generator."""
     simplex = Simplex(world.random.randint(0, 2**31 - 1))
     tunnels = _place_materials(world, player, simplex)
     _place_creatures(world, player, tunnels)
@@ -181,12 +182,12 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
         where: np.ndarray,
         z: int,
         size: float,
-        stretch: tuple[float, float] = (1, 1),
+        scale: tuple[float, float] = (1, 1),
     ) -> np.ndarray:
-        """Where the noise is above a limit, looking only where it matters."""
+        """Return where the noise exceeds a limit, evaluated only at `where`."""
         result = np.zeros(where.shape, bool)
-        places = x[where] * stretch[0] / size, y[where] * stretch[1] / size
-        result[where] = simplex(*places, z) > limit
+        positions = x[where] * scale[0] / size, y[where] * scale[1] / size
+        result[where] = simplex(*positions, z) > limit
         return result
 
     distance = np.sqrt((x - player.pos[0]) ** 2 + (y - player.pos[1]) ** 2)
@@ -240,10 +241,10 @@ def _place_creatures(world: Any, player: Any, tunnels: np.ndarray) -> None:
     dark = distance > 10
     uniform = world.random.uniform
     for cell in map(tuple, np.argwhere(walkable & (grass | burrow | dark))):
-        place = (int(cell[0]), int(cell[1]))
+        position = (int(cell[0]), int(cell[1]))
         if grass[cell] and uniform() > 0.985:
-            world.add(objects.Cow(world, place))
+            world.add(objects.Cow(world, position))
         elif dark[cell] and uniform() > 0.993:
-            world.add(objects.Zombie(world, place, player))
+            world.add(objects.Zombie(world, position, player))
         elif burrow[cell] and uniform() > 0.95:
-            world.add(objects.Skeleton(world, place, player))
+            world.add(objects.Skeleton(world, position, player))

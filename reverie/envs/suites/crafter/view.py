@@ -1,11 +1,11 @@
-"""Crafter's picture, drawn at once: the same pixels as the stock one, for less.
+"""Fast rendering of Crafter, with the same pixels as the original.
 
-The stock view draws the ground cell by cell and blends every creature anew, which is
-most of what a step costs. Here the ground is one lookup in a table of tiles, a creature
-on its ground is a tile that was blended once, and the inventory is drawn when it has
-changed. Light, noise and sleep are left to the stock code, which draws its random
-numbers as before. So is everything that happens, but for the distance to every
-creature of the world, which is counted without arrays.
+The original draws the map cell by cell and blends each creature in every frame, which
+takes most of the time of a step. Here the map is one lookup in a table of tiles, a
+creature on its material is a tile that is blended once and cached, and the inventory is
+redrawn only when it has changed. Lighting, noise and sleep use the original code, with
+the same random numbers. Distances to creatures are computed without NumPy, which is
+faster for single pairs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-BEYOND = 127
-"""What the stock view shows beyond the edge of the world."""
+OUTSIDE = 127
+"""Gray value of cells outside of the world."""
 
 
-def quicken(game: Any) -> None:
-    """Let a game draw itself our way, and leave out the map that nobody looks at."""
+def use_fast_rendering(game: Any) -> None:
+    """Replace the views of a game, and disable the semantic map, which is not used."""
     from crafter import engine, objects
 
     class LocalView(engine.LocalView):  # type: ignore
@@ -31,18 +31,18 @@ def quicken(game: Any) -> None:
             return self._sleep(canvas) if player.sleeping else canvas
 
     class ItemView(engine.ItemView):  # type: ignore
-        drawn: tuple[list[Any], np.ndarray] | None = None
+        cached: tuple[list[Any], np.ndarray] | None = None
 
         def __call__(self, inventory: Mapping[str, int], unit: np.ndarray) -> Any:
-            held = list(inventory.items())
-            if self.drawn is None or self.drawn[0] != held:
-                self.drawn = held, super().__call__(inventory, unit)
-            return self.drawn[1]
+            items = list(inventory.items())
+            if self.cached is None or self.cached[0] != items:
+                self.cached = items, super().__call__(inventory, unit)
+            return self.cached[1]
 
     class Player(objects.Player):  # type: ignore
         def distance(self, target: Any) -> Any:
-            (x, y), (far_x, far_y) = self.pos, getattr(target, "pos", target)
-            return abs(far_x - x) + abs(far_y - y)
+            (x, y), (target_x, target_y) = self.pos, getattr(target, "pos", target)
+            return abs(target_x - x) + abs(target_y - y)
 
     tiles = Tiles(game._world._mat_names, game._textures, game._size // game._view)
     game._local_view.__class__ = LocalView
@@ -52,39 +52,39 @@ def quicken(game: Any) -> None:
 
 
 class Tiles:
-    """The ground and what stands on it, as small pictures of one size."""
+    """Images of materials, and of objects on materials, each of one cell."""
 
     def __init__(self, names: Mapping[int, str | None], textures: Any, unit: Any):
         self._unit = np.array(unit)
         self._textures = textures
-        ground = [textures.get(names[i], unit)[..., :3] for i in range(len(names))]
-        ground.append(np.full_like(ground[0], BEYOND))
-        self._ground = np.stack(ground)
-        self._standing: dict[tuple[str, int], np.ndarray] = {}
+        tiles = [textures.get(names[i], unit)[..., :3] for i in range(len(names))]
+        tiles.append(np.full_like(tiles[0], OUTSIDE))
+        self._materials = np.stack(tiles)
+        self._objects: dict[tuple[str, int], np.ndarray] = {}
 
     def draw(self, world: Any, corner: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        """The cells of a world from a corner on, as one picture."""
+        """Draw the part of a world that starts at `corner` and has `grid` cells."""
         (x, y), (columns, rows) = corner.tolist(), grid.tolist()
         window = np.s_[max(0, x) : x + columns, max(0, y) : y + rows]
-        ground = np.full((columns, rows), len(self._ground) - 1)
+        materials = np.full((columns, rows), len(self._materials) - 1)
         inside = world._mat_map[window]
         left, top = max(0, -x), max(0, -y)
-        ground[left : left + inside.shape[0], top : top + inside.shape[1]] = inside
-        cells = self._ground[ground]  # (columns, rows, *unit, 3)
+        materials[left : left + inside.shape[0], top : top + inside.shape[1]] = inside
+        cells = self._materials[materials]  # (columns, rows, *unit, 3)
         objects = world._obj_map[window]
         for i, j in np.argwhere(objects).tolist():
             texture = world._objects[objects[i, j]].texture
-            cells[left + i, top + j] = self._stands(texture, int(inside[i, j]))
+            cells[left + i, top + j] = self._object_tile(texture, int(inside[i, j]))
         width, height = (grid * self._unit).tolist()
         return cells.swapaxes(1, 2).reshape(width, height, 3)
 
-    def _stands(self, texture: str, ground: int) -> np.ndarray:
-        """Something on its ground, blended by the stock code."""
+    def _object_tile(self, texture: str, material: int) -> np.ndarray:
+        """Return an object on a material, blended by the original code."""
         from crafter import engine
 
-        key = (texture, ground)
-        if key not in self._standing:
-            tile = self._ground[ground].copy()
+        key = (texture, material)
+        if key not in self._objects:
+            tile = self._materials[material].copy()
             engine._draw_alpha(tile, (0, 0), self._textures.get(texture, self._unit))
-            self._standing[key] = tile
-        return self._standing[key]
+            self._objects[key] = tile
+        return self._objects[key]

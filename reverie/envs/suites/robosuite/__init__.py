@@ -1,17 +1,16 @@
-"""robosuite: robot arms that lift, place, insert and open things.
+"""robosuite: manipulation tasks for robot arms.
 
-The settings are those behaviour cloning and its Dreamer use: a Panda moved by the pose
-of its hand (OSC_POSE, 20 actions a second), cameras of 84x84 pixels that are stacked
-along the channels in the order they are listed, joint states under robosuite's names,
-and shaped rewards. Keys under `aux_` are for an encoder and not to be reconstructed.
-The simulator hands out images upside down, as OpenGL does; ours are upright, like those
-of recorded demonstrations.
+The defaults suit behavior cloning: a Panda arm with end-effector pose control
+(OSC_POSE, 20 actions per second), images of 84x84 pixels from one or more cameras,
+stacked along the channels, joint states under robosuite's names, and shaped rewards.
+Keys that start with `aux_` are inputs of the encoder that are not reconstructed. Images
+are flipped to be upright, like those of recorded demonstrations.
 
-An episode ends by its horizon, which is not terminal. Success does not end it unless
-asked to; `log/success` tells whether the task is done at this very step.
+An episode is truncated at its horizon. Success ends it only if configured;
+`log/success` is 1 in steps in which the task is solved.
 
-`expert` knows how to lift the cube of Lift (see `lift.py`). It asks the simulator where
-things are, which no observation tells unless `object` is set.
+`expert` returns actions that solve the task Lift (see `lift.py`). It reads object
+positions from the simulator, which are observed only if `object` is set.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import Action, Obs, UserError
+from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.opengl import prepare
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import nearest
-from reverie.envs.suites.robosuite.lift import Scene, lift
+from reverie.envs.suite import Suite, suggest
+from reverie.envs.suites.robosuite.lift import Scene, lift_action
 from reverie.spaces import Space, Spaces
 
-SHORT = {"Can": "PickPlaceCan", "Square": "NutAssemblySquare"}
-"""What the datasets of robomimic call some tasks."""
+ALIASES = {"Can": "PickPlaceCan", "Square": "NutAssemblySquare"}
+"""Names of tasks in the datasets of robomimic."""
 
 _NAMES = """
 Can Door Lift NutAssembly NutAssemblyRound NutAssemblySingle NutAssemblySquare PickPlace
@@ -50,38 +49,39 @@ Controller = Literal[
 @dataclass(frozen=True)
 class RobosuiteConfig:
     robot: str = "Panda"
-    """The arm; tasks for two get two of it."""
+    """Robot arm; two-arm tasks use two of them."""
     controller: Controller = "OSC_POSE"
-    """What an action means: a change of the hand's pose or position, or joints."""
+    """Controller, which determines the meaning of actions: changes of the end-effector
+    pose or position, or joint commands."""
     frame: Literal["base", "world"] = "base"
-    """What changes of the hand are relative to; robomimic's data says world."""
+    """Reference frame of end-effector actions; robomimic datasets use world."""
     cameras: tuple[str, ...] = ("agentview",)
-    """Cameras, stacked along the channels of `image`; none goes without images."""
+    """Cameras, stacked along the channels of `image`; empty disables images."""
     size: tuple[int, int] = (84, 84)
     """Height and width of the image in pixels."""
     state: tuple[str, ...] = ("joint_pos", "joint_vel", "gripper_qpos", "gripper_qvel")
-    """What is shown of each robot, as `robot0_joint_pos` and so on."""
+    """Observations of each robot, as `robot0_joint_pos` and so on."""
     aux: bool = True
-    """Show sine and cosine of the joints as well (`aux_robot0_joint_pos_sin`)."""
+    """Observe sine and cosine of the joint angles (`aux_robot0_joint_pos_sin`)."""
     object: bool = False
-    """Show where the objects are (`object`), which no camera image needs."""
+    """Observe the poses of objects as `object`."""
     shaped: bool = True
-    """Reward progress; otherwise only success pays."""
+    """Use shaped rewards; otherwise only success is rewarded."""
     horizon: int = 100
-    """Steps after which an episode is cut; 100 are 5 seconds."""
+    """Time limit of an episode in steps."""
     control_freq: int = 20
     """Actions per simulated second."""
     hard_reset: bool = True
-    """Build the model anew for every episode, so that sizes and colours vary as well;
-    seconds instead of a fraction of one."""
+    """Rebuild the model for every episode, so that sizes and colors of objects vary;
+    takes seconds per reset."""
     end_on_success: bool = False
-    """End an episode, as terminal, where the task succeeds."""
+    """Terminate an episode when the task is solved."""
 
     def __post_init__(self) -> None:
-        shows = self.cameras or self.state or self.aux or self.object
-        if self.horizon < 1 or not shows:
+        has_obs = self.cameras or self.state or self.aux or self.object
+        if self.horizon < 1 or not has_obs:
             raise ValueError(
-                "robosuite needs horizon >= 1 and something to see, got "
+                "robosuite needs horizon >= 1 and at least one observation, got "
                 f"horizon={self.horizon}, cameras={self.cameras}, state={self.state}"
             )
 
@@ -91,15 +91,15 @@ class Robosuite:
 
     def __init__(self, name: str, config: RobosuiteConfig | None = None, seed: int = 0):
         self.config = config = config or RobosuiteConfig()
-        prepare(bool(config.cameras), instead="--env.robosuite.cameras ''")
-        self._task = task = SHORT.get(name, name)
+        opengl.select_backend(bool(config.cameras), "--env.robosuite.cameras ''")
+        self._task = task = ALIASES.get(name, name)
         robots = [config.robot] * (2 if task.startswith("TwoArm") else 1)
-        with _quiet():
+        with _no_warnings():
             _warm_up(task, robots, config)
             self._sim = _make(task, robots, config, config.cameras, seed)
-        seen = self._sim.observation_spec()
-        self._keys = self._wanted(len(robots), seen)
-        self._obs_space = self._spaces(seen)
+        spec = self._sim.observation_spec()
+        self._vector_keys = self._select_keys(len(robots), spec)
+        self._obs_space = self._make_spaces(spec)
 
     @property
     def obs_space(self) -> Spaces:
@@ -112,37 +112,38 @@ class Robosuite:
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
-            # In place: everyone who draws from these rng holds on to them.
+            # in place, because other objects reference this generator
             rng = np.random.default_rng(seed % SEED_RANGE)
             self._sim.rng.bit_generator.state = rng.bit_generator.state
         return self._obs(self._sim.reset(), **flags(0.0, first=True))
 
     def reset_to(self, state: np.ndarray) -> Obs:
-        """Begin an episode in a recorded state of the simulator."""
+        """Start an episode in a recorded simulator state."""
         self._sim.reset()
         size = self._sim.sim.get_state().flatten().size
         if np.shape(state) != (size,):
             raise UserError(
-                f"The recorded state has the shape {np.shape(state)}, this task has "
-                f"({size},).\n  Fix: take the task, the robot and the robosuite of the "
-                "recording."
+                f"The recorded state has shape {np.shape(state)}, this task has "
+                f"({size},).\n  Fix: use the task, the robot and the robosuite version "
+                "of the recording."
             )
         self._sim.sim.set_state_from_flattened(np.asarray(state))
         self._sim.sim.forward()
-        seen = self._sim._get_observations(force_update=True)
-        return self._obs(seen, **flags(0.0, first=True))
+        values = self._sim._get_observations(force_update=True)
+        return self._obs(values, **flags(0.0, first=True))
 
     def step(self, action: Action) -> Obs:
         move = np.asarray(action["action"], np.float64)
-        seen, reward, done, _ = self._sim.step(move)
-        over = self.config.end_on_success and self.is_success
-        return self._obs(seen, **flags(reward, last=bool(done or over), terminal=over))
+        values, reward, done, _ = self._sim.step(move)
+        terminal = self.config.end_on_success and self.is_success
+        last = bool(done or terminal)
+        return self._obs(values, **flags(reward, last=last, terminal=terminal))
 
     def expert(self) -> Action:
-        """What to do now, for demonstrations; only Lift knows."""
+        """Return an action of a scripted policy, for demonstrations; only for Lift."""
         if self._task != "Lift" or self.config.controller != "OSC_POSE":
             raise UserError(
-                f"There is no expert for {self._task} with {self.config.controller}.\n"
+                f"{self._task} with {self.config.controller} has no expert policy.\n"
                 "  Fix: --task robosuite_Lift --env.robosuite.controller OSC_POSE"
             )
         data, robot = self._sim.sim.data, self._sim.robots[0]
@@ -155,7 +156,7 @@ class Robosuite:
             cube_axes=np.reshape(data.body_xmat[cube], (3, 3)),
             opening=float(np.abs(data.qpos[fingers]).sum()),
         )
-        return {"action": lift(scene).astype(np.float32)}
+        return {"action": lift_action(scene).astype(np.float32)}
 
     @property
     def is_success(self) -> bool:
@@ -164,45 +165,48 @@ class Robosuite:
     def close(self) -> None:
         self._sim.close()
 
-    def _wanted(self, robots: int, seen: Obs) -> dict[str, str]:
-        """Our names of vectors, with the simulator's.
+    def _select_keys(self, robots: int, spec: Obs) -> dict[str, str]:
+        """Return the vector observations: their keys and the simulator's names.
 
-        Pegs and sponges have no fingers, and so nothing to show of a gripper.
+        Grippers without fingers have no state and are left out.
         """
-        wanted = {}
+        keys = {}
         for robot in (f"robot{index}" for index in range(robots)):
-            has_fingers = np.size(seen.get(f"{robot}_gripper_qpos", ())) > 0
+            has_fingers = np.size(spec.get(f"{robot}_gripper_qpos", ())) > 0
             for name in self.config.state:
                 if has_fingers or not name.startswith("gripper_"):
-                    wanted[f"{robot}_{name}"] = f"{robot}_{name}"
+                    keys[f"{robot}_{name}"] = f"{robot}_{name}"
             for wave in ("sin", "cos") * self.config.aux:
                 name = f"{robot}_joint_pos_{wave}"
-                wanted[f"aux_{name}"] = name
+                keys[f"aux_{name}"] = name
         if self.config.object:
-            wanted["object"] = "object-state"
-        return wanted
+            keys["object"] = "object-state"
+        return keys
 
-    def _spaces(self, seen: Obs) -> Spaces:
+    def _make_spaces(self, spec: Obs) -> Spaces:
         spaces = {}
-        for key, name in self._keys.items():
-            if name not in seen:
+        for key, name in self._vector_keys.items():
+            if name not in spec:
                 raise UserError(
-                    f"robosuite shows no {name!r}.{nearest(name, seen)}\n  Fix: put "
-                    "names it has into --env.robosuite.state."
+                    f"robosuite has no observation {name!r}.{suggest(name, spec)}\n"
+                    "  Fix: set --env.robosuite.state to names that exist."
                 )
-            spaces[key] = Space(np.dtype(np.float32), np.shape(seen[name]))
+            spaces[key] = Space(np.dtype(np.float32), np.shape(spec[name]))
         if self.config.cameras:
             shape = (*self.config.size, 3 * len(self.config.cameras))
             spaces["image"] = Space(np.dtype(np.uint8), shape)
         spaces["log/success"] = Space(np.dtype(np.float32))
         return {**spaces, **flag_spaces()}
 
-    def _obs(self, seen: Obs, **ending: Any) -> Obs:
-        shown: Obs = {k: np.array(seen[n], np.float32) for k, n in self._keys.items()}
-        if self.config.cameras:
-            views = [seen[f"{camera}_image"][::-1] for camera in self.config.cameras]
-            shown["image"] = np.concatenate(views, 2)
-        return {**shown, "log/success": np.float32(self.is_success), **ending}
+    def _obs(self, values: Obs, **flag_values: Any) -> Obs:
+        obs: Obs = {
+            key: np.array(values[name], np.float32)
+            for key, name in self._vector_keys.items()
+        }
+        if self.config.cameras:  # OpenGL images are upside down
+            views = [values[f"{camera}_image"][::-1] for camera in self.config.cameras]
+            obs["image"] = np.concatenate(views, 2)
+        return {**obs, "log/success": np.float32(self.is_success), **flag_values}
 
 
 def _make(
@@ -221,8 +225,8 @@ def _make(
     if config.robot not in robosuite.ALL_ROBOTS:
         raise UserError(
             f"robosuite has no robot {config.robot!r}."
-            f"{nearest(config.robot, robosuite.ALL_ROBOTS)}\n"
-            f"  Fix: pick one of {', '.join(sorted(robosuite.ALL_ROBOTS))}."
+            f"{suggest(config.robot, robosuite.ALL_ROBOTS)}\n"
+            f"  Fix: choose one of {', '.join(sorted(robosuite.ALL_ROBOTS))}."
         )
     body = load_composite_controller_config(robot=config.robot)
     for name in body["body_parts"].keys() & {"right", "left"}:
@@ -254,18 +258,18 @@ def _make(
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise UserError(
-            f"robosuite cannot make {task!r} with these settings: {error}\n  Fix: look "
-            "at --env.robosuite.cameras, robot and controller."
+            f"robosuite cannot make {task!r} with these settings: {error}\n"
+            "  Fix: check --env.robosuite.cameras, robot and controller."
         ) from error
 
 
 def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
-    """Take one step without images.
+    """Take one step without images, to compile robosuite's code.
 
-    On a machine's first step robosuite compiles its arithmetic with numba, for up to a
-    minute. That must not count as a step that hangs, and not happen once there is an
-    OpenGL context: beside Mesa's drawing on the processor, which compiles as well,
-    images came out garbled.
+    In the first step on a machine, robosuite compiles code with Numba for up to a
+    minute. This must not count as a step that exceeds its time limit, and must happen
+    before an OpenGL context exists: compiling while Mesa renders on the CPU, which uses
+    LLVM too, resulted in corrupt images.
     """
     sim = _make(task, robots, config, cameras=(), seed=0)
     sim.reset()
@@ -274,11 +278,25 @@ def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what robosuite has to say about files of its own that nobody needs."""
-    before = logging.root.manager.disable
+def _no_warnings() -> Iterator[None]:
+    """Suppress robosuite's warnings about optional files that are missing."""
+    previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
+
+
+SUITE = Suite(
+    name="robosuite",
+    description="robosuite: robot arm manipulation",
+    license="MIT",
+    make=Robosuite,
+    config=RobosuiteConfig,
+    tasks=TASKS,
+    name_format="robosuite_TASK, such as robosuite_Lift",
+    package="robosuite",
+    distributions=("robosuite", "mujoco"),
+    max_python=(3, 13),
+)

@@ -1,8 +1,8 @@
-"""How to lift a cube with a robot hand, from where both are.
+"""Scripted policy that lifts a cube with a robot gripper.
 
-The hand swings over the cube with open fingers, sinks as it comes to stand above it,
-closes around it, and goes up. What to do depends on what is the case now and on nothing
-else, so it recovers from whatever happens, and a policy without memory can learn it.
+The open gripper moves above the cube, descends while it approaches the center, closes
+around the cube and moves up. The action depends on the current positions only, so the
+policy recovers from disturbances and can be learned without memory.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ from typing import NamedTuple
 import numpy as np
 
 STEP, TURN = 0.05, 0.5
-"""How far an action of 1 moves the hand (metres) and turns it (radians)."""
+"""Motion of the gripper for an action of 1, in meters and radians."""
 GAIN = 2.0
-"""Actions per distance left; the arm lags behind, so it is told to go further."""
+"""Proportional gain; above 1 because the arm lags behind its target."""
 
 SLOPE, FREE, ABOVE = 3.0, 0.012, 0.06
-"""Beside the cube the hand stays above a funnel: so steep, so wide at the bottom, and
-never asking for more than this height."""
+"""The gripper stays above a funnel around the cube: its slope, its radius at the bottom
+and its maximum height in meters."""
 NEAR, STILL_NEAR = 0.013, 0.022
-"""How near the hand must come to close, and how near it must stay while closing."""
+"""Distance to the cube below which the gripper starts to close, and continues to."""
 CLOSING, CLOSED = 0.065, 0.05
-"""Distances between the fingers: less than open, and around a cube."""
+"""Finger distances below which the gripper is closing, and closed around a cube."""
 UP = 0.1
-"""How far ahead the hand aims when it lifts."""
+"""Target height above the gripper while lifting, in meters."""
 
 
 class Scene(NamedTuple):
-    """Where things are, in metres; axes are the columns of a 3 by 3 matrix."""
+    """Positions in meters; axes are the columns of 3x3 rotation matrices."""
 
     hand: np.ndarray
     hand_axes: np.ndarray
     cube: np.ndarray
     cube_axes: np.ndarray
     opening: float
-    """Between the fingers."""
+    """Distance between the fingers."""
 
 
-def lift(scene: Scene) -> np.ndarray:
-    """A change of the hand's place and direction, and whether to close (1) or open."""
-    way = scene.cube - scene.hand
-    beside = float(np.linalg.norm(way[:2]))
-    room = STILL_NEAR if scene.opening < CLOSING else NEAR
-    there = max(beside, abs(float(way[2]))) < room
-    if there and scene.opening < CLOSED:
-        way[2] = UP
+def lift_action(scene: Scene) -> np.ndarray:
+    """Return the change of position and rotation, and 1 to close or -1 to open."""
+    move = scene.cube - scene.hand
+    distance = float(np.linalg.norm(move[:2]))  # horizontal
+    tolerance = STILL_NEAR if scene.opening < CLOSING else NEAR
+    is_near = max(distance, abs(float(move[2]))) < tolerance
+    if is_near and scene.opening < CLOSED:
+        move[2] = UP
     else:
-        way[2] += min(ABOVE, SLOPE * max(0.0, beside - FREE))
-    move = GAIN * np.concatenate([way / STEP, _turn(scene) / TURN])
-    return np.concatenate([np.clip(move, -1, 1), [1.0 if there else -1.0]])
+        move[2] += min(ABOVE, SLOPE * max(0.0, distance - FREE))
+    change = GAIN * np.concatenate([move / STEP, _rotation(scene) / TURN])
+    return np.concatenate([np.clip(change, -1, 1), [1.0 if is_near else -1.0]])
 
 
-def _turn(scene: Scene) -> np.ndarray:
-    """What makes the hand point down, with its fingers along sides of the cube."""
+def _rotation(scene: Scene) -> np.ndarray:
+    """Return the rotation to point down, with the fingers parallel to the cube."""
     tilt = np.cross(scene.hand_axes[:, 2], [0.0, 0.0, -1.0])
-    apart = _heading(scene.cube_axes) - _heading(scene.hand_axes)
-    quarter = np.pi / 2  # a cube looks the same after a quarter of a turn
-    return np.array([tilt[0], tilt[1], (apart + quarter / 2) % quarter - quarter / 2])
+    angle = _heading(scene.cube_axes) - _heading(scene.hand_axes)
+    quarter = np.pi / 2  # a cube is symmetric under quarter turns
+    return np.array([tilt[0], tilt[1], (angle + quarter / 2) % quarter - quarter / 2])
 
 
 def _heading(axes: np.ndarray) -> float:

@@ -1,21 +1,21 @@
-"""A pool whose environments live in worker processes.
+"""Vectorized environment in worker processes, with observations in shared memory.
 
-Rows and actions travel through one anonymous piece of shared memory that every worker
-maps; a socket per worker carries one short message each way per step. Observations are
-double-buffered: while a worker writes the next row, the previous one stays whole, so a
-worker that dies halfway can still have its episode closed with it.
+Observations and actions are exchanged through one anonymous block of shared memory; a
+socket per worker carries one short message per step in each direction. Observations are
+double-buffered: while a worker writes the next row, the previous one stays intact, so
+the episode of a worker that dies in the middle of a step can be ended with it.
 
-The parent tells each environment what to do (`step`, `reset`, nothing) and is the only
-one who remembers. A worker that dies, or does not answer in time, is killed with
-everything it started, and begun anew while the others go on. Workers are started as
-plain Python processes, not forked: nothing of the learner (threads, CUDA, torch) gets
-into them, and a script needs no `if __name__ == "__main__"` for them. They die with the
-parent, whatever kills it, and the memory has no name that could be left behind.
+The main process sends each environment a command (`STEP`, `RESET` or `IDLE`) and holds
+all bookkeeping. A worker that dies or does not answer in time is killed, together with
+its child processes, and restarted while the other workers continue.
+
+Workers are started as new Python processes, not forked: they do not inherit threads,
+CUDA or torch from the main process, and scripts need no `if __name__ == "__main__"`.
+Workers exit when the main process does, however it ends.
 """
 
 from __future__ import annotations
 
-from reverie.envs.vector.workers.child import work
 from reverie.envs.vector.workers.vec_env import WorkerVecEnv
 
-__all__ = ["WorkerVecEnv", "work"]
+__all__ = ["WorkerVecEnv"]

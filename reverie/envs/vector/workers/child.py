@@ -1,4 +1,4 @@
-"""What a worker process does from its first line to its last."""
+"""Code that runs in a worker process: build environments and answer messages."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ import threading
 from collections.abc import Sequence
 
 from reverie.api import StateDict, UserError
-from reverie.envs.vector.batch import common_spaces, truncated_row, write_row
+from reverie.envs.vector.base import common_spaces, truncated_row, write_row
 from reverie.envs.vector.env_slot import EnvFailure, EnvSlot
 from reverie.envs.vector.workers.messages import receive, send
-from reverie.envs.vector.workers.shared_memory import RESET, STEP, Layout, Shared
+from reverie.envs.vector.workers.shared_memory import RESET, STEP, Layout, SharedArrays
 
 
-def work(connection: int, lifeline: int, memory: int, with_thread: int) -> None:
-    """The life of a worker process; the numbers are file descriptors."""
+def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> None:
+    """Entry point of a worker process; the first three arguments are descriptors.
+
+    `lifeline` is a pipe whose other end closes when the main process ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(lifeline, bool(with_thread))
+    _exit_with_parent(lifeline, bool(use_death_signal))
     sock = socket.socket(fileno=connection)
     slots: list[EnvSlot] = []
     try:
         _serve(sock, memory, slots)
     except UserError as error:
-        fatal = (isinstance(error, EnvFailure), str(error))
-        send(sock, b"u", pickle.dumps(fatal), 0.0)
+        payload = pickle.dumps((isinstance(error, EnvFailure), str(error)))
+        send(sock, b"u", payload, 0.0)
     except ConnectionError:
-        pass  # the parent is gone
+        pass  # the main process has ended
     for slot in slots:
         slot.close()
 
@@ -44,10 +47,10 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
         slot = EnvSlot(make_env, index, hello["failures"], hello["seed"], attempt)
         slots.append(slot)
         slot.open()
-    gc.freeze()  # what is here now stays: no need to look through it again
+    gc.freeze()  # objects created so far are permanent; skip them in collections
     spaces = [(slot.obs_space, slot.act_space) for slot in slots]
     send(sock, b"r", pickle.dumps(spaces), 0.0)
-    shared: Shared | None = None
+    shared: SharedArrays | None = None
     while True:
         kind, payload = receive(sock)
         if kind == b"q":
@@ -57,7 +60,7 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
             shared = layout.views(mmap.mmap(memory, layout.nbytes))
         elif kind == b"s":
             assert shared is not None
-            errors = _advance(slots, shared)
+            errors = _run_commands(slots, shared)
             if errors:
                 send(sock, b"e", pickle.dumps(errors), 0.0)
             else:
@@ -67,39 +70,44 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
             send(sock, b"k", pickle.dumps(states), 0.0)
         elif kind == b"l":
             saved: list[StateDict] = pickle.loads(payload)
-            exact = [s.load_state_dict(d) for s, d in zip(slots, saved, strict=True)]
-            send(sock, b"k", pickle.dumps(exact), 0.0)
+            restored = [s.load_state_dict(d) for s, d in zip(slots, saved, strict=True)]
+            send(sock, b"k", pickle.dumps(restored), 0.0)
 
 
-def _advance(slots: Sequence[EnvSlot], shared: Shared) -> list[tuple[int, str]]:
-    """Do what the parent wants of each environment and write its row."""
-    side = int(shared.side[0])
-    rows, before = shared.obs[side], shared.obs[1 - side]
+def _run_commands(
+    slots: Sequence[EnvSlot], shared: SharedArrays
+) -> list[tuple[int, str]]:
+    """Step or reset each environment as commanded, and write its observation.
+
+    Returns the errors of environments that failed, with their indices.
+    """
+    buffer = int(shared.buffer[0])
+    rows, previous = shared.obs[buffer], shared.obs[1 - buffer]
     errors: list[tuple[int, str]] = []
     for slot in slots:
         index = slot.index
         command = shared.command[index]
         if command == STEP:
             action = {key: value[index].copy() for key, value in shared.action.items()}
-            row = slot.step(action) or truncated_row(before, index)
+            row = slot.step(action) or truncated_row(previous, index)
             write_row(rows, index, row)
         elif command == RESET:
             write_row(rows, index, slot.reset())
-        if failed := slot.take_errors():
-            errors += [(index, error) for error in failed]
+        if new_errors := slot.pop_errors():
+            errors += [(index, error) for error in new_errors]
         if shared.attempt[index] != slot.attempt:
             shared.attempt[index] = slot.attempt
     return errors
 
 
-def _die_with_parent(lifeline: int, with_thread: bool) -> None:
-    """End this process, and what it started, as soon as the parent is gone."""
-    if with_thread and sys.platform.startswith("linux"):
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG: works on stopped processes too
+def _exit_with_parent(lifeline: int, use_death_signal: bool) -> None:
+    """Kill this process and its children as soon as the main process has ended."""
+    if use_death_signal and sys.platform.startswith("linux"):
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG: also kills stopped processes
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
-    def watch() -> None:
-        os.read(lifeline, 1)  # returns when the parent's end is closed
+    def wait_for_parent() -> None:
+        os.read(lifeline, 1)  # returns when the main process closes its end
         os.killpg(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()

@@ -1,8 +1,9 @@
-"""Short messages between the pool and a worker, over a socket.
+"""Messages between the main process and a worker, over a socket.
 
-A message is one letter, the size of what follows, and what follows (mostly nothing).
-The pool sends `h`ello, `a`ttach, `s`tep, `g`et state, `l`oad state, `q`uit; a worker
-answers `r`eady, o`k`, `e`rrors it has survived, or one for the `u`ser to mend.
+A message is one letter, the size of its payload, and the payload (mostly empty). The
+main process sends `h`ello, `a`ttach, `s`tep, `g`et state, `l`oad state, `q`uit; a
+worker answers `r`eady, o`k`, `e`rrors (of environments it has restarted), or `u`ser
+error (which stops the run).
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ import socket
 import struct
 import time
 
-HEAD = struct.Struct("!cI")
-GRACE = 0.1
-"""Seconds a worker that is late already gets when its answer is looked for."""
+HEADER = struct.Struct("!cI")
+MIN_TIMEOUT = 0.1
+"""Socket timeout in seconds once a deadline has passed."""
 
 
 def send(sock: socket.socket, kind: bytes, payload: bytes, deadline: float) -> None:
-    _be_patient(sock, deadline)
-    sock.sendall(HEAD.pack(kind, len(payload)) + payload)
+    _set_deadline(sock, deadline)
+    sock.sendall(HEADER.pack(kind, len(payload)) + payload)
 
 
 def receive(sock: socket.socket, deadline: float = 0.0) -> tuple[bytes, bytes]:
-    _be_patient(sock, deadline)
-    kind, size = HEAD.unpack(_receive_exactly(sock, HEAD.size))
+    _set_deadline(sock, deadline)
+    kind, size = HEADER.unpack(_receive_exactly(sock, HEADER.size))
     return kind, _receive_exactly(sock, size) if size else b""
 
 
-def _be_patient(sock: socket.socket, deadline: float) -> None:
-    """Let a socket wait until a deadline, or for ever.
+def _set_deadline(sock: socket.socket, deadline: float) -> None:
+    """Set the socket timeout to reach the deadline; 0 waits forever.
 
-    To change its patience is a call to the kernel, which a tenth of a second is not
-    worth: most messages are answered in milliseconds.
+    Differences below `MIN_TIMEOUT` are ignored, because setting the timeout is a system
+    call and most messages are answered within milliseconds.
     """
     if deadline:
-        seconds, now = max(deadline - time.monotonic(), GRACE), sock.gettimeout()
-        if now is None or abs(seconds - now) > GRACE:
+        seconds = max(deadline - time.monotonic(), MIN_TIMEOUT)
+        current = sock.gettimeout()
+        if current is None or abs(seconds - current) > MIN_TIMEOUT:
             sock.settimeout(seconds)
     elif sock.gettimeout() is not None:
         sock.settimeout(None)
@@ -44,8 +46,8 @@ def _be_patient(sock: socket.socket, deadline: float) -> None:
 def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     data = sock.recv(size)
     while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
             raise ConnectionResetError
-        data += more
+        data += chunk
     return data

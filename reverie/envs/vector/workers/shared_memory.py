@@ -1,7 +1,6 @@
-"""The memory that the pool and its workers share: rows, actions and commands.
+"""Shared memory of the main process and its workers: observations, actions, commands.
 
-It is anonymous, so that nothing is left behind whatever ends us. Observations are
-double-buffered: while a worker writes the next row, the previous one stays whole.
+It is anonymous, so nothing is left on disk however the process ends.
 """
 
 from __future__ import annotations
@@ -16,56 +15,59 @@ import numpy as np
 from reverie.api import UserError
 from reverie.spaces import Spaces
 
-CLOSE_EPISODE, IDLE, STEP, RESET = range(-1, 3)
-"""What the pool wants of an environment. A worker has something to do from `STEP` on;
-where nobody can continue an episode, the pool repeats the row before as its end."""
+TRUNCATE, IDLE, STEP, RESET = range(-1, 3)
+"""Commands to an environment. Workers act on `STEP` and `RESET` only; `TRUNCATE` makes
+the main process end the episode with a copy of its latest row."""
 
 Entry = tuple[str, np.dtype, tuple[int, ...]]
 
 
 class Layout:
-    """Where everything lies in the shared memory; the same on both sides."""
+    """Offsets of all arrays in the shared memory, identical in every process."""
 
     def __init__(self, obs_space: Spaces, act_space: Spaces, count: int):
         obs = _entries(obs_space, count)
         act = _entries(act_space, count)
         int8, int64 = np.dtype(np.int8), np.dtype(np.int64)
-        own: list[Entry] = [("command", int8, (count,)), ("attempt", int64, (count,))]
-        own.append(("side", int8, (1,)))
-        self._parts = {"obs0": obs, "obs1": obs, "action": act, "own": own}
+        control: list[Entry] = [
+            ("command", int8, (count,)),
+            ("attempt", int64, (count,)),
+            ("buffer", int8, (1,)),
+        ]
+        self._groups = {"obs0": obs, "obs1": obs, "action": act, "control": control}
         self._offsets: dict[tuple[str, str], int] = {}
         self.nbytes = 0
-        for part, entries in self._parts.items():
+        for group, entries in self._groups.items():
             for key, dtype, shape in entries:
-                self._offsets[part, key] = self.nbytes
+                self._offsets[group, key] = self.nbytes
                 size = int(np.prod(shape)) * dtype.itemsize
-                self.nbytes += -(-size // 64) * 64  # a cache line each, at least
+                self.nbytes += -(-size // 64) * 64  # aligned to cache lines
 
-    def views(self, memory: mmap.mmap) -> Shared:
+    def views(self, memory: mmap.mmap) -> SharedArrays:
         arrays = {
-            part: {
-                key: np.ndarray(shape, dtype, memory, self._offsets[part, key])
+            group: {
+                key: np.ndarray(shape, dtype, memory, self._offsets[group, key])
                 for key, dtype, shape in entries
             }
-            for part, entries in self._parts.items()
+            for group, entries in self._groups.items()
         }
-        return Shared(arrays)
+        return SharedArrays(arrays)
 
 
-class Shared:
-    """The shared memory as arrays."""
+class SharedArrays:
+    """The shared memory as NumPy arrays."""
 
     def __init__(self, arrays: dict[str, dict[str, np.ndarray]]):
         self.obs = (arrays["obs0"], arrays["obs1"])
         self.action = arrays["action"]
-        self.command = arrays["own"]["command"]
-        self.attempt = arrays["own"]["attempt"]
-        self.side = arrays["own"]["side"]
-        """Which of the two buffers the next rows go to."""
+        self.command = arrays["control"]["command"]
+        self.attempt = arrays["control"]["attempt"]
+        self.buffer = arrays["control"]["buffer"]
+        """Index of the observation buffer that the next rows are written to."""
 
 
-def shared_file() -> int:
-    """A file without a name, so that nothing is left behind however we end."""
+def create_shared_file() -> int:
+    """Return the descriptor of a new file without a name."""
     if sys.platform == "win32":
         raise UserError(
             "Worker processes need Linux or macOS.\n  Fix: set --env.vector.workers 0."

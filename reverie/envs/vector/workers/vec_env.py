@@ -1,4 +1,4 @@
-"""The pool whose environments step in worker processes."""
+"""`WorkerVecEnv`: the vectorized environment in worker processes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,34 @@ import os
 import pickle
 import time
 import weakref
-from collections import Counter
 
 import numpy as np
 
-from reverie.api import Action, Metrics, Obs, StateDict, UserError
-from reverie.envs.vector.batch import (
-    common_spaces,
-    restart_metrics,
-    row_of,
-    saved_rows,
-    saved_waiting,
-    truncated_row,
-    vec_env_state,
-    waits,
-    write_row,
-)
+from reverie.api import Action, Obs, StateDict, UserError
+from reverie.envs.vector import base
 from reverie.envs.vector.env_slot import (
     EnvFailure,
     MakeEnv,
     failure_message,
-    warn_of_error,
+    warn_of_restart,
 )
 from reverie.envs.vector.vec_env import VecEnvConfig
-from reverie.envs.vector.workers.handle import Lost, Worker
+from reverie.envs.vector.workers.handle import WorkerError, WorkerHandle
 from reverie.envs.vector.workers.shared_memory import (
-    CLOSE_EPISODE,
     IDLE,
     RESET,
     STEP,
+    TRUNCATE,
     Layout,
-    shared_file,
+    create_shared_file,
 )
 from reverie.spaces import Spaces
 
 log = logging.getLogger("reverie.envs")
 
 
-class WorkerVecEnv:
-    """Environments in processes of their own, several to a process if need be."""
+class WorkerVecEnv(base.BaseVecEnv):
+    """Steps environments in worker processes, one or several per process."""
 
     def __init__(
         self,
@@ -56,15 +45,15 @@ class WorkerVecEnv:
         config: VecEnvConfig,
         seed: int | None = None,
     ):
+        super().__init__(count)
         self._config = config
-        self._count = count
-        self._events: Counter[str] = Counter()
-        parcel = _pickled(make_env)
-        self._memory = shared_file()
-        recipe = {"seed": seed, "failures": config.failures, "count": count}
-        shares = np.array_split(np.arange(count), _worker_count(config.workers, count))
+        pickled = _pickle(make_env)
+        self._memory = create_shared_file()
+        options = {"seed": seed, "failures": config.failures, "count": count}
+        workers = (os.cpu_count() or 1) if config.workers < 0 else config.workers
+        shares = np.array_split(np.arange(count), min(workers, count))
         self._workers = [
-            Worker([int(i) for i in share], parcel, recipe, self._memory)
+            WorkerHandle([int(i) for i in share], pickled, options, self._memory)
             for share in shares
         ]
         self._finalizer = weakref.finalize(self, _stop, self._workers, self._memory)
@@ -77,237 +66,223 @@ class WorkerVecEnv:
     def _open(self) -> None:
         for worker in self._workers:
             worker.start([0] * len(worker.indices))
-        limit = time.monotonic() + self._config.start_timeout
+        deadline = time.monotonic() + self._config.start_timeout
         spaces: list[tuple[Spaces, Spaces]] = []
         for worker in self._workers:
             try:
-                spaces += worker.await_ready(limit)
-            except Lost as lost:
+                spaces += worker.await_ready(deadline)
+            except WorkerError as error:
                 raise EnvFailure(
-                    f"A worker for environments {worker.indices} did not start: "
-                    f"{lost.why}.\n  Fix: --env.vector.workers 0 shows the error; "
-                    "--env.vector.start_timeout gives it more time."
-                ) from lost
-        self.obs_space, self.act_space = common_spaces(spaces)
-        layout = Layout(self.obs_space, self.act_space, self._count)
+                    f"The worker of environments {worker.indices} did not start: "
+                    f"{error.reason}.\n  Fix: --env.vector.workers 0 shows the error; "
+                    "--env.vector.start_timeout allows more time."
+                ) from error
+        self.obs_space, self.act_space = base.common_spaces(spaces)
+        layout = Layout(self.obs_space, self.act_space, len(self))
         os.ftruncate(self._memory, layout.nbytes)
         self._shared = layout.views(mmap.mmap(self._memory, layout.nbytes))
         for worker in self._workers:
             worker.attach()
-        self._side = 0
+        self._buffer = 0
         self._deadline = 0.0
-        self._started = self._sent = self._broken = False
-        self.waiting = np.zeros(self._count, bool)
-        self._running = np.zeros(self._count, bool)
-        """Which environments have an episode that a worker can continue."""
-
-    def __len__(self) -> int:
-        return self._count
+        self._is_started = self._is_sent = self._is_broken = False
+        self._has_episode = np.zeros(len(self), bool)
+        """Environments with an episode that their worker can continue."""
 
     def reset(self) -> Obs:
-        assert not self._sent, "call recv first"
-        self._issue(np.full(self._count, RESET, np.int8))
-        self.waiting = np.zeros(self._count, bool)
-        self._started = True
+        assert not self._is_sent, "call recv first"
+        self._send_commands(np.full(len(self), RESET, np.int8))
+        self.waiting = np.zeros(len(self), bool)
+        self._is_started = True
         return self._collect()
 
-    def step(self, action: Action) -> Obs:
-        self.send(action)
-        return self.recv()
-
     def send(self, action: Action) -> None:
-        """Begin a step; the workers take it while the caller does something else."""
-        assert self._started, "call reset first"
-        assert not self._sent, "call recv before the next send"
+        assert self._is_started, "call reset first"
+        assert not self._is_sent, "call recv before the next send"
         for key, shared in self._shared.action.items():
             shared[:] = action[key]
-        is_last = self._shared.obs[self._side]["is_last"]
-        self.waiting = waits(is_last, self._config.lockstep)
-        command = np.full(self._count, STEP, np.int8)
-        if is_last.any() or not self._running.all():
+        is_last = self._shared.obs[self._buffer]["is_last"]
+        self.waiting = base.find_waiting(is_last, self._config.lockstep)
+        command = np.full(len(self), STEP, np.int8)
+        if is_last.any() or not self._has_episode.all():
             command[is_last] = RESET
             command[self.waiting] = IDLE
-            command[~(self._running | is_last)] = CLOSE_EPISODE
-        self._issue(command)
-        self._sent = True
+            command[~(self._has_episode | is_last)] = TRUNCATE
+        self._send_commands(command)
+        self._is_sent = True
 
     def recv(self) -> Obs:
-        assert self._sent, "call send first"
-        self._sent = False
+        assert self._is_sent, "call send first"
+        self._is_sent = False
         return self._collect()
 
     def close(self) -> None:
         self._finalizer()
 
-    def metrics(self) -> Metrics:
-        return restart_metrics(self._events)
-
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
+        """Process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
 
     def state_dict(self) -> StateDict:
-        """Where every environment stands; after `EnvFailure` only that it must begin
-        anew."""
-        assert self._started, "call reset first"
-        assert not self._sent, "call recv before saving"
+        """Return the states of all environments.
+
+        The state is empty for environments of a failed worker, and for all of them
+        after `EnvFailure`, so that they start new episodes.
+        """
+        assert self._is_started, "call reset first"
+        assert not self._is_sent, "call recv before saving"
         slots: list[StateDict] = []
         for worker in self._workers:
             try:
-                if self._broken or not worker.is_ready:
-                    raise Lost("errors", "it is being restarted")
-                worker.tell(b"g", deadline=self._soon())
-                slots += pickle.loads(worker.hear(self._soon())[1])
-            except Lost as lost:
-                if worker.is_ready and not self._broken:
-                    self._lose(worker, lost)
-                slots += [self._nothing(index) for index in worker.indices]
-        obs = self._shared.obs[self._side]
-        return vec_env_state(slots, obs, self.obs_space, self.waiting)
+                if self._is_broken or not worker.is_ready:
+                    raise WorkerError("errors", "it is being restarted")
+                worker.send(b"g", deadline=self._new_deadline())
+                slots += pickle.loads(worker.receive(self._new_deadline())[1])
+            except WorkerError as error:
+                if worker.is_ready and not self._is_broken:
+                    self._restart(worker, error)
+                slots += [
+                    {"attempt": int(attempt), "failures": 0, "env": None}
+                    for attempt in self._shared.attempt[worker.rows]
+                ]
+        return self._make_state(slots, self._shared.obs[self._buffer])
 
     def load_state_dict(self, state: StateDict) -> Obs:
-        """Continue where the state was saved; returns the rows to go on from.
+        """Restore a state and return its observations.
 
-        Environments without state of their own begin a new episode.
+        Environments that cannot save their state start a new episode.
         """
-        assert not self._sent, "call recv before loading"
-        saved = saved_rows(state, self.obs_space, self._count)
-        command = np.full(self._count, RESET, np.int8)
+        assert not self._is_sent, "call recv before loading"
+        saved = self._saved_obs(state)
+        command = np.full(len(self), RESET, np.int8)
         for worker in self._workers:
             states = [state["envs"][index] for index in worker.indices]
             try:
                 self._await_ready(worker)
-                worker.tell(b"l", pickle.dumps(states), self._soon())
-                exact = pickle.loads(worker.hear(self._soon())[1])
-            except Lost as lost:
-                self._lose(worker, lost)
-                exact = [False] * len(states)
-            command[[i for i, e in zip(worker.indices, exact, strict=True) if e]] = IDLE
-        self._issue(command)
+                worker.send(b"l", pickle.dumps(states), self._new_deadline())
+                restored = pickle.loads(worker.receive(self._new_deadline())[1])
+            except WorkerError as error:
+                self._restart(worker, error)
+                restored = [False] * len(states)
+            command[worker.rows][np.array(restored)] = IDLE
+        self._send_commands(command)
         obs = self._collect()
-        for index in self._where(IDLE):
-            write_row(self._shared.obs[self._side], index, row_of(saved, index))
-            write_row(obs, index, row_of(saved, index))
-        self._running[:] = True
-        self._started = True
-        self.waiting = saved_waiting(state, obs)
+        for index in self._indices_of(IDLE):
+            row = base.get_row(saved, index)
+            base.write_row(self._shared.obs[self._buffer], index, row)
+            base.write_row(obs, index, row)
+        self._has_episode[:] = True
+        self._is_started = True
+        self._load_waiting(state, obs)
         return obs
 
-    def _issue(self, command: np.ndarray) -> None:
+    def _send_commands(self, command: np.ndarray) -> None:
         self._command = command
         self._shared.command[:] = command
-        self._side = self._shared.side[0] = 1 - self._side
-        self._deadline = self._soon()
+        self._buffer = self._shared.buffer[0] = 1 - self._buffer
+        self._deadline = self._new_deadline()
         for worker in self._workers:
             worker.is_busy = False
             if worker.is_ready and worker.has_work(command):
-                worker.is_busy = True  # if it is dead, `_collect` finds out
-                with contextlib.suppress(Lost):
-                    worker.tell(b"s", deadline=self._deadline)
+                worker.is_busy = True
+                with contextlib.suppress(WorkerError):  # `_collect` handles it
+                    worker.send(b"s", deadline=self._deadline)
 
     def _collect(self) -> Obs:
+        """Wait for all workers and return a copy of the observations."""
         try:
-            # The last one told is mostly the last to finish: whoever waits for it
-            # first is woken once, and finds the others ready.
+            # The worker that was messaged last usually finishes last. Waiting for it
+            # first blocks once; the others are then done already.
             for worker in reversed(self._workers):
                 self._collect_from(worker)
         except UserError:
-            self._broken = True
+            self._is_broken = True
             raise
-        before, rows = self._shared.obs[1 - self._side], self._shared.obs[self._side]
+        previous = self._shared.obs[1 - self._buffer]
+        rows = self._shared.obs[self._buffer]
         if self._command.min() < STEP:
-            for index in self._where(CLOSE_EPISODE):
-                write_row(rows, index, truncated_row(before, index))
-            for index in self._where(IDLE):
-                write_row(rows, index, row_of(before, index))
+            for index in self._indices_of(TRUNCATE):
+                base.write_row(rows, index, base.truncated_row(previous, index))
+            for index in self._indices_of(IDLE):
+                base.write_row(rows, index, base.get_row(previous, index))
         return {key: array.copy() for key, array in rows.items()}
 
-    def _collect_from(self, worker: Worker) -> None:
-        """Wait for a worker's rows; where it fails, restart it until they are there.
+    def _collect_from(self, worker: WorkerHandle) -> None:
+        """Wait until a worker has written its rows.
 
-        Its running episodes are closed; only first rows are worth waiting for.
+        If it fails, its running episodes are truncated and it is restarted; the restart
+        is awaited only if an environment of it has to be reset.
         """
         deadline = self._deadline
         while worker.is_busy or worker.has_work(self._command):
             try:
                 if not worker.is_busy:
                     self._await_ready(worker)
-                    deadline = self._soon()
-                    worker.tell(b"s", deadline=deadline)
-                kind, payload = worker.hear(deadline)
+                    deadline = self._new_deadline()
+                    worker.send(b"s", deadline=deadline)
+                kind, payload = worker.receive(deadline)
                 worker.is_busy = False
-            except Lost as lost:
-                self._lose(worker, lost)
-                mine = self._command[worker.share]
-                mine[mine == STEP] = CLOSE_EPISODE
-                self._shared.command[worker.share] = mine
+            except WorkerError as error:
+                self._restart(worker, error)
+                command = self._command[worker.rows]  # a view
+                command[command == STEP] = TRUNCATE
+                self._shared.command[worker.rows] = command
                 continue
             errors = pickle.loads(payload) if kind == b"e" else []
-            for index, error in errors:
-                self._events["errors"] += 1
-                warn_of_error(index, error)
-            self._running[worker.share] = True
-            ended = self._shared.obs[self._side]["is_last"][worker.share].any()
-            worker.forgive(bool(ended) and not errors)
+            for index, message in errors:
+                self._restarts["errors"] += 1
+                warn_of_restart(index, message)
+            self._has_episode[worker.rows] = True
+            ended = self._shared.obs[self._buffer]["is_last"][worker.rows].any()
+            worker.count_good_step(bool(ended) and not errors)
             return
 
-    def _await_ready(self, worker: Worker) -> None:
+    def _await_ready(self, worker: WorkerHandle) -> None:
         if not worker.is_ready:
-            limit = worker.started_at + self._config.start_timeout
-            worker.await_ready(limit)
+            worker.await_ready(worker.started_at + self._config.start_timeout)
             worker.attach()
 
-    def _lose(self, worker: Worker, lost: Lost) -> None:
-        """Count and tell a failed worker, and start it again without waiting for it."""
+    def _restart(self, worker: WorkerHandle, error: WorkerError) -> None:
+        """Kill a failed worker and start it again, without waiting for it.
+
+        Raises `EnvFailure` if it failed too often.
+        """
         worker.kill()
         worker.failures += 1
-        self._events[lost.cause] += 1
-        self._running[worker.share] = False
+        self._restarts[error.cause] += 1
+        self._has_episode[worker.rows] = False
         if worker.failures >= self._config.failures:
-            self._broken = True
+            self._is_broken = True
             raise EnvFailure(
-                failure_message(worker.indices[0], worker.failures, lost.why)
+                failure_message(worker.indices[0], worker.failures, error.reason)
             )
         log.warning(
-            "The worker of environments %s was restarted, their episodes count as "
+            "The worker of environments %s was restarted; their episodes count as "
             "truncated: %s",
             worker.indices,
-            lost.why,
+            error.reason,
         )
-        self._shared.attempt[worker.share] += 1
-        worker.start(self._shared.attempt[worker.share].tolist())
+        self._shared.attempt[worker.rows] += 1
+        worker.start(self._shared.attempt[worker.rows].tolist())
 
-    def _where(self, command: int) -> list[int]:
+    def _indices_of(self, command: int) -> list[int]:
         return [int(index) for index in np.flatnonzero(self._command == command)]
 
-    def _nothing(self, index: int) -> StateDict:
-        return {
-            "attempt": int(self._shared.attempt[index]),
-            "failures": 0,
-            "env": None,
-        }
-
-    def _soon(self) -> float:
+    def _new_deadline(self) -> float:
         return time.monotonic() + self._config.timeout
 
 
-def _stop(workers: list[Worker], memory: int) -> None:
+def _stop(workers: list[WorkerHandle], memory: int) -> None:
     deadline = time.monotonic() + 2.0
     for worker in workers:
-        worker.ask_to_quit(deadline)
+        worker.request_exit(deadline)
     for worker in workers:
         worker.finish(deadline)
     os.close(memory)
 
 
-def _worker_count(workers: int, count: int) -> int:
-    if workers < 0:
-        workers = os.cpu_count() or 1
-    return min(workers, count)
-
-
-def _pickled(make_env: MakeEnv) -> bytes:
+def _pickle(make_env: MakeEnv) -> bytes:
     import cloudpickle
 
     try:

@@ -1,0 +1,36 @@
+"""Any environment registered with Gymnasium, by its id (`gym_CartPole-v1`)."""
+
+from __future__ import annotations
+
+from reverie.api import Env, UserError
+from reverie.envs.adapters.custom import from_gymnasium
+from reverie.envs.suite import Suite, suggest
+
+
+def make_gym(name: str) -> Env:
+    """Build the environment with the Gymnasium id `name`."""
+    import gymnasium
+
+    try:
+        env = gymnasium.make(name)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(
+            f"Task 'gym_{name}' needs a package that is not installed: {error}\n"
+            "  Fix: install that package with pip."
+        ) from error
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        hint = suggest(f"gym_{name}", [f"gym_{key}" for key in gymnasium.registry])
+        raise UserError(
+            f"Gymnasium cannot make {name!r}: {error}{hint}\n"
+            "  Fix: use an id of `gymnasium.make`, such as gym_CartPole-v1."
+        ) from error
+    return from_gymnasium(env)
+
+
+SUITE = Suite(
+    name="gym",
+    description="any environment registered with Gymnasium",
+    license="MIT",
+    make=lambda name, _: make_gym(name),
+    name_format="gym_ID, such as gym_CartPole-v1",
+)

@@ -1,0 +1,106 @@
+"""Base class of vectorized environments, and functions on batched observations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from reverie.api import Action, Metrics, Obs, StateDict, UserError
+from reverie.spaces import Spaces
+
+Rows = Mapping[str, np.ndarray]
+"""Observations of all environments: one array per key, the environments on axis 0."""
+
+
+class BaseVecEnv:
+    """What the implementations of `reverie.api.VecEnv` share."""
+
+    obs_space: Spaces
+    act_space: Spaces
+
+    def __init__(self, count: int):
+        self._count = count
+        self._restarts: Counter[str] = Counter()  # by cause
+        self.waiting = np.zeros(count, bool)
+        """Environments whose episode has ended and that wait for the others
+        (`VecEnvConfig.lockstep`). Their rows repeat the last one."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def step(self, action: Action) -> Obs:
+        self.send(action)
+        return self.recv()
+
+    def send(self, action: Action) -> None:
+        """Start a step; `recv` returns its observations."""
+        raise NotImplementedError
+
+    def recv(self) -> Obs:
+        raise NotImplementedError
+
+    def metrics(self) -> Metrics:
+        """Return the number of restarted environments, in total and by cause."""
+        causes = ("errors", "crashes", "timeouts")
+        metrics = {f"env/{cause}": self._restarts[cause] for cause in causes}
+        return {"env/restarts": sum(metrics.values()), **metrics}
+
+    def _make_state(self, slots: list[StateDict], obs: Rows) -> StateDict:
+        """Combine the states of all env slots and the latest observations."""
+        # A list, because keys of observations may contain any character.
+        rows = [obs[key].copy() for key in sorted(self.obs_space)]
+        state: StateDict = {"envs": slots, "obs": rows}
+        if self.waiting.any():
+            state["waiting"] = self.waiting.copy()
+        return state
+
+    def _saved_obs(self, state: StateDict) -> Obs:
+        """Return the observations in a state, and check its number of environments."""
+        if len(state["envs"]) != len(self):
+            raise UserError(
+                f"The checkpoint has {len(state['envs'])} environments, this run has "
+                f"{len(self)}.\n  Fix: set --run.envs {len(state['envs'])}."
+            )
+        arrays = map(np.asarray, state["obs"])
+        return dict(zip(sorted(self.obs_space), arrays, strict=True))
+
+    def _load_waiting(self, state: StateDict, obs: Rows) -> None:
+        """Restore `waiting`, except where an environment started a new episode."""
+        waiting = np.asarray(state.get("waiting", np.zeros(len(self), bool)))
+        self.waiting = np.asarray(waiting & obs["is_last"])
+
+
+def common_spaces(spaces: list[tuple[Spaces, Spaces]]) -> tuple[Spaces, Spaces]:
+    """Return the observation and action spaces that all environments share."""
+    first = spaces[0]
+    for index, other in enumerate(spaces):
+        if other != first:
+            raise UserError(
+                f"The spaces of environment {index} differ from those of environment "
+                "0.\n  Fix: give all environments of a run the same spaces."
+            )
+    return first
+
+
+def write_row(rows: Rows, index: int, obs: Obs) -> None:
+    for key, array in rows.items():
+        array[index] = obs[key]
+
+
+def get_row(rows: Rows, index: int) -> Obs:
+    return {key: array[index] for key, array in rows.items()}
+
+
+def truncated_row(rows: Rows, index: int) -> Obs:
+    """Return the latest row with `is_last`, to end the episode of a failed env."""
+    end = {"reward": 0.0, "is_first": False, "is_last": True, "is_terminal": False}
+    return {**get_row(rows, index), **end}
+
+
+def find_waiting(is_last: np.ndarray, lockstep: bool) -> np.ndarray:
+    """Return which environments wait for others to end their episode."""
+    if lockstep and not is_last.all():
+        return np.array(is_last, bool)
+    return np.zeros(len(is_last), bool)
