@@ -2,12 +2,11 @@ import json
 import math
 import os
 import pickle
-import resource
-import signal
 
 import numpy as np
 import pytest
 import torch
+from full_disk import file_size_limit
 
 from reverie.api import UserError
 from reverie.run import checkpoint
@@ -98,15 +97,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_one_sentence(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(1, state(1))
     large = {"agent": {"weight": torch.zeros(1_000_000)}}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(DiskFull, match="disk is full"):
-            checkpoints.save(2, large)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+    with (
+        file_size_limit(100_000),
+        pytest.raises(DiskFull, match="disk is full"),
+    ):
+        checkpoints.save(2, large)
     assert checkpoints.newest() == good
     assert os.listdir(tmp_path) == [good.name]
 

@@ -6,25 +6,23 @@ to the files themselves.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from full_disk import file_size_limit
 from replay_episodes import stored_episodes
 
 from reverie import envs as suites
@@ -173,19 +171,6 @@ def lab(tmp_path, monkeypatch, capsys):
     return lambda **flags: Lab(tmp_path, capsys, **flags)
 
 
-@contextlib.contextmanager
-def no_file_beyond(size: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond a size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-
-
 # A full disk.
 
 FULL = {
@@ -215,7 +200,7 @@ def test_a_full_disk_stops_with_a_sentence_and_the_last_save_resumes(lab, case):
     assert before[1] == 200
     for name, text in files.items():
         run.switch(name, text)
-    with no_file_beyond(limit):
+    with file_size_limit(limit):
         code, error = run.train(500)
     assert code == 2, error
     said = [line for line in error.splitlines() if line.startswith("reverie: ")]
@@ -236,7 +221,7 @@ def test_a_full_disk_at_the_notes_of_a_start_stops_with_a_sentence(lab):
     assert run.train(100)[0] == 0
     about = run.logdir / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) * 90))
-    with no_file_beyond(20_000):
+    with file_size_limit(20_000):
         code, error = run.train(200)
     assert code == 2
     assert "about.json" in error
@@ -250,10 +235,10 @@ def test_a_full_disk_under_the_log_keeps_its_lines_for_later(lab):
     assert run.train(200)[0] == 0
     limit = (run.logdir / "metrics.jsonl").stat().st_size + 2_000
     assert limit > 40_000  # beyond every other file
-    with no_file_beyond(limit):
+    with file_size_limit(limit):
         code, error = run.train(260)
     assert code == 0, error
-    assert error.count("The jsonl log fails, the run goes on") == 1
+    assert error.count("The jsonl log fails, the run continues") == 1
     assert max(line["step"] for line in run.metrics()) < 250
     assert run.train(300)[0] == 0
     steps = {line["step"] for line in run.metrics()}
@@ -263,10 +248,10 @@ def test_a_full_disk_under_the_log_keeps_its_lines_for_later(lab):
 def test_a_full_disk_under_the_pictures_only_leaves_them_out(lab):
     run = lab(**{"replay.save": False, "logger.outputs": "jsonl,media"})
     run.switch("pixels")
-    with no_file_beyond(15_000):
+    with file_size_limit(15_000):
         code, error = run.train(200)
     assert code == 0, error
-    assert error.count("The media log fails, the run goes on") == 1
+    assert error.count("The media log fails, the run continues") == 1
     media = run.logdir / "media"
     assert not media.exists() or not list(media.iterdir())
     assert run.train(300)[0] == 0

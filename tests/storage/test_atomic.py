@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
-from contextlib import contextmanager
 
 import pytest
+from full_disk import file_size_limit
 
 from reverie.storage.atomic import (
     DiskFull,
@@ -17,19 +15,6 @@ from reverie.storage.atomic import (
     write_file,
     write_json,
 )
-
-
-@contextmanager
-def file_size_limit(limit: int):
-    """Make writes beyond this many bytes fail, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("sync", [True, False])
