@@ -38,8 +38,9 @@ def make_world(
 ) -> Any:
     """Build the world model named by `dreamer.world`: an nn.Module and a `LatentWorld`.
 
-    A world named as `package.module:Class` is called with the spaces, its own settings
-    (`dreamer.<class_name>`, an instance of its `Config`) and the dtype.
+    A world named as `package.module:Class` is called like `RSSM`: with the spaces, its
+    own settings (`dreamer.<class_name>`, an instance of its `Config`), the configs of
+    the other networks and the dtype.
     """
     if config.world in WORLDS:
         return WORLDS[config.world](config, obs_space, act_space, dtype)
@@ -50,7 +51,7 @@ def make_world(
         )
     settings = getattr(config, settings_name(config.world))
     make = import_object(config.world, "--dreamer.world")
-    return make(obs_space, act_space, settings, dtype)
+    return make(obs_space, act_space, settings, _networks(config), dtype)
 
 
 def make_actor_critic(
