@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reverie.api import Action, Batch, LatentWorld, Obs
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
 
@@ -54,7 +54,7 @@ class LatentWorldModelEnv:
     @torch.no_grad()
     def foreseen(self) -> list[str]:
         """The keys that the world draws; others are zero in its rows."""
-        states = map1(lambda x: x[:, None], self.world.initial(1))
+        states = tree_map(lambda x: x[:, None], self.world.initial(1))
         return [key for key in self.world.decode(states) if key in self.obs_space]
 
     @torch.no_grad()
@@ -70,14 +70,14 @@ class LatentWorldModelEnv:
         }
         start = self.world.initial(len(rows["is_first"]))
         states = self.world.observe(start, rows, self.rng)
-        return map1(lambda x: x[:, -1], states)
+        return tree_map(lambda x: x[:, -1], states)
 
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         chosen = {key: self._tensor(value) for key, value in action.items()}
         with _calm(self.world):
             dream = self.world.imagine(state, lambda _: chosen, 1, self.rng)
-        after = map1(lambda x: x[:, 1:], dream.states)
+        after = tree_map(lambda x: x[:, 1:], dream.states)
         reward, cont = self.world.outcome(self.world.features(after))
         drawn = {k: x[:, 0] for k, x in self.world.decode(after).items()}
         rows: Obs = {}
@@ -94,7 +94,7 @@ class LatentWorldModelEnv:
             rows[key] = np.clip(array, low, top).astype(space.dtype)
         rows["reward"] = reward[:, 0].float().cpu().numpy()
         rows["is_terminal"] = (cont[:, 0] < 0.5).cpu().numpy()
-        return map1(lambda x: x[:, 0], after), rows
+        return tree_map(lambda x: x[:, 0], after), rows
 
     def _tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device)

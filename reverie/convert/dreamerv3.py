@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import StateDict, UserError
-from reverie.nets.blocks import ByKey
+from reverie.nets.blocks import ModulesByKey
 
 NETWORKS = ("enc", "dyn", "dec", "rew", "con", "pol", "val", "slowval")
 NORMS = ("retnorm", "valnorm", "advnorm")
@@ -128,7 +128,7 @@ def original_name(part: str, name: str) -> str:
     """`dyn`, `dynin0.weight` -> `dyn/dynin0/kernel`."""
     *path, leaf = name.split(".")
     leaf = {"weight": "kernel"}.get(leaf, leaf)
-    return "/".join([part, *(ByKey.key(slot) for slot in path), leaf])
+    return "/".join([part, *(ModulesByKey.key(slot) for slot in path), leaf])
 
 
 def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from reverie.api import UserError
-from reverie.nets.dreamerv3_torch import OlderEncoderConfig
+from reverie.nets.dreamerv3_torch import DreamerV3TorchEncoderConfig
 from reverie.storage.torch_file import read_torch_file
 
 
@@ -56,12 +56,12 @@ def _extract_encoder(state: Mapping[str, Any], path: str | Path) -> dict[str, Te
     return renamed
 
 
-def sizes_of(weights: Mapping[str, Tensor]) -> OlderEncoderConfig:
+def sizes_of(weights: Mapping[str, Tensor]) -> DreamerV3TorchEncoderConfig:
     """Return the sizes of the encoder with these weights."""
     convs = [v for k, v in weights.items() if k.startswith("convs.")]
     linears = [v for k, v in weights.items() if k.startswith("linears.")]
-    default = OlderEncoderConfig()
-    return OlderEncoderConfig(
+    default = DreamerV3TorchEncoderConfig()
+    return DreamerV3TorchEncoderConfig(
         depth=convs[0].shape[0] if convs else default.depth,
         stages=len(convs) or default.stages,
         layers=len(linears) or default.layers,

@@ -27,7 +27,7 @@ from reverie.kernels.graphs.weight_copies import WeightCopies
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 
 Policy = Callable[[Carry, dict[str, Any]], tuple[Carry, Action, Extras]]
 
@@ -159,5 +159,5 @@ def _act_eager(
     act: Callable[[Carry, Any], Any], carry: Carry, obs: dict[str, Any]
 ) -> tuple[Carry, Action, Extras]:
     carry, action, extras = act(carry, obs)
-    action, extras = map1(lambda x: x.cpu().numpy(), (action, extras))
+    action, extras = tree_map(lambda x: x.cpu().numpy(), (action, extras))
     return carry, action, extras

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import can_launch
 from reverie.nets.blocks import Norm
-from reverie.nets.transformer import Cache, Layer, Transformer
+from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 
 MOST_TOKENS = 4
 """Tokens at a time up to which attention is worth its own kernel."""
@@ -38,7 +38,7 @@ class FastTransformer(Transformer):
         assert size + new <= self.length, f"no room for {new} after {size} tokens"
         change = self.positions.weight[size : size + new].to(x.dtype)
         for i, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             x, y = add_norm(x, change, layer.norm0)
             z = attend(layer.qkv(y), cache.keys[i], cache.values[i], size)
             x, y = add_norm(x, layer.out(z), layer.norm1)

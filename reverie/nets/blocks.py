@@ -1,12 +1,13 @@
-"""The few layers everything else is built from.
+"""Basic layers of all networks: linear, block-linear, norm, MLP.
 
 Parameters are float32. A layer casts its own weights to the dtype of its input, so the
 dtype that enters a network is the one it computes in; norms compute in float32.
 
-Every kernel starts from a normal truncated at two deviations, scaled to a variance of
-1 / fan_in (and by `outscale`); biases start at zero and norm scales at one. Building a
-layer leaves its weights unset: `initialize` fills a whole module from one generator, on
-the CPU, so that a seed means the same weights on every device.
+Weights are initialized from a normal distribution truncated at two standard deviations,
+scaled to a variance of 1 / fan_in (and by `outscale`); biases with zeros, norm scales
+with ones. The constructor of a layer leaves its weights uninitialized: `initialize`
+fills all layers of a module from one generator on the CPU, so that a seed gives the
+same weights on every device.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from reverie.api import UserError
 
 TRUNCATION = 1.1368
-"""Undoes the loss of variance from truncating a normal at two deviations."""
+"""Makes up for the variance lost by truncation at two standard deviations."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -37,8 +38,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"There is no activation {name!r}.\n  Fix: use one of {known}.")
+        names = ", ".join(ACTIVATIONS)
+        raise UserError(f"Unknown activation {name!r}.\n  Fix: use one of {names}.")
     return ACTIVATIONS[name]
 
 
@@ -50,8 +51,8 @@ def symexp(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     return torch.sign(x) * torch.expm1(torch.abs(x))
 
 
-class Kernel(nn.Module):
-    """A weight with its bias, and the rule both are initialized by."""
+class AffineLayer(nn.Module):
+    """Base class of linear and convolutional layers: weight, bias, initialization."""
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -63,11 +64,11 @@ class Kernel(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(units))
         self.std = TRUNCATION * math.sqrt(1 / fan_in) * outscale
-        # copies to compute with (`kernels/optim/low_precision_weights.py`)
+        # copies to compute with: see kernels/optim/low_precision_weights.py
         self.low_precision: tuple[Tensor, Tensor] | None = None
 
     def cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weight and bias in the dtype of a computation."""
+        """Weight and bias in the given dtype."""
         copies = self.low_precision
         if copies is not None and copies[0].dtype == dtype:
             return copies
@@ -80,8 +81,8 @@ class Kernel(nn.Module):
         self.bias.zero_()
 
 
-class Linear(Kernel):
-    """A dense layer; a tuple of `units` gives the output that shape."""
+class Linear(AffineLayer):
+    """A dense layer; with a tuple of `units`, the output has that shape."""
 
     def __init__(
         self, inputs: int, units: int | tuple[int, ...], outscale: float = 1.0
@@ -95,19 +96,19 @@ class Linear(Kernel):
         return y if len(self.shape) == 1 else y.reshape(*y.shape[:-1], *self.shape)
 
 
-class BlockLinear(Kernel):
-    """A dense layer with a block-diagonal weight: block k of the output sees block k.
+class BlockLinear(AffineLayer):
+    """A dense layer with a block-diagonal weight matrix.
 
-    The fan-in that scales its weights is the whole input, not one block of it.
+    For initialization, the fan-in is the size of the whole input, not of one block.
     """
 
     def __init__(self, inputs: int, units: int, blocks: int, outscale: float = 1.0):
         for width in (inputs, units):
             if width % blocks:
                 raise UserError(
-                    f"A layer of width {width} cannot be cut into {blocks} blocks.\n"
-                    f"  Fix: make the width a multiple of {blocks}, or change the "
-                    "blocks."
+                    f"A layer of width {width} cannot be divided into {blocks} blocks."
+                    f"\n  Fix: use a width that is a multiple of {blocks}, or another "
+                    "number of blocks."
                 )
         shape = (blocks, inputs // blocks, units // blocks)
         super().__init__(shape, units, inputs, outscale)
@@ -121,9 +122,9 @@ class BlockLinear(Kernel):
 
 
 class Norm(nn.Module):
-    """Normalizes the last axis: `rms`, `layer` or `none`; `rms1em6` names another eps.
+    """RMS norm (`rms`), layer norm (`layer`) or identity (`none`) over the last axis.
 
-    `eps` is added inside the square root. Only `layer` subtracts the mean and shifts.
+    The default epsilon is 1e-4; `rms1em6` sets it to 1e-6.
     """
 
     def __init__(self, name: str, width: int):
@@ -131,9 +132,8 @@ class Norm(nn.Module):
         match = re.fullmatch(r"(rms|layer|none)(\d+em\d+)?", name)
         if not match:
             raise UserError(
-                f"There is no norm {name!r}.\n"
-                "  Fix: use rms, layer or none, if you like with an epsilon, as in "
-                "rms1em6."
+                f"Unknown norm {name!r}.\n"
+                "  Fix: use rms, layer or none, optionally with an epsilon (rms1em6)."
             )
         self.kind = match[1]
         self.eps = float(match[2].replace("em", "e-")) if match[2] else 1e-4
@@ -161,7 +161,7 @@ class Norm(nn.Module):
 
 
 class MLP(nn.Module):
-    """Some layers of linear, norm, activation."""
+    """Multilayer perceptron; each layer is linear, norm, activation."""
 
     def __init__(self, inputs: int, layers: int, units: int, act: str, norm: str):
         super().__init__()
@@ -184,8 +184,8 @@ class MLP(nn.Module):
         return x
 
 
-class ByKey(nn.Module):
-    """One submodule per observation or action key, whatever the key is called."""
+class ModulesByKey(nn.Module):
+    """One submodule per observation or action key; keys may have any name."""
 
     def __init__(self, modules: dict[str, nn.Module]):
         super().__init__()
@@ -198,23 +198,19 @@ class ByKey(nn.Module):
 
     @staticmethod
     def slot(key: str) -> str:
-        """The key as a module name: no dots, and nothing a module already has."""
+        """Return a valid module name: no dots, and no attribute of `nn.Module`."""
         name = key.replace(".", "%2e")
         return name + "%" if name == "keys" or hasattr(nn.Module, name) else name
 
     @staticmethod
     def key(slot: str) -> str:
-        """The key that `slot` was made from."""
+        """Return the key of a module name; the inverse of `slot`."""
         return slot.removesuffix("%").replace("%2e", ".")
 
 
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill every layer of `module` in the order they were made."""
+    """Initialize all layers of `module`, in the order of their construction."""
     for layer in module.modules():
         fill = getattr(layer, "initialize", None)
         if fill is not None:
             fill(generator)
-
-
-def count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,7 +1,7 @@
-"""What a network predicts: distributions that know their own loss. All in float32.
+"""Distributions that networks predict, each with its loss. All compute in float32.
 
-`dims` counts the trailing axes that belong to one event; losses, log-probabilities and
-entropies are summed over them.
+`dims` is the number of trailing event axes; losses, log-probabilities and entropies are
+summed over them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from reverie.nets.blocks import symexp, symlog
 from reverie.nets.rng import Rng
 
 TINY = 1e-38
-"""The least chance whose logarithm is taken."""
+"""Lower bound of probabilities before their logarithm."""
 
 
-class Output(Protocol):
+class Distribution(Protocol):
+    """A prediction: its mean or mode (`pred`), and the loss of a target."""
+
     def pred(self) -> Tensor: ...
 
     def loss(self, target: Tensor) -> Tensor: ...
 
 
-class Action(Output, Protocol):
-    maxent: float | None
+class ActionDistribution(Distribution, Protocol):
+    """A distribution over actions."""
+
+    maxent: float | None  # the largest possible entropy, if there is one
 
     def sample(self, rng: Rng) -> Tensor: ...
 
@@ -44,7 +48,7 @@ def _sum(x: Tensor, dims: int) -> Tensor:
 
 
 def softmax(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Softmax over the last axis; the library's is slow for few classes on a CPU."""
+    """Softmax over the last axis; faster than PyTorch's for few classes on a CPU."""
     if logits.requires_grad or logits.device.type != "cpu":
         return torch.softmax(logits, -1)
     exps = torch.exp(logits - logits.amax(-1, keepdim=True))
@@ -52,7 +56,7 @@ def softmax(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 
 
 class MSE:
-    """A point prediction, compared with the `squash`ed target by squared error."""
+    """A point prediction with squared error, in the space of `squash` (symlog)."""
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class MSE:
 
 
 class Binary:
-    """The probability of yes; its loss takes soft targets in [0, 1]."""
+    """A Bernoulli distribution; targets may be soft, in [0, 1]."""
 
     def __init__(self, logit: Float[Tensor, "*b"]):
         self.logit = logit.float()
@@ -91,9 +95,9 @@ class Binary:
 
 
 class Categorical:
-    """One of K classes, by index, after mixing in `unimix` of a uniform choice.
+    """A categorical over K classes, mixed with a uniform one with weight `unimix`.
 
-    `allowed` marks the classes that exist where some entries of a space have fewer.
+    `allowed` masks classes that do not exist, if entries of a space have fewer than K.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class Categorical:
         return _sum(chosen, self.dims)
 
     def entropy(self) -> Tensor:
-        # where: a class that cannot happen adds 0, not 0 times infinity
+        # `where`, because a class of probability 0 contributes 0, not 0 * -inf
         terms = torch.where(self.probs > 0, self.probs * self.logprobs, 0)
         return _sum(-terms.sum(-1), self.dims)
 
@@ -143,15 +147,16 @@ class Categorical:
 
 
 class OneHot:
-    """S independent one-of-K choices, mixed with 1% uniform: the latent of the RSSM.
+    """S independent one-hot categoricals with K classes: `stoch` of the RSSM.
 
-    Samples carry the gradient of the probabilities (straight-through).
+    Mixed with a uniform distribution (`unimix`); samples have straight-through
+    gradients.
     """
 
     def __init__(self, logits: Float[Tensor, "*b S K"], unimix: float):
         logits = logits.float()
         self.probs = (1 - unimix) * softmax(logits) + unimix / logits.shape[-1]
-        if not unimix:  # what cannot be has no logarithm
+        if not unimix:  # keep logarithms finite
             self.probs = self.probs.clamp(min=TINY)
 
     @cached_property
@@ -172,13 +177,13 @@ class OneHot:
         return (self.probs * (self.logprobs - other.logprobs)).sum((-2, -1))
 
     def detach(self) -> OneHot:
-        twin = object.__new__(OneHot)
-        twin.probs = self.probs.detach()
-        return twin
+        detached = object.__new__(OneHot)
+        detached.probs = self.probs.detach()
+        return detached
 
 
 class Normal:
-    """A diagonal normal. Its samples are neither squashed nor clipped."""
+    """A diagonal normal distribution; its samples are neither squashed nor clipped."""
 
     maxent: float | None = None
 
@@ -207,16 +212,16 @@ class Normal:
 
 
 def symexp_bins(count: int) -> Float[Tensor, " N"]:
-    """Bins from -e^20 to e^20, dense around zero and exactly antisymmetric."""
+    """Bins from -e^20 to e^20, dense around zero and exactly symmetric."""
     half = symexp(torch.linspace(-20, 0, (count + 1) // 2, dtype=torch.float32))
     mirrored = half[:-1] if count % 2 else half
     return torch.cat([half, -mirrored.flip(0)])
 
 
 class TwoHot:
-    """A number as probabilities of bins; the mean is their plain expectation.
+    """A scalar as a categorical over bins, trained with two-hot targets.
 
-    The bins are already spaced by symexp, so neither targets nor means are squashed.
+    The bins are spaced by symexp, so neither targets nor means are transformed.
     """
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
@@ -227,17 +232,17 @@ class TwoHot:
         return torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
-        # Mirror bins cancel in pairs, so that equal probabilities give exactly 0.
-        # (Not from `logprobs`: their rounding would grow with the size of the bins.)
+        # Add symmetric bins in pairs, so that uniform probabilities give exactly 0.
+        # (`logprobs` would amplify rounding errors by the size of the bins.)
         probs, half = torch.softmax(self.logits, -1), len(self.bins) // 2
-        gain = probs[..., -half:] - probs[..., :half].flip(-1)
-        return gain @ self.bins[-half:]
+        difference = probs[..., -half:] - probs[..., :half].flip(-1)
+        return difference @ self.bins[-half:]
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Cross-entropy with a target split between the two bins around it."""
+        """Cross-entropy with the two-hot encoding of the target."""
         target, last = target.detach().float().contiguous(), len(self.bins) - 1
         above = torch.searchsorted(self.bins, target, right=True)
-        # a target that is no number has no place, and must not look as if it had
+        # a NaN target has no bin; its loss is NaN through the distances
         below = torch.where(torch.isnan(target), 0, above - 1).clamp(0, last)
         above = above.clamp(0, last)
         to_below = torch.abs(self.bins[below] - target)
@@ -252,21 +257,21 @@ class TwoHot:
 
 
 def symlog_bins(count: int) -> Float[Tensor, " N"]:
-    """Bins from -20 to 20, evenly spaced, of numbers that went through symlog."""
-    reach = SymlogTwoHot.REACH
-    return torch.linspace(-reach, reach, count, dtype=torch.float32)
+    """Evenly spaced bins from -20 to 20, for values in symlog space."""
+    limit = SymlogTwoHot.LIMIT
+    return torch.linspace(-limit, limit, count, dtype=torch.float32)
 
 
 class SymlogTwoHot:
-    """A number as probabilities of bins of its symlog: the form of Δ-IRIS.
+    """A scalar as a categorical over bins in symlog space, as in Δ-IRIS.
 
-    Targets are squashed first, and the mean is taken before squashing is undone.
+    Targets are transformed by symlog; the prediction is symexp of the mean.
     """
 
-    REACH = 20.0
-    """Symlog of the largest number."""
-    TOP = 1e-5
-    """How far below the last bin the largest target stays."""
+    LIMIT = 20.0
+    """Symlog of the largest value."""
+    MARGIN = 1e-5
+    """Distance of the largest target to the last bin."""
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
         self.logits, self.bins = logits.float(), bins
@@ -281,17 +286,17 @@ class SymlogTwoHot:
     def split(
         self, target: Float[Tensor, "*b"]
     ) -> tuple[Int[Tensor, "*b"], Float[Tensor, "*b"]]:
-        """The bin below a target, and the share of the bin above that one."""
-        # a target that is no number stays none, and must not look as if it had a place
+        """The bin below each target, and the weight of the bin above it."""
         x = symlog(target.detach().float()).contiguous()
-        x = x.clamp(-self.REACH, self.REACH - self.TOP)
+        x = x.clamp(-self.LIMIT, self.LIMIT - self.MARGIN)
         below = torch.searchsorted(self.bins, x) - 1
+        # a NaN target has no bin; its weight is NaN
         below = torch.where(torch.isnan(x), 0, below).clamp(0, len(self.bins) - 2)
         start, end = self.bins[below], self.bins[below + 1]
         return below, (x - start) / (end - start)
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Cross-entropy with a target split between the two bins around it."""
+        """Cross-entropy with the two-hot encoding of the target."""
         below, share = self.split(target)
         around = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
         return -(torch.stack([1 - share, share], -1) * around).sum(-1)

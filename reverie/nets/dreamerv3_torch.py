@@ -1,9 +1,9 @@
-"""The encoder of the older PyTorch Dreamer, for weights that were trained in it.
+"""The encoder of dreamerv3-torch, for checkpoints of that project.
 
-Images are halved by convolutions of stride two, rounding up, with layer norm over
-channels; vectors are squashed and go through a stack of layers. Neither has biases. The
-image's features come first, channels outermost. Vectors are read in the order in which
-they are given: such files do not say which it was.
+https://github.com/NM512/dreamerv3-torch. Images are downsampled by convolutions of
+stride two with layer norm over channels; vectors go through symlog and an MLP. Neither
+has biases. Image features come first, in the order (channels, height, width). Vectors
+are concatenated in the given order, which checkpoints do not contain.
 """
 
 from __future__ import annotations
@@ -25,24 +25,30 @@ EPS = 1e-3
 
 
 @dataclass(frozen=True)
-class OlderEncoderConfig:
-    """Sizes of that encoder; a file brings its own."""
+class DreamerV3TorchEncoderConfig:
+    """Sizes of the encoder; replaced by those of the checkpoint."""
 
     depth: int = 32
-    """Channels of the first stage; every other one has twice those before it."""
+    """Channels of the first convolution; each one doubles them."""
     stages: int = 0
-    """Convolutions; 0 for as many as leave 4 to 7 pixels a side."""
+    """Number of convolutions; 0 for as many as leave 4 to 7 pixels per side."""
     layers: int = 5
-    """Layers for vectors."""
+    """Layers of the MLP for vectors."""
     units: int = 1024
-    """Their width."""
+    """Width of the MLP for vectors."""
 
 
-class OlderEncoder(nn.Module):
-    """See the top of this file."""
+class DreamerV3TorchEncoder(nn.Module):
+    """Observations to one embedding per step.
+
+    `order` is the order of the vectors; by default they are sorted.
+    """
 
     def __init__(
-        self, spaces: Spaces, config: OlderEncoderConfig, order: Sequence[str] = ()
+        self,
+        spaces: Spaces,
+        config: DreamerV3TorchEncoderConfig,
+        order: Sequence[str] = (),
     ):
         super().__init__()
         self.imgkeys = [k for k, s in spaces.items() if s.is_image]
@@ -50,8 +56,8 @@ class OlderEncoder(nn.Module):
         self.veckeys = [k for k in vectors if not spaces[k].is_image]
         if len(self.imgkeys) > 1:
             raise UserError(
-                "The older encoder sees one image, stacked along its channels, not "
-                f"{', '.join(self.imgkeys)}.\n  Fix: choose with --bc.keys."
+                "The encoder of dreamerv3-torch takes one image, not "
+                f"{', '.join(self.imgkeys)}.\n  Fix: select one with --bc.keys."
             )
         self.convs, self.cnorms = nn.ModuleList(), nn.ModuleList()
         self.linears, self.norms = nn.ModuleList(), nn.ModuleList()
@@ -74,7 +80,7 @@ class OlderEncoder(nn.Module):
             self.width += width
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Something to begin with; weights come from a file."""
+        """Initialize all weights; a checkpoint usually replaces them."""
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.xavier_uniform_(parameter, generator=generator)
@@ -82,7 +88,7 @@ class OlderEncoder(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "*b E"]:
-        parts = [self._see(obs[key], dtype) for key in self.imgkeys]
+        parts = [self._image(obs[key], dtype) for key in self.imgkeys]
         if self.veckeys:
             flat = [obs[key].float().flatten(2) for key in self.veckeys]
             x = symlog(torch.cat(flat, -1)).to(dtype)
@@ -91,7 +97,7 @@ class OlderEncoder(nn.Module):
             parts.append(x)
         return torch.cat(parts, -1)
 
-    def _see(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+    def _image(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         x = image.reshape(-1, *image.shape[-3:]).to(dtype) / 255 - 0.5
         x = x.permute(0, 3, 1, 2)
         for conv, norm in zip(self.convs, self.cnorms, strict=True):
@@ -101,7 +107,7 @@ class OlderEncoder(nn.Module):
 
 
 def _pad(x: Tensor) -> Tensor:
-    """What a side lacks for halving it rounded up; the odd pixel goes last."""
-    lacks = [max(0, 2 * (-(-side // 2) - 1) + 4 - side) for side in x.shape[-2:]]
-    (above, left), (h, w) = [lack // 2 for lack in lacks], lacks
-    return F.pad(x, (left, w - left, above, h - above))
+    """Pad for a convolution of size 4 and stride 2, as TensorFlow's "same" does."""
+    totals = [max(0, 2 * (-(-side // 2) - 1) + 4 - side) for side in x.shape[-2:]]
+    (top, left), (height, width) = [total // 2 for total in totals], totals
+    return F.pad(x, (left, width - left, top, height - top))

@@ -1,4 +1,4 @@
-"""Diagonal Gaussians as two tensors: draw from them, compare them."""
+"""Diagonal Gaussians as a pair of tensors."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from reverie.nets.rng import Rng
 
 
 class Gaussian(NamedTuple):
+    """A diagonal Gaussian; unlike those of `Normal`, its samples have gradients."""
+
     mean: Float[Tensor, "*b Z"]
     std: Float[Tensor, "*b Z"]
 
     def sample(self, rng: Rng) -> Float[Tensor, "*b Z"]:
+        """A reparameterized sample."""
         return rng.normal(self.mean, self.std)
 
     def detach(self) -> Gaussian:
         return Gaussian(self.mean.detach(), self.std.detach())
 
     def kl(self, other: Gaussian) -> Float[Tensor, "*b"]:
-        """How far this one is from `other`, in nats, summed over the last axis."""
+        """KL(self || other) in nats, summed over the last axis."""
         ratio = self.std / other.std
-        apart = (self.mean - other.mean) / other.std
-        each = 0.5 * (ratio.square() + apart.square() - 1) - torch.log(ratio)
-        return each.sum(-1)
+        distance = (self.mean - other.mean) / other.std
+        terms = 0.5 * (ratio.square() + distance.square() - 1) - torch.log(ratio)
+        return terms.sum(-1)
 
     def entropy(self) -> Float[Tensor, "*b"]:
+        """Entropy in nats, summed over the last axis."""
         constant = 0.5 * math.log(2 * math.pi * math.e)
         return (torch.log(self.std) + constant).sum(-1)

@@ -1,8 +1,8 @@
-"""Gated recurrent units whose inputs are known beforehand.
+"""GRUs over sequences whose inputs are all known in advance.
 
-What a unit makes of its inputs does not depend on its past, so it is computed for all
-steps at once (`gates`); only the rest is left to the loop (`scan`, by `step`). Several
-units of one size run side by side as one batched product.
+The product of inputs and weights does not depend on the state, so it is computed for
+all steps at once (`gates`); the loop (`scan`) only computes the rest (`step`). Several
+GRUs of the same size run as one batched product.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-class Route(NamedTuple):
-    """How states are passed on besides by the unit, each left out if it does nothing.
+class StateUpdate(NamedTuple):
+    """Factors of the state update; None leaves a factor or term out.
 
-    A state is `move * unit(keep * last) + stay * last + fresh`.
+    The next state is `move * gru(keep * state) + stay * state + fresh`.
     """
 
     keep: Float[Tensor, "G B T"] | None = None
@@ -30,9 +30,10 @@ class Route(NamedTuple):
 
 
 class GRU(nn.Module):
-    """`count` units side by side; letters: `G` units, `I` inputs, `D` width.
+    """`count` independent GRUs; axes: `G` GRUs, `I` inputs, `D` width, `W` gates.
 
     The gates are those of `torch.nn.GRUCell`, in its order: reset, update, candidate.
+    Kernels may compute products with the state in `dtype`.
     """
 
     def __init__(
@@ -42,7 +43,6 @@ class GRU(nn.Module):
         count: int = 1,
         dtype: torch.dtype = torch.float32,
     ):
-        """Products with the past may be in `dtype`, where that is faster."""
         super().__init__()
         self.inputs, self.width, self.count = inputs, width, count
         self.dtype = dtype
@@ -64,7 +64,7 @@ class GRU(nn.Module):
             parameter.uniform_(-bound, bound, generator=generator)
 
     def gates(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "G *b W"]:
-        """What every unit makes of the same inputs."""
+        """Product of the inputs with the weights of every GRU, plus bias."""
         y = F.linear(x, self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
         return y.reshape(*x.shape[:-1], self.count, -1).movedim(-2, 0)
 
@@ -72,23 +72,23 @@ class GRU(nn.Module):
         self, gates: Float[Tensor, "G B W"], state: Float[Tensor, "G B D"]
     ) -> Float[Tensor, "G B D"]:
         hidden = torch.baddbmm(self.bias_hh[:, None], state, self.weight_hh.mT)
-        if state.is_cuda:  # the same in one kernel
+        if state.is_cuda:  # equals `gru_cell`, in one kernel
             rows = [x.contiguous().flatten(0, 1) for x in (gates, hidden, state)]
             fused = torch.ops.aten._thnn_fused_gru_cell(*rows, None, None)
             moved: Tensor = fused[0].view_as(state)
             return moved
-        return combine(gates, hidden, state)
+        return gru_cell(gates, hidden, state)
 
     def scan(
         self,
         gates: Float[Tensor, "G B T W"],
         start: Float[Tensor, "G B D"],
-        route: Route,
+        route: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
-        """The states of all steps; the units named in `backwards` begin at the end."""
+        """States of all steps; the GRUs in `backwards` run from the last step."""
         parts = [gates, *route]
-        steps = zip(*(_in_order(part, backwards, gates) for part in parts), strict=True)
+        steps = zip(*(_steps(part, backwards, gates) for part in parts), strict=True)
         state, states = start, []
         for gate, keep, move, stay, fresh in steps:
             moved = self.step(gate, state if keep is None else state * keep)
@@ -96,17 +96,17 @@ class GRU(nn.Module):
             moved = moved if stay is None else moved + stay * state
             state = moved if fresh is None else moved + fresh
             states.append(state)
-        return _turn(torch.stack(states, 2), backwards)
+        return _flip_time(torch.stack(states, 2), backwards)
 
 
-class Hold(nn.Module):
-    """Keeps the value with which each segment began: `read * new + copy * last`."""
+class SegmentHold(nn.Module):
+    """The value at the start of each segment: `read * new + copy * previous`."""
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.scan.gru import FastHold
+        from reverie.kernels.scan.gru import FastSegmentHold
 
-        return FastHold
+        return FastSegmentHold
 
     def forward(
         self,
@@ -122,32 +122,32 @@ class Hold(nn.Module):
         return torch.stack(values, 1)
 
 
-def combine(
+def gru_cell(
     gates: Float[Tensor, "*b W"],
     hidden: Float[Tensor, "*b W"],
     state: Float[Tensor, "*b D"],
 ) -> Float[Tensor, "*b D"]:
-    """The next state, from what inputs and past have to say about each gate."""
+    """The next state, from the products of the weights with inputs and state."""
     width = state.shape[-1]
-    openings = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
-    reset, update = openings.chunk(2, -1)
+    opened = torch.sigmoid(gates[..., : 2 * width] + hidden[..., : 2 * width])
+    reset, update = opened.chunk(2, -1)
     candidate = gates[..., 2 * width :] + reset * hidden[..., 2 * width :]
     return torch.lerp(torch.tanh(candidate), state, update)
 
 
-def _in_order(
+def _steps(
     part: Tensor | None, backwards: Collection[int], gates: Tensor
 ) -> list[Tensor | None]:
-    """A part of a sequence step by step, in the order in which units see it."""
+    """Split a sequence into steps, in the order in which each GRU runs."""
     if part is None:
         return [None] * gates.shape[2]
     part = part if part.ndim == gates.ndim else part[..., None]
-    return list(_turn(part, backwards).movedim(2, 0).contiguous().unbind(0))
+    return list(_flip_time(part, backwards).movedim(2, 0).contiguous().unbind(0))
 
 
-def _turn(x: Float[Tensor, "G B T *any"], backwards: Collection[int]) -> Tensor:
-    """Flip time for some units."""
+def _flip_time(x: Float[Tensor, "G B T *any"], backwards: Collection[int]) -> Tensor:
+    """Reverse the time axis of the given GRUs."""
     if not backwards:
         return x
-    units = enumerate(x.unbind(0))
-    return torch.stack([u.flip(1) if i in backwards else u for i, u in units])
+    sequences = enumerate(x.unbind(0))
+    return torch.stack([s.flip(1) if i in backwards else s for i, s in sequences])

@@ -1,4 +1,4 @@
-"""Heads: a small network on the features of a state, then one output."""
+"""Prediction heads: an MLP on the features of a state, then a distribution."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
-from reverie.nets.blocks import MLP, ByKey, Linear, symexp, symlog
+from reverie.nets.blocks import MLP, Linear, ModulesByKey, symexp, symlog
 from reverie.nets.distributions import (
     MSE,
-    Action,
+    ActionDistribution,
     Binary,
     Categorical,
+    Distribution,
     Normal,
-    Output,
     TwoHot,
     symexp_bins,
 )
@@ -25,7 +25,7 @@ from reverie.spaces import Space, Spaces
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """A head that predicts one number."""
+    """Head that predicts a scalar (reward, continue, value)."""
 
     layers: int = 1
     """Hidden layers before the output."""
@@ -36,11 +36,11 @@ class HeadConfig:
     norm: str = "rms"
     """Norm: rms, layer or none."""
     output: str = "symexp_twohot"
-    """symexp_twohot, symlog_mse, mse or binary."""
+    """Distribution: symexp_twohot, symlog_mse, mse or binary."""
     outscale: float = 0.0
     """Scale of the initial output weights."""
     bins: int = 255
-    """Bins of symexp_twohot."""
+    """Number of bins of symexp_twohot."""
 
     def __post_init__(self) -> None:
         if self.layers < 0 or self.units < 1 or self.bins < 2:
@@ -49,7 +49,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The head that chooses actions."""
+    """Policy head."""
 
     layers: int = 3
     """Hidden layers before the output."""
@@ -60,26 +60,26 @@ class PolicyConfig:
     norm: str = "rms"
     """Norm: rms, layer or none."""
     minstd: float = 0.1
-    """Least deviation of a continuous action."""
+    """Minimum standard deviation of continuous actions."""
     maxstd: float = 1.0
-    """Largest deviation of a continuous action."""
+    """Maximum standard deviation of continuous actions."""
     outscale: float = 0.01
     """Scale of the initial output weights."""
     unimix: float = 0.0
-    """Uniform part of a discrete choice. The original names 0.01 but never applies it,
-    so the policy that earned its scores has none."""
+    """Weight of the uniform distribution mixed into discrete actions. DreamerV3 lists
+    0.01 in its config but does not use it, so the default is 0."""
 
     def __post_init__(self) -> None:
         if self.layers < 0 or self.units < 1 or not 0 < self.minstd <= self.maxstd:
             raise ValueError(
-                "layers must be at least 0, units 1, and minstd between 0 and maxstd"
+                "layers must be at least 0, units 1, and 0 < minstd <= maxstd"
             )
         if not 0 <= self.unimix <= 1:
             raise ValueError("unimix must be from 0 to 1")
 
 
 class Head(nn.Module):
-    """Predicts one number from features."""
+    """Predicts a scalar from features."""
 
     def __init__(self, inputs: int, config: HeadConfig):
         super().__init__()
@@ -95,7 +95,7 @@ class Head(nn.Module):
             out = {"pred": Linear(width, (), scale)}
         else:
             raise UserError(
-                f"There is no head output {config.output!r}.\n"
+                f"Unknown head output {config.output!r}.\n"
                 "  Fix: use symexp_twohot, symlog_mse, mse or binary."
             )
         self.head = nn.ModuleDict(out)
@@ -106,7 +106,7 @@ class Head(nn.Module):
 
         return FastHead
 
-    def forward(self, feat: Float[Tensor, "*b F"]) -> Output:
+    def forward(self, feat: Float[Tensor, "*b F"]) -> Distribution:
         x = self.mlp(feat)
         if self.output == "symexp_twohot":
             return TwoHot(self.head["logits"](x), self.get_buffer("bins"))
@@ -120,14 +120,15 @@ class Head(nn.Module):
 class PolicyHead(nn.Module):
     """A distribution over every key of the action space.
 
-    Integers get a categorical, floats a normal with bounded mean and deviation.
+    Categorical for integers, normal with bounded mean and standard deviation for
+    floats.
     """
 
     def __init__(self, inputs: int, spaces: Spaces, config: PolicyConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
         self.mlp = MLP(inputs, config.layers, config.units, config.act, config.norm)
-        self.head = ByKey(
+        self.head = ModulesByKey(
             {key: self._make(key, space) for key, space in spaces.items()}
         )
 
@@ -142,11 +143,11 @@ class PolicyHead(nn.Module):
         if space.is_discrete:
             units = (*space.shape, space.classes)
             out = nn.ModuleDict({"logits": Linear(width, units, scale)})
-            uneven = None
+            allowed = None
             if (space.high - space.low != space.classes).any():
                 sizes = torch.tensor(space.high - space.low)
-                uneven = torch.arange(space.classes) < sizes[..., None]
-            out.register_buffer("allowed", uneven, persistent=False)
+                allowed = torch.arange(space.classes) < sizes[..., None]
+            out.register_buffer("allowed", allowed, persistent=False)
             return out
         return nn.ModuleDict(
             {
@@ -155,11 +156,11 @@ class PolicyHead(nn.Module):
             }
         )
 
-    def forward(self, feat: Float[Tensor, "*b F"]) -> dict[str, Action]:
+    def forward(self, feat: Float[Tensor, "*b F"]) -> dict[str, ActionDistribution]:
         x = self.mlp(feat)
         return {key: self._out(key, space, x) for key, space in self.spaces.items()}
 
-    def _out(self, key: str, space: Space, x: Tensor) -> Action:
+    def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out, dims = self.head[key], len(space.shape)
         if space.is_discrete:
             logits = out.get_submodule("logits")(x)
@@ -172,22 +173,22 @@ class PolicyHead(nn.Module):
 
 
 def check_actions(spaces: Spaces) -> None:
-    """Refuse action spaces that no policy head fits."""
+    """Raise if a policy head does not support the action space."""
     if not spaces:
         raise UserError(
             "The action space is empty.\n"
-            "  Fix: give the environment at least one action."
+            "  Fix: use an environment with at least one action."
         )
     for key, space in spaces.items():
         if space.is_image or space.dtype.kind not in "iubf":
             raise UserError(
-                f"Action {key!r} is {space.dtype} of shape {space.shape}, a kind no "
-                "policy knows.\n"
-                "  Fix: use integers (or bools) for choices and floats for continuous "
+                f"Action {key!r} is {space.dtype} of shape {space.shape}, which no "
+                "policy supports.\n"
+                "  Fix: use integers (or bools) for discrete and floats for continuous "
                 "actions."
             )
         if space.is_discrete and not 0 < space.classes <= 2**16:
             raise UserError(
-                f"Action {key!r} has {space.classes} choices.\n"
-                "  Fix: give its space the real low and high."
+                f"Action {key!r} has {space.classes} classes; the maximum is 65536.\n"
+                "  Fix: set `low` and `high` of its space."
             )

@@ -1,4 +1,4 @@
-"""Turn a dict of vectors, numbers and classes into one flat feature tensor."""
+"""Concatenation of vectors, scalars and classes to one feature vector."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from reverie.api import UserError
 from reverie.spaces import Spaces
 
-MANY_CLASSES = 2**16
+MAX_CLASSES = 2**16
 
 
 class Concat(nn.Module):
-    """Keys in sorted order; classes become one-hots, numbers are squashed.
+    """Concatenates keys in sorted order: classes as one-hot, floats after `squash`.
 
-    An entry of -inf (floats) or -1 (signed integers that count from zero) says that the
-    key is missing in that row: all of its features there are zero.
+    An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
+    the key as missing in that row: all of its features are zero there.
     """
 
     def __init__(
@@ -33,12 +33,11 @@ class Concat(nn.Module):
         for i, (key, space) in enumerate(self.spaces.items()):
             size = math.prod(space.shape)
             if space.is_discrete:
-                if space.classes > MANY_CLASSES:
+                if space.classes > MAX_CLASSES:
                     raise UserError(
-                        f"The integers of {key!r} take {space.classes} values, too "
-                        "many for one class each.\n"
-                        "  Fix: give the space its real low and high, or make it a "
-                        "float."
+                        f"Observation {key!r} has {space.classes} classes, too many "
+                        "for a one-hot encoding.\n"
+                        "  Fix: set `low` and `high` of its space, or make it a float."
                     )
                 size *= space.classes
                 low = torch.tensor(np.asarray(space.low, np.int64))

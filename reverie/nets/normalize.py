@@ -1,4 +1,4 @@
-"""Running statistics of returns, values or advantages."""
+"""Normalization of returns, values or advantages by running statistics."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NormalizeConfig:
-    """An offset and a scale, followed by moving averages."""
+    """Running offset and scale."""
 
     impl: Literal["none", "perc", "meanstd"] = "none"
-    """none, perc (between two percentiles) or meanstd."""
+    """Statistics: none, perc (range between two percentiles) or meanstd."""
     rate: float = 0.01
-    """How fast the averages follow."""
+    """Rate of the exponential moving averages."""
     limit: float = 1e-8
-    """Least scale."""
+    """Minimum scale."""
     perclo: float = 5.0
     """Lower percentile."""
     perchi: float = 95.0
     """Upper percentile."""
     debias: bool = True
-    """Correct the averages for having started from zero."""
+    """Correct the bias of averages that start at zero, as Adam does."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1 or not 0 <= self.perclo <= self.perchi <= 100:
             raise ValueError(
-                "rate must be from 0 to 1, and perclo and perchi from 0 to 100 in order"
+                "rate must be from 0 to 1, perclo and perchi from 0 to 100, and perclo "
+                "not above perchi"
             )
 
 
 class Normalize(nn.Module):
-    """Call it with numbers to update it; either way it answers (offset, scale)."""
+    """Returns (offset, scale); with `update`, after including the given values."""
 
     lo: Tensor
     hi: Tensor
@@ -58,11 +59,11 @@ class Normalize(nn.Module):
         config, x = self.config, x.detach().float().flatten()
         if config.impl == "perc":
             points = [x.new_full((), p / 100) for p in (config.perclo, config.perchi)]
-            self._follow(torch.quantile(x, torch.stack(points)))
+            self._update_averages(torch.quantile(x, torch.stack(points)))
         elif config.impl == "meanstd":
-            self._follow(torch.stack([x.mean(), torch.square(x).mean()]))
+            self._update_averages(torch.stack([x.mean(), torch.square(x).mean()]))
 
-    def _follow(self, stats: Float[Tensor, " 2"]) -> None:
+    def _update_averages(self, stats: Float[Tensor, " 2"]) -> None:
         rate = self.config.rate
         for name, stat in zip(self.averages, stats, strict=True):
             average = self.get_buffer(name)

@@ -1,7 +1,7 @@
-"""Images with fewer levels than 256, so that a likelihood means something.
+"""Quantization of images to fewer than 256 levels, with uniform dequantization.
 
-A density can grow without bound on values that are really counts. Cutting the values to
-a few levels, and spreading each level evenly over its bin, takes that away.
+The likelihood of a continuous density is unbounded on discrete values. Fewer levels,
+and uniform noise within the bin of each level, avoid that.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def floor_levels(x: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
-    """Values in [0, 1] cut to multiples of 2 ** -bits; they stay in [0, 1]."""
+def quantize(x: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
+    """Round values in [0, 1] down to multiples of 2 ** -bits."""
     bins = float(2**bits)
     return torch.floor(x * bins) / bins
 
 
-def spread_levels(
+def dequantize(
     x: Float[Tensor, "*any"], bits: int, noise: Float[Tensor, "*any"]
 ) -> Float[Tensor, "*any"]:
-    """Values in [0, 1] cut to 2 ** bits levels, each spread over its bin of [-1, 1)."""
+    """Quantize values in [0, 1], add noise in [0, 1) bins, and scale to [-1, 1)."""
     level, bins = x * 255, float(2**bits)
     if bits < 8:
         level = torch.floor(level / float(2 ** (8 - bits)))
     return 2 * ((level + noise) / bins - 0.5)
 
 
-def unspread_levels(y: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
-    """Values in [0, 1] again, one for each level."""
+def requantize(y: Float[Tensor, "*any"], bits: int) -> Float[Tensor, "*any"]:
+    """The inverse of `dequantize`: one value in [0, 1] per level."""
     bins = float(2**bits)
     level = torch.floor(bins * (y / 2 + 0.5))
     return (level * (255 / (bins - 1))).clamp(0, 255) / 255

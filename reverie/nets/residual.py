@@ -1,15 +1,15 @@
-"""The convolutional networks of Δ-IRIS: frames to small maps, and back.
+"""Convolutional encoder and decoder of Δ-IRIS, with residual blocks.
 
-A frame passes through residual blocks, some of which are followed by a halving; the
-decoder is the mirror image. Every component of Δ-IRIS has networks of its own.
+Some of the residual blocks are followed by downsampling; the decoder is the mirror
+image. The tokenizer, the dynamics and the actor-critic have separate networks.
 
-Outside a convolution, maps are `(rows, h, w, c)`; the convolutions see the same memory
-as channels-last `(rows, c, h, w)`. A map is computed in the dtype in which it enters,
+Outside a convolution, feature maps are `(rows, h, w, c)`; the convolutions get the same
+memory as channels-last `(rows, c, h, w)`. Networks compute in the dtype of their input,
 norms in float32.
 
-What training keeps: with `recompute`, a residual block is remembered as its input and
-what its convolutions gave. Norms and activations are cheap and large, so the backward
-pass makes them again.
+With `recompute` (activation checkpointing), a residual block saves its input and the
+outputs of its convolutions. Norms and activations are cheap and large, so the backward
+pass recomputes them.
 """
 
 from __future__ import annotations
@@ -30,56 +30,56 @@ from torch.utils.checkpoint import (
 )
 
 from reverie.api import UserError
-from reverie.nets.blocks import Kernel
+from reverie.nets.blocks import AffineLayer
 
 GROUPS = 32
-"""Groups of every group norm; all channel counts are multiples of it."""
+"""Groups of every group norm; all channel counts are multiples of 32."""
 
 EPS = 1e-5
 
 
 @dataclass(frozen=True)
 class FrameConfig:
-    """A network between frames and small maps."""
+    """Encoder or decoder between frames and small feature maps."""
 
     channels: int = 64
-    """Channels of the first stage, before `mults`; a multiple of 32."""
+    """Base number of channels, multiplied by `mults`; a multiple of 32."""
     latent: int = 64
-    """Channels of the small map."""
+    """Channels of the small feature map."""
     mults: tuple[int, ...] = (1, 1, 2, 2, 4)
-    """Channel multiple of each residual block."""
+    """Channel multiplier of each residual block."""
     halve: tuple[int, ...] = (1, 0, 1, 1, 0)
-    """1 where a block is followed by a halving (in a decoder: led by a doubling)."""
+    """1 if the block is followed by downsampling (decoder: preceded by upsampling)."""
 
     def __post_init__(self) -> None:
         if len(self.mults) != len(self.halve) or not self.mults:
-            raise ValueError("mults and halve must be as long as each other")
+            raise ValueError("mults and halve must be of one length, not empty")
         if self.channels < 1 or self.channels % GROUPS:
             raise ValueError(f"channels must be a multiple of {GROUPS}")
         if min(self.mults) < 1 or self.latent < 1 or set(self.halve) - {0, 1}:
             raise ValueError(
-                "mults and latent must be at least 1, and halve made of 0 and 1"
+                "mults and latent must be at least 1, and entries of halve 0 or 1"
             )
 
     @property
-    def shrink(self) -> int:
-        """How many times smaller the map is than the frame, per side."""
+    def downsampling(self) -> int:
+        """Side of the frame divided by the side of the small feature map."""
         return int(2 ** sum(self.halve))
 
     def side(self, image_side: int) -> int:
-        """The side of the small map of a square image."""
-        side, rest = divmod(image_side, self.shrink)
-        if rest or not side:
+        """Side of the small feature map of a square image."""
+        side, remainder = divmod(image_side, self.downsampling)
+        if remainder or not side:
             raise UserError(
-                f"Images of side {image_side} cannot be halved {sum(self.halve)} "
-                f"times.\n  Fix: use images whose side is a multiple of "
-                f"{self.shrink}, or fewer halvings."
+                f"Images of side {image_side} cannot be downsampled {sum(self.halve)} "
+                "times by two.\n  Fix: use images whose side is a multiple of "
+                f"{self.downsampling}, or fewer ones in `halve`."
             )
         return side
 
 
-class Conv(Kernel):
-    """A convolution with bias, initialized as PyTorch does it."""
+class FrameConv(AffineLayer):
+    """A convolution with bias and PyTorch's default initialization."""
 
     def __init__(self, inputs: int, units: int, kernel: int = 3, stride: int = 1):
         fan_in = inputs * kernel * kernel
@@ -102,7 +102,7 @@ class Conv(Kernel):
 
 
 class NormSilu(nn.Module):
-    """Group norm over the whole map, then SiLU."""
+    """Group norm, then SiLU."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -110,21 +110,21 @@ class NormSilu(nn.Module):
         self.shift = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c"]:
-        # Contiguous: PyTorch's kernel for channels-last loses the variance of maps
-        # that are almost constant, and black frames are.
+        # Contiguous, because PyTorch's channels-last kernel is inaccurate for maps that
+        # are almost constant, such as those of black frames.
         y = x.permute(0, 3, 1, 2).float().contiguous()
         y = F.group_norm(y, GROUPS, self.scale, self.shift, EPS)
         return F.silu(y).to(x.dtype).permute(0, 2, 3, 1)
 
 
 class Residual(nn.Module):
-    """Adds what two convolutions make of a map to the map itself."""
+    """Pre-norm residual block with two convolutions."""
 
     def __init__(self, inputs: int, units: int):
         super().__init__()
-        self.norm0, self.conv0 = NormSilu(inputs), Conv(inputs, units)
-        self.norm1, self.conv1 = NormSilu(units), Conv(units, units)
-        self.skip = Conv(inputs, units, kernel=1) if inputs != units else None
+        self.norm0, self.conv0 = NormSilu(inputs), FrameConv(inputs, units)
+        self.norm1, self.conv1 = NormSilu(units), FrameConv(units, units)
+        self.skip = FrameConv(inputs, units, kernel=1) if inputs != units else None
         self.recompute = False
 
     @staticmethod
@@ -142,7 +142,7 @@ class Residual(nn.Module):
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=partial(
-                create_selective_checkpoint_contexts, _keep_convolutions
+                create_selective_checkpoint_contexts, _save_convolutions
             ),
         )
         return out
@@ -150,49 +150,49 @@ class Residual(nn.Module):
     def _block(self, x: Tensor) -> Tensor:
         skip = x if self.skip is None else self.skip(x)
         y = self.conv0(self.norm0(x))
-        change: Tensor = self.conv1(self.norm1(y))
-        return skip + change
+        residual: Tensor = self.conv1(self.norm1(y))
+        return skip + residual
 
 
-def _keep_convolutions(
+def _save_convolutions(
     context: Any, op: Any, *args: Any, **kwargs: Any
 ) -> CheckpointPolicy:
-    """Keep what convolutions give; the backward pass makes everything else again."""
+    """Save outputs of convolutions; recompute everything else."""
     if op == torch.ops.aten.convolution.default:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class Halve(nn.Module):
-    """Four pixels become one."""
+class Downsample(nn.Module):
+    """Downsampling by two with a strided convolution."""
 
     def __init__(self, channels: int):
         super().__init__()
-        self.conv = Conv(channels, channels, kernel=2, stride=2)
+        self.conv = FrameConv(channels, channels, kernel=2, stride=2)
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastHalve
+        from reverie.kernels.conv.residual import FastDownsample
 
-        return FastHalve
+        return FastDownsample
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         out: Tensor = self.conv(x)
         return out
 
 
-class Double(nn.Module):
-    """Each pixel becomes four, then a convolution."""
+class Upsample(nn.Module):
+    """Nearest-neighbor upsampling by two, then a convolution."""
 
     def __init__(self, channels: int):
         super().__init__()
-        self.conv = Conv(channels, channels)
+        self.conv = FrameConv(channels, channels)
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastDouble
+        from reverie.kernels.conv.residual import FastUpsample
 
-        return FastDouble
+        return FastUpsample
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         y = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
@@ -201,22 +201,22 @@ class Double(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Frames `(rows, h, w, c)` to maps `(rows, h / shrink, w / shrink, latent)`.
+    """Frames to feature maps of 1 / `downsampling` their size, with `latent` channels.
 
-    Flattening the last three axes of the result gives features with channels fastest.
+    Channels are the last axis of the output.
     """
 
     def __init__(self, inputs: int, config: FrameConfig):
         super().__init__()
         self.config = config
         width = config.channels
-        layers: list[nn.Module] = [Conv(inputs, width)]
+        layers: list[nn.Module] = [FrameConv(inputs, width)]
         for mult, halve in zip(config.mults, config.halve, strict=True):
             layers.append(Residual(width, mult * config.channels))
             width = mult * config.channels
             if halve:
-                layers.append(Halve(width))
-        layers += [NormSilu(width), Conv(width, config.latent)]
+                layers.append(Downsample(width))
+        layers += [NormSilu(width), FrameConv(width, config.latent)]
         self.layers = nn.Sequential(*layers)
 
     @staticmethod
@@ -231,18 +231,18 @@ class FrameEncoder(nn.Module):
 
 
 class FrameDecoder(nn.Module):
-    """The mirror image of a `FrameEncoder`; its output is not squashed."""
+    """Mirror image of `FrameEncoder`; without an output activation."""
 
     def __init__(self, inputs: int, outputs: int, config: FrameConfig):
         super().__init__()
         self.config = config
         widths = [config.channels * mult for mult in (1, *config.mults)]
-        layers: list[nn.Module] = [Conv(inputs, widths[-1])]
+        layers: list[nn.Module] = [FrameConv(inputs, widths[-1])]
         for i in reversed(range(len(config.mults))):
             if config.halve[i]:
-                layers.append(Double(widths[i + 1]))
+                layers.append(Upsample(widths[i + 1]))
             layers.append(Residual(widths[i + 1], widths[i]))
-        layers += [NormSilu(widths[0]), Conv(widths[0], outputs)]
+        layers += [NormSilu(widths[0]), FrameConv(widths[0], outputs)]
         self.layers = nn.Sequential(*layers)
 
     @staticmethod
@@ -256,8 +256,8 @@ class FrameDecoder(nn.Module):
         return y
 
 
-def recompute(module: nn.Module, yes: bool = True) -> None:
-    """Whether the residual blocks of a module trade a little time for much memory."""
+def set_recompute(module: nn.Module, enabled: bool = True) -> None:
+    """Enable or disable activation checkpointing in all residual blocks of a module."""
     for layer in module.modules():
         if isinstance(layer, Residual):
-            layer.recompute = yes
+            layer.recompute = enabled

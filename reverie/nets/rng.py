@@ -1,8 +1,8 @@
-"""Where randomness comes from: one `Rng` per purpose, owned by the agent.
+"""Random numbers: one `Rng` per purpose, owned by the agent.
 
-Networks never draw by themselves; whoever calls them passes the rng down. So a seed
-fixes a run, a report does not disturb training, a checkpoint holds the state of every
-die, and a test can put recorded draws in place of fresh ones.
+Networks have no generator; the caller passes an `Rng`. So a seed determines a run, a
+report does not change the random numbers of training, a checkpoint contains the state
+of all generators, and a test can replace them by recorded samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reverie.api import StateDict
 
 
 class Rng:
-    """Draws from one generator, seeded by the run's seed and a purpose."""
+    """Samples from one generator, seeded by the run's seed and a purpose."""
 
     def __init__(self, seed: int, purpose: str, device: torch.device):
         entropy = np.random.SeedSequence([seed, *purpose.encode()])
@@ -24,23 +24,26 @@ class Rng:
         self.generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
 
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
-        """The index of one class; probabilities need not add up to one exactly.
+        """Sample class indices; probabilities need not be exactly normalized.
 
-        An accelerator lets K exponential clocks with these rates race. A CPU makes
-        random numbers more slowly, so there it looks up a single one per choice.
+        On an accelerator with the exponential form of the Gumbel-max trick, which needs
+        K random numbers. They are slow on a CPU, which inverts the CDF with one.
         """
         if probs.device.type == "cpu":
-            heaps = probs.cumsum(-1)
-            point = torch.empty_like(heaps[..., -1:]).uniform_(generator=self.generator)
-            index = (heaps <= point * heaps[..., -1:]).sum(-1)
+            cdf = probs.cumsum(-1)
+            point = torch.empty_like(cdf[..., -1:]).uniform_(generator=self.generator)
+            index = (cdf <= point * cdf[..., -1:]).sum(-1)
             return index.clamp_(max=probs.shape[-1] - 1)
-        clocks = torch.empty_like(probs).exponential_(generator=self.generator)
-        return torch.argmax(probs / clocks, -1)
+        noise = torch.empty_like(probs).exponential_(generator=self.generator)
+        return torch.argmax(probs / noise, -1)
 
-    def clocks(self, like: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Exponential clocks, one per class; the first to ring, at its rate, wins."""
-        fresh = torch.empty(like.shape, device=like.device)
-        return fresh.exponential_(generator=self.generator)
+    def exponential(self, like: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """Standard exponential noise in float32, in the shape of `like`.
+
+        `argmax(probs / noise)` is a sample of the categorical distribution.
+        """
+        noise = torch.empty(like.shape, device=like.device)
+        return noise.exponential_(generator=self.generator)
 
     def normal(
         self, mean: Float[Tensor, "*b"], std: Float[Tensor, "*b"]
@@ -49,14 +52,14 @@ class Rng:
         return mean + std * noise
 
     def uniform(self, like: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Numbers in [0, 1), as many as `like` has."""
+        """Uniform samples from [0, 1) in the shape of `like`."""
         return torch.empty_like(like).uniform_(generator=self.generator)
 
-    def shuffle(self, marked: Bool[Tensor, " K"]) -> Int[Tensor, " K"]:
-        """All indices: first those of the marked entries, in random order."""
-        keys = torch.empty(marked.shape, device=marked.device)
+    def permutation(self, mask: Bool[Tensor, " K"]) -> Int[Tensor, " K"]:
+        """All indices: those where `mask` is set in random order, then the others."""
+        keys = torch.empty(mask.shape, device=mask.device)
         keys.uniform_(generator=self.generator)
-        return torch.argsort(torch.where(marked, keys, 2.0))
+        return torch.argsort(torch.where(mask, keys, 2.0))
 
     def state_dict(self) -> StateDict:
         return {"state": self.generator.get_state()}

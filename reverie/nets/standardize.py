@@ -1,16 +1,14 @@
-"""Images with the mean and deviation of their pixels taken out.
+"""Standardization of images: subtract mean, divide by standard deviation, per pixel.
 
-Each pixel and channel has its own. By `dataset`, they are those of all recordings, told
-once (`set_statistics`). By `batch`, training uses those of the batch at hand, and
-everything else a slow average of them: a single frame would be its own mean. Both are
-buffers, so a checkpoint keeps what the weights were trained with.
+In mode `dataset` the statistics are those of all recordings (`set_statistics`). In mode
+`batch`, training uses the statistics of the batch, and evaluation their moving average,
+as batch norm does. Both are buffers, so that checkpoints contain them.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -19,17 +17,16 @@ from torch import Tensor, nn
 from reverie.capabilities import Statistics
 from reverie.nets.distributions import MSE
 
-Mode = Literal["none", "batch", "dataset"]
 RATE = 0.01
-"""How fast the slow average follows."""
+"""Rate of the moving average of batch statistics."""
 
 
-class Standard(nn.Module):
-    """Standardises the images of one key, in [0, 1]."""
+class Standardize(nn.Module):
+    """Standardizes the images of one key, whose pixels are in [0, 1]."""
 
-    def __init__(self, key: str, shape: tuple[int, ...], mode: str, floor: float):
+    def __init__(self, key: str, shape: tuple[int, ...], mode: str, minstd: float):
         super().__init__()
-        self.key, self.mode, self.floor = key, mode, floor
+        self.key, self.mode, self.minstd = key, mode, minstd
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("std", torch.ones(shape))
         self.register_buffer("seen", torch.zeros(()))
@@ -37,15 +34,15 @@ class Standard(nn.Module):
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h w c"]:
         mean, std = self.get_buffer("mean"), self.get_buffer("std")
         if self.mode == "batch" and self.training:
-            mean, std = self._of_batch(x.detach())
-        return (x - mean) / std.clamp(min=self.floor)
+            mean, std = self._batch_statistics(x.detach())
+        return (x - mean) / std.clamp(min=self.minstd)
 
-    def undo(self, x: Float[Tensor, "*b h w c"]) -> Float[Tensor, "*b h w c"]:
-        std = self.get_buffer("std").clamp(min=self.floor)
+    def inverse(self, x: Float[Tensor, "*b h w c"]) -> Float[Tensor, "*b h w c"]:
+        std = self.get_buffer("std").clamp(min=self.minstd)
         return x * std + self.get_buffer("mean")
 
     @torch.no_grad()
-    def _of_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = x.mean(0), x.std(0, correction=0)
         seen = self.get_buffer("seen")
         rate = torch.where(seen > 0, RATE, 1.0)
@@ -55,52 +52,52 @@ class Standard(nn.Module):
         return mean, std
 
 
-class StandardMSE(MSE):
-    """A drawing in standardised units; what is shown of it is in [0, 1] again."""
+class StandardizedMSE(MSE):
+    """A prediction of standardized images; `pred` is in the range [0, 1]."""
 
-    def __init__(self, mean: Float[Tensor, "*any"], standard: Standard):
+    def __init__(self, mean: Float[Tensor, "*any"], standard: Standardize):
         super().__init__(mean, 3)
         self.standard = standard
 
     def pred(self) -> Tensor:
-        return self.standard.undo(self.mean)
+        return self.standard.inverse(self.mean)
 
     def loss(self, target: Tensor) -> Tensor:
         flat = target.reshape(-1, *target.shape[-3:]).float() / 255
-        wanted = self.standard(flat).reshape(self.mean.shape)
-        return torch.square(self.mean - wanted.detach()).sum((-3, -2, -1))
+        standardized = self.standard(flat).reshape(self.mean.shape)
+        return torch.square(self.mean - standardized.detach()).sum((-3, -2, -1))
 
 
 @contextlib.contextmanager
-def steady(parts: Sequence[Standard]) -> Iterator[None]:
-    """Let these use the slow average, and leave it as it is."""
-    before = [part.training for part in parts]
-    for part in parts:
-        part.training = False
+def frozen_statistics(modules: Sequence[Standardize]) -> Iterator[None]:
+    """Use the moving averages of the given modules, and do not update them."""
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
     try:
         yield
     finally:
-        for part, training in zip(parts, before, strict=True):
-            part.training = training
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training
 
 
-def by_batch(module: nn.Module) -> list[Standard]:
-    """The parts that standardise by batch."""
+def batch_standardizers(module: nn.Module) -> list[Standardize]:
+    """Submodules that standardize with batch statistics."""
     parts = module.modules()
-    return [p for p in parts if isinstance(p, Standard) and p.mode == "batch"]
+    return [p for p in parts if isinstance(p, Standardize) and p.mode == "batch"]
 
 
 def needs_statistics(module: nn.Module) -> bool:
-    """Whether some part wants to know the statistics of a dataset."""
+    """True if a submodule standardizes with dataset statistics."""
     parts = module.modules()
-    return any(isinstance(p, Standard) and p.mode == "dataset" for p in parts)
+    return any(isinstance(p, Standardize) and p.mode == "dataset" for p in parts)
 
 
 @torch.no_grad()
 def set_statistics(module: nn.Module, statistics: Statistics) -> None:
-    """Tell every part that standardises by dataset."""
+    """Set the statistics of all submodules in mode `dataset`."""
     for part in module.modules():
-        if isinstance(part, Standard) and part.mode == "dataset":
-            known = statistics[part.key]
-            part.get_buffer("mean").copy_(torch.as_tensor(known.mean))
-            part.get_buffer("std").copy_(torch.as_tensor(known.std))
+        if isinstance(part, Standardize) and part.mode == "dataset":
+            moments = statistics[part.key]
+            part.get_buffer("mean").copy_(torch.as_tensor(moments.mean))
+            part.get_buffer("std").copy_(torch.as_tensor(moments.std))

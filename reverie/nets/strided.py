@@ -1,9 +1,8 @@
-"""Convolutions that halve and double images by strides, with batch norm and ELU.
+"""Convolutional encoder and decoder of VTA: strided, with batch norm and ELU.
 
-The networks of VTA: an image of side 2 ** n becomes one vector through n - 2 layers of
-stride two and one that covers the last 4 x 4 pixels, and back. Weights start as
-PyTorch's own layers do. Batch norm looks at everything in the batch while the module is
-in training mode, and at running averages otherwise.
+An image of side 2 ** n becomes a vector through n - 2 layers of stride two and one
+layer over the last 4 x 4 pixels; the decoder is the mirror image. Weights have
+PyTorch's default initialization.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from reverie.nets.gru import GRU
 
 
 class ImageEncoder(nn.Module):
-    """An image as a vector of `width` numbers."""
+    """Images to vectors of size `width`."""
 
     def __init__(self, side: int, channels: int, width: int, bias: bool):
         super().__init__()
-        self.layers = halvings(side) + 1
+        self.layers = num_halvings(side) + 1
         for i in range(self.layers):
             stride, pad = (2, 1) if i < self.layers - 1 else (1, 0)
             inputs = width if i else channels
@@ -46,11 +45,11 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """An image from a vector, before any squashing of its values."""
+    """Vectors to images; without an output activation."""
 
     def __init__(self, side: int, channels: int, width: int, bias: bool):
         super().__init__()
-        self.layers = halvings(side) + 1
+        self.layers = num_halvings(side) + 1
         for i in range(self.layers):
             stride, pad = (2, 1) if i else (1, 0)
             last = i == self.layers - 1
@@ -77,7 +76,7 @@ class ImageDecoder(nn.Module):
 
 
 class TimeConvs(nn.Module):
-    """Layers that see a step and its neighbours, then an output for every step."""
+    """1D convolutions over time, then a linear output for every step."""
 
     def __init__(
         self,
@@ -106,21 +105,21 @@ class TimeConvs(nn.Module):
         initialize_as_torch(self, generator)
 
 
-def halvings(side: int) -> int:
-    """How often an image is halved until 4 x 4 pixels are left."""
+def num_halvings(side: int) -> int:
+    """How many times an image must be halved to reach 4 x 4 pixels."""
     times = int(math.log2(max(1, side))) - 2
     if times < 0 or 4 * 2**times != side:
         raise UserError(
             f"Images of {side} x {side} cannot be halved down to 4 x 4.\n"
             "  Fix: use square images with a side of 8, 16, 32, 64, ...; "
-            "`reverie data convert SRC DST --size 32 32` resizes whole recordings."
+            "`reverie data convert SRC DST --size 32 32` resizes recordings."
         )
     return times
 
 
 @torch.no_grad()
 def initialize_as_torch(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill every layer as PyTorch does by itself, but from one generator."""
+    """Initialize all layers with PyTorch's defaults, from one generator."""
     convs = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
     for layer in module.modules():
         if isinstance(layer, convs):

@@ -1,9 +1,8 @@
-"""A causal transformer that can go on where it stopped.
+"""A causal transformer with a KV cache.
 
-Layers are pre-norm: attention, then two dense layers with an exact GELU, each added to
-what came in. A `Cache` holds the keys and values of all positions so far in tensors of
-fixed size; how many there are is a plain number that the caller knows without asking
-the device, so that a loop over positions can be captured in a CUDA graph.
+Layers are pre-norm: attention, then an MLP with GELU. A `Cache` holds the keys and
+values of all previous positions in tensors of fixed size. Its length is a Python
+integer, so that a loop over positions can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from reverie.nets.blocks import Linear, Norm
 
 STD = 0.02
-"""Deviation of the initial weights of dense layers and embeddings."""
+"""Standard deviation of initial weights of dense layers and embeddings."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,17 @@ class TransformerConfig:
     """Sizes of a transformer; the defaults are those of Δ-IRIS for Crafter."""
 
     layers: int = 3
-    """Layers."""
+    """Number of layers."""
     heads: int = 8
-    """Attention heads of each."""
+    """Attention heads per layer."""
     width: int = 512
-    """Size of an embedding; a multiple of the heads."""
+    """Embedding size; a multiple of `heads`."""
     blocks: int = 21
-    """The most time steps it looks at together."""
+    """Maximum context length in time steps."""
     attention: Literal["causal", "block_causal"] = "causal"
-    """What a token sees: those before it, or besides them its whole time step. With the
-    latter, tokens to be foreseen are seen in training and not yet there in a dream."""
+    """Attention mask: a token attends to the tokens before it, with `block_causal` also
+    to all tokens of its time step. Then, in training only, the prediction of a token
+    depends on that token."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.blocks) < 1:
@@ -49,8 +49,8 @@ class TransformerConfig:
 class Cache(NamedTuple):
     """Keys and values of the first `size` positions.
 
-    Going on writes behind them into the same tensors: of two continuations of one
-    cache, only the last is right, unless it was copied (`fork`) before.
+    New positions are written into the same tensors. To continue one cache in two ways,
+    `clone` it first.
     """
 
     keys: Float[Tensor, "layers B heads L D"]
@@ -58,18 +58,19 @@ class Cache(NamedTuple):
     size: int
 
     @property
-    def room(self) -> int:
+    def free(self) -> int:
+        """Number of positions that can be added."""
         return self.keys.shape[-2] - self.size
 
-    def forget(self) -> Cache:
+    def clear(self) -> Cache:
         return self._replace(size=0)
 
-    def fork(self) -> Cache:
+    def clone(self) -> Cache:
         return Cache(self.keys.clone(), self.values.clone(), self.size)
 
 
 class Dense(Linear):
-    """A dense layer that starts small."""
+    """A dense layer with a small normal initialization."""
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -78,7 +79,7 @@ class Dense(Linear):
 
 
 class Embedding(nn.Module):
-    """One learned vector for each of some classes."""
+    """A learned vector per class."""
 
     def __init__(self, classes: int, width: int):
         super().__init__()
@@ -94,8 +95,8 @@ class Embedding(nn.Module):
         self.weight.normal_(0, STD, generator=generator)
 
 
-class Layer(nn.Module):
-    """Attention to the past, then a thought about it."""
+class TransformerLayer(nn.Module):
+    """Self-attention and MLP, both pre-norm with residual connections."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -111,10 +112,10 @@ class Layer(nn.Module):
         past: tuple[Tensor, Tensor] | None,
         size: int,
     ) -> Float[Tensor, "B L E"]:
-        """`past` are this layer's key and value tensors, of which `size` are filled.
+        """`past` are keys and values of this layer, with `size` positions filled.
 
-        Without a `mask`, a lone token sees everything before it, and several tokens
-        see each other causally.
+        Without a `mask`, a single token attends to all previous ones, and several
+        tokens attend to each other causally.
         """
         y = self.qkv(self.norm0(x))
         q, k, v = rearrange(y, "b l (n h d) -> n b h l d", n=3, h=self.heads)
@@ -125,12 +126,12 @@ class Layer(nn.Module):
         is_causal = mask is None and x.shape[1] > 1
         z = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
         x = x + self.out(rearrange(z, "b h l d -> b l (h d)"))
-        thought: Tensor = self.narrow(F.gelu(self.wide(self.norm1(x))))
-        return x + thought
+        residual: Tensor = self.narrow(F.gelu(self.wide(self.norm1(x))))
+        return x + residual
 
 
 class Transformer(nn.Module):
-    """Positions, layers and a last norm, over time steps of `tokens` tokens each."""
+    """Learned positions, layers and a final norm; a time step has `tokens` tokens."""
 
     mask: Tensor
 
@@ -138,7 +139,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.length = config, tokens * config.blocks
         self.positions = Embedding(self.length, config.width)
-        layers = [Layer(config.width, config.heads) for _ in range(config.layers)]
+        layers = [
+            TransformerLayer(config.width, config.heads) for _ in range(config.layers)
+        ]
         self.layers = nn.ModuleList(layers)
         self.norm = Norm("layer1em5", config.width)
         mask = torch.ones(self.length, self.length, dtype=torch.bool).tril()
@@ -163,9 +166,9 @@ class Transformer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L E"], cache: Cache | None = None
     ) -> tuple[Float[Tensor, "B L E"], Cache | None]:
-        """Outputs for new tokens that follow those in the cache."""
+        """Outputs for tokens that follow those in the cache, and the extended cache."""
         size, new = (cache.size if cache else 0), x.shape[1]
-        assert size + new <= self.length, f"no room for {new} after {size} tokens"
+        assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
         x = x + self.positions.weight[size : size + new].to(x.dtype)
         mask = self._mask(size, new)
         for i, layer in enumerate(self.layers):
@@ -175,7 +178,7 @@ class Transformer(nn.Module):
         return self.norm(x), cache
 
     def _mask(self, size: int, new: int) -> Tensor | None:
-        """The rows of the mask, or None where attention knows them by itself."""
+        """Rows of the mask; None where `TransformerLayer` needs none."""
         if self.config.attention == "causal" and (new == 1 or size == 0):
             return None
         return self.mask[size : size + new, : size + new]

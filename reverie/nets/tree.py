@@ -1,4 +1,4 @@
-"""Nests of tensors: NamedTuples and dicts, and what is in them."""
+"""Functions on trees of tensors: nested tuples, NamedTuples and dicts."""
 
 from __future__ import annotations
 
@@ -7,31 +7,21 @@ from typing import Any
 from torch import Tensor
 
 
-def map1(fn: Any, tree: Any) -> Any:
-    """Apply `fn` to every tensor of a nest of tuples, NamedTuples and dicts."""
+def tree_map(fn: Any, tree: Any, *others: Any) -> Any:
+    """Apply `fn` to every leaf, and to the same leaves of other trees if given."""
     if isinstance(tree, dict):
-        return {key: map1(fn, value) for key, value in tree.items()}
+        return {
+            key: tree_map(fn, value, *(other[key] for other in others))
+            for key, value in tree.items()
+        }
     if isinstance(tree, tuple):
-        return _like(tree, [map1(fn, value) for value in tree])
-    return fn(tree)
+        values = [tree_map(fn, *xs) for xs in zip(tree, *others, strict=True)]
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    return fn(tree, *others)
 
 
-def map2(fn: Any, left: Any, right: Any) -> Any:
-    """Apply `fn` to the pairs of tensors of two such nests."""
-    if isinstance(left, dict):
-        return {key: map2(fn, left[key], right[key]) for key in left}
-    if isinstance(left, tuple):
-        pairs = zip(left, right, strict=True)
-        return _like(left, [map2(fn, a, b) for a, b in pairs])
-    return fn(left, right)
-
-
-def leaves(tree: Any) -> list[Tensor]:
-    """The tensors of such a nest; whatever else is in it is passed over."""
-    found: list[Tensor] = []
-    map1(lambda x: found.append(x) if isinstance(x, Tensor) else None, tree)
-    return found
-
-
-def _like(old: Any, values: list[Any]) -> Any:
-    return type(old)(*values) if hasattr(old, "_fields") else tuple(values)
+def tree_leaves(tree: Any) -> list[Tensor]:
+    """All tensors of a tree; other leaves are left out."""
+    tensors: list[Tensor] = []
+    tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, tree)
+    return tensors

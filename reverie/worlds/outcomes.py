@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Batch
-from reverie.nets.conv import DecoderConfig, EncoderConfig
-from reverie.nets.distributions import Output
+from reverie.nets.decoder import DecoderConfig
+from reverie.nets.distributions import Distribution
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import Head, HeadConfig
 
 
@@ -42,7 +43,7 @@ class PredictingWorld(Protocol):
 
     def features(self, states: Any) -> Tensor: ...
 
-    def decoder_distributions(self, states: Any) -> dict[str, Output]: ...
+    def decoder_distributions(self, states: Any) -> dict[str, Distribution]: ...
 
 
 def prediction_losses(

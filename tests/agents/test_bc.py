@@ -15,7 +15,7 @@ from reverie.api import UserError
 from reverie.capabilities import Moments
 from reverie.kernels import accelerate
 from reverie.nets.blocks import MLP, initialize
-from reverie.nets.conv import EncoderConfig
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.optim.adam import AdamConfig
 from reverie.run.config import resolve
 from reverie.spaces import Space

@@ -9,7 +9,7 @@ from test_dreamer import ACT, CPU, TINY
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.kernels.conv import upsample_cpu
 from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
-from reverie.nets.conv import Conv
+from reverie.nets.conv import SameConv
 from reverie.spaces import Space
 
 IMAGE = {
@@ -25,7 +25,7 @@ def test_losses_are_those_of_the_plain_agent(monkeypatch):
         Dreamer(IMAGE, ACT, TINY, device=CPU, precision="float32", compile=mode)
         for mode in ("none", "step")
     )
-    kinds = {type(part) for part in quick.world.modules() if isinstance(part, Conv)}
+    kinds = {type(part) for part in quick.world.modules() if isinstance(part, SameConv)}
     assert kinds == {FusedUpsampleConv}
     rows, length = TINY.batch_size, TINY.batch_length + TINY.replay_context
     rng = np.random.default_rng(0)

@@ -11,7 +11,10 @@ from reverie.agents.bc.agent import BC, OLDER, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
-from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
+from reverie.nets.dreamerv3_torch import (
+    DreamerV3TorchEncoder,
+    DreamerV3TorchEncoderConfig,
+)
 from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
@@ -82,7 +85,7 @@ def expected_features(obs, order):
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_features_match_a_direct_computation(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    encoder = OlderEncoder(SPACES, sizes_of(weights), order)
+    encoder = DreamerV3TorchEncoder(SPACES, sizes_of(weights), order)
     encoder.load_state_dict(weights)
     features = encoder(observe(), torch.float32)[:, 0]
     torch.testing.assert_close(features, expected_features(observe(), order))
@@ -101,9 +104,9 @@ def test_compiled_and_plain_models_give_the_same_encoder(tmp_path):
 )
 def test_default_sizes_match_the_original(side, image, both):
     spaces = {"image": Space(np.uint8, (side, side, 3))}
-    assert OlderEncoder(spaces, OlderEncoderConfig()).width == image
+    assert DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig()).width == image
     spaces["a"] = Space(np.float32, (2,))
-    assert OlderEncoder(spaces, OlderEncoderConfig()).width == both
+    assert DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig()).width == both
 
 
 def test_a_policy_uses_the_frozen_encoder(tmp_path):
@@ -123,7 +126,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
         "eval",
     )
     assert action["action"].shape == (3, 2)
-    wide = BCConfig(on=OLDER, older=OlderEncoderConfig(depth=8), head=head)
+    wide = BCConfig(on=OLDER, older=DreamerV3TorchEncoderConfig(depth=8), head=head)
     with pytest.raises(UserError, match="encoder"):
         BC(SPACES, ACTION, wide, device=CPU).adopt({"encoder": weights})
 
@@ -143,5 +146,5 @@ def test_other_files_and_pickled_code_are_errors(tmp_path):
 
 def test_two_images_are_an_error():
     spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
-    with pytest.raises(UserError, match="sees one image"):
-        OlderEncoder(spaces, OlderEncoderConfig())
+    with pytest.raises(UserError, match="takes one image"):
+        DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig())

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from reverie.nets.blocks import MLP, initialize
-from reverie.nets.conv import Decoder, DecoderConfig, Encoder, EncoderConfig
+from reverie.nets.decoder import Decoder, DecoderConfig
+from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import Optimizer

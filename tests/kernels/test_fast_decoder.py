@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reverie.nets.conv import Decoder, DecoderConfig
+from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.spaces import Space
 
 pytest.importorskip("triton")

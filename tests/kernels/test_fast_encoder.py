@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reverie.nets.conv import Encoder, EncoderConfig
+from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.spaces import Space
 
 pytest.importorskip("triton")

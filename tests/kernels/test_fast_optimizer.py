@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reverie.nets.blocks import Linear, initialize
-from reverie.nets.conv import Conv
+from reverie.nets.conv import SameConv
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.optim.laprop import LaPropConfig
@@ -33,7 +33,7 @@ ADAM, LAPROP = AdamConfig(lr=0.1), LaPropConfig(warmup=0, lr=0.1)
 
 def make_parameters(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    conv = Conv(3, 5, 5)
+    conv = SameConv(3, 5, 5)
     initialize(conv, generator)
     shapes = {"a.weight": (70, 65), "a.bias": (1,), "b.scale": ()}
     parameters = {

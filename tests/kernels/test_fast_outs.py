@@ -16,7 +16,7 @@ from reverie.spaces import Space
 pytest.importorskip("triton")
 
 from reverie.kernels.heads.categorical import FastCategorical, FastPolicyHead
-from reverie.kernels.heads.choice import agree, sample_choice
+from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.heads.twohot import FastHead, FastTwoHot
 from reverie.kernels.scan.block_gru import block_gru_gates
 
@@ -101,7 +101,7 @@ def test_prior_and_posterior_agree_as_the_plain_ones_do(groups, classes):
         dyn, rep = one.detach().kl(two), one.kl(two.detach())
         return dyn, rep, one.entropy(), two.entropy()
 
-    for function in (plain, lambda post, prior: agree(post, prior, 0.01)):
+    for function in (plain, lambda post, prior: onehot_kl(post, prior, 0.01)):
         leaves = [x.clone().requires_grad_() for x in logits]
         dyn, rep, *entropies = function(*leaves)
         total = (dyn.clamp(min=0.8) * dyn.detach().sin()).sum() + rep.sum() * 0.3
@@ -116,7 +116,7 @@ def test_prior_and_posterior_agree_as_the_plain_ones_do(groups, classes):
 def test_the_first_clock_to_ring_is_drawn(groups, classes):
     logits = 2 * torch.randn(64, groups, classes, device=DEVICE)
     clocks = torch.empty_like(logits).exponential_()
-    onehot = sample_choice(logits, clocks, 0.01)
+    onehot = sample_onehot(logits, clocks, 0.01)
     index = torch.argmax(OneHot(logits, 0.01).probs / clocks, -1)
     assert torch.equal(onehot.sum(-1), torch.ones_like(onehot[..., 0]))
     assert torch.equal(onehot.argmax(-1), index)
@@ -127,7 +127,7 @@ def test_unimix_lets_impossible_classes_be_drawn():
     rng = Rng(0, "train", logits.device)
     clocks = torch.empty(logits.shape, device=DEVICE)
     clocks.exponential_(generator=rng.generator)
-    share = sample_choice(logits, clocks, 0.2)[..., 1].mean().item()
+    share = sample_onehot(logits, clocks, 0.2)[..., 1].mean().item()
     assert share == pytest.approx(0.1, abs=0.03)
 
 
@@ -232,7 +232,7 @@ def test_outputs_in_bfloat16_at_real_sizes(classes):
     runs = []
     for _ in range(2):
         leaves = [x.clone().requires_grad_() for x in (post, prior)]
-        ours = agree(*leaves, 0.01)
+        ours = onehot_kl(*leaves, 0.01)
         runs.append([*ours, *torch.autograd.grad((ours.dyn + ours.rep).sum(), leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     one, two = OneHot(post, 0.01), OneHot(prior, 0.01)

@@ -9,11 +9,11 @@ import torch
 
 from reverie.nets.blocks import initialize
 from reverie.nets.residual import (
-    Double,
     FrameConfig,
     FrameDecoder,
     FrameEncoder,
     Residual,
+    Upsample,
 )
 
 pytest.importorskip("triton")
@@ -117,12 +117,12 @@ def test_almost_constant_maps():
 
 
 def test_upsampling_and_its_gradients():
-    compare(*make_pair(Double(32)), torch.randn(2, 3, 5, 32, device=DEVICE))
+    compare(*make_pair(Upsample(32)), torch.randn(2, 3, 5, 32, device=DEVICE))
 
 
 @torch.no_grad()
 def test_the_cached_kernel_is_updated_in_place():
-    net, fast = make_pair(Double(32))
+    net, fast = make_pair(Upsample(32))
     x = torch.randn(2, 3, 3, 32, device=DEVICE)
     fast.prepare()
     address = fast.cached_kernel.data_ptr()

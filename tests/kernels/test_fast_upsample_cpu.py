@@ -10,7 +10,8 @@ from reverie.kernels import accelerate
 from reverie.kernels.conv import upsample_cpu
 from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import Conv, Decoder, DecoderConfig
+from reverie.nets.conv import SameConv
+from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.spaces import Space
 
 
@@ -18,16 +19,16 @@ from reverie.spaces import Space
 @pytest.mark.parametrize(("kernel", "stride"), [(5, 1), (3, 1)])
 def test_output_and_gradients_equal_the_plain_ones(monkeypatch, size, kernel, stride):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
-    conv = Conv(3, 4, kernel, stride).double()
+    conv = SameConv(3, 4, kernel, stride).double()
     initialize(conv, torch.Generator().manual_seed(0))
     conv.bias.data.normal_()
     x = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
     inputs = (x, conv.weight, conv.bias)
-    plain = conv.after_doubling(x)
+    plain = conv.after_upsampling(x)
     grad = torch.randn_like(plain)
     expected = torch.autograd.grad(plain, inputs, grad)
     conv.__class__ = FusedUpsampleConv
-    fused = conv.after_doubling(x)
+    fused = conv.after_upsampling(x)
     torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(torch.autograd.grad(fused, inputs, grad), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
@@ -48,11 +49,11 @@ def test_a_decoder_predicts_the_same_images(monkeypatch, options):
 
 
 def test_small_maps_use_the_plain_code(monkeypatch):
-    conv = Conv(3, 4, 5)
+    conv = SameConv(3, 4, 5)
     initialize(conv, torch.Generator().manual_seed(0))
     x = torch.randn(2, 4, 4, 3)
-    plain = conv.after_doubling(x)
+    plain = conv.after_upsampling(x)
     conv.__class__ = FusedUpsampleConv
-    assert torch.equal(conv.after_doubling(x), plain)
+    assert torch.equal(conv.after_upsampling(x), plain)
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 32)
-    assert not torch.equal(conv.after_doubling(x), plain)
+    assert not torch.equal(conv.after_upsampling(x), plain)

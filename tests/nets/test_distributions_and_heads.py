@@ -1,4 +1,4 @@
-"""Output distributions and the heads that make them."""
+"""Distributions, heads, norms, and random numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.nets.blocks import MLP, ByKey, Norm, initialize
+from reverie.nets.blocks import MLP, ModulesByKey, Norm, initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
 from reverie.nets.rng import Rng
@@ -27,7 +27,7 @@ def policy(spaces, config=None):
     return head
 
 
-def test_the_discrete_policy_is_not_mixed_with_a_uniform_one():
+def test_the_discrete_policy_is_mixed_with_a_uniform_one_only_by_unimix():
     head = policy({"action": Space(I32, (), 0, 5)})
     head.head["action"]["logits"].bias.data[2] = 100
     probs = head(torch.zeros(4))["action"].probs
@@ -38,7 +38,7 @@ def test_the_discrete_policy_is_not_mixed_with_a_uniform_one():
     assert float(probs[0]) == pytest.approx(0.002)
 
 
-def test_actions_of_every_kind_together():
+def test_a_policy_for_actions_of_all_kinds():
     spaces = {
         "move": Space(I32, (), 0, 4),
         "switches": Space(np.dtype(bool), (3,)),
@@ -52,10 +52,10 @@ def test_actions_of_every_kind_together():
         assert sample.shape == (7, *spaces[key].shape)
         assert out.logp(sample).shape == out.entropy().shape == (7,)
     assert outs["move"].maxent == pytest.approx(math.log(4))
-    assert outs["switches"].maxent is None  # as in the original, only for one choice
+    assert outs["switches"].maxent is None  # as in DreamerV3, only for a single class
 
 
-def test_choices_that_do_not_exist_are_never_made():
+def test_masked_classes_are_never_sampled():
     head = policy({"action": Space(I32, (2,), [0, 0], [2, 5])})
     out = head(torch.randn(500, 4))["action"]
     sample = out.sample(Rng(0, "test", CPU))
@@ -67,7 +67,7 @@ def test_choices_that_do_not_exist_are_never_made():
     assert torch.isfinite(out.logp(sample)).all()
 
 
-def test_continuous_policy_is_bounded_but_its_samples_are_not():
+def test_parameters_of_a_continuous_policy_are_bounded_but_not_its_samples():
     head = policy({"arm": Space(F32, (1,), -1, 1)}, PolicyConfig(1, 8, outscale=50.0))
     out = head(torch.randn(2000, 4))["arm"]
     assert out.mean.abs().max() <= 1
@@ -80,15 +80,15 @@ def test_continuous_policy_is_bounded_but_its_samples_are_not():
     "space",
     [Space(np.dtype("uint8"), (8, 8, 3)), Space(np.dtype("complex64"), (), 0, 1)],
 )
-def test_unknown_kinds_of_actions_are_refused(space):
-    with pytest.raises(UserError, match="kind no policy knows"):
+def test_unsupported_actions_are_refused(space):
+    with pytest.raises(UserError, match="no policy supports"):
         check_actions({"action": space})
 
 
-def test_no_actions_and_unbounded_choices_are_refused():
+def test_empty_action_spaces_and_unbounded_integers_are_refused():
     with pytest.raises(UserError, match="empty"):
         check_actions({})
-    with pytest.raises(UserError, match="real low and high"):
+    with pytest.raises(UserError, match="`low` and `high`"):
         check_actions({"action": Space(I32)})
 
 
@@ -116,7 +116,7 @@ def test_unknown_outputs_norms_and_activations_are_refused():
         MLP(3, 1, 3, "swish", "rms")
 
 
-def test_norm_names():
+def test_epsilon_in_the_name_of_a_norm():
     x = torch.randn(4, 8) * 3 + 1
     layer = Norm("layer1em6", 8)
     initialize(layer, torch.Generator())
@@ -129,21 +129,21 @@ def test_norm_names():
     assert torch.equal(Norm("none", 8)(x), x)
 
 
-def test_layers_compute_in_the_dtype_they_are_given():
+def test_layers_compute_in_the_dtype_of_their_input():
     mlp = MLP(4, 2, 8, "silu", "rms")
     initialize(mlp, torch.Generator().manual_seed(0))
     assert mlp(torch.randn(3, 4).bfloat16()).dtype == torch.bfloat16
     assert next(mlp.parameters()).dtype == torch.float32
 
 
-def test_two_hot_targets_out_of_range_go_to_the_end_bins():
+def test_two_hot_targets_out_of_range_use_the_outermost_bins():
     bins = symexp_bins(41)
     logits = torch.zeros(2, 41, requires_grad=True)
     TwoHot(logits, bins).loss(torch.tensor([1e30, -1e30])).sum().backward()
     assert logits.grad.argmin(-1).tolist() == [40, 0]
 
 
-def test_free_choices_are_independent_and_always_possible():
+def test_unimix_gives_every_class_a_probability():
     out = OneHot(torch.tensor([[[100.0, 0, 0, 0], [0, 0, 0, 0]]]), 0.01)
     torch.testing.assert_close(out.probs[0, 0, 1:], torch.full((3,), 0.0025))
     assert float(out.kl(OneHot(torch.zeros(1, 2, 4), 0.01))) > 0
@@ -152,11 +152,11 @@ def test_free_choices_are_independent_and_always_possible():
 def test_samples_follow_their_probabilities():
     probs = torch.tensor([0.1, 0.2, 0.7]).expand(20000, 3)
     index = Rng(0, "test", CPU).categorical(probs)
-    share = torch.bincount(index, minlength=3) / 20000
-    torch.testing.assert_close(share, probs[0], atol=0.02, rtol=0)
+    frequency = torch.bincount(index, minlength=3) / 20000
+    torch.testing.assert_close(frequency, probs[0], atol=0.02, rtol=0)
 
 
-def test_dice_repeat_by_seed_and_purpose_and_resume():
+def test_random_numbers_depend_on_seed_and_purpose_and_can_be_restored():
     probs = torch.full((50, 4), 0.25)
     one, same = Rng(1, "train", CPU), Rng(1, "train", CPU)
     other, purpose = Rng(2, "train", CPU), Rng(1, "policy", CPU)
@@ -170,29 +170,29 @@ def test_dice_repeat_by_seed_and_purpose_and_resume():
 
 @pytest.mark.parametrize("key", ["keys", "forward", "a.b", "a/b", "weight", "train"])
 def test_any_key_can_name_a_module(key):
-    module = ByKey({key: Norm("rms", 3)})
+    module = ModulesByKey({key: Norm("rms", 3)})
     assert isinstance(module[key], Norm)
     (name,) = module.state_dict()
-    assert ByKey.key(name.removesuffix(".scale")) == key
+    assert ModulesByKey.key(name.removesuffix(".scale")) == key
 
 
 def test_categorical_loss_is_cross_entropy_summed_over_entries():
     logits = torch.randn(6, 2, 5)
     target = torch.randint(5, (6, 2))
-    by_hand = torch.nn.functional.cross_entropy(
+    expected = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), target.flatten(), reduction="none"
     )
-    ours = Categorical(logits, 1).loss(target)
-    torch.testing.assert_close(ours, by_hand.reshape(6, 2).sum(1))
+    loss = Categorical(logits, 1).loss(target)
+    torch.testing.assert_close(loss, expected.reshape(6, 2).sum(1))
 
 
-def test_zero_outscale_starts_at_exactly_zero():
+def test_with_zero_outscale_initial_predictions_are_exactly_zero():
     head = Head(4, replace(HeadConfig(1, 8), outscale=0.0))
     initialize(head, torch.Generator().manual_seed(0))
     assert torch.equal(head(torch.randn(9, 4)).pred(), torch.zeros(9))
 
 
-def test_a_choice_that_is_certain_has_a_finite_entropy():
+def test_the_entropy_of_a_deterministic_class_is_finite():
     logits = torch.tensor([[[200.0, 0.0]]], requires_grad=True)
     sure, other = OneHot(logits, 0.0), OneHot(torch.zeros(1, 1, 2), 0.0)
     assert sure.entropy().detach().abs() < 1e-6

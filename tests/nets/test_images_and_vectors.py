@@ -1,4 +1,4 @@
-"""Encoder and decoder: which keys, which sizes, and what is missing."""
+"""Encoder and decoder: selection of keys, image sizes, missing entries."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ import torch.nn.functional as F
 
 from reverie.api import UserError
 from reverie.nets.blocks import initialize, symlog
-from reverie.nets.conv import (
-    Decoder,
-    DecoderConfig,
-    Encoder,
-    EncoderConfig,
-    canvas,
-    halve,
-)
+from reverie.nets.conv import max_pool_2x2
+from reverie.nets.decoder import Decoder, DecoderConfig
+from reverie.nets.encoder import Encoder, EncoderConfig, padded_size
 from reverie.nets.inputs import Concat
 from reverie.spaces import Space
 
@@ -47,7 +42,7 @@ def sample(spaces, *batch):
 @pytest.mark.parametrize(
     "shape", [(16, 16, 3), (13, 18, 1), (16, 40, 3), (39, 12, 2), (15, 15, 4)]
 )
-def test_any_image_size_is_drawn_back_at_its_own_size(shape):
+def test_images_of_any_size_are_decoded_at_that_size(shape):
     spaces = {"image": image(*shape)}
     encoder, decoder = build(spaces)
     tokens = encoder(sample(spaces, 2, 3), torch.float32)
@@ -55,54 +50,59 @@ def test_any_image_size_is_drawn_back_at_its_own_size(shape):
     out = decoder(torch.randn(2, 3, 16), torch.randn(2, 3, 8))["image"]
     assert out.pred().shape == (2, 3, *shape)
     target = sample(spaces, 2, 3)["image"]
-    by_hand = torch.square(out.pred() - target / 255).sum((-3, -2, -1))
-    torch.testing.assert_close(out.loss(target), by_hand)  # a sum, not a mean
+    expected = torch.square(out.pred() - target / 255).sum((-3, -2, -1))
+    torch.testing.assert_close(out.loss(target), expected)  # a sum, not a mean
 
 
 @pytest.mark.parametrize(
     ("side", "padded"), [(64, 64), (78, 80), (84, 96), (96, 96), (33, 48), (256, 256)]
 )
-def test_only_sizes_that_need_it_are_padded(side, padded):
-    assert canvas({"image": image(side, 64, 3)}, (2, 3, 4, 4), False) == (padded, 64)
+def test_images_are_padded_to_the_next_divisible_size(side, padded):
+    assert padded_size({"image": image(side, 64, 3)}, (2, 3, 4, 4), False) == (
+        padded,
+        64,
+    )
 
 
-def test_padding_is_mid_grey_at_the_bottom_and_right():
+def test_padding_is_mid_gray_at_the_bottom_and_right():
     encoder, _ = build({"image": image(13, 18, 1)})
     full, _ = build({"image": image(16, 20, 1)})
     full.load_state_dict(encoder.state_dict())
     small = sample({"image": image(13, 18, 1)}, 2)["image"]
-    big = torch.full((2, 16, 20, 1), 127.5)  # not an integer, so zero once centred
+    big = torch.full((2, 16, 20, 1), 127.5)  # zero after centering
     big[:, :13, :18] = small
-    ours = encoder({"image": small}, torch.float32)
-    torch.testing.assert_close(ours, full({"image": big}, torch.float32))
+    features = encoder({"image": small}, torch.float32)
+    torch.testing.assert_close(features, full({"image": big}, torch.float32))
 
 
 @pytest.mark.parametrize("shape", [(32, 48, 3), (64, 20, 3), (300, 300, 3)])
-def test_an_image_that_does_not_fit_says_what_would(shape):
+def test_the_error_for_an_unsupported_size_suggests_mults(shape):
     with pytest.raises(
         UserError, match=r"(?s)sides of 33 to 256.*dreamer.enc.mults \d"
     ):
-        canvas({"image": image(*shape)}, (2, 3, 4, 4), False)
+        padded_size({"image": image(*shape)}, (2, 3, 4, 4), False)
 
 
-def test_the_advice_for_an_image_that_does_not_fit_works():
+def test_the_suggested_mults_support_the_size():
     with pytest.raises(UserError) as error:
-        canvas({"image": image(10, 10, 1)}, (2, 3, 4, 4), False)
+        padded_size({"image": image(10, 10, 1)}, (2, 3, 4, 4), False)
     mults = str(error.value).split("enc.mults ")[1].split(" and")[0]
-    assert canvas({"image": image(10, 10, 1)}, tuple(map(int, mults.split())), False)
+    assert padded_size(
+        {"image": image(10, 10, 1)}, tuple(map(int, mults.split())), False
+    )
 
 
-def test_no_stage_count_fits_an_extreme_ratio():
+def test_an_extreme_aspect_ratio_needs_resizing():
     with pytest.raises(UserError, match="resize"):
-        canvas({"image": image(512, 16, 3)}, (2, 3, 4, 4), False)
+        padded_size({"image": image(512, 16, 3)}, (2, 3, 4, 4), False)
 
 
-def test_several_images_share_a_canvas_and_keep_their_order():
+def test_several_images_are_padded_to_one_size():
     spaces = {"wrist": image(12, 16, 1), "front": image(16, 16, 3)}
     encoder, decoder = build(spaces)
     assert encoder.imgkeys == ["front", "wrist"]  # sorted
     outs = decoder(torch.randn(2, 16), torch.randn(2, 8))
-    assert list(outs) == ["wrist", "front"]  # as the environment has them
+    assert list(outs) == ["wrist", "front"]  # in the order of the environment
     assert outs["wrist"].pred().shape == (2, 12, 16, 1)
     assert outs["front"].pred().shape == (2, 16, 16, 3)
 
@@ -122,7 +122,7 @@ def test_outer_and_strided_stages(options):
     assert out.pred().shape == (2, *shape)
 
 
-def test_bspace_zero_is_one_dense_layer():
+def test_bspace_zero_uses_a_dense_layer():
     _, decoder = build({"image": image(16, 16, 3)}, dec=replace(DEC, bspace=0))
     assert decoder.space.weight.shape == (4 * 4 * 16, 8 + 16)
     assert not hasattr(decoder, "sp0")
@@ -130,12 +130,12 @@ def test_bspace_zero_is_one_dense_layer():
     assert out.pred().shape == (2, 16, 16, 3)
 
 
-def test_blocks_that_do_not_divide_the_widths_are_refused():
+def test_widths_that_are_not_divisible_by_bspace_are_refused():
     with pytest.raises(UserError, match="bspace 0"):
         build({"image": image(16, 16, 3)}, deter=12)
 
 
-def test_encoder_pools_before_it_normalizes_and_centres_pixels():
+def test_the_encoder_centers_pixels_and_pools_before_the_norm():
     spaces = {"image": image(8, 8, 1)}
     encoder, _ = build(spaces, replace(ENC, mults=(1,)), replace(DEC, mults=(1,)))
     obs = sample(spaces, 2)
@@ -146,13 +146,13 @@ def test_encoder_pools_before_it_normalizes_and_centres_pixels():
     torch.testing.assert_close(encoder(obs, torch.float32), F.silu(x).flatten(1))
 
 
-def test_pooling_shares_the_gradient_of_a_tie_only_once():
+def test_the_gradient_of_a_tie_goes_to_one_pixel():
     x = torch.zeros(1, 2, 2, 1, requires_grad=True)
-    halve(x).sum().backward()
+    max_pool_2x2(x).sum().backward()
     assert x.grad.sum() == 1
 
 
-def test_keys_are_chosen_by_whole_names():
+def test_keys_are_selected_by_regular_expressions_for_whole_names():
     spaces = {
         "image": image(16, 16, 3),
         "image_wrist": image(16, 16, 3),
@@ -171,11 +171,11 @@ def test_keys_are_chosen_by_whole_names():
 
 
 @pytest.mark.parametrize("config", [ENC, replace(ENC, mlp_keys="velocity")])
-def test_nothing_to_see_is_refused(config):
+def test_an_encoder_without_inputs_is_refused(config):
     spaces = {"reward": Space(F32), "is_first": Space(np.dtype(bool))}
     if config is not ENC:
         spaces["position"] = Space(F32, (2,))
-    with pytest.raises(UserError, match="nothing to see"):
+    with pytest.raises(UserError, match="encoder has no inputs"):
         Encoder(spaces, config)
 
 
@@ -189,7 +189,7 @@ def test_integers_without_bounds_are_refused():
         Encoder({"count": Space(I32)}, ENC)
 
 
-def test_concat_sorts_keys_squashes_numbers_and_counts_from_low():
+def test_concat_sorts_keys_squashes_floats_and_encodes_classes():
     spaces = {
         "b": Space(F32, (2,)),
         "a": Space(I32, (), 3, 6),
@@ -207,7 +207,7 @@ def test_concat_sorts_keys_squashes_numbers_and_counts_from_low():
     assert concat.width == 9
 
 
-def test_a_missing_entry_blanks_its_whole_key_in_that_row():
+def test_a_missing_entry_zeroes_all_features_of_its_key():
     spaces = {"x": Space(F32, (2,)), "n": Space(I32, (2,), 0, 3)}
     values = {
         "x": torch.tensor([[1.0, -torch.inf], [1.0, 2.0]]),
@@ -219,46 +219,46 @@ def test_a_missing_entry_blanks_its_whole_key_in_that_row():
     assert numbers.tolist() == [[1, 0, 0, 0, 1, 0], [0] * 6]
 
 
-def test_minus_one_is_a_number_like_any_other_if_the_space_says_so():
+def test_minus_one_is_a_class_if_the_space_contains_it():
     out = Concat({"n": Space(I32, (), -1, 2)})({"n": torch.tensor([-1])}, torch.float32)
     assert out.tolist() == [[1, 0, 0]]
 
 
-def test_a_missing_target_costs_nothing_and_teaches_nothing():
+def test_a_missing_target_has_zero_loss_and_gradient():
     spaces = {"x": Space(F32, (2,)), "n": Space(I32, (), 0, 3)}
     _, decoder = build(spaces)
     deter = torch.randn(2, 16, requires_grad=True)
     outs = decoder(deter, torch.randn(2, 8))
-    gone = {"x": torch.tensor([[-torch.inf, 1.0]] * 2), "n": torch.tensor([-1, -1])}
-    loss = sum(outs[key].loss(gone[key]).sum() for key in outs)
+    missing = {"x": torch.tensor([[-torch.inf, 1.0]] * 2), "n": torch.tensor([-1, -1])}
+    loss = sum(outs[key].loss(missing[key]).sum() for key in outs)
     assert loss.item() == 0
     (grad,) = torch.autograd.grad(loss, deter)
     assert not grad.any()
 
 
-def test_vectors_are_compared_in_symlog_space_and_drawn_in_their_own():
+def test_losses_of_vectors_are_in_symlog_space_but_predictions_are_not():
     spaces = {"x": Space(F32, (3,)), "height": Space(F32)}
     _, decoder = build(spaces)
     outs = decoder(torch.randn(4, 16), torch.randn(4, 8))
     target = torch.randn(4, 3) * 10
-    by_hand = torch.square(symlog(outs["x"].pred()) - symlog(target)).sum(-1)
-    torch.testing.assert_close(outs["x"].loss(target), by_hand)
+    expected = torch.square(symlog(outs["x"].pred()) - symlog(target)).sum(-1)
+    torch.testing.assert_close(outs["x"].loss(target), expected)
     assert outs["height"].pred().shape == (4,)
 
 
-def test_the_decoder_puts_the_stochastic_half_first():
+def test_the_input_of_the_decoder_starts_with_stoch():
     _, decoder = build({"x": Space(F32, (3,))})
-    seen = []
-    decoder.mlp.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    inputs = []
+    decoder.mlp.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
     decoder(torch.zeros(1, 16), torch.ones(1, 8))
-    assert seen[0][0, :8].all()
-    assert not seen[0][0, 8:].any()
+    assert inputs[0][0, :8].all()
+    assert not inputs[0][0, 8:].any()
 
 
 @pytest.mark.parametrize(
     ("low", "high"), [(5, 8), (-3, 2), (np.array([0, 5]), np.array([3, 9]))]
 )
-def test_classes_may_count_from_any_number(low, high):
+def test_classes_may_start_at_any_integer(low, high):
     space = Space(np.dtype(np.int32), np.shape(low), low, high)
     decoder = Decoder({"v": space}, 8, 8, DecoderConfig(units=8, layers=1))
     initialize(decoder, torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.optim.laprop import LaPropConfig, learning_rate
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
-from reverie.nets.residual import Conv
+from reverie.nets.residual import FrameConv
 from reverie.nets.transformer import Dense, Embedding
 
 LAPROP = LaPropConfig(lr=0.1, warmup=0, agc=0.0)
@@ -149,7 +149,7 @@ def test_amsgrad_equals_that_of_pytorch():
 
 def test_only_weights_of_dense_layers_decay():
     net = nn.Module()
-    net.dense, net.plain, net.conv = Dense(3, 4), Linear(3, 4), Conv(3, 4)
+    net.dense, net.plain, net.conv = Dense(3, 4), Linear(3, 4), FrameConv(3, 4)
     net.norm, net.table = Norm("layer", 4), Embedding(5, 4)
     assert dense_weights(net) == ["dense.weight", "plain.weight"]
     assert dense_weights(Dense(2, 2)) == ["weight"]

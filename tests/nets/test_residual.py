@@ -8,13 +8,13 @@ import torch
 from reverie.api import UserError
 from reverie.nets.blocks import initialize
 from reverie.nets.residual import (
-    Conv,
     FrameConfig,
+    FrameConv,
     FrameDecoder,
     FrameEncoder,
     NormSilu,
     Residual,
-    recompute,
+    set_recompute,
 )
 
 SMALL = FrameConfig(32, 6, (1, 2), (1, 1))
@@ -30,38 +30,40 @@ def test_shapes():
     assert encoder(torch.rand(2, 8, 12, 5)).shape == (2, 2, 3, 6)
     decoder = make(FrameDecoder(9, 3, SMALL))
     assert decoder(torch.rand(2, 2, 3, 9)).shape == (2, 8, 12, 3)
-    assert SMALL.shrink == 4
+    assert SMALL.downsampling == 4
     assert SMALL.side(64) == 16
 
 
 def test_the_default_encoder_has_the_layers_of_the_original():
     names = [type(layer).__name__ for layer in FrameEncoder(3, FrameConfig()).layers]
-    blocks = "Residual Halve Residual Residual Halve Residual Halve Residual"
-    assert names == ["Conv", *blocks.split(), "NormSilu", "Conv"]
+    blocks = (
+        "Residual Downsample Residual Residual Downsample Residual Downsample Residual"
+    )
+    assert names == ["FrameConv", *blocks.split(), "NormSilu", "FrameConv"]
     names = [type(x).__name__ for x in FrameDecoder(3, 3, FrameConfig()).layers]
-    blocks = "Residual Double Residual Double Residual Residual Double Residual"
-    assert names == ["Conv", *blocks.split(), "NormSilu", "Conv"]
+    blocks = "Residual Upsample Residual Upsample Residual Residual Upsample Residual"
+    assert names == ["FrameConv", *blocks.split(), "NormSilu", "FrameConv"]
 
 
-def test_remembering_less_changes_nothing_but_memory():
+def test_recomputing_activations_saves_memory_and_changes_no_gradient():
     net, x = make(FrameEncoder(5, SMALL)), torch.rand(2, 8, 8, 5)
-    kept: dict[bool, int] = {}
+    saved: dict[bool, int] = {}
     grads = {}
-    for frugal in (False, True):
-        recompute(net, frugal)
+    for enabled in (False, True):
+        set_recompute(net, enabled)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
         ):
             loss = net(x).square().sum()
-        kept[frugal] = sum(sizes)
-        grads[frugal] = torch.autograd.grad(loss, list(net.parameters()))
+        saved[enabled] = sum(sizes)
+        grads[enabled] = torch.autograd.grad(loss, list(net.parameters()))
     for one, two in zip(*grads.values(), strict=True):
         torch.testing.assert_close(one, two)
-    assert kept[True] < kept[False] / 2
+    assert saved[True] < saved[False] / 2
 
 
-def test_norm_is_over_the_whole_map_of_each_group():
+def test_group_norm_is_over_all_pixels():
     norm = NormSilu(64)
     x = torch.randn(1, 4, 4, 64)
     groups = x.view(1, 16, 32, 2)
@@ -71,14 +73,14 @@ def test_norm_is_over_the_whole_map_of_each_group():
     torch.testing.assert_close(norm(x), z * torch.sigmoid(z))
 
 
-def test_a_map_without_contrast_stays_without():
-    """Black frames are such maps, and rounding must not draw anything on them."""
+def test_a_constant_map_is_normalized_to_zero():
+    """Such as those of black frames; rounding errors must not be amplified."""
     x = torch.full((1, 16, 16, 32), 0.123)
     assert NormSilu(32)(x).abs().max() < 1e-3
 
 
-def test_convolutions_begin_as_in_pytorch():
-    conv = make(Conv(16, 64))
+def test_convolutions_are_initialized_as_in_pytorch():
+    conv = make(FrameConv(16, 64))
     bound = (16 * 9) ** -0.5
     weight = conv.weight.detach()
     assert float(weight.abs().max()) <= bound
@@ -86,7 +88,7 @@ def test_convolutions_begin_as_in_pytorch():
     assert conv.bias.abs().max() > 0.5 * bound
 
 
-def test_half_precision_goes_through():
+def test_the_output_has_the_dtype_of_the_input():
     block = make(Residual(32, 64))
     with torch.backends.mkldnn.flags(enabled=False, deterministic=False):
         assert block(torch.rand(1, 2, 2, 32).bfloat16()).dtype == torch.bfloat16
@@ -103,12 +105,12 @@ def test_half_precision_goes_through():
         {"latent": 0},
     ],
 )
-def test_sizes_that_cannot_be(sizes):
+def test_invalid_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match="must be"):
         FrameConfig(**sizes)
 
 
-def test_a_side_that_cannot_be_halved_is_named():
+def test_a_side_that_cannot_be_downsampled_is_refused():
     with pytest.raises(
         UserError, match=r"Images of side 84 .*\n  Fix: .*multiple of 8"
     ):

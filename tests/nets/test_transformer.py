@@ -1,4 +1,4 @@
-"""The transformer and its cache."""
+"""The transformer and its KV cache."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make(config=CONFIG):
 
 @pytest.mark.parametrize("pieces", [[12], [1] * 12, [7, 1, 1, 3], [2, 3, 3, 4]])
 @pytest.mark.parametrize("attention", ["causal", "block_causal"])
-def test_going_on_from_a_cache_equals_starting_over(pieces, attention):
+def test_continuing_from_a_cache_equals_one_forward_pass(pieces, attention):
     if attention == "block_causal":
-        pieces = [TOKENS, 2 * TOKENS]  # what is inside a block must come together
+        pieces = [TOKENS, 2 * TOKENS]  # a time step must not be divided
     net = make(TransformerConfig(2, 2, 8, 4, attention))
     x = torch.randn(2, sum(pieces), 8)
     cache, outputs = net.cache(2, torch.float32), []
@@ -34,11 +34,11 @@ def test_going_on_from_a_cache_equals_starting_over(pieces, attention):
         out, cache = net(piece, cache)
         outputs.append(out)
     assert cache.size == sum(pieces)
-    assert cache.room == net.length - cache.size
+    assert cache.free == net.length - cache.size
     torch.testing.assert_close(torch.cat(outputs, 1), net(x)[0])
 
 
-def test_the_future_does_not_reach_back():
+def test_outputs_do_not_depend_on_later_tokens():
     net, x = make(), torch.randn(1, 12, 8)
     changed = x.clone()
     changed[:, 6:] += torch.randn(6, 8)
@@ -47,7 +47,7 @@ def test_the_future_does_not_reach_back():
     assert (one[:, 6:] - two[:, 6:]).abs().amax(-1).min() > 1e-3
 
 
-def test_inside_a_block_all_see_each_other_if_wanted():
+def test_block_causal_attention_includes_later_tokens_of_the_time_step():
     net, x = make(TransformerConfig(2, 2, 8, 4, "block_causal")), torch.randn(1, 12, 8)
     changed = x.clone()
     changed[:, 5] += torch.randn(8)  # the last of the second block
@@ -56,27 +56,27 @@ def test_inside_a_block_all_see_each_other_if_wanted():
     assert (one[:, 3] - two[:, 3]).abs().max() > 1e-4
 
 
-def test_a_forked_cache_is_left_alone():
+def test_a_cloned_cache_is_independent():
     net, x = make(), torch.randn(1, 4, 8)
     _, cache = net(x[:, :2], net.cache(1, torch.float32))
-    fork = cache.fork()
-    right, _ = net(x[:, 2:3], cache)
-    net(x[:, 3:4], cache)  # writes over what the line before it wrote
-    again, _ = net(x[:, 2:3], fork)
-    torch.testing.assert_close(again, right)
-    torch.testing.assert_close(fork.keys[..., :2, :], cache.keys[..., :2, :])
+    clone = cache.clone()
+    expected, _ = net(x[:, 2:3], cache)
+    net(x[:, 3:4], cache)  # overwrites the position of the previous line
+    again, _ = net(x[:, 2:3], clone)
+    torch.testing.assert_close(again, expected)
+    torch.testing.assert_close(clone.keys[..., :2, :], cache.keys[..., :2, :])
 
 
-def test_forgetting_begins_anew():
+def test_a_cleared_cache_equals_an_empty_one():
     net, x = make(), torch.randn(2, 5, 8)
     fresh, _ = net(x[:, 3:], net.cache(2, torch.float32))
     _, cache = net(x[:, :3], net.cache(2, torch.float32))
-    again, after = net(x[:, 3:], cache.forget())
+    again, after = net(x[:, 3:], cache.clear())
     torch.testing.assert_close(again, fresh)
     assert after.size == 2
 
 
-def test_small_weights_at_first():
+def test_initial_weights_are_small():
     dense, table = Dense(300, 200), Embedding(300, 200)
     for layer in (dense, table):
         layer.initialize(torch.Generator().manual_seed(0))
@@ -86,6 +86,6 @@ def test_small_weights_at_first():
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 3}, {"layers": 0}, {"blocks": 0}])
-def test_sizes_that_cannot_be(sizes):
+def test_invalid_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match=r"width|at least"):
         TransformerConfig(**{"width": 8, "heads": 2, **sizes})

@@ -113,7 +113,7 @@ class RecordedSamples(Rng):
         self.logprobs.append(torch.log(probs))
         return draw.long()
 
-    def shuffle(self, marked):
+    def permutation(self, marked):
         order = self.shuffles.pop(0) if self.shuffles else None
         yes, no = torch.nonzero(marked)[:, 0], torch.nonzero(~marked)[:, 0]
         if order is not None:
@@ -160,7 +160,7 @@ def make_world(
     encoder = frame_config(token_shapes, "encoder.encoder")
     codes, code_width = token_shapes["quantizer.codebook"]
     actions, planes = token_shapes["decoder_act_emb.weight"]
-    area = math.prod(side // encoder.shrink for side in image[:2])
+    area = math.prod(side // encoder.downsampling for side in image[:2])
     positions, width = model_shapes["transformer.pos_emb.weight"]
     layers = {name.split(".")[2] for name in model_shapes if ".blocks." in name}
     return IrisWorld(

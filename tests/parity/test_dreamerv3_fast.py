@@ -46,7 +46,7 @@ class RecordedClocks(RecordedSamples):
     def normal(self, mean, std):
         return super().normal(mean, std).to(mean.device)
 
-    def clocks(self, like):
+    def exponential(self, like):
         # all steps of a scan, one step of a dream, or an action
         classes, steps = like.shape[-1], like.shape[1] if like.dim() == 4 else 1
         draws = torch.stack([self.draws.pop(0) for _ in range(steps)], 1)

@@ -9,7 +9,7 @@ from dreamerv3_recording import load, under
 
 from reverie.agents.returns import lambda_return
 from reverie.nets.blocks import BlockLinear, Linear, Norm, initialize, symexp, symlog
-from reverie.nets.conv import Conv, double, halve
+from reverie.nets.conv import SameConv, max_pool_2x2, upsample_nearest
 from reverie.nets.distributions import (
     Binary,
     Categorical,
@@ -76,7 +76,7 @@ def test_block_linear():
     [
         ("linear", lambda: Linear(512, 256), 512),
         ("blocklinear", lambda: BlockLinear(1024, 512, 8), 1024),
-        ("conv", lambda: Conv(16, 64, 5), 400),
+        ("conv", lambda: SameConv(16, 64, 5), 400),
     ],
 )
 def test_initial_weights_have_the_original_spread(name, layer, fan_in):
@@ -101,13 +101,13 @@ def test_rms_norm():
 
 def test_convolution_pooling_and_repetition():
     c = case("conv")
-    conv = Conv(3, 4, 5)
+    conv = SameConv(3, 4, 5)
     conv.weight.data = c["kernel"].permute(3, 2, 0, 1)
     conv.bias.data = c["bias"]
     y = conv(c["x"])
     close(y, c["y"])
-    close(halve(y), c["pooled"])
-    close(double(c["x"]), c["up"])
+    close(max_pool_2x2(y), c["pooled"])
+    close(upsample_nearest(c["x"]), c["up"])
 
 
 def test_recurrent_core_and_its_gradients():

@@ -173,7 +173,7 @@ def test_cached_steps_equal_the_full_forward(world, plan):
     close(latents[:, : IO["logits_latents"].shape[1]], IO["logits_latents"])
     close(rewards, IO["logits_rewards"])
     close(ends, IO["logits_ends"])
-    assert cache.room / dynamics.block == pytest.approx(float(c["blocks_left"]))
+    assert cache.free / dynamics.block == pytest.approx(float(c["blocks_left"]))
     if "output_sequence" not in c:
         return
     close(outputs, c["output_sequence"])

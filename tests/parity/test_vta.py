@@ -17,7 +17,7 @@ from vta_recording import (
 from reverie.convert.vta.weights import rename_tensors
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.optim.optimizer import Optimizer
-from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
+from reverie.nets.quantize import dequantize, quantize, requantize
 from reverie.worlds.vta.boundaries import (
     annealed_temperature,
     bernoulli_entropy,
@@ -230,11 +230,11 @@ def test_temperature_schedule():
 )
 def test_quantized_inputs(bits):
     data = {k: torch.tensor(v) for k, v in load("preprocess").items()}
-    ours = spread_levels(data["x"], bits, data[f"orig_bits{bits}/noise"])
+    ours = dequantize(data["x"], bits, data[f"orig_bits{bits}/noise"])
     close(ours, data[f"orig_bits{bits}/pre"], 1e-6, 0)
-    back = unspread_levels(data[f"orig_bits{bits}/pre"], bits)
+    back = requantize(data[f"orig_bits{bits}/pre"], bits)
     gap = (back - data[f"orig_bits{bits}/post"]).abs()
     level = 1 / (2**bits - 1)
     assert gap.max() <= level + 1e-6
     assert (gap > 1e-6).float().mean() < 0.02
-    close(floor_levels(data["x"], bits), data[f"main_bits{bits}/pre"], 1e-6, 0)
+    close(quantize(data["x"], bits), data[f"main_bits{bits}/pre"], 1e-6, 0)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from reverie.api import UserError
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.decoder import DecoderConfig
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -100,7 +101,7 @@ def test_observe_does_not_update_image_statistics():
         enc=EncoderConfig(**small, standard="batch"),
         dec=DecoderConfig(**small, bspace=0),
     ).train()
-    (layer,) = standard.by_batch(world.enc)
+    (layer,) = standard.batch_standardizers(world.enc)
     for shade in (0, 255):
         rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
         world.observe(world.initial(1), rows, rng())

@@ -11,7 +11,8 @@ import torch
 from reverie.agents.openloop import openloop
 from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.decoder import DecoderConfig
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
 from reverie.render.open_loop import (

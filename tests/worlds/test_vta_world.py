@@ -56,7 +56,7 @@ def test_a_stack_of_grus_equals_torch_gru_cells():
 
 @pytest.mark.gpu
 def test_the_fused_gru_step_equals_the_plain_one():
-    from reverie.nets.gru import combine
+    from reverie.nets.gru import gru_cell
 
     stack = GRU(4, 6, 2)
     stack.initialize(torch.Generator().manual_seed(0))
@@ -64,7 +64,7 @@ def test_the_fused_gru_step_equals_the_plain_one():
     state = torch.randn(2, 3, 6, device="cuda", requires_grad=True)
     gates = stack.gates(torch.randn(3, 4, device="cuda"))
     hidden = torch.baddbmm(stack.bias_hh[:, None], state, stack.weight_hh.mT)
-    plain = combine(gates, hidden, state)
+    plain = gru_cell(gates, hidden, state)
     fused = stack.step(gates, state)
     torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-3)
     fused_grad, plain_grad = (
@@ -273,11 +273,11 @@ def test_pixel_quantization(levels):
 
 
 def test_quantized_pixels_keep_their_level():
-    from reverie.nets.quantize import spread_levels, unspread_levels
+    from reverie.nets.quantize import dequantize, requantize
 
     x = torch.arange(256) / 255
-    spread = spread_levels(x, 5, torch.full((256,), 0.5))
-    level = torch.round(unspread_levels(spread, 5) * 31).long()
+    spread = dequantize(x, 5, torch.full((256,), 0.5))
+    level = torch.round(requantize(spread, 5) * 31).long()
     assert torch.equal(level, torch.arange(256) // 8)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from reverie.api import LatentWorld, World
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.decoder import DecoderConfig
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.residual import FrameConfig
 from reverie.nets.rng import Rng

@@ -38,8 +38,11 @@ from reverie.capabilities import AgentConfig, Statistics
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
-from reverie.nets.conv import Encoder, EncoderConfig
-from reverie.nets.dreamerv3_torch import OlderEncoder, OlderEncoderConfig
+from reverie.nets.dreamerv3_torch import (
+    DreamerV3TorchEncoder,
+    DreamerV3TorchEncoderConfig,
+)
+from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import dense_weights
@@ -70,7 +73,7 @@ class BCConfig(AgentConfig):
     checked against the order the eyes were trained with."""
     enc: EncoderConfig = EncoderConfig()
     """Own eyes."""
-    older: OlderEncoderConfig = OlderEncoderConfig()
+    older: DreamerV3TorchEncoderConfig = DreamerV3TorchEncoderConfig()
     """The encoder of dreamerv3-torch, as found in its file."""
     head: CloneHeadConfig = CloneHeadConfig()
     """What is cloned into."""
@@ -292,7 +295,9 @@ class BC:
 
     def _encoder(self) -> nn.Module:
         if self.config.on == OLDER:
-            return OlderEncoder(self.obs_space, self.config.older, self.config.keys)
+            return DreamerV3TorchEncoder(
+                self.obs_space, self.config.older, self.config.keys
+            )
         return Encoder(self.obs_space, self.config.enc)
 
     def components(self) -> dict[str, nn.Module]:

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, UserError
-from reverie.nets.conv import Encoder
+from reverie.nets.encoder import Encoder
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces, agent_obs_space
 
 
@@ -77,7 +77,7 @@ class StateEyes(nn.Module):
         self, carry: Any, batch: Batch, rng: Rng
     ) -> tuple[Float[Tensor, "B T F"], Any]:
         states = self.world.observe(carry, batch, rng)
-        last = map1(lambda x: x[:, -1], states)
+        last = tree_map(lambda x: x[:, -1], states)
         return self.world.features(states).float(), last
 
 

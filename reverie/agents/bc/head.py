@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.nets.blocks import MLP, ByKey, Linear
+from reverie.nets.blocks import MLP, Linear, ModulesByKey
 from reverie.nets.gru import GRU
 from reverie.spaces import Space, Spaces
 
@@ -109,7 +109,9 @@ class CloneHead(nn.Module):
         self.gru = GRU(inputs, config.recurrent) if config.recurrent else None
         width = config.recurrent or inputs
         self.mlp = MLP(width, config.layers, config.units, config.act, config.norm)
-        self.out = ByKey({key: self._make(space) for key, space in spaces.items()})
+        self.out = ModulesByKey(
+            {key: self._make(space) for key, space in spaces.items()}
+        )
 
     def _make(self, space: Space) -> nn.Module:
         config, size = self.config, math.prod(space.shape)

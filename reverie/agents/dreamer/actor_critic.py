@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reverie.agents.returns import lambda_return
 from reverie.api import Metrics
-from reverie.nets.distributions import Action, Output
+from reverie.nets.distributions import ActionDistribution, Distribution
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
 from reverie.nets.normalize import Normalize, NormalizeConfig
 from reverie.nets.rng import Rng
@@ -236,13 +236,15 @@ class ActorCritic(nn.Module):
         return [buffer for part in parts for buffer in part.buffers()]
 
     def _value_loss(
-        self, value: Output, target: Tensor, slow: Tensor, slowreg: float
+        self, value: Distribution, target: Tensor, slow: Tensor, slowreg: float
     ) -> Tensor:
         """Towards the returns, and not too far from the slow critic."""
         padded = torch.cat([target, torch.zeros_like(target[:, -1:])], 1)
         return (value.loss(padded) + slowreg * value.loss(slow))[:, :-1]
 
-    def _logp(self, policy: dict[str, Action], actions: dict[str, Tensor]) -> Tensor:
+    def _logp(
+        self, policy: dict[str, ActionDistribution], actions: dict[str, Tensor]
+    ) -> Tensor:
         parts = [
             out.logp(self._to_index(key, actions[key])) for key, out in policy.items()
         ]

@@ -47,7 +47,7 @@ from reverie.nets import standardize as standard
 from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1, map2
+from reverie.nets.tree import tree_map
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 
@@ -180,7 +180,7 @@ class Dreamer:
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in seen.items()}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
         rng = self.rng[purpose]
-        state = map1(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
+        state = tree_map(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
         action = self.actor_critic.act(world.features(state), rng, pol)
         return (
             DreamerCarry(state, action),
@@ -222,10 +222,10 @@ class Dreamer:
         for follower, old in zip(followers, before, strict=True):
             follower.copy_(torch.where(ok, follower, old))
         after = DreamerCarry(
-            map1(lambda x: x[:, -1].detach(), learned.states),
+            tree_map(lambda x: x[:, -1].detach(), learned.states),
             {key: data[key][:, -1] for key in self.act_space},
         )
-        map2(lambda old, new: old.copy_(torch.where(ok, new, old)), carry, after)
+        tree_map(lambda old, new: old.copy_(torch.where(ok, new, old)), carry, after)
         extras, context = {}, self.config.replay_context
         if self.extras:
             fresh = self.world.to_replay(learned.states)
@@ -258,8 +258,8 @@ class Dreamer:
         metrics: Metrics = {}
         length = batch["is_first"].shape[1]
         last = min(config.imag_last or length, length)
-        recent = map1(lambda x: x[:, -last:], states)
-        start = map1(lambda x: x.detach().flatten(0, 1), recent)
+        recent = tree_map(lambda x: x[:, -last:], states)
+        start = tree_map(lambda x: x.detach().flatten(0, 1), recent)
         with torch.no_grad():
             dream = self.world.imagine(
                 start, lambda state: self._act(state, rng), config.imag_length, rng
@@ -336,7 +336,7 @@ class Dreamer:
                 key: torch.cat([carry.prevact[key][:, None], data[key][:, :-1]], 1)
                 for key in self.act_space
             }
-            return carry, map1(torch.clone, carry.state), batch
+            return carry, tree_map(torch.clone, carry.state), batch
         batch["prevact"] = {
             key: data[key][:, context - 1 : -1] for key in self.act_space
         }
@@ -344,7 +344,7 @@ class Dreamer:
             {k: data[k][:, context - 1] for k in self.extras}
         )
         begins = data["consec"][:, 0] == 0
-        state = map2(
+        state = tree_map(
             lambda new, old: torch.where(_like(begins, new), new, old),
             stored,
             carry.state,
@@ -366,7 +366,7 @@ class Dreamer:
         with torch.no_grad():
             metrics.update(openloop(self.world, state, batch, rng))
         self.carry["report"] = DreamerCarry(
-            map1(lambda x: x[:, -1].detach().clone(), learned.states),
+            tree_map(lambda x: x[:, -1].detach().clone(), learned.states),
             {key: data[key][:, -1].clone() for key in self.act_space},
         )
         return metrics
@@ -446,8 +446,10 @@ class Dreamer:
         for name, saved in state["carry"].items():
             self._make_room(name, len(next(iter(saved["state"].values()))))
             carry = self.carry[name]
-            map2(lambda mine, x: mine.copy_(x), carry.state._asdict(), saved["state"])
-            map2(lambda mine, x: mine.copy_(x), carry.prevact, saved["prevact"])
+            tree_map(
+                lambda mine, x: mine.copy_(x), carry.state._asdict(), saved["state"]
+            )
+            tree_map(lambda mine, x: mine.copy_(x), carry.prevact, saved["prevact"])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Take over weights and statistics of the components that match."""

@@ -13,7 +13,8 @@ from reverie.agents.dreamer.actor_critic import (
 )
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
-from reverie.nets.conv import DecoderConfig, EncoderConfig
+from reverie.nets.decoder import DecoderConfig
+from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import LaPropConfig

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Feed
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 from reverie.worlds.rssm.sections import Section
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
     """
     world, critic, opt = agent.world, agent.actor_critic, agent.opt
     rng, config = agent.rng["train"], agent.config
-    data = map1(lambda x: x.clone(), dict(feed("train")))
+    data = tree_map(lambda x: x.clone(), dict(feed("train")))
     _, state, batch = agent._restore("train", data)
-    state = map1(lambda x: x.detach().clone(), state)
+    state = tree_map(lambda x: x.detach().clone(), state)
     with torch.no_grad():
         states = world.loss(state, batch, rng).states
-    start = map1(lambda x: x.detach().flatten(0, 1), states)
+    start = tree_map(lambda x: x.detach().flatten(0, 1), states)
     recorded = world.features(states).detach().clone().requires_grad_()
     flags = [batch[key].float() for key in ("reward", "is_last", "is_terminal")]
     zero = torch.zeros((), device=agent.device)

@@ -26,7 +26,7 @@ from reverie.nets.blocks import Linear
 from reverie.nets.distributions import (
     MSE,
     Categorical,
-    Output,
+    Distribution,
     SymlogTwoHot,
     symlog_bins,
 )
@@ -236,7 +236,7 @@ class PixelActorCritic(nn.Module):
                 layer.initialize(generator)  # type: ignore[operator]
         self.target.load_state_dict(self.online.state_dict())
 
-    def value(self, logits: Float[Tensor, "*b V"]) -> Output:
+    def value(self, logits: Float[Tensor, "*b V"]) -> Distribution:
         if self.config.two_hot_values:
             return SymlogTwoHot(logits, self.bins)
         return MSE(logits[..., 0])

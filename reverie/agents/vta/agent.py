@@ -35,7 +35,7 @@ from reverie.capabilities import AgentConfig
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.amsgrad import AMSGradConfig
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 from reverie.render.boundaries import boundary_strip, imagined_strip
 from reverie.rows import Window
 from reverie.spaces import EVENT, Spaces
@@ -169,7 +169,7 @@ class VTAAgent:
         rows = len(next(iter(tensors.values())))
         pieces = []
         for start in range(0, rows, size):
-            piece = map1(lambda x, s=start: x[s : s + size], tensors)
+            piece = tree_map(lambda x, s=start: x[s : s + size], tensors)
             pieces.append(world.evaluate(piece, self.rng["report"]))
         return _join(pieces)
 

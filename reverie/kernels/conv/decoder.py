@@ -34,19 +34,19 @@ from reverie.kernels.norm.rms_norm import (
 )
 from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import Norm
-from reverie.nets.conv import Decoder
-from reverie.nets.distributions import Output
+from reverie.nets.decoder import Decoder
+from reverie.nets.distributions import Distribution
 
 ALIGNMENT = 16
-"""Output channels of the last layer are padded to a multiple of this."""
+"""Distribution channels of the last layer are padded to a multiple of this."""
 TILE = 2048
 
 
 class FastDecoder(Decoder):
-    def _draw(self, deter: Tensor, stoch: Tensor) -> dict[str, Output]:
+    def _image_outputs(self, deter: Tensor, stoch: Tensor) -> dict[str, Distribution]:
         norm = self.spnorm if self.config.bspace else self.spacenorm
         if not is_supported(self.config, norm, self.act, deter.dtype):
-            return super()._draw(deter, stoch)
+            return super()._image_outputs(deter, stoch)
         batch, dtype = deter.shape[:-1], deter.dtype
         x = self._smallest(deter.flatten(0, -2), stoch.flatten(0, -2))
         for i in reversed(range(len(self.config.mults) - 1)):
@@ -57,7 +57,7 @@ class FastDecoder(Decoder):
         weight, bias = self.imgout.cast(dtype)
         units = triton.cdiv(4 * len(bias), ALIGNMENT) * ALIGNMENT
         layer = LazyLastLayer(x, upsample_kernel(weight, units), bias)
-        outs: dict[str, Output] = {}
+        outs: dict[str, Distribution] = {}
         offset = 0
         for key, space in self.images.items():
             outs[key] = FusedImageMSE(layer, batch, space.shape, offset)

@@ -22,7 +22,8 @@ from reverie.kernels.conv.space_to_depth import KERNEL, space_to_depth_kernel
 from reverie.kernels.launch import apply_autograd
 from reverie.kernels.norm.rms_norm import is_fusable, linear_norm_act
 from reverie.nets.blocks import Norm
-from reverie.nets.conv import Conv, Encoder
+from reverie.nets.conv import SameConv
+from reverie.nets.encoder import Encoder
 
 MIN_FULL_CHANNELS, CHANNEL_MULTIPLE = 96, 32
 """Layers with at least so many input channels, and channel counts that are such
@@ -65,10 +66,10 @@ class FastEncoder(Encoder):
     def _first(
         self, images: list[Tensor], dtype: torch.dtype, to_depth: bool
     ) -> Tensor:
-        conv: Conv = getattr(self, "cnn0")  # noqa: B009
+        conv: SameConv = getattr(self, "cnn0")  # noqa: B009
         norm: Norm = getattr(self, "cnn0norm")  # noqa: B009
         weight, bias = conv.cast(dtype)
-        x = images_to_depth(images, *self.canvas, dtype)
+        x = images_to_depth(images, *self.padded_size, dtype)
         kernel = space_to_depth_kernel(weight, 4 * len(bias), x.shape[-1])
         if first_layer.is_supported(weight.shape[1], len(bias), dtype):
             return first_layer.first_layer(
@@ -94,7 +95,7 @@ class FastEncoder(Encoder):
 
     def _uses_depth(self, i: int) -> bool:
         """True if a layer's convolution is faster on a space-to-depth map."""
-        layer: Conv = getattr(self, f"cnn{i}")
+        layer: SameConv = getattr(self, f"cnn{i}")
         units, inputs = layer.weight.shape[:2]
         unaligned = units % CHANNEL_MULTIPLE or inputs % CHANNEL_MULTIPLE
         return i == 0 or inputs < MIN_FULL_CHANNELS or bool(unaligned)

@@ -38,7 +38,7 @@ from reverie.kernels.norm.group_norm_kernels import (
 )
 from reverie.kernels.norm.rms_norm import silu_grad
 from reverie.kernels.sums import sum_partials
-from reverie.nets.residual import EPS, Conv, NormSilu
+from reverie.nets.residual import EPS, FrameConv, NormSilu
 
 MAX_TAPS = 64
 """Most taps (9 per channel) on the side with few channels."""
@@ -55,21 +55,23 @@ MAX_ELEMENTS = 2**30
 """Most elements of a map, as offsets are 32-bit."""
 
 
-def conv_from_few(x: Float[Tensor, "b h w c"], conv: Conv) -> Float[Tensor, "b h w c2"]:
+def conv_from_few(
+    x: Float[Tensor, "b h w c"], conv: FrameConv
+) -> Float[Tensor, "b h w c2"]:
     """Return `conv(x)` for an `x` with few channels."""
     weight, bias = conv.cast(x.dtype)
     return apply_autograd(_ConvFromFew, x, weight, bias)
 
 
 def norm_conv_to_few(
-    x: Float[Tensor, "b h w c"], norm: NormSilu, conv: Conv
+    x: Float[Tensor, "b h w c"], norm: NormSilu, conv: FrameConv
 ) -> Float[Tensor, "b h w c2"]:
     """Return `conv(norm(x))` for a convolution with few output channels."""
     weight, bias = conv.cast(x.dtype)
     return apply_autograd(_NormConvToFew, x, norm.scale, norm.shift, weight, bias)
 
 
-def is_supported(conv: Conv, few: int, many: int, x: Tensor) -> bool:
+def is_supported(conv: FrameConv, few: int, many: int, x: Tensor) -> bool:
     """True if these kernels can compute a convolution between so many channels."""
     return (
         conv.kernel == 3

@@ -36,13 +36,13 @@ from reverie.kernels.norm.group_norm import (
 )
 from reverie.kernels.sums import sum_rows
 from reverie.nets.residual import (
-    Conv,
-    Double,
+    Downsample,
+    FrameConv,
     FrameDecoder,
     FrameEncoder,
-    Halve,
     NormSilu,
     Residual,
+    Upsample,
 )
 
 TILE = 4096
@@ -105,7 +105,7 @@ class FastFrameDecoder(FrameDecoder):
         _cache_biases(self)
 
 
-class FastHalve(Halve):
+class FastDownsample(Downsample):
     def without_bias(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         """Return the convolution without its bias."""
         weight, _ = self.conv.cast(x.dtype)
@@ -113,7 +113,7 @@ class FastHalve(Halve):
         return y.permute(0, 2, 3, 1)
 
 
-class FastDouble(Double):
+class FastUpsample(Upsample):
     cached_kernel: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
@@ -160,8 +160,8 @@ def upsample_kernel_4x4(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 
 def _forward_layers(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
     """Apply all layers of a network; the last norm is fused with the last layer."""
     first, *layers, norm, last = net.layers
-    assert isinstance(first, Conv)
-    assert isinstance(last, Conv)
+    assert isinstance(first, FrameConv)
+    assert isinstance(last, FrameConv)
     assert isinstance(norm, NormSilu)
     bias: Tensor | None = None
     many, few = first.weight.shape[:2]
@@ -170,7 +170,9 @@ def _forward_layers(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
     else:
         x = first(x)
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
-        if isinstance(layer, FastHalve | FastDouble) and _adds_input_bias(after, x):
+        if isinstance(layer, FastDownsample | FastUpsample) and _adds_input_bias(
+            after, x
+        ):
             x, bias = layer.without_bias(x), layer.conv.cast(x.dtype)[1]
         elif isinstance(layer, FastResidual):
             x, bias = layer(x, bias), None
@@ -191,7 +193,7 @@ def _cache_biases(net: FrameEncoder | FrameDecoder) -> None:
     for before, layer in pairwise(net.layers):
         if isinstance(layer, FastResidual):
             bias: Tensor | None = None
-            if isinstance(before, FastHalve | FastDouble):
+            if isinstance(before, FastDownsample | FastUpsample):
                 bias = before.conv.bias
             layer.cache_bias(bias)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.conv import Conv
+from reverie.nets.conv import SameConv
 
 KERNEL = 5
 """The supported kernel size."""
@@ -38,13 +38,15 @@ def _tap_inputs() -> Float[Tensor, "2 3 5"]:
 TAP_INPUTS = _tap_inputs()
 
 
-class FusedUpsampleConv(Conv):
+class FusedUpsampleConv(SameConv):
     """A convolution that fuses the upsampling before it."""
 
-    def after_doubling(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 o"]:
+    def after_upsampling(
+        self, x: Float[Tensor, "b h w c"]
+    ) -> Float[Tensor, "b h2 w2 o"]:
         supported = self.kernel == KERNEL and self.stride == 1
         if not supported or x[..., 0].numel() < MIN_PIXELS:
-            return super().after_doubling(x)
+            return super().after_upsampling(x)
         weight, bias = self.cast(x.dtype)
         taps = TAP_INPUTS.to(weight)
         kernel = torch.einsum("pay,qbx,oiyx->pqoiab", taps, taps, weight)

@@ -13,7 +13,7 @@ import torch
 
 from reverie.kernels.graphs.runner import CudaGraphRunner, clone_outputs
 from reverie.kernels.graphs.weight_copies import WeightCopies
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 
 Act = Callable[[Any, dict[str, Any]], tuple[Any, Any, Any]]
 """Maps carry and observations to the new carry, actions and extras."""
@@ -47,9 +47,11 @@ class GraphedPolicy:
         with torch.cuda.stream(self.stream):
             carry, action, extras = self.act(carry, obs)
             carry = clone_outputs(carry)
-            outputs = map1(lambda x: x.to("cpu", non_blocking=True), (action, extras))
+            outputs = tree_map(
+                lambda x: x.to("cpu", non_blocking=True), (action, extras)
+            )
         self.stream.synchronize()
-        action, extras = map1(lambda x: x.numpy(), outputs)
+        action, extras = tree_map(lambda x: x.numpy(), outputs)
         return carry, action, extras
 
     def before_update(self) -> None:

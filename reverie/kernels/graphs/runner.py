@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reverie.nets.streams import GRAPH_PRIORITY
-from reverie.nets.tree import leaves, map1, map2
+from reverie.nets.tree import tree_leaves, tree_map
 
 WARM_UP = 2
 """Eager calls before the capture, in which libraries select their algorithms."""
@@ -45,13 +45,13 @@ class CudaGraphRunner:
     def __call__(self, *inputs: Any) -> Any:
         if not self.can_capture:
             return self.function(*inputs)
-        key = tuple((x.shape, x.dtype) for x in leaves(inputs))
+        key = tuple((x.shape, x.dtype) for x in tree_leaves(inputs))
         graph = self.graphs.get(key, 0)
         if isinstance(graph, CapturedGraph):
             return graph.replay(inputs)
         if graph < WARM_UP:
             self.graphs[key] = graph + 1
-            inputs = map1(lambda x: x.to(self.device), inputs)
+            inputs = tree_map(lambda x: x.to(self.device), inputs)
             return _run_on_new_stream(self.function, inputs)
         try:
             graph = CapturedGraph(self.function, inputs, self.device, self.generators)
@@ -78,7 +78,7 @@ class CapturedGraph:
         device: torch.device,
         generators: Iterable[torch.Generator],
     ):
-        self.inputs = map1(lambda x: x.to(device, copy=True), inputs)
+        self.inputs = tree_map(lambda x: x.to(device, copy=True), inputs)
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
@@ -93,14 +93,14 @@ class CapturedGraph:
             self.outputs = function(*self.inputs)
 
     def replay(self, inputs: Any) -> Any:
-        map2(_copy_input, self.inputs, inputs)
+        tree_map(_copy_input, self.inputs, inputs)
         self.graph.replay()
         return self.outputs
 
 
 def clone_outputs(outputs: Any) -> Any:
     """Copies of the outputs, which later replays do not overwrite."""
-    return map1(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
 def _copy_input(buffer: Tensor, value: Tensor) -> None:
@@ -116,6 +116,6 @@ def _run_on_new_stream(function: Callable[..., Any], inputs: Any) -> Any:
     with torch.cuda.stream(stream):
         outputs = function(*inputs)
     current.wait_stream(stream)
-    for tensor in leaves(outputs):
+    for tensor in tree_leaves(outputs):
         tensor.record_stream(current)
     return outputs

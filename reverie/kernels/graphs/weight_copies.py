@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from reverie.nets.blocks import Kernel
+from reverie.nets.blocks import AffineLayer
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -29,12 +29,12 @@ class WeightCopies:
         """A copy of the module with its own weights, and everything else shared."""
         shared: list[Tensor] = [*module.parameters(), *module.buffers()]
         for layer in module.modules():
-            if isinstance(layer, Kernel):
+            if isinstance(layer, AffineLayer):
                 shared += layer.low_precision or ()
         memo = {id(tensor): tensor for tensor in shared}
         copied = copy.deepcopy(module, memo)
         for layer, own in zip(module.modules(), copied.modules(), strict=True):
-            if isinstance(layer, Kernel) and isinstance(own, Kernel):
+            if isinstance(layer, AffineLayer) and isinstance(own, AffineLayer):
                 # the float32 weights are not computed with, so they stay shared
                 weight, bias = layer.low_precision or (layer.weight, layer.bias)
                 own.low_precision = (self._copy(weight), self._copy(bias))

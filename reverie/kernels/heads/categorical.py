@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import can_launch, padded_linear
 from reverie.nets.blocks import Linear
-from reverie.nets.distributions import Action, Categorical
+from reverie.nets.distributions import ActionDistribution, Categorical
 from reverie.nets.heads import PolicyHead
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
@@ -24,7 +24,7 @@ MOST = 2048
 
 
 class FastPolicyHead(PolicyHead):
-    def _out(self, key: str, space: Space, x: Tensor) -> Action:
+    def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out = self.head[key]
         uneven = "allowed" in dict(out.named_buffers(recurse=False))
         usual = space.is_discrete and not uneven and space.classes <= MOST
@@ -60,7 +60,7 @@ class FastCategorical(Categorical):
         rows, tile = _rows(self.raw.detach())
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
-            clocks = rng.clocks(rows[:, : self.classes])
+            clocks = rng.exponential(rows[:, : self.classes])
             grid, sizes = (
                 (triton.cdiv(len(rows), tile[0]),),
                 (*rows.shape, self.classes),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import apply_autograd, can_launch, padded_linear
 from reverie.nets.blocks import Linear
-from reverie.nets.distributions import Output, TwoHot
+from reverie.nets.distributions import Distribution, TwoHot
 from reverie.nets.heads import Head
 
 MOST = 2048
@@ -21,7 +21,7 @@ MOST = 2048
 
 
 class FastHead(Head):
-    def forward(self, feat: Float[Tensor, "*b F"]) -> Output:
+    def forward(self, feat: Float[Tensor, "*b F"]) -> Distribution:
         bins = dict(self.named_buffers(recurse=False)).get("bins")
         if bins is None or len(bins) > MOST or not can_launch(feat.device, feat.dtype):
             return super().forward(feat)

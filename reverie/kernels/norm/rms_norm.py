@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reverie.kernels.launch import apply_autograd, block_size, can_launch, num_programs
 from reverie.kernels.sums import sum_partials
-from reverie.nets.blocks import MLP, BlockLinear, Kernel, Linear, Norm
+from reverie.nets.blocks import MLP, AffineLayer, BlockLinear, Linear, Norm
 
 MAX_WIDTH = 8192
 """Most channels that one program holds."""
@@ -69,7 +69,7 @@ def is_fusable(norm: Norm, act: object, dtype: torch.dtype) -> bool:
     )
 
 
-def linear_norm_act(layer: Kernel, norm: Norm, act: Any, x: Tensor) -> Tensor:
+def linear_norm_act(layer: AffineLayer, norm: Norm, act: Any, x: Tensor) -> Tensor:
     """Return `act(norm(layer(x)))` for a linear or block-linear layer.
 
     Everything after the matrix product is one kernel, if `is_fusable`.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from reverie.nets.blocks import Kernel
+from reverie.nets.blocks import AffineLayer
 
 
 class LowPrecisionWeights:
@@ -27,7 +27,7 @@ class LowPrecisionWeights:
         self._copies: dict[Tensor, Tensor] = {}
         for module in modules:
             for layer in module.modules():
-                if isinstance(layer, Kernel) and dtype != layer.weight.dtype:
+                if isinstance(layer, AffineLayer) and dtype != layer.weight.dtype:
                     layer.low_precision = (
                         self._copy(layer.weight, dtype),
                         self._copy(layer.bias, dtype),

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.launch import apply_autograd, can_launch
-from reverie.nets.gru import GRU, Hold, Route
+from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 
 ROWS = 16
 """Rows of one program: the smallest side of a matrix product in Triton."""
@@ -36,7 +36,7 @@ class FastGRU(GRU):
         self,
         gates: Float[Tensor, "G B T W"],
         start: Float[Tensor, "G B D"],
-        route: Route,
+        route: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
         fits = self.width in WIDTHS.get(self.dtype.itemsize, ())
@@ -48,8 +48,8 @@ class FastGRU(GRU):
         return apply_autograd(_GRUScan, *tensors, reversed_units)
 
 
-class FastHold(Hold):
-    """Hold with one kernel per direction."""
+class FastSegmentHold(SegmentHold):
+    """SegmentHold with one kernel per direction."""
 
     def forward(
         self,

@@ -59,7 +59,7 @@ class TokenizerConfig:
             raise ValueError("tokens must be a square number, such as 1, 4 or 16")
         if self.action_planes < 0:
             raise ValueError("action_planes must not be negative")
-        shrinks = {c.shrink for c in (self.encoder, self.frame, self.decoder)}
+        shrinks = {c.downsampling for c in (self.encoder, self.frame, self.decoder)}
         if len(shrinks) > 1:
             raise ValueError("encoder, frame and decoder must halve equally often")
 
@@ -89,7 +89,7 @@ def check_image_size(
     """Raise a `UserError` if the networks do not accept images of this shape."""
     height, width, _ = shape
     grid, halvings = math.isqrt(tokenizer.tokens), sum(tokenizer.encoder.halve)
-    divisor = grid * tokenizer.encoder.shrink
+    divisor = grid * tokenizer.encoder.downsampling
     side = _fitting_side(divisor, dynamics)
     resize = "--configs iris_small, which resizes images to 32x32, or "
     if side and 4 * side >= min(height, width):  # otherwise too much detail is lost
@@ -126,6 +126,6 @@ def check_image_size(
 def _fitting_side(divisor: int, dynamics: DynamicsConfig) -> int | None:
     """Return the side of square images that fit the configs, if there is one."""
     area, remainder = divmod(dynamics.transformer.width, dynamics.frame.latent)
-    side = math.isqrt(area) * dynamics.frame.shrink
+    side = math.isqrt(area) * dynamics.frame.downsampling
     is_exact = not remainder and math.isqrt(area) ** 2 == area
     return side if is_exact and side % divisor == 0 else None

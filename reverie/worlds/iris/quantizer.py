@@ -108,8 +108,8 @@ class Quantizer(nn.Module):
         # `shuffle` puts the expired codes first, in random order. The first `revived`
         # of them are replaced by random vectors; the others are written back as is.
         slots = min(config.codes, rows)
-        old = rng.shuffle(expired)[:slots]
-        new = rng.shuffle(torch.ones_like(tokens, dtype=torch.bool))[:slots]
+        old = rng.permutation(expired)[:slots]
+        new = rng.permutation(torch.ones_like(tokens, dtype=torch.bool))[:slots]
         replaced = torch.arange(slots, device=tokens.device) < revived
         codebook[old] = torch.where(replaced[:, None], vectors[new], codebook[old])
         usage[old] = torch.where(replaced, 1 / config.codes, usage[old])

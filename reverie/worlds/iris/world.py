@@ -29,9 +29,9 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from reverie.api import Obs, Policy, Rollout, UserError, WorldLoss
-from reverie.nets.blocks import Kernel
+from reverie.nets.blocks import AffineLayer
 from reverie.nets.distributions import softmax
-from reverie.nets.residual import recompute
+from reverie.nets.residual import set_recompute
 from reverie.nets.rng import Rng
 from reverie.nets.streams import SideStream, on_stream, wait_for
 from reverie.nets.transformer import Cache, Embedding
@@ -67,7 +67,7 @@ class IrisState(NamedTuple):
     frame_features: Float[Tensor, "N r s c2"] | None = None  # if already computed
 
     def fork(self) -> IrisState:
-        return self._replace(cache=self.cache.fork())
+        return self._replace(cache=self.cache.clone())
 
 
 class IrisStep(NamedTuple):
@@ -128,7 +128,7 @@ class IrisWorld(nn.Module):
 
     def save_memory(self, enabled: bool = True) -> None:
         """Recompute activations of residual blocks in the backward pass."""
-        recompute(self, enabled)
+        set_recompute(self, enabled)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
@@ -215,8 +215,8 @@ class IrisWorld(nn.Module):
         """
         dynamics, dtype = self.dynamics, self.dtype
         cache, last, is_cached = state.cache, state.last_token, state.i_token_is_cached
-        if cache.room <= dynamics.block:
-            cache, last, is_cached = cache.forget(), None, False
+        if cache.free <= dynamics.block:
+            cache, last, is_cached = cache.clear(), None, False
         inputs = [] if last is None else [dynamics.latent(last, dtype)]
         inputs += [] if is_cached else [self._i_token(state)]
         inputs.append(dynamics.action(action, dtype))
@@ -296,7 +296,7 @@ class IrisWorld(nn.Module):
         frozen = copy.deepcopy(self).requires_grad_(False).eval()
         frozen.dtype = dtype
         for layer in frozen.modules():  # norms compute in float32
-            if isinstance(layer, Kernel | Embedding):
+            if isinstance(layer, AffineLayer | Embedding):
                 layer.to(dtype)
         return frozen
 

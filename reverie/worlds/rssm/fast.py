@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.api import Policy, Rollout
-from reverie.kernels.heads.choice import agree, sample_choice
+from reverie.kernels.heads.onehot import onehot_kl, sample_onehot
 from reverie.kernels.launch import can_launch
 from reverie.kernels.norm.rms_norm import (
     is_fusable,
@@ -82,7 +82,9 @@ class FastRSSMDynamics(RSSMDynamics):
     ) -> KLTerms:
         if not can_launch(post.device, post.dtype):
             return super().kl_terms(post, prior)
-        dyn, rep, post_entropy, prior_entropy = agree(post, prior, self.config.unimix)
+        dyn, rep, post_entropy, prior_entropy = onehot_kl(
+            post, prior, self.config.unimix
+        )
         return KLTerms(dyn, rep, post_entropy.mean(), prior_entropy.mean())
 
     def sample(
@@ -90,7 +92,7 @@ class FastRSSMDynamics(RSSMDynamics):
     ) -> Float[Tensor, "*b S K"]:
         if torch.is_grad_enabled() or not can_launch(logits.device, logits.dtype):
             return super().sample(logits, rng)
-        return sample_choice(logits, rng.clocks(logits), self.config.unimix)
+        return sample_onehot(logits, rng.exponential(logits), self.config.unimix)
 
     def scan(
         self, state: RSSMState, tokens: Tensor, actions: Tensor, reset: Tensor, rng: Rng
@@ -109,7 +111,7 @@ class FastRSSMDynamics(RSSMDynamics):
             *self.obslogit.cast(dtype),
         )
         shape = (*reset.shape, config.stoch, config.classes)
-        clocks = rng.clocks(torch.empty(shape, device=tokens.device))
+        clocks = rng.exponential(torch.empty(shape, device=tokens.device))
         deter, stoch = state.deter, state.stoch.flatten(1)
         inputs = ScanInputs(
             deter, stoch, actions, F.linear(tokens, others, bias), reset, clocks
@@ -143,7 +145,7 @@ class FastRSSMDynamics(RSSMDynamics):
         gates = torch.bmm(x.view(rows, blocks, -1).transpose(0, 1), weight)
         block_gru_gates(gates, bias, deter, out=after.deter)
         logits = self.prior_logits(after.deter)
-        sample_choice(logits, rng.clocks(logits), config.unimix, out=after.stoch)
+        sample_onehot(logits, rng.exponential(logits), config.unimix, out=after.stoch)
 
     def _embed_policy_action(self, action: dict[str, Tensor], like: Tensor) -> Tensor:
         """Embed imagined actions; a single discrete one selects a weight column."""

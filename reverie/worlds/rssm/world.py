@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from reverie.api import Batch, Extras, Obs, Policy, Rollout, WorldLoss
 from reverie.nets import standardize as standard
-from reverie.nets.conv import Decoder, Encoder
-from reverie.nets.distributions import Output
+from reverie.nets.decoder import Decoder
+from reverie.nets.distributions import Distribution
+from reverie.nets.encoder import Encoder
 from reverie.nets.heads import Head
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
@@ -86,7 +87,9 @@ class RSSM(nn.Module):
     def observe(self, state: RSSMState, batch: Batch, rng: Rng) -> RSSMState:
         # batch statistics of a single frame would be meaningless: use running averages
         by_batch = self.networks.enc.standard == "batch"
-        with standard.steady(standard.by_batch(self.enc) if by_batch else ()):
+        with standard.frozen_statistics(
+            standard.batch_standardizers(self.enc) if by_batch else ()
+        ):
             return self._observe(state, batch, rng)[0]
 
     def imagine(
@@ -106,9 +109,11 @@ class RSSM(nn.Module):
         decoded = self.decoder_distributions(states)
         return {key: dist.pred() for key, dist in decoded.items()}
 
-    def decoder_distributions(self, states: RSSMState) -> dict[str, Output]:
+    def decoder_distributions(self, states: RSSMState) -> dict[str, Distribution]:
         """Return the decoder's distributions by observation key."""
-        decoded: dict[str, Output] = self.dec(states.deter, states.stoch.flatten(-2))
+        decoded: dict[str, Distribution] = self.dec(
+            states.deter, states.stoch.flatten(-2)
+        )
         return decoded
 
     def loss(self, state: RSSMState, batch: Batch, rng: Rng) -> WorldLoss:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.nets.quantize import floor_levels, spread_levels, unspread_levels
+from reverie.nets.quantize import dequantize, quantize, requantize
 from reverie.nets.rng import Rng
 from reverie.worlds.vta.config import VTAConfig
 
@@ -25,9 +25,9 @@ class PixelModel:
             return image
         x = image.movedim(-1, -3).float() / 255
         if self.config.levels == "floor":
-            return floor_levels(x, self.config.bits)
+            return quantize(x, self.config.bits)
         if self.config.levels == "spread":
-            return spread_levels(x, self.config.bits, rng.uniform(x))
+            return dequantize(x, self.config.bits, rng.uniform(x))
         return x
 
     def mean(self, raw: Tensor) -> Tensor:
@@ -47,5 +47,5 @@ class PixelModel:
     def postprocess(self, image: Tensor) -> Tensor:
         """Convert images from the range of the network inputs to [0, 1]."""
         if self.config.levels == "spread":
-            return unspread_levels(image, self.config.bits)
+            return requantize(image, self.config.bits)
         return image.clamp(0, 1)

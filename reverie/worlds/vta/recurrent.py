@@ -23,8 +23,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Extras, Obs, Policy, Rollout, WorldLoss
-from reverie.nets.conv import Decoder, Encoder
-from reverie.nets.distributions import Output
+from reverie.nets.decoder import Decoder
+from reverie.nets.distributions import Distribution
+from reverie.nets.encoder import Encoder
 from reverie.nets.heads import Head
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
@@ -125,11 +126,13 @@ class RecurrentVTA(nn.Module):
         decoded = self.decoder_distributions(states)
         return {key: dist.pred() for key, dist in decoded.items()}
 
-    def decoder_distributions(self, states: RecurrentVTAState) -> dict[str, Output]:
+    def decoder_distributions(
+        self, states: RecurrentVTAState
+    ) -> dict[str, Distribution]:
         """Return the decoder's distributions by observation key."""
         belief = torch.cat([states.abs_belief, states.obs_belief], -1)
         stoch = torch.cat([states.abs_stoch, states.obs_stoch], -1)
-        decoded: dict[str, Output] = self.dec(belief, stoch)
+        decoded: dict[str, Distribution] = self.dec(belief, stoch)
         return decoded
 
     def loss(self, state: RecurrentVTAState, batch: Batch, rng: Rng) -> WorldLoss:

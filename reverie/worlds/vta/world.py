@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from reverie.api import Batch, Obs, Policy, Rollout, UserError, WorldLoss
 from reverie.nets.gaussian import Gaussian
-from reverie.nets.gru import GRU, Hold, Route
+from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
 from reverie.nets.strided import (
@@ -138,7 +138,7 @@ class VTA(nn.Module):
             if config.static_lower_belief
             else GRU(state + belief, belief, dtype=dtype)
         )
-        self.hold = Hold()
+        self.hold = SegmentHold()
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + state, belief)
         self.prior_abs = SigmoidGaussian(belief, state)
@@ -294,7 +294,7 @@ class VTA(nn.Module):
             inputs.append(taken)
         gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
-        route = Route(None, update[None, :, 1:], copy[None, :, 1:])
+        route = StateUpdate(None, update[None, :, 1:], copy[None, :, 1:])
         later = self.abs_cell.scan(gates, start[None], route)[0]
         abs_belief = torch.cat([start[:, None], later], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
@@ -306,7 +306,7 @@ class VTA(nn.Module):
             previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
             gates = self.obs_cell.gates(torch.cat([previous, abs_feat], -1))
             reset = update[..., None] * abs_feat
-            route = Route(None, copy[None], None, reset[None])
+            route = StateUpdate(None, copy[None], None, reset[None])
             start = torch.zeros_like(abs_feat[None, :, 0])
             obs_belief = self.obs_cell.scan(gates, start, route)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
@@ -344,7 +344,9 @@ class VTA(nn.Module):
         keep = torch.stack([torch.ones_like(copy), copy, next_copy])
         start = embed.new_zeros(3, len(embed), self.config.belief)
         gates = self.readers.gates(embed)
-        abs_fwd, obs_fwd, abs_bwd = self.readers.scan(gates, start, Route(keep), {2})
+        abs_fwd, obs_fwd, abs_bwd = self.readers.scan(
+            gates, start, StateUpdate(keep), {2}
+        )
         return abs_fwd, obs_fwd, abs_bwd
 
     def _embed_actions(self, batch: Batch) -> Float[Tensor, "B T A"]:

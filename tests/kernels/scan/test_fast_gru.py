@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from reverie.nets.gru import GRU, Hold, Route
+from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 
 pytest.importorskip("triton")
 
-from reverie.kernels.scan.gru import FastGRU, FastHold
+from reverie.kernels.scan.gru import FastGRU, FastSegmentHold
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUTES = {
-    "plain": Route(),
-    "reset": Route(torch.ones(())),
-    "held": Route(None, torch.ones(()), torch.ones(())),
-    "restarted": Route(None, torch.ones(()), None, torch.ones(())),
-    "all": Route(*torch.ones(4)),
+    "plain": StateUpdate(),
+    "reset": StateUpdate(torch.ones(())),
+    "held": StateUpdate(None, torch.ones(()), torch.ones(())),
+    "restarted": StateUpdate(None, torch.ones(()), None, torch.ones(())),
+    "all": StateUpdate(*torch.ones(4)),
 }
 
 
@@ -55,7 +55,7 @@ def states_and_gradients(units: GRU, inputs: list[Tensor | None], backwards: set
     """Return the states, and the gradients of all inputs and parameters."""
     leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
     x, start, *route = leaves
-    states = units.scan(units.gates(x), start, Route(*route), backwards)
+    states = units.scan(units.gates(x), start, StateUpdate(*route), backwards)
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(states.shape, generator=generator).to(states)
     targets = [leaf for leaf in leaves if leaf is not None] + list(units.parameters())
@@ -95,7 +95,7 @@ def test_hold_equals_the_plain_loop():
     fresh = torch.randn(19, 6, 5, generator=generator)
     read = (torch.rand(19, 6, generator=generator) > 0.6).float()
     weight = torch.randn(19, 6, 5, generator=generator).to(DEVICE)
-    for hold in (Hold(), FastHold()):
+    for hold in (SegmentHold(), FastSegmentHold()):
         parts = (fresh, read, 1 - read)
         leaves = [x.clone().to(DEVICE).requires_grad_() for x in parts]
         held = hold(*leaves)

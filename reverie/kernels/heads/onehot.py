@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-class Agreement(NamedTuple):
+class OneHotKL(NamedTuple):
     """How far the prior is from the posterior, and how sure each of them is."""
 
     dyn: Float[Tensor, "*b"]
@@ -24,18 +24,18 @@ class Agreement(NamedTuple):
     """Without a gradient."""
 
 
-def agree(
+def onehot_kl(
     post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"], unimix: float
-) -> Agreement:
+) -> OneHotKL:
     """What `OneHot.kl` and `OneHot.entropy` say of two sets of logits, in one pass."""
     batch, groups, classes = post.shape[:-2], post.shape[-2], post.shape[-1]
     shape = (-1, groups, classes)
     results: Any = _Agree
     results = results.apply(post.reshape(shape), prior.reshape(shape), unimix)
-    return Agreement(*(x.reshape(batch) for x in results))
+    return OneHotKL(*(x.reshape(batch) for x in results))
 
 
-def sample_choice(
+def sample_onehot(
     logits: Float[Tensor, "*b S K"],
     clocks: Float[Tensor, "*b S K"],
     unimix: float,

@@ -1,0 +1,241 @@
+"""Decoder for observations with any number of images and vectors; see `encoder.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import UserError
+from reverie.nets.blocks import (
+    MLP,
+    BlockLinear,
+    Linear,
+    ModulesByKey,
+    Norm,
+    activation,
+    symexp,
+    symlog,
+)
+from reverie.nets.conv import SameConv
+from reverie.nets.distributions import MSE, Categorical, Distribution
+from reverie.nets.encoder import (
+    check_sizes,
+    make_standardizers,
+    padded_size,
+    split_keys,
+)
+from reverie.nets.standardize import Standardize, StandardizedMSE
+from reverie.spaces import Space, Spaces
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Decoder: latent states to observations."""
+
+    depth: int = 64
+    """Base number of channels; multiplied by `mults`."""
+    mults: tuple[int, ...] = (2, 3, 4, 4)
+    """Channel multiplier of each stage, starting at the image."""
+    layers: int = 3
+    """Layers of the MLP for vectors."""
+    units: int = 1024
+    """Width of the MLP for vectors; the one before images has twice this width."""
+    act: str = "silu"
+    """Activation."""
+    norm: str = "rms"
+    """Norm: rms, layer or none."""
+    outscale: float = 1.0
+    """Scale of the initial output weights."""
+    symlog: bool = True
+    """Predict vectors in symlog space."""
+    outer: bool = False
+    """Do not upsample in the last stage."""
+    kernel: int = 5
+    """Kernel size of the convolutions."""
+    bspace: int = 8
+    """Blocks of the layer from `deter` to the smallest map; 0 for a dense layer."""
+    strided: bool = False
+    """Upsample by transposed convolutions instead of repeating pixels."""
+    standard: Literal["none", "batch", "dataset"] = "none"
+    """Predict standardized images; use the same value as in the encoder."""
+    minstd: float = 1e-3
+    """Minimum standard deviation to divide by."""
+    cnn_keys: str = ".*"
+    """Regular expression for the image keys to predict; must match the whole key."""
+    mlp_keys: str = ".*"
+    """Regular expression for the other keys to predict; must match the whole key."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        if self.bspace < 0:
+            raise ValueError("bspace must be at least 0")
+
+
+class Decoder(nn.Module):
+    """Latent states to a distribution over every observation key."""
+
+    def __init__(self, spaces: Spaces, deter: int, stoch: int, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.images, self.vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
+        self.act = activation(config.act)
+        if self.vectors:
+            self.mlp = MLP(
+                stoch + deter, config.layers, config.units, config.act, config.norm
+            )
+            self.vec = ModulesByKey(
+                {
+                    key: make_vector_head(space, self.mlp.width, config.outscale)
+                    for key, space in self.vectors.items()
+                }
+            )
+        self.lows: dict[str, str] = {}  # buffers with the first class, if not zero
+        for i, (key, space) in enumerate(self.vectors.items()):
+            if space.is_discrete and space.low.any():
+                self.lows[key] = f"low{i}"
+                self.register_buffer(f"low{i}", torch.tensor(space.low), False)
+        self.standards = make_standardizers(self.images, config)
+        if self.images:
+            self._build_images(deter, stoch)
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.decoder import FastDecoder
+
+        return FastDecoder
+
+    def forward(
+        self, deter: Float[Tensor, "*b D"], stoch: Float[Tensor, "*b Z"]
+    ) -> dict[str, Distribution]:
+        outs: dict[str, Distribution] = {}
+        if self.vectors:
+            # stoch first, as in DreamerV3; elsewhere deter is first
+            x = self.mlp(torch.cat([stoch, deter], -1))
+            for key, space in self.vectors.items():
+                outs[key] = self._vector(key, space, x)
+        if self.images:
+            outs.update(self._image_outputs(deter, stoch))
+        return outs
+
+    def _vector(self, key: str, space: Space, x: Tensor) -> Distribution:
+        out, dims = self.vec[key], len(space.shape)
+        if space.is_discrete:
+            low = self.get_buffer(self.lows[key]) if key in self.lows else None
+            categorical = Categorical(out.get_submodule("logits")(x), dims)
+            return _MaskedOutput(categorical, space, low)
+        pred = out.get_submodule("pred")(x)
+        transforms = (symlog, symexp) if self.config.symlog else (None, None)
+        return _MaskedOutput(MSE(pred, dims, *transforms), space)
+
+    def _build_images(self, deter: int, stoch: int) -> None:
+        config = self.config
+        height, width = padded_size(self.images, config.mults, config.outer)
+        factor = 2 ** (len(config.mults) - int(config.outer))
+        depths = [config.depth * mult for mult in config.mults]
+        h, w, c = self.smallest = (height // factor, width // factor, depths[-1])
+        if config.bspace:
+            if c % config.bspace or deter % config.bspace:
+                raise UserError(
+                    f"deter={deter} and the {c} channels of the decoder must both be "
+                    f"divisible by bspace={config.bspace}.\n"
+                    "  Fix: --dreamer.dec.bspace 0, or other sizes."
+                )
+            self.sp0 = BlockLinear(deter, h * w * c, config.bspace)
+            self.sp1 = Linear(stoch, 2 * config.units)
+            self.sp1norm = Norm(config.norm, 2 * config.units)
+            self.sp2 = Linear(2 * config.units, self.smallest)
+            self.spnorm = Norm(config.norm, c)
+        else:
+            self.space = Linear(stoch + deter, self.smallest)
+            self.spacenorm = Norm(config.norm, c)
+        stride, strided = (2, True) if config.strided else (1, False)
+        for i in reversed(range(len(depths) - 1)):
+            conv = SameConv(depths[i + 1], depths[i], config.kernel, stride, strided)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"conv{i}norm", Norm(config.norm, depths[i]))
+        channels = sum(space.shape[2] for space in self.images.values())
+        if config.outer:
+            stride, strided = 1, False
+        self.imgout = SameConv(
+            depths[0], channels, config.kernel, stride, strided, config.outscale
+        )
+
+    def _image_outputs(self, deter: Tensor, stoch: Tensor) -> dict[str, Distribution]:
+        config, batch = self.config, deter.shape[:-1]
+        deter, stoch = deter.flatten(0, -2), stoch.flatten(0, -2)
+        if config.bspace:
+            h, w, _ = self.smallest
+            x0 = rearrange(
+                self.sp0(deter), "b (g h w c) -> b h w (g c)", h=h, w=w, g=config.bspace
+            )
+            x1 = self.sp2(self.act(self.sp1norm(self.sp1(stoch))))
+            x = self.act(self.spnorm(x0 + x1))
+        else:
+            x = self.act(self.spacenorm(self.space(torch.cat([stoch, deter], -1))))
+        for i in reversed(range(len(config.mults) - 1)):
+            conv: SameConv = getattr(self, f"conv{i}")
+            x = conv(x) if config.strided else conv.after_upsampling(x)
+            x = self.act(getattr(self, f"conv{i}norm")(x))
+        has_full_size = config.strided or config.outer
+        x = self.imgout(x) if has_full_size else self.imgout.after_upsampling(x)
+        x = x.float() if self.standards else torch.sigmoid(x.float())
+        x = x.reshape(*batch, *x.shape[1:])
+        outs: dict[str, Distribution] = {}
+        channels = [space.shape[2] for space in self.images.values()]
+        parts = torch.split(x, channels, -1)
+        for (key, space), part in zip(self.images.items(), parts, strict=True):
+            height, width, _ = space.shape
+            image = part[..., :height, :width, :]
+            outs[key] = MSE(image, 3, _to_unit_range)
+            if self.standards:
+                standard = self.standards[key]
+                assert isinstance(standard, Standardize)
+                outs[key] = StandardizedMSE(image, standard)
+        return outs
+
+
+def make_vector_head(space: Space, inputs: int, outscale: float) -> nn.ModuleDict:
+    if space.is_discrete:
+        units = (*space.shape, space.classes)
+        return nn.ModuleDict({"logits": Linear(inputs, units, outscale)})
+    return nn.ModuleDict({"pred": Linear(inputs, space.shape, outscale)})
+
+
+def _to_unit_range(image: Tensor) -> Tensor:
+    return image / 255
+
+
+class _MaskedOutput:
+    """A distribution whose loss is zero where the target is missing.
+
+    As in `Concat`, an entry of -inf or -1 marks the key as missing in that row. Classes
+    start at `low`.
+    """
+
+    def __init__(self, out: Distribution, space: Space, low: Tensor | None = None):
+        self.out, self.dims, self.low = out, len(space.shape), low
+        self.missing: float | None = -torch.inf
+        if space.is_discrete:
+            signed = space.dtype.kind == "i" and (space.low >= 0).all()
+            self.missing = -1 if signed else None
+
+    def pred(self) -> Tensor:
+        pred = self.out.pred()
+        return pred if self.low is None else pred + self.low
+
+    def loss(self, target: Tensor) -> Tensor:
+        index = target if self.low is None else target.long() - self.low
+        if self.missing is None:
+            return self.out.loss(index.long())
+        present = target != self.missing
+        loss = self.out.loss(torch.where(present, index, 0))
+        return torch.where(_all(present, self.dims), loss, 0)
+
+
+def _all(x: Tensor, dims: int) -> Tensor:
+    return x.flatten(-dims).all(-1) if dims else x

@@ -1,0 +1,251 @@
+"""Encoder for observations with any number of images and vectors.
+
+Images are downsampled by two once per entry of `mults` (the decoder upsamples them);
+the smallest feature map must have 3 to 16 pixels per side. An image whose size is not
+divisible by the total factor is padded at the bottom and right with mid-gray. The
+decoder outputs the padded size and crops it, so that losses ignore the padding. All
+images are padded to the size of the largest one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import UserError
+from reverie.nets.blocks import Linear, ModulesByKey, Norm, activation, symlog
+from reverie.nets.conv import SameConv, max_pool_2x2
+from reverie.nets.inputs import Concat
+from reverie.nets.standardize import Standardize
+from reverie.spaces import Spaces, agent_obs_space
+
+SMALLEST, LARGEST = 3, 16
+"""Allowed height and width of the smallest feature map."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Encoder: observations to one embedding per step."""
+
+    depth: int = 64
+    """Base number of channels; multiplied by `mults`."""
+    mults: tuple[int, ...] = (2, 3, 4, 4)
+    """Channel multiplier of each stage; each stage downsamples by two."""
+    layers: int = 3
+    """Layers of the MLP for vectors."""
+    units: int = 1024
+    """Width of the MLP for vectors."""
+    act: str = "silu"
+    """Activation."""
+    norm: str = "rms"
+    """Norm: rms, layer or none."""
+    symlog: bool = True
+    """Apply symlog to vectors before the first layer."""
+    outer: bool = False
+    """Do not downsample in the first stage."""
+    kernel: int = 5
+    """Kernel size of the convolutions."""
+    strided: bool = False
+    """Downsample by strided convolutions instead of max-pooling."""
+    standard: Literal["none", "batch", "dataset"] = "none"
+    """Standardize each pixel with mean and standard deviation of the batch, or of the
+    whole dataset; `none` only shifts pixels to [-0.5, 0.5]."""
+    minstd: float = 1e-3
+    """Minimum standard deviation to divide by."""
+    cnn_keys: str = ".*"
+    """Regular expression for the image keys to use; must match the whole key."""
+    mlp_keys: str = ".*"
+    """Regular expression for the other keys to use; must match the whole key."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+
+class Encoder(nn.Module):
+    """Observations to one embedding per step: features of vectors, then of images."""
+
+    def __init__(self, spaces: Spaces, config: EncoderConfig):
+        super().__init__()
+        self.config = config
+        images, vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
+        if not images and not vectors:
+            keys = ", ".join(agent_obs_space(spaces)) or "none"
+            raise UserError(
+                f"The encoder has no inputs; the observation keys are: {keys}.\n"
+                "  Fix: add an observation to the environment, or change "
+                "--dreamer.enc.cnn_keys and --dreamer.enc.mlp_keys to match one."
+            )
+        self.act = activation(config.act)
+        self.imgkeys, self.veckeys = sorted(images), sorted(vectors)
+        self.width = 0
+        if vectors:
+            self.concat = Concat(vectors, symlog if config.symlog else None)
+            width = self.concat.width
+            for i in range(config.layers):
+                self.add_module(f"mlp{i}", Linear(width, config.units))
+                self.add_module(f"mlp{i}norm", Norm(config.norm, config.units))
+                width = config.units
+            self.width += width
+        if images:
+            self.padded_size = padded_size(images, config.mults, config.outer)
+            h, w = self.padded_size
+            channels = sum(space.shape[2] for space in images.values())
+            for i, mult in enumerate(config.mults):
+                stride = 1 if (config.outer and i == 0) else 2
+                step = stride if config.strided else 1
+                units = config.depth * mult
+                self.add_module(
+                    f"cnn{i}", SameConv(channels, units, config.kernel, step)
+                )
+                self.add_module(f"cnn{i}norm", Norm(config.norm, units))
+                channels, h, w = units, h // stride, w // stride
+            self.width += h * w * channels
+            self.standards = make_standardizers(images, config)
+
+    @staticmethod
+    def fast_version() -> type[nn.Module]:
+        from reverie.kernels.conv.encoder import FastEncoder
+
+        return FastEncoder
+
+    def forward(
+        self, obs: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        parts = []
+        if self.veckeys:
+            parts.append(self._vectors(obs, dtype))
+        if self.imgkeys:
+            parts.append(self._images([obs[key] for key in self.imgkeys], dtype))
+        return torch.cat(parts, -1)
+
+    def _vectors(self, obs: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        x: Tensor = self.concat(obs, dtype)
+        for i in range(self.config.layers):
+            x = getattr(self, f"mlp{i}")(x)
+            x = self.act(getattr(self, f"mlp{i}norm")(x))
+        return x
+
+    def _images(self, images: list[Tensor], dtype: torch.dtype) -> Tensor:
+        batch = images[0].shape[:-3]
+        h, w = self.padded_size
+        scaled = [
+            self._scale(key, image.reshape(-1, *image.shape[-3:]), dtype)
+            for key, image in zip(self.imgkeys, images, strict=True)
+        ]
+        x = torch.cat(
+            [F.pad(x, (0, 0, 0, w - x.shape[2], 0, h - x.shape[1])) for x in scaled],
+            -1,
+        )
+        for i in range(len(self.config.mults)):
+            x = getattr(self, f"cnn{i}")(x)
+            if not self.config.strided and not (self.config.outer and i == 0):
+                x = max_pool_2x2(x)
+            x = self.act(getattr(self, f"cnn{i}norm")(x))
+        return x.reshape(*batch, -1)  # flattened in (h, w, c) order
+
+    def _scale(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.standards is None:
+            return image.to(dtype) / 255 - 0.5
+        standardized: Tensor = self.standards[key](image.float() / 255)
+        return standardized.to(dtype)
+
+
+class ConvConfig(Protocol):
+    """Fields that the configs of encoder and decoder have in common."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def mults(self) -> tuple[int, ...]: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def kernel(self) -> int: ...
+    @property
+    def standard(self) -> str: ...
+    @property
+    def minstd(self) -> float: ...
+    @property
+    def cnn_keys(self) -> str: ...
+    @property
+    def mlp_keys(self) -> str: ...
+
+
+def check_sizes(config: ConvConfig) -> None:
+    sizes = (config.depth, config.units, config.kernel, len(config.mults))
+    if min(*sizes, *config.mults) < 1 or config.layers < 0:
+        raise ValueError(
+            "depth, units, kernel and mults must be at least 1, layers at least 0"
+        )
+    for pattern in (config.cnn_keys, config.mlp_keys):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{pattern!r} is not a regular expression ({error})"
+            ) from None
+
+
+def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:
+    """Images and other keys whose names match the two regular expressions."""
+    images, vectors = {}, {}
+    for key, space in agent_obs_space(spaces).items():
+        if space.is_image:
+            if re.fullmatch(cnn_keys, key):
+                images[key] = space
+        elif re.fullmatch(mlp_keys, key):
+            if len(space.shape) > 2:
+                raise UserError(
+                    f"Observation {key!r} is {space.dtype} of shape {space.shape}, "
+                    "which is neither an image nor a vector.\n"
+                    "  Fix: make it a uint8 image (h, w, c), flatten it, or exclude it "
+                    "with mlp_keys."
+                )
+            vectors[key] = space
+    return images, vectors
+
+
+def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, int]:
+    """Height and width to which all images are padded."""
+    halvings = len(mults) - int(outer)
+    factor = 2**halvings
+    sides = [max(space.shape[axis] for space in images.values()) for axis in (0, 1)]
+    padded = [math.ceil(side / factor) * factor for side in sides]
+    if all(SMALLEST <= side // factor <= LARGEST for side in padded):
+        return padded[0], padded[1]
+    low, high = (SMALLEST - 1) * factor + 1, LARGEST * factor
+    message = (
+        f"Images of {sides[0]}x{sides[1]} pixels cannot be downsampled {halvings} "
+        f"times by two, which needs sides of {low} to {high}."
+    )
+    fewest = 0 if outer else 1
+    for stages in sorted(range(fewest, 8), key=lambda n: abs(n - halvings)):
+        if all(SMALLEST <= math.ceil(side / 2**stages) <= LARGEST for side in sides):
+            count = stages + int(outer)
+            extended = (*mults, *mults[-1:] * count)
+            suggested = (*extended[: count - 1], mults[-1])
+            flag = " ".join(str(mult) for mult in suggested)
+            raise UserError(
+                f"{message}\n"
+                f"  Fix: --env.resize 64 64, or --dreamer.enc.mults {flag} and "
+                f"--dreamer.dec.mults {flag}"
+            )
+    raise UserError(f"{message}\n  Fix: --env.resize 64 64")
+
+
+def make_standardizers(images: Spaces, config: ConvConfig) -> ModulesByKey | None:
+    if config.standard == "none" or not images:
+        return None
+    mode, minstd = config.standard, config.minstd
+    return ModulesByKey(
+        {k: Standardize(k, s.shape, mode, minstd) for k, s in images.items()}
+    )
