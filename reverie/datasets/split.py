@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import Episode
-from reverie.datasets.readers import Reader
+from reverie.datasets.readers import Reader, WrappedReader
 
 FRACTION = 0.1
 
 
-class Subset(Reader):
+class Subset(WrappedReader):
     """Some episodes of another reader, in its order and with its spaces."""
 
     def __init__(self, reader: Reader, names: Iterable[str]):
@@ -25,32 +23,15 @@ class Subset(Reader):
                 f"{' and ' + str(len(unknown) - 1) + ' more' if unknown[1:] else ''}.\n"
                 "  Fix: choose from those that `reverie data inspect` lists."
             )
-        self.inner, self.origin = reader, reader.origin
+        super().__init__(reader)
         self._names = [name for name in reader.names() if name in selected]
         self.masks = {
             mask: [name for name in members if name in selected]
             for mask, members in reader.masks.items()
         }
-        self._spaces = reader.obs_space, reader.act_space
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.inner.options
 
     def names(self) -> list[str]:
         return list(self._names)
-
-    def rows(self, name: str) -> int:
-        return self.inner.rows(name)
-
-    def read(self, name: str) -> Episode:
-        return self.inner.read(name)
-
-    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
-        return self.inner.read_keys(name, keys)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def split_by_seed(

@@ -6,14 +6,14 @@ during training, so both give the same episodes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
-from reverie.datasets.readers import Reader
+from reverie.datasets.readers import Reader, WrappedReader
 from reverie.spaces import FLAGS, Space, Spaces
 
 IMAGE, AUX = "image", "aux_"
@@ -134,24 +134,14 @@ ROBOMIMIC = Transforms(
 """The observations of one arm in robomimic that world models are usually trained on."""
 
 
-class TransformedReader(Reader):
+class TransformedReader(WrappedReader):
     """The episodes of another reader with `Transforms` applied."""
 
     def __init__(self, reader: Reader, transforms: Transforms):
-        self.inner, self.transforms = reader, transforms
-        self.origin, self.masks = reader.origin, reader.masks
+        super().__init__(reader)
+        self.transforms = transforms
         obs_space = transforms.output_space(reader.obs_space, reader.origin)
         self._spaces = obs_space, reader.act_space
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.inner.options
-
-    def names(self) -> list[str]:
-        return self.inner.names()
-
-    def rows(self, name: str) -> int:
-        return self.inner.rows(name)
 
     def read(self, name: str) -> Episode:
         transforms, inner = self.transforms, self.inner
@@ -161,8 +151,8 @@ class TransformedReader(Reader):
             episode = inner.read(name)
         return transforms.apply(episode, self.act_space)
 
-    def close(self) -> None:
-        self.inner.close()
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
+        return self.read(name)
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

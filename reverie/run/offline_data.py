@@ -25,7 +25,7 @@ from reverie.capabilities import (
 )
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.datasets.episode_cache import EpisodeCacheConfig
-from reverie.datasets.episode_format import BadEpisode, Episode, with_flag_spaces
+from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import (
@@ -34,7 +34,7 @@ from reverie.datasets.images import (
     check_obs_space,
     load_image_crop,
 )
-from reverie.datasets.readers import Reader
+from reverie.datasets.readers import Reader, SelectedKeys
 from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import compute_statistics
 from reverie.evaluation.offline import LookConfig, look
@@ -88,7 +88,7 @@ class Recordings:
                 "There are no recordings to learn from.\n  Fix: --offline.data PATH"
             )
         self.config, self.seed, self.run = config, seed, run
-        reader = Chosen(open_episodes(config.data, config.read), config.keys)
+        reader = SelectedKeys(open_episodes(config.data, config.read), config.keys)
         self.images = ImageCrop(config.images, reader.obs_space)
         self.obs_space = with_flag_spaces(self.images.obs_space)
         self.act_space = reader.act_space
@@ -102,7 +102,7 @@ class Recordings:
             same_actions(
                 config.data, reader.act_space, config.eval_data, judges.act_space
             )
-            return reader, Chosen(judges, tuple(reader.obs_space))
+            return reader, SelectedKeys(judges, tuple(reader.obs_space))
         if {"train", "valid"} <= reader.masks.keys():
             names = split_by_mask(reader, "train", "valid")
         elif config.split:
@@ -179,33 +179,6 @@ class Recordings:
     def close(self) -> None:
         for reader in (self.training, self.judging):
             reader.close()
-
-
-class Chosen(Reader):
-    """A reader of some keys alone, in the order they are named; of all, if none is."""
-
-    def __init__(self, reader: Reader, keys: tuple[str, ...]):
-        known = reader.obs_space
-        missing = [key for key in keys if key not in known]
-        if missing:
-            raise UserError(
-                f"{reader.origin} has no {', '.join(missing)}.\n"
-                f"  Fix: choose from {', '.join(known)}."
-            )
-        self.inner, self.origin, self.masks = reader, reader.origin, reader.masks
-        self._spaces = {k: known[k] for k in keys or known}, reader.act_space
-
-    def names(self) -> list[str]:
-        return self.inner.names()
-
-    def rows(self, name: str) -> int:
-        return self.inner.rows(name)
-
-    def read(self, name: str) -> Episode:
-        return self.inner.read_keys(name, list(self.obs_space))
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def same_actions(one: str, some: Spaces, other: str, others: Spaces) -> None:

@@ -114,7 +114,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
     head = CloneHeadConfig(layers=1, units=8)
     config = BCConfig(on=OLDER, older=sizes_of(weights), head=head)
     agent = BC(SPACES, ACTION, config, device=CPU)
-    agent.adopt({"encoder": weights})
+    agent.load_base({"encoder": weights})
     assert agent.eyes.order == ["image", "a", "b"]
     assert not any(name.startswith("eyes") for name in agent.opt.names)
     _, action, _ = agent.policy(
@@ -128,7 +128,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
     assert action["action"].shape == (3, 2)
     wide = BCConfig(on=OLDER, older=DreamerV3TorchEncoderConfig(depth=8), head=head)
     with pytest.raises(UserError, match="encoder"):
-        BC(SPACES, ACTION, wide, device=CPU).adopt({"encoder": weights})
+        BC(SPACES, ACTION, wide, device=CPU).load_base({"encoder": weights})
 
 
 def test_other_files_and_pickled_code_are_errors(tmp_path):

@@ -111,6 +111,50 @@ class Reader(ABC):
         return bounded
 
 
+class WrappedReader(Reader):
+    """The episodes of another reader; subclasses change some of its methods."""
+
+    def __init__(self, reader: Reader):
+        self.inner, self.origin, self.masks = reader, reader.origin, reader.masks
+        self._spaces = reader.obs_space, reader.act_space
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.inner.options
+
+    def names(self) -> list[str]:
+        return self.inner.names()
+
+    def rows(self, name: str) -> int:
+        return self.inner.rows(name)
+
+    def read(self, name: str) -> Episode:
+        return self.inner.read(name)
+
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
+        return self.inner.read_keys(name, keys)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class SelectedKeys(WrappedReader):
+    """Only some observations of another reader, in the given order; all if empty."""
+
+    def __init__(self, reader: Reader, keys: Sequence[str]):
+        super().__init__(reader)
+        obs_space = reader.obs_space
+        if missing := [key for key in keys if key not in obs_space]:
+            raise UserError(
+                f"{reader.origin} has no {', '.join(missing)}.\n"
+                f"  Fix: choose from {', '.join(obs_space)}."
+            )
+        self._spaces = {k: obs_space[k] for k in keys or obs_space}, reader.act_space
+
+    def read(self, name: str) -> Episode:
+        return self.inner.read_keys(name, list(self.obs_space))
+
+
 @dataclass(frozen=True)
 class ReaderType:
     """A format of recorded episodes."""
