@@ -313,7 +313,7 @@ def test_eyes_take_over_the_weights_of_a_run():
     with torch.no_grad():
         for parameter in trained.world.parameters():
             parameter.add_(1)
-    agent.adopt(trained.state_dict())
+    agent.load_base(trained.state_dict())
     for name, value in trained.world.enc.state_dict().items():
         assert torch.equal(agent.eyes.encoder.state_dict()[name], value)
 

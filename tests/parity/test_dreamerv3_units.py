@@ -45,10 +45,13 @@ def test_squashing(name, fn):
     close(fn(c["x"]), c["y"])
 
 
-@pytest.mark.parametrize("count", [255, 41, 40])
+BIN_COUNTS = sorted({int(k.split("/")[0][6:]) for k in CASES if k[:6] == "twohot"})
+
+
+@pytest.mark.parametrize("count", BIN_COUNTS)
 def test_two_hot(count):
     c = case(f"twohot{count}")
-    bins = symexp_bins(count)
+    bins = symexp_bins(len(c["bins"]))
     close(bins, c["bins"])
     assert torch.equal(bins, -bins.flip(0))
     logits = c["logits"].clone().requires_grad_()
@@ -58,7 +61,8 @@ def test_two_hot(count):
     loss = out.loss(c["target"])
     close(loss, c["loss"])
     close(out.pred(), c["mean"], atol=1e-4)
-    assert (out.pred()[:2] == 0).all()  # equal logits mean exactly zero
+    equal = (c["logits"] == c["logits"][:, :1]).all(-1)
+    assert (out.pred()[equal] == 0).all()  # equal logits mean exactly zero
     (grad,) = torch.autograd.grad(loss.sum(), logits)
     close(grad, c["grad_loss"], rtol=1e-4)
     close(logits.softmax(-1) - grad, c["twohot_target"], atol=2e-6)
@@ -66,26 +70,34 @@ def test_two_hot(count):
 
 def test_block_linear():
     c = case("blocklinear")
-    layer = BlockLinear(24, 12, 4)
+    blocks, inputs, outputs = c["kernel"].shape
+    layer = BlockLinear(blocks * inputs, blocks * outputs, blocks)
     layer.weight.data, layer.bias.data = c["kernel"], c["bias"]
     close(layer(c["x"]), c["y"])
 
 
-@pytest.mark.parametrize(
-    ("name", "layer", "fan_in"),
-    [
-        ("linear", lambda: Linear(512, 256), 512),
-        ("blocklinear", lambda: BlockLinear(1024, 512, 8), 1024),
-        ("conv", lambda: SameConv(16, 64, 5), 400),
-    ],
-)
-def test_initial_weights_have_the_original_spread(name, layer, fan_in):
-    c, layer = case(f"init/{name}"), layer()
+def make_layer(name: str, shape: list[int]) -> tuple[torch.nn.Module, int]:
+    """Return a layer whose kernel has this shape in the original, and its fan-in."""
+    if name == "linear":
+        return Linear(*shape), shape[0]
+    if name == "blocklinear":
+        blocks, inputs, outputs = shape
+        return BlockLinear(blocks * inputs, blocks * outputs, blocks), blocks * inputs
+    size, _, inputs, outputs = shape
+    return SameConv(inputs, outputs, size), size * size * inputs
+
+
+@pytest.mark.parametrize("name", ["linear", "blocklinear", "conv"])
+def test_initial_weights_have_the_original_spread(name):
+    c = case(f"init/{name}")
+    layer, fan_in = make_layer(name, c["shape"].tolist())
     initialize(layer, torch.Generator().manual_seed(0))
     assert layer.weight.numel() == int(c["shape"].prod())
     std = fan_in**-0.5
-    assert float(c["std"]) == pytest.approx(std, rel=0.03)
-    assert float(layer.weight.detach().std()) == pytest.approx(std, rel=0.03)
+    # the spread of a sample of n normal numbers varies by about 1 / sqrt(2 n)
+    tolerance = max(0.03, 4 / (2 * layer.weight.numel()) ** 0.5)
+    assert float(c["std"]) == pytest.approx(std, rel=tolerance)
+    assert float(layer.weight.detach().std()) == pytest.approx(std, rel=tolerance)
     assert float(layer.weight.detach().abs().max()) <= 2 * 1.1368 * std + 1e-7
     assert float(layer.weight.detach().abs().max()) > 1.9 * 1.1368 * std
     assert not layer.bias.any()
@@ -93,7 +105,7 @@ def test_initial_weights_have_the_original_spread(name, layer, fan_in):
 
 def test_rms_norm():
     c = case("rmsnorm")
-    norm = Norm("rms", 10)
+    norm = Norm("rms", len(c["scale"]))
     norm.scale.data = c["scale"]
     assert norm.eps == pytest.approx(float(c["eps"]))
     close(norm(c["x"]), c["y"])
@@ -101,13 +113,22 @@ def test_rms_norm():
 
 def test_convolution_pooling_and_repetition():
     c = case("conv")
-    conv = SameConv(3, 4, 5)
+    size, _, inputs, outputs = c["kernel"].shape
+    conv = SameConv(inputs, outputs, size)
     conv.weight.data = c["kernel"].permute(3, 2, 0, 1)
     conv.bias.data = c["bias"]
     y = conv(c["x"])
     close(y, c["y"])
     close(max_pool_2x2(y), c["pooled"])
     close(upsample_nearest(c["x"]), c["up"])
+
+
+def count_layers(c: dict[str, torch.Tensor], prefix: str) -> int:
+    """Return the number of recorded layers `<prefix>0`, `<prefix>1`, ..."""
+    layers = 0
+    while f"{prefix}{layers}/kernel" in c:
+        layers += 1
+    return layers
 
 
 def test_recurrent_core_and_its_gradients():
@@ -121,6 +142,8 @@ def test_recurrent_core_and_its_gradients():
         stoch=stoch,
         classes=classes,
         blocks=len(c["param/dyn/dyngru/kernel"]),
+        dynlayers=count_layers(c, "param/dyn/dynhid"),
+        imglayers=count_layers(c, "param/dyn/prior"),
     )
     space = Space(np.dtype(np.float32), (width,), -1, 1)
     dyn = RSSMDynamics(1, {"action": space}, config)
@@ -218,7 +241,8 @@ def test_optimizer(name):
         steps += 1
         for key, parameter in parameters.items():
             close(parameter, c[f"p{steps}/{key}"])
-    assert steps == 6
+    assert steps > 0
+    assert f"p{steps + 1}/{opt.names[0]}" not in c  # all recorded steps were taken
 
 
 def test_cosine_really_ends_at_a_tenth_unless_told_otherwise():
