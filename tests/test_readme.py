@@ -193,7 +193,7 @@ def test_every_snippet_runs(page, here, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["python"])
     for code in blocks(path, "python"):
         short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>60", code)
-        exec(compile(short, page, "exec"), {"__name__": "snippet"})
+        exec(compile(short, page, "exec", dont_inherit=True), {"__name__": "snippet"})
     if page == "README.md":
         assert (here / "logdir" / "python" / "ckpt").is_dir()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +69,45 @@ def test_every_suite_is_listed_with_its_install_command() -> None:
         rows = [line for line in page.splitlines() if line.startswith(f"| `{name}` ")]
         assert len(rows) == 1, name
         assert not suite.install or suite.install in rows[0] or name == "dmlab"
+
+
+NEW_SUITE = """
+import sys
+import reverie
+from reverie import config, envs
+from reverie.cli.main import main
+from reverie.run.config import Config
+
+assert reverie.__file__.startswith(sys.argv[1]), reverie.__file__
+assert "line_walk" in envs.task_names()
+assert "move to the end of a line" in envs.describe_suites()
+assert "Number of cells." in config.explain(Config, "env.line")
+env = envs.make("line_run", envs.EnvConfig(line=envs.SUITES["line"].config(cells=5)))
+env.reset()
+rewards = [float(env.step({"action": 1})["reward"]) for _ in range(2)]
+assert rewards == [0.0, 1.0], rewards
+assert main(["check-env", "line_walk"]) == 0
+assert main(["train", "--task", "line_walk", "--env.line.cell", "5"]) == 2
+flags = "--configs debug --task line_walk --env.line.cells 5 --run.steps 40"
+other = "--run.envs 2 --device cpu --dreamer.batch_size 2 --logdir run"
+assert main(["train", *flags.split(), *other.split()]) == 0
+"""
+
+
+def test_a_new_suite_is_one_new_file(tmp_path: Path) -> None:
+    page = (DOCS / "add-an-environment.md").read_text()
+    ignore = shutil.ignore_patterns("__pycache__")
+    package = tmp_path / "package" / "reverie"
+    shutil.copytree(DOCS.parent / "reverie", package, ignore=ignore)
+    code = page.split("```python\n")[2].split("```")[0]
+    (package / "envs" / "suites" / "line.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", NEW_SUITE, str(package.parent)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Did you mean 'env.line.cells'" in done.stderr
+    assert list((tmp_path / "run" / "ckpt").iterdir())
