@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
@@ -44,17 +45,15 @@ def argument_names(source):
     return re.findall(r"(\w+)\s*[,;]", re.sub(r"//.*", "", body))
 
 
-def make_hopper(launch, monkeypatch):
-    """Make a module see a GPU of compute capability 9; yield its properties."""
+def imitate_hopper(launch, monkeypatch):
+    """Make a module see a GPU of compute capability 9; return its properties."""
     gpu = SimpleNamespace(major=9, shared_memory_per_multiprocessor=SHARED_MEMORY)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(launch.fallback, "enabled", False)
-    caches = (launch._is_available, launch.load)
-    for cache in caches:
-        cache.cache_clear()
-    yield gpu
-    for cache in caches:
-        cache.cache_clear()
+    for name in ("_is_available", "load"):  # with empty caches
+        uncached = getattr(launch, name).__wrapped__
+        monkeypatch.setattr(launch, name, functools.cache(uncached))
+    return gpu
 
 
 def raise_unavailable(*_):

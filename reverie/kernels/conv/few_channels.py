@@ -169,9 +169,10 @@ class _NormConvToFew(torch.autograd.Function):
         dmatrix = x.new_empty(*tiling.grid, many, taps, dtype=torch.float32)
         saved = (x, scale, shift, stats, _zero_pad(grad), matrix, sums)
         sizes = (*tiling.sizes, height, width, few, taps)
-        _to_few_sum_backward[tiling.grid](*saved, dmatrix, *sizes, num_warps=WARPS)
+        launch = _to_few_backward[tiling.grid]
+        launch(*saved, dmatrix, None, *sizes, num_warps=WARPS)
         dx = torch.empty_like(x)
-        _to_few_apply_backward[tiling.grid](*saved, dx, *sizes, num_warps=WARPS)
+        launch(*saved, None, dx, *sizes, num_warps=WARPS)
         dshift, dscale = sum_partials(sums.flatten(0, 1))
         dmatrix = sum_partials(dmatrix.flatten(0, 1))
         dweight = rearrange(
@@ -336,79 +337,51 @@ def _sum_contributions(
 
 @triton.jit
 @no_type_check
-def _load_grads(
-    x, dy, kernel, row, step, pixels, height, width, col,
-    C: tl.constexpr, R: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
-):  # fmt: skip
-    """Return a tile of `x` with offsets and mask, and the activation's gradient.
-
-    The gradient is the product of the output gradient's neighbourhoods with the kernel.
-    """
-    pixel = step * R + tl.arange(0, R)
-    mask = pixel < pixels
-    index = row * pixels + pixel
-    columns = _load_neighbourhoods(dy, index, mask, height, width, -1, FEW, TAPS)
-    dz = tl.dot(columns, kernel, input_precision="ieee")
-    start = row.to(tl.int64) * pixels * C
-    offset = start + (pixel[:, None] * C + col[None, :])
-    return tl.load(x + offset, mask[:, None], 0.0), offset, mask[:, None], columns, dz
-
-
-@triton.jit
-@no_type_check
-def _to_few_sum_backward(
-    x, scale, shift, stats, dy, matrix, sums, dmatrix, pixels,
+def _to_few_backward(
+    x, scale, shift, stats, dy, matrix, sums, dmatrix, dx, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of shift and scale of each map, and of the weights."""
+    """Without `dx`, compute the gradients of shift, scale and weights; else of the map.
+
+    The gradient of the activation is the product of the output gradient's
+    neighbourhoods with the kernel.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
+    start = row.to(tl.int64) * pixels * C
     col, k = tl.arange(0, C), tl.arange(0, TAPS)
     mean, rstd, gain, lift = load_norm(stats, None, scale, shift, row, col, C)
     kernel = tl.load(matrix + k[:, None] * C + col[None, :])
-    dshift = tl.zeros((R, C), tl.float32)
-    dscale = tl.zeros((R, C), tl.float32)
-    dkernel = tl.zeros((C, TAPS), tl.float32)
+    if dx is None:
+        dshift = tl.zeros((R, C), tl.float32)
+        dscale = tl.zeros((R, C), tl.float32)
+        dkernel = tl.zeros((C, TAPS), tl.float32)
+    else:
+        dshift, dscale = sum_parts(sums, row, PARTS, 2, C)
+        mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
     for i in range(STEPS):
-        v, _, _, columns, dz = _load_grads(
-            x, dy, kernel, row, part * STEPS + i, pixels, height, width, col, C, R, FEW,
-            TAPS,
-        )  # fmt: skip
+        pixel = (part * STEPS + i) * R + tl.arange(0, R)
+        mask = pixel < pixels
+        index = row * pixels + pixel
+        columns = _load_neighbourhoods(dy, index, mask, height, width, -1, FEW, TAPS)
+        dz = tl.dot(columns, kernel, input_precision="ieee")
+        offset = start + (pixel[:, None] * C + col[None, :])
+        v = tl.load(x + offset, mask[:, None], 0.0)
         dtype = v.dtype
         v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, lift)
-        active = (z * gate).to(dtype)
-        dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")
-        dz *= silu_grad(z, gate)
-        dshift += dz
-        dscale += dz * v
-    ptr = sums + (row * PARTS + part) * 2 * C + col
-    store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
-    ptr = dmatrix + (row.to(tl.int64) * PARTS + part) * C * TAPS
-    tl.store(ptr + col[:, None] * TAPS + k[None, :], dkernel)
-
-
-@triton.jit
-@no_type_check
-def _to_few_apply_backward(
-    x, scale, shift, stats, dy, matrix, sums, dx, pixels,
-    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
-    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
-    height, width, FEW: tl.constexpr, TAPS: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of the map."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    col, k = tl.arange(0, C), tl.arange(0, TAPS)
-    dshift, dscale = sum_parts(sums, row, PARTS, 2, C)
-    mean, rstd, gain, lift = load_norm(stats, None, scale, shift, row, col, C)
-    mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
-    kernel = tl.load(matrix + k[:, None] * C + col[None, :])
-    for i in range(STEPS):
-        v, offset, mask, _, dz = _load_grads(
-            x, dy, kernel, row, part * STEPS + i, pixels, height, width, col, C, R, FEW,
-            TAPS,
-        )  # fmt: skip
-        v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, lift)
-        dz *= silu_grad(z, gate) * gain[None, :]
-        dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
-        tl.store(dx + offset, dv, mask)
+        if dx is None:
+            active = (z * gate).to(dtype)
+            dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")
+            dz *= silu_grad(z, gate)
+            dshift += dz
+            dscale += dz * v
+        else:
+            dz *= silu_grad(z, gate) * gain[None, :]
+            dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
+            tl.store(dx + offset, dv, mask[:, None])
+    if dx is None:
+        ptr = sums + (row * PARTS + part) * 2 * C + col
+        store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
+        ptr = dmatrix + (row.to(tl.int64) * PARTS + part) * C * TAPS
+        tl.store(ptr + col[:, None] * TAPS + k[None, :], dkernel)

@@ -25,10 +25,9 @@ from reverie.kernels.conv.nhwc import conv2d_input_grad, conv2d_weight_grad
 from reverie.kernels.launch import can_launch, num_programs
 from reverie.kernels.norm.cluster_group_norm import launch as cluster_group_norm
 from reverie.kernels.norm.group_norm_kernels import (
-    apply_backward_kernel,
+    backward_kernel,
     groups_backward_kernel,
     norm_kernel,
-    sum_backward_kernel,
     sum_kernel,
 )
 from reverie.kernels.sums import sum_partials
@@ -217,13 +216,13 @@ def norm_conv_backward(
         return _collect(dx, conv2d_weight_grad(grad, active, weight), sums)
     tiling = PixelTiling(x)
     sums = x.new_empty(*tiling.grid, 4, tiling.channels, dtype=torch.float32)
-    sum_backward_kernel[tiling.grid](
-        *(*saved, active, sums, *tiling.sizes), num_warps=WARPS
+    backward_kernel[tiling.grid](
+        *(*saved, sums, active, None, None, *tiling.sizes), num_warps=WARPS
     )
     dweight = conv2d_weight_grad(grad, active, weight)
     dx = active  # reuses the memory of the activation
-    apply_backward_kernel[tiling.grid](
-        *(*saved, sums, residual_grad, dx, *tiling.sizes), num_warps=WARPS
+    backward_kernel[tiling.grid](
+        *(*saved, sums, None, residual_grad, dx, *tiling.sizes), num_warps=WARPS
     )
     return _collect(dx, dweight, sums.flatten(0, 1))
 

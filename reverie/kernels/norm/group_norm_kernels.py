@@ -73,66 +73,55 @@ def norm_kernel(
 
 @triton.jit
 @no_type_check
-def sum_backward_kernel(
-    x, bias, scale, shift, stats, dy, out, sums, pixels,
+def backward_kernel(
+    x, bias, scale, shift, stats, dy, sums, out, residual_grad, dx, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
     PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of shift and scale, and the activation again."""
+    """One of two passes of the backward pass, shared by pixels.
+
+    Without `dx`, compute the gradients of shift and scale, and the activation again.
+    With `dx`, compute the gradient of the map, and sums over pixels of its two terms.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     col = tl.arange(0, C)
     start = row.to(tl.int64) * pixels * CHANNELS
-    x, dy, out = x + start, dy + start, out + start
+    x, dy = x + start, dy + start
     mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
-    dshift = tl.zeros((R, C), tl.float32)
-    dscale = tl.zeros((R, C), tl.float32)
+    if dx is None:
+        out += start
+    else:
+        dx += start
+        dshift, dscale = sum_parts(sums, row, PARTS, 4, C)
+        mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
+    first = tl.zeros((R, C), tl.float32)
+    second = tl.zeros((R, C), tl.float32)
     for i in tl.range(0, STEPS, num_stages=STAGES):
         offset, mask = _tile(part * STEPS + i, pixels, col, CHANNELS, R)
         v = tl.load(x + offset, mask, 0.0).to(tl.float32)
         v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
-        tl.store(out + offset, z * gate, mask)
+        if dx is None:
+            tl.store(out + offset, z * gate, mask)
         dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
-        dz *= silu_grad(z, gate)
-        dshift += dz
-        dscale += dz * v
-    ptr = sums + (row * PARTS + part) * 4 * C + col
-    store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
-
-
-@triton.jit
-@no_type_check
-def apply_backward_kernel(
-    x, bias, scale, shift, stats, dy, sums, residual_grad, dx, pixels,
-    STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
-    PER_GROUP: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of the map, and sums over pixels of its two terms."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    col = tl.arange(0, C)
-    start = row.to(tl.int64) * pixels * CHANNELS
-    x, dy, dx = x + start, dy + start, dx + start
-    dshift, dscale = sum_parts(sums, row, PARTS, 4, C)
-    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
-    mean_dz, mean_dzv = gradient_means(dshift, dscale, gain, pixels, PER_GROUP, C)
-    through_norm = tl.zeros((R, C), tl.float32)
-    residual = tl.zeros((R, C), tl.float32)
-    for i in tl.range(0, STEPS, num_stages=STAGES):
-        offset, mask = _tile(part * STEPS + i, pixels, col, CHANNELS, R)
-        v = tl.load(x + offset, mask, 0.0).to(tl.float32)
-        v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
-        dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
-        dz *= silu_grad(z, gate) * gain[None, :]
-        dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
-        dv = tl.where(mask, dv, 0.0)
-        if bias is not None:
-            through_norm += dv
-        if residual_grad is not None:
-            extra = tl.load(residual_grad + start + offset, mask, 0.0).to(tl.float32)
-            residual += extra
-            dv += extra
-        tl.store(dx + offset, dv, mask)
-    ptr = sums + ((row * PARTS + part) * 4 + 2) * C + col
-    store_pair(ptr, tl.sum(through_norm, 0), tl.sum(residual, 0), C)
+        if dx is None:
+            dz *= silu_grad(z, gate)
+            first += dz
+            second += dz * v
+        else:
+            dz *= silu_grad(z, gate) * gain[None, :]
+            dv = input_grad(dz, v, mean_dz, mean_dzv, rstd)
+            dv = tl.where(mask, dv, 0.0)
+            if bias is not None:
+                first += dv
+            if residual_grad is not None:
+                extra = tl.load(residual_grad + start + offset, mask, 0.0)
+                extra = extra.to(tl.float32)
+                second += extra
+                dv += extra
+            tl.store(dx + offset, dv, mask)
+    kind = 0 if dx is None else 2
+    ptr = sums + ((row * PARTS + part) * 4 + kind) * C + col
+    store_pair(ptr, tl.sum(first, 0), tl.sum(second, 0), C)
 
 
 @triton.jit

@@ -145,41 +145,31 @@ Arguments = nvrtc.pointer_struct(
 
 
 def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
-    norms = (weights.scale0, weights.shift0, weights.scale1, weights.shift1)
-    assert all(v.dtype == torch.float32 for v in norms)
+    norms = (
+        (weights.input_bias, weights.scale0, weights.shift0),
+        (weights.bias0, weights.scale1, weights.shift1),
+    )
+    assert all(v.dtype == torch.float32 for _, *norm in norms for v in norm)
     batch, size = len(x), MapSize(*x.shape[1:])
     measure, convolve = load(x.device, size, plan)
     blocks = batch * plan.parts(size)
     stats = x.new_empty(2, batch, 2, size.channels, dtype=torch.float32)
     sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
     middle, y = torch.empty_like(x), torch.empty_like(x)
-    weight0, weight1 = _channels_last(weights.weight0), _channels_last(weights.weight1)
+
+    def step(i: int, x: Tensor, weight: Tensor, **others: Tensor) -> None:
+        """Apply a norm and a convolution."""
+        bias, scale, shift = norms[i]
+        own = {"x": x, "bias": bias, "scale": scale, "shift": shift}
+        # usually already channels-last
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        own |= {"weight": weight, "sums": sums[i], "stats": stats[i]}
+        convolve(_arguments(**own, **others), blocks, overlap=False)
+
     measure(_arguments(x=x, out_sums=sums[0]), blocks, overlap=False)
-    to_middle = _arguments(
-        x=x,
-        bias=weights.input_bias,
-        scale=weights.scale0,
-        shift=weights.shift0,
-        weight=weight0,
-        sums=sums[0],
-        stats=stats[0],
-        out_sums=sums[1],
-        out=middle,
-    )
-    convolve(to_middle, blocks, overlap=False)
-    to_output = _arguments(
-        x=middle,
-        bias=weights.bias0,
-        scale=weights.scale1,
-        shift=weights.shift1,
-        weight=weight1,
-        sums=sums[1],
-        stats=stats[1],
-        shortcut=x,
-        output_bias=weights.output_bias,
-        out=y,
-    )
-    convolve(to_output, blocks, overlap=False)
+    step(0, x, weights.weight0, out_sums=sums[1], out=middle)
+    ends = {"shortcut": x, "output_bias": weights.output_bias}
+    step(1, middle, weights.weight1, **ends, out=y)
     return BlockResult(y, stats[0], middle, stats[1])
 
 
@@ -187,11 +177,6 @@ def _arguments(**tensors: Tensor | None) -> ctypes.Structure:
     """Return the arguments of a kernel; missing tensors are null pointers."""
     pointers = {key: nvrtc.address(tensor) for key, tensor in tensors.items()}
     return Arguments(**pointers, eps=EPS)
-
-
-def _channels_last(weight: Tensor) -> Tensor:
-    """Return weights with adjacent inputs, which they usually have already."""
-    return weight.contiguous(memory_format=torch.channels_last)
 
 
 @functools.cache
