@@ -35,7 +35,7 @@ def sum_rows(x: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
     return sum_partials(partial)
 
 
-def sum_partials(partial: Float[Tensor, "*any"]) -> Float[Tensor, "*rest"]:
+def sum_partials(partial: Float[Tensor, " p *shape"]) -> Float[Tensor, "*shape"]:
     """Return the sum over the first axis."""
     count, width = len(partial), partial[0].numel()
     total = torch.empty(partial.shape[1:], device=partial.device)

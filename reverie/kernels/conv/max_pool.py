@@ -37,7 +37,7 @@ def max_pool_rms_norm_silu(
 ) -> Float[Tensor, "b h2 w2 c2"]:
     """Return `silu(rms_norm(max_pool(x) + bias) * scale)`.
 
-    `from_depth` and `to_depth` say whether input and output are space-to-depth maps.
+    `from_depth`: the input is a space-to-depth map; `to_depth`: the output is one.
     """
     return apply_autograd(_MaxPool, x, scale, bias, eps, from_depth, to_depth)
 

@@ -2,12 +2,12 @@
 
 Norm, activation and the bias before them are one pass over a map. A residual block is
 one autograd function that saves its input and the output of its first convolution; the
-backward pass recomputes the rest (`group_norm.py`). Biases of convolutions, inside a
-block or before one, are never added separately: the next norm or the sum at the end of
-the block adds them, and the backward kernels sum their gradients. The first and last
-convolution of a network have their own kernels (`few_channels.py`), and so have whole
-blocks of few channels, where the norms and sums around a convolution take longer than
-its arithmetic (`fused_residual/`).
+backward pass recomputes everything else (`group_norm.py`). Biases of convolutions,
+inside a block or before one, are never added separately: the next norm or the sum at
+the end of the block adds them, and the backward kernels sum their gradients. The first
+and last convolution of a network have their own kernels (`few_channels.py`), and so
+have whole blocks of few channels, where the norms and sums around a convolution take
+longer than its arithmetic (`fused_residual/`).
 
 Upsampling by two followed by a 3x3 convolution is computed as a transposed convolution
 with 4x4 kernels, which has 2.25 times less arithmetic.
