@@ -1,8 +1,8 @@
-"""The transformer when it goes on by a few tokens, which is what dreams consist of.
+"""Incremental transformer steps of a few tokens, as used in imagination.
 
-The work is tiny and the kernels are many, so what lies between two matrix products is
-one kernel: adding to the stream and normalizing it, or storing keys and values and
-attending to everything up to now. Gradients, and longer pieces, take the plain way.
+Such steps are many small kernels, so everything between two matrix products is one
+kernel: residual addition with layer norm, or KV cache update with attention. Training
+and longer inputs use the plain transformer.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from reverie.kernels.launch import can_launch
 from reverie.nets.blocks import Norm
 from reverie.nets.transformer import Cache, Transformer, TransformerLayer
 
-MOST_TOKENS = 4
-"""Tokens at a time up to which attention is worth its own kernel."""
-LEAST_BLOCK = 64
-"""Earlier tokens that a program has room for; fewer would only be more kinds of it."""
-WIDEST = 4096
-"""The widest stream that one program holds a row of."""
+MAX_TOKENS = 4
+"""Maximum number of new tokens for which the attention kernel is faster."""
+MIN_BLOCK = 64
+"""Minimum number of cached tokens per program; smaller ones would only compile more
+variants."""
+MAX_WIDTH = 4096
+"""Maximum width of the norm kernel."""
 
 
 class FastTransformer(Transformer):
     def forward(
         self, x: Float[Tensor, "B L E"], cache: Cache | None = None
     ) -> tuple[Float[Tensor, "B L E"], Cache | None]:
-        if cache is None or not self._is_simple(x):
+        if cache is None or not self._is_supported(x):
             return super().forward(x, cache)
         size, new = cache.size, x.shape[1]
-        assert size + new <= self.length, f"no room for {new} after {size} tokens"
+        assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
         change = self.positions.weight[size : size + new].to(x.dtype)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)
@@ -46,14 +47,14 @@ class FastTransformer(Transformer):
         _, y = add_norm(x, change, self.norm)
         return y, cache._replace(size=size + new)
 
-    def _is_simple(self, x: Tensor) -> bool:
+    def _is_supported(self, x: Tensor) -> bool:
         config = self.config
         head = config.width // config.heads
         return (
             not torch.is_grad_enabled()
-            and x.shape[1] <= MOST_TOKENS
+            and x.shape[1] <= MAX_TOKENS
             and config.attention == "causal"
-            and config.width <= WIDEST
+            and config.width <= MAX_WIDTH
             and triton.next_power_of_2(head) == head
             and can_launch(x.device, x.dtype)
         )
@@ -62,7 +63,7 @@ class FastTransformer(Transformer):
 def add_norm(
     x: Float[Tensor, "B L E"], change: Float[Tensor, "*b L E"], norm: Norm
 ) -> tuple[Float[Tensor, "B L E"], Float[Tensor, "B L E"]]:
-    """`x + change`, and its layer norm; the change may be the same for all rows."""
+    """`x + change` and its layer norm; `change` may lack the batch axis."""
     x, change = x.contiguous(), change.contiguous()
     total, out, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
     rows, cycle = x.numel() // width, change.numel() // width
@@ -80,14 +81,14 @@ def attend(
     values: Float[Tensor, "B heads S D"],
     size: int,
 ) -> Float[Tensor, "B L E"]:
-    """Causal attention of new tokens to `size` earlier ones and each other.
+    """Causal attention of new tokens to `size` cached ones and to each other.
 
-    Writes the new keys and values behind the earlier ones.
+    Appends the new keys and values to the cache.
     """
     rows, heads, longest, width = keys.shape
     new = qkv.shape[1]
     out = qkv.new_empty(rows, new, heads * width)
-    block = triton.next_power_of_2(max(size, min(longest, LEAST_BLOCK), 16))
+    block = triton.next_power_of_2(max(size, min(longest, MIN_BLOCK), 16))
     _attend[(rows, heads)](
         *(qkv.contiguous(), keys, values, out, size, width**-0.5, longest),
         *(heads, width, new, block),
@@ -106,11 +107,11 @@ def _add_norm(
     mask = col < width
     v = tl.load(x + row * width + col, mask, 0.0).to(tl.float32)
     v += tl.load(change + row % cycle * width + col, mask, 0.0).to(tl.float32)
-    v = v.to(total.dtype.element_ty)  # as the stream is kept
+    v = v.to(total.dtype.element_ty)  # rounded as it is stored
     tl.store(total + row * width + col, v, mask)
     v = v.to(tl.float32)
-    away = tl.where(mask, v - tl.sum(v, 0) / width, 0.0)
-    y = away * tl.rsqrt(tl.sum(away * away, 0) / width + eps)
+    centered = tl.where(mask, v - tl.sum(v, 0) / width, 0.0)
+    y = centered * tl.rsqrt(tl.sum(centered * centered, 0) / width + eps)
     y = y * tl.load(scale + col, mask, 0.0).to(tl.float32)
     y += tl.load(shift + col, mask, 0.0).to(tl.float32)
     tl.store(out + row * width + col, y, mask)
@@ -135,31 +136,31 @@ def _attend(
     col = tl.arange(0, WIDTH)
     at = tl.arange(0, BLOCK)
     stride = 3 * HEADS * WIDTH
-    first = qkv + row * NEW * stride + head * WIDTH + col
+    first_q = qkv + row * NEW * stride + head * WIDTH + col
     cache = (row * HEADS + head) * longest * WIDTH
-    place = cache + at[:, None] * WIDTH + col[None, :]
-    seen = at < size
-    k = tl.load(keys + place, seen[:, None], 0.0).to(tl.float32)
-    v = tl.load(values + place, seen[:, None], 0.0).to(tl.float32)
-    for i in tl.static_range(NEW):
-        q = tl.load(first + i * stride).to(tl.float32) * scale
-        score = tl.where(seen, tl.sum(k * q[None, :], 1), -1e30)
+    offset = cache + at[:, None] * WIDTH + col[None, :]
+    is_cached = at < size
+    k = tl.load(keys + offset, is_cached[:, None], 0.0).to(tl.float32)
+    v = tl.load(values + offset, is_cached[:, None], 0.0).to(tl.float32)
+    for i in tl.static_range(NEW):  # online softmax, as in flash attention
+        q = tl.load(first_q + i * stride).to(tl.float32) * scale
+        score = tl.where(is_cached, tl.sum(k * q[None, :], 1), -1e30)
         top = tl.max(score, 0)
-        weight = tl.where(seen, tl.exp(score - top), 0.0)
+        weight = tl.where(is_cached, tl.exp(score - top), 0.0)
         total = tl.sum(weight, 0)
         mean = tl.sum(weight[:, None] * v, 0)
-        for j in tl.static_range(i + 1):  # and the new ones, one after the other
-            newer = first + j * stride + HEADS * WIDTH
-            own = tl.sum(q * tl.load(newer).to(tl.float32), 0)
-            higher = tl.maximum(top, own)
-            fade, share = tl.exp(top - higher), tl.exp(own - higher)
-            mean *= fade
-            mean += share * tl.load(newer + HEADS * WIDTH).to(tl.float32)
-            total = total * fade + share
-            top = higher
-        goal = out + (row * NEW + i) * HEADS * WIDTH + head * WIDTH + col
-        tl.store(goal, mean / total)
-        newer = first + i * stride + HEADS * WIDTH
-        behind = cache + (size + i) * WIDTH + col
-        tl.store(keys + behind, tl.load(newer))
-        tl.store(values + behind, tl.load(newer + HEADS * WIDTH))
+        for j in tl.static_range(i + 1):  # then the new tokens, one by one
+            new_k = first_q + j * stride + HEADS * WIDTH
+            new_score = tl.sum(q * tl.load(new_k).to(tl.float32), 0)
+            new_top = tl.maximum(top, new_score)
+            rescale, new_weight = tl.exp(top - new_top), tl.exp(new_score - new_top)
+            mean *= rescale
+            mean += new_weight * tl.load(new_k + HEADS * WIDTH).to(tl.float32)
+            total = total * rescale + new_weight
+            top = new_top
+        target = out + (row * NEW + i) * HEADS * WIDTH + head * WIDTH + col
+        tl.store(target, mean / total)
+        new_k = first_q + i * stride + HEADS * WIDTH
+        end = cache + (size + i) * WIDTH + col
+        tl.store(keys + end, tl.load(new_k))
+        tl.store(values + end, tl.load(new_k + HEADS * WIDTH))

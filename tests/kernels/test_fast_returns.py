@@ -1,4 +1,4 @@
-"""Lambda-returns in one kernel are those of the plain loop."""
+"""The kernel of lambda-returns equals the plain loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reverie.kernels.heads.returns import lambda_return  # noqa: E402
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
     DEVICE == "cpu" and not triton.knobs.runtime.interpret,
-    reason="no GPU, and no interpreter in its place",
+    reason="needs a GPU or Triton's interpreter",
 )
 
 
@@ -24,5 +24,5 @@ def test_returns_equal_those_of_the_plain_loop(rows, steps):
     reward, value = torch.randn(2, rows, steps, device=DEVICE)
     is_last, is_terminal = torch.rand(2, rows, steps, device=DEVICE)
     inputs = (reward, value, (is_last > 0.8).float(), is_terminal)
-    ours, theirs = lambda_return(*inputs, 0.9, 0.8), plain(*inputs, 0.9, 0.8)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    actual, expected = lambda_return(*inputs, 0.9, 0.8), plain(*inputs, 0.9, 0.8)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

@@ -1,1 +1,1 @@
-"""Fast versions of distributions and returns."""
+"""Distributions, heads and lambda-returns as single kernels."""

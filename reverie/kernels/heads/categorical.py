@@ -1,4 +1,4 @@
-"""A policy's choice of one class: draw, log-probability and entropy, a kernel each."""
+"""Categorical actions: sampling, and log-probability with entropy, as kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from reverie.nets.heads import PolicyHead
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
 
-MOST = 2048
-"""The most classes that one program holds."""
+MAX_CLASSES = 2048
+"""Maximum number of classes of the kernels."""
 
 
 class FastPolicyHead(PolicyHead):
     def _out(self, key: str, space: Space, x: Tensor) -> ActionDistribution:
         out = self.head[key]
-        uneven = "allowed" in dict(out.named_buffers(recurse=False))
-        usual = space.is_discrete and not uneven and space.classes <= MOST
-        if not usual or not can_launch(x.device, x.dtype):
+        is_masked = "allowed" in dict(out.named_buffers(recurse=False))
+        supported = space.is_discrete and not is_masked and space.classes <= MAX_CLASSES
+        if not supported or not can_launch(x.device, x.dtype):
             return super()._out(key, space, x)
         layer: Linear = out.get_submodule("logits")  # type: ignore[assignment]
         classes, unimix = space.classes, self.config.unimix
@@ -37,7 +37,7 @@ class FastPolicyHead(PolicyHead):
 
 
 class FastCategorical(Categorical):
-    """A log-probability comes with the entropy, which is then there for the asking."""
+    """`logp` also computes the entropy, which `entropy` then returns."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class FastCategorical(Categorical):
         rows, tile = _rows(self.raw.detach())
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
-            clocks = rng.exponential(rows[:, : self.classes])
+            noise = rng.exponential(rows[:, : self.classes])
             grid, sizes = (
                 (triton.cdiv(len(rows), tile[0]),),
                 (*rows.shape, self.classes),
             )
-            _draw[grid](rows, clocks, index, self.unimix, *sizes, *tile)
+            _sample[grid](rows, noise, index, self.unimix, *sizes, *tile)
         return index.reshape(self.raw.shape[:-1])
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
-        both: Any = _Both
-        logp, entropy = both.apply(
+        function: Any = _LogpEntropy
+        logp, entropy = function.apply(
             self.raw.reshape(-1, self.raw.shape[-1]),
             event.reshape(-1),
             self.unimix,
@@ -87,7 +87,7 @@ class FastCategorical(Categorical):
         return x.flatten(-self.dims).sum(-1) if self.dims else x
 
 
-class _Both(torch.autograd.Function):
+class _LogpEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, event: Tensor, unimix: float, classes: int
@@ -95,7 +95,7 @@ class _Both(torch.autograd.Function):
         (logits, tile), event = _rows(logits), event.long().contiguous()
         logp, entropy = torch.empty(2, len(logits), device=logits.device)
         if len(logits):
-            _both[(triton.cdiv(len(logits), tile[0]),)](
+            _logp_entropy[(triton.cdiv(len(logits), tile[0]),)](
                 *(logits, event, logp, entropy, unimix, *logits.shape, classes),
                 *(unimix > 0, *tile),
             )
@@ -110,7 +110,7 @@ class _Both(torch.autograd.Function):
         logits, event = ctx.saved_tensors
         dlogits, (_, tile) = torch.empty_like(logits), _rows(logits)
         if len(logits):
-            _both_backward[(triton.cdiv(len(logits), tile[0]),)](
+            _logp_entropy_backward[(triton.cdiv(len(logits), tile[0]),)](
                 *(logits, event, dlogp.contiguous(), dentropy.contiguous(), dlogits),
                 *(ctx.unimix, *logits.shape, ctx.classes, ctx.unimix > 0, *tile),
             )
@@ -118,7 +118,7 @@ class _Both(torch.autograd.Function):
 
 
 def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Logits as a matrix, and rows and columns of one program's tile."""
+    """Logits as a matrix, and the tile (rows, columns) of one program."""
     columns = logits.shape[-1]
     wide = max(16, int(triton.next_power_of_2(columns)))
     return logits.reshape(-1, columns).contiguous(), (max(1, 1024 // wide), wide)
@@ -126,10 +126,10 @@ def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
 @triton.jit
 @no_type_check
-def _softmax(logits, row, col, rows, apart, classes, unimix, MIXED: tl.constexpr):
-    """The softmax, the probabilities after mixing, and their logarithms."""
+def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexpr):
+    """Softmax, probabilities after mixing, and their logarithms."""
     inside = (row < rows) & (col < classes)
-    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
+    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
     v = tl.where(row < rows, v, 0.0)
     v -= tl.max(v, 1)[:, None]
     total = tl.sum(tl.exp(v), 1)[:, None]
@@ -145,37 +145,37 @@ def _softmax(logits, row, col, rows, apart, classes, unimix, MIXED: tl.constexpr
 
 @triton.jit
 @no_type_check
-def _draw(
+def _sample(
     logits,
-    clocks,
+    noise,
     index,
     unimix,
     rows,
-    apart,
+    stride,
     classes,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    _, p, _ = _softmax(logits, row, col, rows, apart, classes, unimix, True)
+    _, p, _ = _softmax(logits, row, col, rows, stride, classes, unimix, True)
     inside = (row < rows) & (col < classes)
-    clock = tl.load(clocks + row * classes + col, inside, 1.0)
-    first = tl.argmax(tl.where(inside, p / clock, -1.0), 1)
+    score = p / tl.load(noise + row * classes + col, inside, 1.0)
+    sample = tl.argmax(tl.where(inside, score, -1.0), 1)
     row = tl.program_id(0) * R + tl.arange(0, R)
-    tl.store(index + row, first.to(tl.int64), row < rows)
+    tl.store(index + row, sample.to(tl.int64), row < rows)
 
 
 @triton.jit
 @no_type_check
-def _both(
+def _logp_entropy(
     logits,
     event,
     logp,
     entropy,
     unimix,
     rows,
-    apart,
+    stride,
     classes,
     MIXED: tl.constexpr,
     R: tl.constexpr,
@@ -183,7 +183,7 @@ def _both(
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    _, p, log = _softmax(logits, row, col, rows, apart, classes, unimix, MIXED)
+    _, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
     chosen = tl.load(event + row, row < rows, 0)
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(logp + row, tl.sum(tl.where(col == chosen, log, 0.0), 1), row < rows)
@@ -192,7 +192,7 @@ def _both(
 
 @triton.jit
 @no_type_check
-def _both_backward(
+def _logp_entropy_backward(
     logits,
     event,
     dlogp,
@@ -200,7 +200,7 @@ def _both_backward(
     dlogits,
     unimix,
     rows,
-    apart,
+    stride,
     classes,
     MIXED: tl.constexpr,
     R: tl.constexpr,
@@ -208,18 +208,18 @@ def _both_backward(
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
-    s, p, log = _softmax(logits, row, col, rows, apart, classes, unimix, MIXED)
+    s, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
     chosen = col == tl.load(event + row, row < rows, 0)
-    # d log p / d s, times s, is not computed where p may be zero
+    # s * dlog(p)/ds, without a division by p where it may be zero
     if MIXED:
         ratio = (1 - unimix) * s / tl.where(col < classes, p, 1.0)
     else:
         ratio = tl.where(col < classes, 1.0, 0.0)
-    picked = tl.where(chosen, ratio, 0.0)
-    picked -= s * tl.sum(picked, 1)[:, None]
-    slope = -(1 - unimix) * s * log if MIXED else -s * log
-    slope -= s * tl.sum(slope, 1)[:, None]
-    value = tl.load(dlogp + row, row < rows, 0.0) * picked
-    value += tl.load(dentropy + row, row < rows, 0.0) * slope
-    value = tl.where(col < classes, value, 0.0)
-    tl.store(dlogits + row * apart + col, value, (row < rows) & (col < apart))
+    logp_grad = tl.where(chosen, ratio, 0.0)
+    logp_grad -= s * tl.sum(logp_grad, 1)[:, None]
+    entropy_grad = -(1 - unimix) * s * log if MIXED else -s * log
+    entropy_grad -= s * tl.sum(entropy_grad, 1)[:, None]
+    grad = tl.load(dlogp + row, row < rows, 0.0) * logp_grad
+    grad += tl.load(dentropy + row, row < rows, 0.0) * entropy_grad
+    grad = tl.where(col < classes, grad, 0.0)
+    tl.store(dlogits + row * stride + col, grad, (row < rows) & (col < stride))

@@ -1,4 +1,4 @@
-"""The latent's choices, S of K classes: comparing two of them, and drawing from one."""
+"""One-hot categoricals of the RSSM: KL between two of them, and sampling."""
 
 from __future__ import annotations
 
@@ -12,57 +12,56 @@ from torch import Tensor
 
 
 class OneHotKL(NamedTuple):
-    """How far the prior is from the posterior, and how sure each of them is."""
+    """KL terms between posterior and prior, and entropies."""
 
     dyn: Float[Tensor, "*b"]
-    """KL(post, prior), which moves the prior alone."""
+    """KL(post || prior) with a gradient for the prior only."""
     rep: Float[Tensor, "*b"]
-    """The same number, but it moves the posterior alone."""
+    """The same value with a gradient for the posterior only."""
     post_entropy: Float[Tensor, "*b"]
-    """Without a gradient."""
+    """Entropy of the posterior, without a gradient."""
     prior_entropy: Float[Tensor, "*b"]
-    """Without a gradient."""
+    """Entropy of the prior, without a gradient."""
 
 
 def onehot_kl(
     post: Float[Tensor, "*b S K"], prior: Float[Tensor, "*b S K"], unimix: float
 ) -> OneHotKL:
-    """What `OneHot.kl` and `OneHot.entropy` say of two sets of logits, in one pass."""
+    """`OneHot.kl` and `OneHot.entropy` of two sets of logits, in one kernel."""
     batch, groups, classes = post.shape[:-2], post.shape[-2], post.shape[-1]
     shape = (-1, groups, classes)
-    results: Any = _Agree
-    results = results.apply(post.reshape(shape), prior.reshape(shape), unimix)
+    function: Any = _KL
+    results = function.apply(post.reshape(shape), prior.reshape(shape), unimix)
     return OneHotKL(*(x.reshape(batch) for x in results))
 
 
 def sample_onehot(
     logits: Float[Tensor, "*b S K"],
-    clocks: Float[Tensor, "*b S K"],
+    noise: Float[Tensor, "*b S K"],
     unimix: float,
     out: Float[Tensor, "*b S K"] | None = None,
 ) -> Float[Tensor, "*b S K"]:
-    """One-hots in the dtype of the logits, without a gradient.
+    """One-hot samples in the dtype of the logits, without a gradient.
 
-    The class whose exponential clock, sped up by its probability, rings first; given
-    the same clocks, the one that `Rng.categorical` would draw. `out` may have its
-    first axis apart.
+    `noise` is exponential (`Rng.exponential`); the sample is `argmax(probs / noise)`,
+    as in `Rng.categorical`. The first axis of `out` may have any stride.
     """
     groups, classes = logits.shape[-2:]
-    logits, clocks = logits.detach().contiguous(), clocks.contiguous()
+    logits, noise = logits.detach().contiguous(), noise.contiguous()
     onehot = torch.empty_like(logits) if out is None else out
-    apart = groups * classes if out is None else out.stride(0)
+    stride = groups * classes if out is None else out.stride(0)
     assert onehot.stride()[-2:] == (classes, 1)
     rows = logits.numel() // classes
     wide = max(16, triton.next_power_of_2(classes))
     tall = max(1, 1024 // wide)
     if rows:
         _sample[(triton.cdiv(rows, tall),)](
-            *(logits, clocks, onehot, unimix, rows, groups, classes, apart, tall, wide)
+            *(logits, noise, onehot, unimix, rows, groups, classes, stride, tall, wide)
         )
     return onehot
 
 
-class _Agree(torch.autograd.Function):
+class _KL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, post: Tensor, prior: Tensor, unimix: float
@@ -71,12 +70,12 @@ class _Agree(torch.autograd.Function):
         results = torch.empty(4, len(post), device=post.device)
         if len(post):
             sizes = _sizes(post)
-            _agree[(len(post),)](post, prior, results, unimix, len(post), *sizes)
+            _kl[(len(post),)](post, prior, results, unimix, len(post), *sizes)
         ctx.save_for_backward(post, prior)
         ctx.unimix = unimix
-        dyn, rep, first, second = results.unbind()
-        ctx.mark_non_differentiable(first, second)
-        return dyn, rep, first, second
+        dyn, rep, post_entropy, prior_entropy = results.unbind()
+        ctx.mark_non_differentiable(post_entropy, prior_entropy)
+        return dyn, rep, post_entropy, prior_entropy
 
     @staticmethod
     def backward(
@@ -85,7 +84,7 @@ class _Agree(torch.autograd.Function):
         post, prior = ctx.saved_tensors
         dpost, dprior = torch.empty_like(post), torch.empty_like(prior)
         if len(post):
-            _agree_backward[(len(post),)](
+            _kl_backward[(len(post),)](
                 *(post, prior, dyn.contiguous(), rep.contiguous(), dpost, dprior),
                 *(ctx.unimix, *_sizes(post)),
             )
@@ -100,10 +99,10 @@ def _sizes(logits: Tensor) -> tuple[int, ...]:
 
 @triton.jit
 @no_type_check
-def _softmax(logits, place, inside, unimix, classes):
-    """Softmax, and what it is after mixing in the uniform choice."""
-    v = tl.load(logits + place, inside, float("-inf")).to(tl.float32)
-    # a row of padding has no largest entry
+def _softmax(logits, at, inside, unimix, classes):
+    """Softmax, and the probabilities after mixing with a uniform distribution."""
+    v = tl.load(logits + at, inside, float("-inf")).to(tl.float32)
+    # -1e30 for rows of padding, which are all -inf
     top = tl.maximum(tl.max(v, 1)[:, None], -1e30)
     v = tl.exp(v - top)
     v /= tl.maximum(tl.sum(v, 1)[:, None], 1e-30)
@@ -112,7 +111,7 @@ def _softmax(logits, place, inside, unimix, classes):
 
 @triton.jit
 @no_type_check
-def _agree(
+def _kl(
     post,
     prior,
     results,
@@ -124,23 +123,23 @@ def _agree(
     K: tl.constexpr,
 ):
     row = tl.program_id(0)
-    group, kind = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
-    inside = (group < groups) & (kind < classes)
-    place = (row.to(tl.int64) * groups + group) * classes + kind
-    _, p = _softmax(post, place, inside, unimix, classes)
-    _, q = _softmax(prior, place, inside, unimix, classes)
+    group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
+    inside = (group < groups) & (col < classes)
+    at = (row.to(tl.int64) * groups + group) * classes + col
+    _, p = _softmax(post, at, inside, unimix, classes)
+    _, q = _softmax(prior, at, inside, unimix, classes)
     logp = tl.log(tl.where(inside, p, 1.0))
     logq = tl.log(tl.where(inside, q, 1.0))
-    apart = tl.sum(p * (logp - logq))
-    tl.store(results + row, apart)
-    tl.store(results + rows + row, apart)
+    kl = tl.sum(p * (logp - logq))
+    tl.store(results + row, kl)
+    tl.store(results + rows + row, kl)
     tl.store(results + 2 * rows + row, -tl.sum(p * logp))
     tl.store(results + 3 * rows + row, -tl.sum(q * logq))
 
 
 @triton.jit
 @no_type_check
-def _agree_backward(
+def _kl_backward(
     post,
     prior,
     dyn,
@@ -154,40 +153,40 @@ def _agree_backward(
     K: tl.constexpr,
 ):
     row = tl.program_id(0)
-    group, kind = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
-    inside = (group < groups) & (kind < classes)
-    place = (row.to(tl.int64) * groups + group) * classes + kind
-    first, p = _softmax(post, place, inside, unimix, classes)
-    second, q = _softmax(prior, place, inside, unimix, classes)
+    group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
+    inside = (group < groups) & (col < classes)
+    at = (row.to(tl.int64) * groups + group) * classes + col
+    post_softmax, p = _softmax(post, at, inside, unimix, classes)
+    prior_softmax, q = _softmax(prior, at, inside, unimix, classes)
     p, q = tl.where(inside, p, 1.0), tl.where(inside, q, 1.0)
-    slope = tl.log(p) - tl.log(q)
-    slope = first * (slope - tl.sum(first * slope, 1)[:, None])
-    tl.store(dpost + place, tl.load(rep + row) * (1 - unimix) * slope, inside)
-    slope = -p / q
-    slope = second * (slope - tl.sum(second * slope, 1)[:, None])
-    tl.store(dprior + place, tl.load(dyn + row) * (1 - unimix) * slope, inside)
+    grad = tl.log(p) - tl.log(q)
+    grad = post_softmax * (grad - tl.sum(post_softmax * grad, 1)[:, None])
+    tl.store(dpost + at, tl.load(rep + row) * (1 - unimix) * grad, inside)
+    grad = -p / q
+    grad = prior_softmax * (grad - tl.sum(prior_softmax * grad, 1)[:, None])
+    tl.store(dprior + at, tl.load(dyn + row) * (1 - unimix) * grad, inside)
 
 
 @triton.jit
 @no_type_check
 def _sample(
     logits,
-    clocks,
+    noise,
     onehot,
     unimix,
     rows,
     groups,
     classes,
-    apart,
+    stride,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    kind = tl.arange(0, K)[None, :]
-    inside = (row < rows) & (kind < classes)
-    place = row * classes + kind
-    _, p = _softmax(logits, place, inside, unimix, classes)
-    pace = tl.where(inside, p / tl.load(clocks + place, inside, 1.0), -1.0)
-    first = tl.argmax(pace, 1)[:, None]
-    place = row // groups * apart + row % groups * classes + kind
-    tl.store(onehot + place, (kind == first).to(tl.float32), inside)
+    col = tl.arange(0, K)[None, :]
+    inside = (row < rows) & (col < classes)
+    at = row * classes + col
+    _, p = _softmax(logits, at, inside, unimix, classes)
+    score = tl.where(inside, p / tl.load(noise + at, inside, 1.0), -1.0)
+    index = tl.argmax(score, 1)[:, None]
+    at = row // groups * stride + row % groups * classes + col
+    tl.store(onehot + at, (col == index).to(tl.float32), inside)

@@ -1,4 +1,4 @@
-"""Lambda-returns in one kernel: every program walks some rows from their end."""
+"""Lambda-returns in one kernel: each program runs backwards through some rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS = 32
+"""Rows per program."""
 
 
 def lambda_return(
@@ -21,7 +22,7 @@ def lambda_return(
     discount: float,
     lam: float,
 ) -> Float[Tensor, "B T-1"]:
-    """As `agents/returns.py` has it, without a gradient."""
+    """Equal to `agents/returns.py`, without a gradient."""
     rows, steps = reward.shape
     returns = torch.empty(rows, steps - 1, device=reward.device)
     inputs = [
@@ -30,13 +31,15 @@ def lambda_return(
     ]
     if returns.numel():
         grid = (triton.cdiv(rows, ROWS),)
-        _walk[grid](*inputs, returns, rows, discount, lam, steps, ROWS, num_warps=1)
+        _lambda_return[grid](
+            *inputs, returns, rows, discount, lam, steps, ROWS, num_warps=1
+        )
     return returns
 
 
 @triton.jit
 @no_type_check
-def _walk(
+def _lambda_return(
     reward,
     bootstrap,
     is_last,
@@ -50,12 +53,12 @@ def _walk(
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    place = row * STEPS + STEPS - 1
-    value = tl.load(bootstrap + place, inside, 0.0)
+    last = row * STEPS + STEPS - 1
+    value = tl.load(bootstrap + last, inside, 0.0)
     for back in range(STEPS - 1):
-        live = (1 - tl.load(is_terminal + place - back, inside, 0.0)) * discount
-        trace = (1 - tl.load(is_last + place - back, inside, 0.0)) * lam
-        ahead = tl.load(bootstrap + place - back, inside, 0.0)
-        now = tl.load(reward + place - back, inside, 0.0) + (1 - trace) * live * ahead
-        value = now + live * trace * value
+        live = (1 - tl.load(is_terminal + last - back, inside, 0.0)) * discount
+        trace = (1 - tl.load(is_last + last - back, inside, 0.0)) * lam
+        boot = tl.load(bootstrap + last - back, inside, 0.0)
+        interm = tl.load(reward + last - back, inside, 0.0) + (1 - trace) * live * boot
+        value = interm + live * trace * value
         tl.store(returns + row * (STEPS - 1) + STEPS - 2 - back, value, inside)

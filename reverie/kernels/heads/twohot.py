@@ -1,4 +1,4 @@
-"""The two-hot output in one kernel each: its mean, its loss, and its gradient."""
+"""Two-hot distribution: mean, loss and gradient as one kernel each."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Distribution, TwoHot
 from reverie.nets.heads import Head
 
-MOST = 2048
-"""The most bins that one program holds."""
+MAX_BINS = 2048
+"""Maximum number of bins of the kernels."""
 
 
 class FastHead(Head):
     def forward(self, feat: Float[Tensor, "*b F"]) -> Distribution:
         bins = dict(self.named_buffers(recurse=False)).get("bins")
-        if bins is None or len(bins) > MOST or not can_launch(feat.device, feat.dtype):
+        if (
+            bins is None
+            or len(bins) > MAX_BINS
+            or not can_launch(feat.device, feat.dtype)
+        ):
             return super().forward(feat)
         layer: Linear = self.head["logits"]  # type: ignore[assignment]
         return FastTwoHot(padded_linear(layer, self.mlp(feat)), bins)
 
 
 class FastTwoHot(TwoHot):
-    """Whose logits may be followed by columns of padding."""
+    """`TwoHot` whose logits may be followed by columns of padding."""
 
     def __init__(self, logits: Float[Tensor, "*b _"], bins: Float[Tensor, " N"]):
         self.raw, self.bins = logits, bins
@@ -82,40 +86,40 @@ class _Loss(torch.autograd.Function):
 
 
 def _sizes(logits: Tensor, bins: Tensor) -> tuple[int, int, int]:
-    """How many rows there are, how far they are apart, and how many bins they have."""
+    """Number of rows, their stride, and number of bins."""
     return *logits.shape, len(bins)
 
 
 def _tile(logits: Tensor) -> tuple[int, int]:
-    """Rows and columns of one program's tile."""
+    """Tile (rows, columns) of one program."""
     wide = max(16, triton.next_power_of_2(logits.shape[-1]))
     return max(1, 1024 // wide), wide
 
 
 @triton.jit
 @no_type_check
-def _mean(logits, bins, mean, rows, apart, count, R: tl.constexpr, C: tl.constexpr):
-    """Mirror bins cancel in pairs, so that equal probabilities give exactly 0."""
+def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
+    """Mean; adds symmetric bins in pairs, so that uniform gives exactly 0."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
     low = float("-inf")
-    right = tl.load(logits + row * apart + col, inside, low).to(tl.float32)
+    right = tl.load(logits + row * stride + col, inside, low).to(tl.float32)
     top = tl.max(right, 1)[:, None]
     right = tl.exp(right - top)
     upper = inside & (col >= count - count // 2)
-    left = tl.load(logits + row * apart + count - 1 - col, upper, low).to(tl.float32)
+    left = tl.load(logits + row * stride + count - 1 - col, upper, low).to(tl.float32)
     left = tl.exp(left - top)
-    gain = (right - left) / tl.sum(right, 1)[:, None]
-    value = tl.load(bins + col, upper, 0.0) * tl.where(upper, gain, 0.0)
+    difference = (right - left) / tl.sum(right, 1)[:, None]
+    value = tl.load(bins + col, upper, 0.0) * tl.where(upper, difference, 0.0)
     row = tl.program_id(0) * R + tl.arange(0, R)
     tl.store(mean + row, tl.sum(value, 1), row < rows)
 
 
 @triton.jit
 @no_type_check
-def _around(bins, target, row, rows, col, count):
-    """The two bins around each target, and the share of the lower one."""
+def _two_hot(bins, target, row, rows, col, count):
+    """The two bins around each target, and the weight of the lower one."""
     bin = tl.load(bins + col, col < count, float("inf"))
     point = tl.load(target + row, row < rows, 0.0)
     above = tl.sum(((bin <= point) & (col < count)).to(tl.int32), 1)[:, None]
@@ -125,20 +129,20 @@ def _around(bins, target, row, rows, col, count):
     to_below = tl.abs(tl.sum(tl.where(col == below, bin, 0.0), 1)[:, None] - point)
     to_above = tl.abs(tl.sum(tl.where(col == above, bin, 0.0), 1)[:, None] - point)
     share = tl.where(below == above, 0.5, to_above / (to_below + to_above))
-    # a target that is no number has no place, and must not look as if it had
+    # NaN for NaN targets
     return below, above, tl.where(point == point, share, point)
 
 
 @triton.jit
 @no_type_check
 def _loss(
-    logits, bins, target, loss, rows, apart, count, R: tl.constexpr, C: tl.constexpr
+    logits, bins, target, loss, rows, stride, count, R: tl.constexpr, C: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
-    below, above, share = _around(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
+    below, above, share = _two_hot(bins, target, row, rows, col, count)
+    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
     v -= tl.max(v, 1)[:, None]
     total = tl.log(tl.sum(tl.exp(v), 1))
     weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
@@ -156,7 +160,7 @@ def _loss_backward(
     grad,
     dlogits,
     rows,
-    apart,
+    stride,
     count,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -164,11 +168,11 @@ def _loss_backward(
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
-    below, above, share = _around(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * apart + col, inside, float("-inf")).to(tl.float32)
+    below, above, share = _two_hot(bins, target, row, rows, col, count)
+    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
     v = tl.exp(v - tl.max(v, 1)[:, None])
     v /= tl.sum(v, 1)[:, None]
     weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
     scale = tl.load(grad + row, row < rows, 0.0)
     value = tl.where(inside, scale * (v - weight), 0.0)
-    tl.store(dlogits + row * apart + col, value, (row < rows) & (col < apart))
+    tl.store(dlogits + row * stride + col, value, (row < rows) & (col < stride))
