@@ -52,7 +52,7 @@ def main() -> None:
 
 def measure(preset: str, args: argparse.Namespace) -> None:
     device = devices.pick_device("auto")
-    devices.be_quick(device)
+    devices.enable_autotuning(device)
     flags = {"iris.actor_critic.half": not args.full}
     agent = Iris(
         OBS,

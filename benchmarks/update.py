@@ -66,7 +66,7 @@ def main() -> None:
 
 def measure(size: str, args: argparse.Namespace) -> None:
     device = devices.pick_device("auto")
-    devices.be_quick(device)
+    devices.enable_autotuning(device)
     agent = Dreamer(
         OBS,
         ACT,

@@ -22,7 +22,7 @@ from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.datasets.sequences import SequenceConfig
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.datasets.synthetic.balls import BouncingBalls, make_sequences
-from reverie.run.device import be_quick
+from reverie.run.device import enable_autotuning
 from reverie.worlds.vta.config import VTAConfig
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     device = torch.device(args.device)
-    be_quick(device)
+    enable_autotuning(device)
     config = VTAAgentConfig(args.batch, world=VTAConfig(belief=args.belief))
     window = config.window
 

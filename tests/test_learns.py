@@ -13,7 +13,7 @@ import torch
 
 from reverie.evaluation.boundaries import measure_boundaries
 from reverie.evaluation.episodes import evaluate, load_agent, play_episodes
-from reverie.run.checkpoint import locate
+from reverie.run.checkpoint import find_checkpoint
 from reverie.run.config import resolve
 from reverie.run.factory import EVAL_SEEDS, make_envs
 from reverie.run.folder import read_config
@@ -98,7 +98,7 @@ def test_the_memory_task_is_solved_by_remembering(tmp_path):
     assert evaluate(path, 100)["score"] >= 0.8
     config = read_config(path)
     envs = make_envs(config, 4, EVAL_SEEDS)
-    agent = load_agent(config, locate(path), envs)
+    agent = load_agent(config, find_checkpoint(path), envs)
     played = play_episodes(Forgetful(agent), envs, 100)
     envs.close()
     # Chance is 2 / 3 - 1.

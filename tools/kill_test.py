@@ -209,7 +209,7 @@ class KillTest:
         if newest is None:
             self.problems.append(f"kill {kill}: no complete checkpoint")
             return steps
-        step = int(checkpoint.manifest(newest)["step"])
+        step = int(checkpoint.read_manifest(newest)["step"])
         if step < steps:
             self.problems.append(f"kill {kill}: step decreased from {steps} to {step}")
         if len(checkpoints.paths()) > 4:

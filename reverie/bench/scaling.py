@@ -25,7 +25,7 @@ from reverie.bench.update import (
 )
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
-from reverie.run.folder import about
+from reverie.run.folder import system_info
 from reverie.run.sequences import trains_on_sequences
 
 Resolve = Callable[[list[str], dict[str, Any]], Config]
@@ -66,7 +66,7 @@ def bench_scaling(
     for row, factor in zip(rows, factors, strict=True):
         row["deviation"] = factor
     print(scaling_table(name, rows))
-    return write_results(configs[0], options, {"about": about(), "scaling": rows})
+    return write_results(configs[0], options, {"about": system_info(), "scaling": rows})
 
 
 def _measure_all(

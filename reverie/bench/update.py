@@ -38,7 +38,7 @@ from reverie.replay.feed import ReplayFeed
 from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
-from reverie.run.folder import about, place
+from reverie.run.folder import resolve_logdir, system_info
 from reverie.run.sequences import trains_on_sequences
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
@@ -104,7 +104,7 @@ def bench_config(
     ):
         results = benchmark.measure(waited)
     print(format_table(results))
-    return write_results(config, options, {"about": about(), "results": results})
+    return write_results(config, options, {"about": system_info(), "results": results})
 
 
 def bench_speedup(
@@ -134,7 +134,7 @@ def bench_speedup(
         f"Speedup of --compile {fast_config.compile} over --compile none\n"
         + format_rows(results["ratios"].items())
     )
-    return write_results(config, options, {"about": about(), **results})
+    return write_results(config, options, {"about": system_info(), **results})
 
 
 def make_benchmark(
@@ -186,7 +186,7 @@ class UpdateBenchmark:
             torch.cuda.reset_peak_memory_stats(self.device)
         devices.seed_everything(config.seed)
         if not config.deterministic:
-            devices.be_quick(self.device)
+            devices.enable_autotuning(self.device)
         self.precision = devices.pick_precision(config.precision, self.device)
 
     def _open(self) -> None:
@@ -252,7 +252,7 @@ class UpdateBenchmark:
     def warm_up(self) -> None:
         """Fill the replay buffer and build the kernels."""
         self.fill(self.capacity)
-        with devices.not_choosing():
+        with devices.autotuning_disabled():
             self.agent.train(self.feed)
         self.synchronize()
 
@@ -459,7 +459,7 @@ def write_results(
     """Write the results and the config to a JSON file, and return both."""
     path = Path(options.output).expanduser()
     if not options.output:
-        path = place(config.logdir) / "bench.json"
+        path = resolve_logdir(config.logdir) / "bench.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {**results, "config": dataclasses.asdict(config)}
     write_file(path, json.dumps(results, indent=1, default=str).encode())

@@ -24,8 +24,8 @@ def evaluate(words: list[str]) -> int:
     from reverie.evaluation import boundaries as measure
     from reverie.evaluation import episodes as loop
     from reverie.evaluation import recordings as judge
-    from reverie.run.checkpoint import locate
-    from reverie.run.folder import home_of, read_config
+    from reverie.run.checkpoint import find_checkpoint
+    from reverie.run.folder import read_config, run_folder_of
 
     arguments = parse_arguments(words, max_positional=2)
     if not arguments.positional:
@@ -39,7 +39,7 @@ def evaluate(words: list[str]) -> int:
     arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])
-    config = read_config(home_of(locate(logdir)))
+    config = read_config(run_folder_of(find_checkpoint(logdir)))
     in_env = "task" in dict(flags) or not (
         config.offline.data or is_sequence_task(config.task)
     )

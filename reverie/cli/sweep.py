@@ -25,7 +25,7 @@ def sweep(words: list[str]) -> int:
 
 def sweep_request(words: list[str]) -> Any:
     """The sweep described by a file, or saved in the folder of an earlier sweep."""
-    from reverie.run.folder import place
+    from reverie.run.folder import resolve_logdir
     from reverie.sweep.search import SPEC_FILE
     from reverie.sweep.spec import load_spec
 
@@ -35,9 +35,9 @@ def sweep_request(words: list[str]) -> Any:
     if (
         not positional
         and isinstance(logdir, str)
-        and (place(logdir) / SPEC_FILE).exists()
+        and (resolve_logdir(logdir) / SPEC_FILE).exists()
     ):
-        positional = [str(place(logdir) / SPEC_FILE)]
+        positional = [str(resolve_logdir(logdir) / SPEC_FILE)]
     if len(positional) not in (1, 2):
         raise UserError(
             "`reverie sweep` needs a YAML file, optionally followed by a command.\n"

@@ -74,18 +74,18 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
     from reverie.run.config import with_flags
 
     logdir = dict(arguments.flags).get("logdir")
-    home = folder.place(logdir) if isinstance(logdir, str) else Path()
+    home = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
     exists = isinstance(logdir, str) and (home / "config.yaml").exists()
     if exists and not (arguments.blocks or arguments.files):
         harmless = all(
-            name.replace("-", "_").startswith(folder.HARMLESS)
+            name.replace("-", "_").startswith(folder.RESUMABLE_SETTINGS)
             for name, _ in arguments.flags
         )
         if harmless or (home / "ckpt").exists():
             saved = folder.read_config(home)
             config = with_flags(saved, arguments.flags)
             if not harmless:
-                folder.refuse_changes(saved, config, home)
+                folder.check_unchanged(saved, config, home)
             if bool(saved.offline.data) != bool(base_blocks):
                 command = "offline" if saved.offline.data else "train"
                 raise UserError(

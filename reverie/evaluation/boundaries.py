@@ -19,7 +19,7 @@ from reverie.api import Batch, UserError
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.run import checkpoint
 from reverie.run.config import Config
-from reverie.run.folder import home_of
+from reverie.run.folder import run_folder_of
 from reverie.run.sequences import load_watcher
 from reverie.storage.atomic import ignore_unwritable, write_json
 
@@ -35,7 +35,7 @@ def measure_boundaries(
     A folder holds as many as it does, and those that were set aside are all there is.
     Writes the numbers to `boundaries.json` in the run folder and returns them.
     """
-    path = checkpoint.locate(logdir)
+    path = checkpoint.find_checkpoint(logdir)
     config, agent, feed = load_watcher(logdir, FRESH, flags, evaluation=sequences)
     try:
         report = agent.report(feed)
@@ -59,7 +59,7 @@ def measure_boundaries(
         for key, value in result.items()
     }
     with ignore_unwritable():
-        write_json(home_of(path) / "boundaries.json", plain)
+        write_json(run_folder_of(path) / "boundaries.json", plain)
     return result
 
 

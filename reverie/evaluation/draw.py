@@ -12,8 +12,8 @@ from reverie.agents.vta.agent import shades
 from reverie.api import UserError
 from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
 from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
-from reverie.run.checkpoint import locate
-from reverie.run.folder import home_of
+from reverie.run.checkpoint import find_checkpoint
+from reverie.run.folder import run_folder_of
 from reverie.run.sequences import load_watcher
 from reverie.spaces import EVENT
 
@@ -39,7 +39,7 @@ def draw_boundaries(
             f"There is no sequence {index} among {samples}.\n"
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
-    place = folder or home_of(locate(logdir)) / "boundaries"
+    place = folder or run_folder_of(find_checkpoint(logdir)) / "boundaries"
     config, agent, feed = load_watcher(logdir, flags=flags, evaluation=samples)
     vta: Any = agent
     try:

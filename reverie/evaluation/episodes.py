@@ -31,7 +31,7 @@ from reverie.run.checkpoint import Checkpoints
 from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import EVAL_SEEDS, MakeEnv, in_workers, make_agent, make_envs
-from reverie.run.folder import home_of, read_config
+from reverie.run.folder import read_config, run_folder_of
 from reverie.run.offline_data import images_of
 from reverie.spaces import Spaces
 from reverie.storage.atomic import ignore_unwritable, write_json
@@ -65,12 +65,12 @@ def evaluate(
     `videos`, so many episodes, and as many that failed, are filmed to `eval/`. Up to
     `failures` of those that failed are kept in `eval/failures`, as recordings.
     """
-    path = checkpoint.locate(logdir)
-    home = home_of(path)
+    path = checkpoint.find_checkpoint(logdir)
+    home = run_folder_of(path)
     config = with_flags(read_config(home), flags)
     config = with_flags(for_evaluation(config), flags)  # they have the last word
     if config.offline.data and logdir.resolve() == home.resolve():
-        path = Checkpoints(home / "best").newest(mine=False) or path
+        path = Checkpoints(home / "best").newest(read_only=True) or path
     count = min(config.run.eval_envs, episodes)
     envs = make_envs(_placed(config, count, make_env), count, EVAL_SEEDS, make_env)
     try:
@@ -129,7 +129,7 @@ def load_agent(config: Config, path: Path, spaces: Any) -> Agent:
     images = images_of(path)
     shown = spaces
     if images:
-        learnt = read_spaces(home_of(path))
+        learnt = read_spaces(run_folder_of(path))
         check_obs_space(images, spaces.obs_space, config.task)
         check_same_actions(learnt.act_space, spaces.act_space, config.task)
         shown = learnt

@@ -21,7 +21,7 @@ from reverie.render.video import can_write_mp4, enlarge, write_image, write_vide
 from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent
-from reverie.run.folder import home_of, read_config
+from reverie.run.folder import read_config, run_folder_of
 from reverie.run.offline_data import Recordings
 from reverie.storage.atomic import ignore_unwritable, write_json
 
@@ -34,8 +34,8 @@ def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, 
 
     `offline.eval_data` may name other recordings.
     """
-    path = checkpoint.locate(logdir)
-    home = home_of(path)
+    path = checkpoint.find_checkpoint(logdir)
+    home = run_folder_of(path)
     config = with_flags(read_config(home), flags)
     material = Recordings(config.offline, config.seed)
     where = device.pick_device(config.device)

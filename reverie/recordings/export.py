@@ -8,7 +8,7 @@ from reverie.api import UserError
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers.npz import write_npz_episode
 from reverie.run import checkpoint
-from reverie.run.folder import home_of
+from reverie.run.folder import run_folder_of
 
 
 def export_episodes(logdir: Path, folder: Path) -> int:
@@ -22,7 +22,7 @@ def export_episodes(logdir: Path, folder: Path) -> int:
             f"{folder} already contains episodes.\n"
             "  Fix: remove them, or choose another folder."
         )
-    home = home_of(checkpoint.locate(logdir))
+    home = run_folder_of(checkpoint.find_checkpoint(logdir))
     if next((home / "replay").glob("*.safetensors"), None) is None:
         raise UserError(
             f"{logdir} has no replay buffer: it was trained on recorded data.\n"

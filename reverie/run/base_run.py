@@ -1,7 +1,7 @@
-"""What every run that trains stands on, whatever its agent learns from.
+"""`BaseRun`: the parts that online and offline training runs share.
 
-A folder that nobody else may write to, a device, checkpoints, clocks, a log, and the
-update itself. What is opened is closed in turn, also if opening the rest fails.
+These are the locked run folder, device, checkpoints, clock and logger, and the update.
+Resources are closed in reverse order, also if opening a later one fails.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
 from reverie.run.config import Config
-from reverie.run.folder import RunFolder, place
+from reverie.run.folder import RunFolder, resolve_logdir
 from reverie.run.health import Health
 from reverie.run.signals import Stopper
 
 
 class BaseRun:
-    """See the top of this file; who stands on it opens `agent`, `feed` and `clock`."""
+    """Base class of training runs; subclasses create `agent`, `feed` and `clock`."""
 
     device: torch.device
     precision: str
@@ -41,18 +41,18 @@ class BaseRun:
 
     def __init__(self, config: Config):
         self.config = config
-        self.path = place(config.logdir)
+        self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
         self.health = Health(config.run.max_nonfinite)
         self.checkpoints = Checkpoints(
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
         self.has_changes = False
-        """True if all parts agree and something changed since the last save."""
+        """True if the parts are consistent and have changed since the last save."""
         self._closing: list[Callable[[], None]] = []
 
     def open(self) -> None:
-        """Build all parts, or none."""
+        """Build all parts; close those already built if one fails."""
         try:
             self._open()
         except BaseException:
@@ -71,39 +71,40 @@ class BaseRun:
         while self._closing:
             self._closing.pop()()
 
-    def say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody may be able to hear
+    def print_message(self, text: str) -> None:
+        """Print to standard error; ignored if that is closed."""
+        with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
 
-    # Building.
+    # Building the parts.
 
     def _open(self) -> None:
-        """Take the folder and the device."""
+        """Lock the run folder and choose the device."""
         config, folder = self.config, RunFolder(self.path)
-        self._closing.append(folder.close)  # even if it refuses the settings
+        self._closing.append(folder.close)  # also if the settings are refused
         folder.open(config)
         self.stopper.__enter__()
         self._closing.append(lambda: self.stopper.__exit__(None, None, None))
         device.seed_everything(config.seed)
         self.device = device.pick_device(config.device)
         if config.deterministic:
-            device.be_deterministic()
+            device.make_deterministic()
         else:
-            device.be_quick(self.device)
+            device.enable_autotuning(self.device)
         self.precision = device.pick_precision(config.precision, self.device)
 
     def _open_log(self, frames: int) -> None:
-        """A log of a run that will take so many frames, and clocks that start now."""
+        """Create the logger of a run of this many frames, and the timers."""
         self.timer, self.rates = Timer(self.config.logger.timer), Rates()
         self.usage = Usage()
         settings = dataclasses.asdict(self.config)
         self.logger = make_logger(self.config.logger, self.path, frames, settings)
         self._closing.append(self.logger.close)
 
-    # The verbs that all loops share.
+    # Used by the training loops.
 
     def update(self) -> Metrics:
-        """One training step of the agent."""
+        """Run and time one update of the agent."""
         served = self.feed.served
         with self.changing():
             with self.timer("train"):
@@ -115,41 +116,41 @@ class BaseRun:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Change several parts; after an error in here the run is not saved."""
+        """Mark the run as inconsistent meanwhile, so that an error does not save it."""
         self.has_changes = False
         yield
         self.has_changes = True
 
     def write_log(self) -> None:
-        """Write what was logged since the last time, with the state of the machine."""
+        """Write the metrics since the last call, with rates, timings and usage."""
         logger = self.logger
         logger.add({"updates": self.clock.updates}, prefix="train/opt")
         for source in (self.rates, self.timer, self.usage):
             logger.add(source.metrics())
         logger.write(self.clock.frames)
 
-    # Keeping.
+    # Checkpoints.
 
-    def newest(self) -> Path | None:
-        """The checkpoint to go on from; none for a run that has not saved yet."""
-        found = self.checkpoints.newest()
-        if found is None and self.checkpoints.shelf.is_dir():
+    def newest_checkpoint(self) -> Path | None:
+        """Return the checkpoint to resume from; None for a new run."""
+        newest = self.checkpoints.newest()
+        if newest is None and self.checkpoints.quarantine.is_dir():
             raise UserError(
-                f"Every checkpoint of {self.path} is damaged; nothing else was touched."
-                "\n  Fix: give another --logdir, or remove "
-                f"{self.checkpoints.shelf} to begin anew in this one."
+                f"Every checkpoint of {self.path} is damaged.\n"
+                "  Fix: choose another --logdir, or delete "
+                f"{self.checkpoints.quarantine} to start from scratch in this folder."
             )
-        return found
+        return newest
 
     def agent_state(self) -> StateDict:
-        """What a checkpoint keeps of the agent, if that is worth keeping."""
+        """Return the state of the agent; raise if it is not finite."""
         state = self.agent.state_dict()
-        bad = checkpoint.nonfinite(state)
-        if bad:
+        name = checkpoint.find_nonfinite(state)
+        if name:
             raise UserError(
-                f"The agent's {bad} is not finite, so it was not saved; the last "
-                "checkpoint is good.\n  Fix: begin another run from it, with a lower "
-                "learning rate or --precision float32: --logdir NEW "
+                f"The agent's {name} is not finite, so the run was not saved. The last "
+                "checkpoint is unaffected.\n  Fix: start a new run from it with a "
+                "lower learning rate or --precision float32: --logdir NEW "
                 f"--run.from_checkpoint {self.path}"
             )
         return state

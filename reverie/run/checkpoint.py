@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or absent.
+"""Atomic checkpoints with checksums.
 
-A save is a new folder `ckpt/<step>-<save>`: for each part of the run its arrays as
-safetensors and the rest of its state as JSON, and a manifest with the size and checksum
-of every file. It is written under another name, flushed to the disk, and only then
-renamed, so a folder with that name is complete. There is no pointer to the newest one
-that could tear: it is found by looking. A folder that fails its checksums is moved to
-`ckpt/quarantine` and the one before it is used. Nothing here reads a pickle.
+A checkpoint is a folder `ckpt/<step>-<number>`. For each part of the run it has the
+arrays as safetensors and the remaining state as JSON, and a manifest with the size and
+checksum of every file. It is written under a temporary name, flushed to disk, and then
+renamed, so a folder with the final name is complete. No file points to the newest
+checkpoint; it is found by its number. A checkpoint that fails its checksums is moved to
+`ckpt/quarantine` and the previous one is used. Pickle is not used.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ _NAME = re.compile(r"(\d{12,})-(\d{6,})")
 
 
 class Damaged(Exception):
-    """A checkpoint folder does not hold what its manifest says."""
+    """The files of a checkpoint do not match its manifest."""
 
 
 class Checkpoints:
-    """The saves of one run, newest last."""
+    """The checkpoints of one run, newest last.
+
+    Keeps the newest `keep_last`, and every `keep_every`-th one (0: none).
+    """
 
     def __init__(self, folder: Path, keep_last: int = 2, keep_every: int = 0):
         self.folder = folder
@@ -45,9 +48,9 @@ class Checkpoints:
         self.keep_every = keep_every
 
     def save(self, step: int, parts: dict[str, StateDict]) -> Path:
-        """Write all parts as one checkpoint; whole or not at all."""
-        known = self.paths()
-        number = 1 + max((self._numbers(path)[1] for path in known), default=0)
+        """Write all parts as one checkpoint, atomically."""
+        existing = self.paths()
+        number = 1 + max((self._numbers(path)[1] for path in existing), default=0)
         final = self.folder / f"{step:012d}-{number:06d}"
         partial = self.folder / f".partial-{final.name}"
         with explain_full_disk(final):
@@ -62,11 +65,11 @@ class Checkpoints:
                 raise
         return final
 
-    def newest(self, mine: bool = True) -> Path | None:
-        """The newest checkpoint that is whole; damaged ones are put aside.
+    def newest(self, read_only: bool = False) -> Path | None:
+        """Return the newest valid checkpoint; damaged ones are moved to quarantine.
 
-        Not `mine` means that another process may be writing here: nothing is moved, and
-        a checkpoint that goes while it is looked at was only replaced by a newer one.
+        With `read_only` nothing is moved, because another process may be writing here.
+        A checkpoint that is deleted during the check was replaced by a newer one.
         """
         paths = self.paths()
         for path in reversed(paths):
@@ -74,36 +77,39 @@ class Checkpoints:
                 verify(path)
                 return path
             except Damaged as error:
-                if not mine and not path.exists():
+                if read_only and not path.exists():
                     continue
-                fate = f"moved to {self._quarantine(path)}" if mine else "passed over"
-                then = "there is none before it"
+                action = (
+                    "skipped" if read_only else f"moved to {self._move_aside(path)}"
+                )
+                next_step = "There is no older checkpoint."
                 if path != paths[0]:
-                    then = "the one before it is tried"
+                    next_step = "Trying the previous checkpoint."
                 warnings.warn(
-                    f"Checkpoint {path} is damaged ({error}); it was {fate}, and "
-                    f"{then}.",
+                    f"Checkpoint {path} is damaged ({error}) and was {action}. "
+                    f"{next_step}",
                     stacklevel=2,
                 )
-        gone = not mine and any(not path.exists() for path in paths)
-        return self.newest(mine) if gone else None
+        deleted = read_only and any(not path.exists() for path in paths)
+        return self.newest(read_only) if deleted else None
 
     def paths(self) -> list[Path]:
+        """Return all checkpoint folders, oldest first."""
         if not self.folder.is_dir():
             return []
-        found = [p for p in self.folder.iterdir() if _NAME.fullmatch(p.name)]
-        return sorted(found, key=lambda path: self._numbers(path)[::-1])
+        paths = [p for p in self.folder.iterdir() if _NAME.fullmatch(p.name)]
+        return sorted(paths, key=lambda path: self._numbers(path)[::-1])
 
     @property
     def step(self) -> int:
-        """The step of the newest checkpoint, 0 without any."""
+        """Step of the newest checkpoint; 0 if there is none."""
         paths = self.paths()
         return self._numbers(paths[-1])[0] if paths else 0
 
     def prune(self) -> list[Path]:
-        """Delete what need not be kept, and what a kill left half-written.
+        """Delete old checkpoints and incomplete ones of killed runs.
 
-        Returns the checkpoints that stay.
+        Returns the checkpoints that are kept.
         """
         paths = self.paths()
         kept = paths[-self.keep_last :]
@@ -112,22 +118,20 @@ class Checkpoints:
             kept = sorted({*old, *kept})
         for path in paths:
             if path not in kept:
-                # Under a name nobody reads first, so that a kill leaves no half folder.
-                doomed = path.with_name(f".partial-{path.name}")
-                os.rename(path, doomed)
+                # Renamed first, so that a kill leaves no incomplete checkpoint.
+                os.rename(path, path.with_name(f".partial-{path.name}"))
         for path in self.folder.glob(".partial-*"):
             shutil.rmtree(path, ignore_errors=True)
         return kept
 
     @property
-    def shelf(self) -> Path:
-        """Where damaged checkpoints are put."""
+    def quarantine(self) -> Path:
+        """Folder of damaged checkpoints."""
         return self.folder / "quarantine"
 
-    def _quarantine(self, path: Path) -> Path:
-        shelf = self.shelf
-        shelf.mkdir(exist_ok=True)
-        target = shelf / path.name
+    def _move_aside(self, path: Path) -> Path:
+        self.quarantine.mkdir(exist_ok=True)
+        target = self.quarantine / path.name
         while target.exists():
             target = target.with_name(target.name + "x")
         os.rename(path, target)
@@ -141,9 +145,9 @@ class Checkpoints:
 
 
 def write_folder(
-    folder: Path, parts: dict[str, StateDict], facts: dict[str, Any]
+    folder: Path, parts: dict[str, StateDict], metadata: dict[str, Any]
 ) -> None:
-    """Each part as `<part>.safetensors` and `<part>.json`, then the manifest."""
+    """Write `<part>.safetensors` and `<part>.json` of each part, then the manifest."""
     files: dict[str, dict[str, Any]] = {}
     for part, state in parts.items():
         arrays: dict[str, torch.Tensor] = {}
@@ -151,50 +155,53 @@ def write_folder(
         if arrays:
             path = folder / f"{part}.safetensors"
             _write_synced(path, safetensors.torch.save(arrays))
-            files[path.name] = _seal(path)
+            files[path.name] = _checksum(path)
         path = folder / f"{part}.json"
         _write_synced(path, json.dumps(tree).encode())
-        files[path.name] = _seal(path)
-    manifest = {"format": FORMAT, **facts, "parts": sorted(parts), "files": files}
+        files[path.name] = _checksum(path)
+    manifest = {"format": FORMAT, **metadata, "parts": sorted(parts), "files": files}
     _write_synced(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
     fsync(folder)
 
 
-def manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; raise `Damaged` if it is not valid."""
     try:
-        found = json.loads((folder / "manifest.json").read_bytes())
-        sound = isinstance(found["files"], dict) and isinstance(found["parts"], list)
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        valid = isinstance(manifest["files"], dict) and isinstance(
+            manifest["parts"], list
+        )
     except (OSError, ValueError, KeyError, TypeError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise Damaged("its manifest is missing or unreadable")
-    if found.get("format") != FORMAT:
+    if manifest.get("format") != FORMAT:
         raise UserError(
-            f"{folder} has checkpoint format {found.get('format')}, this version of "
+            f"{folder} has checkpoint format {manifest.get('format')}, this version of "
             f"Reverie reads format {FORMAT}.\n"
             "  Fix: install the version that wrote it, or start in a new --logdir."
         )
-    return dict(found)
+    return dict(manifest)
 
 
 def verify(folder: Path) -> None:
-    """Raise `Damaged` unless every file is there, whole and unchanged."""
-    for name, seal in manifest(folder)["files"].items():
+    """Raise `Damaged` unless every file exists with the size and checksum it had."""
+    for name, expected in read_manifest(folder)["files"].items():
         path = folder / name
         if not path.is_file():
             raise Damaged(f"{name} is missing")
         try:
             size = path.stat().st_size
-            if size != seal["bytes"]:
-                raise Damaged(f"{name} has {size} bytes instead of {seal['bytes']}")
-            if _seal(path) != seal:
+            if size != expected["bytes"]:
+                raise Damaged(f"{name} has {size} bytes instead of {expected['bytes']}")
+            if _checksum(path) != expected:
                 raise Damaged(f"{name} does not match its checksum")
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error.strerror}") from None
 
 
 def read_part(folder: Path, part: str) -> StateDict:
-    """One part of a checkpoint, on the CPU."""
+    """Return the state of one part of a checkpoint, with tensors on the CPU."""
     path = folder / f"{part}.json"
     try:
         tree = json.loads(path.read_bytes())
@@ -203,15 +210,15 @@ def read_part(folder: Path, part: str) -> StateDict:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read: {' '.join(str(error).split())}.\n"
-            "  Fix: point to a checkpoint folder written by Reverie."
+            "  Fix: give a checkpoint folder written by Reverie."
         ) from None
-    found = _unpack(tree, tensors)
-    assert isinstance(found, dict)
-    return found
+    state = _unpack(tree, tensors)
+    assert isinstance(state, dict)
+    return state
 
 
-def locate(path: Path) -> Path:
-    """The checkpoint folder meant by a path to it, to its run, or to its `ckpt`."""
+def find_checkpoint(path: Path) -> Path:
+    """Return the newest checkpoint of a run folder, or the one that is named."""
     path = path.expanduser()
     if (path / "manifest.json").is_file():
         try:
@@ -219,17 +226,17 @@ def locate(path: Path) -> Path:
         except Damaged as error:
             raise UserError(
                 f"The checkpoint {path} is damaged: {error}.\n"
-                "  Fix: name another one of the folders beside it."
+                "  Fix: give another checkpoint of this run."
             ) from None
         return path
     for folder in (path / "ckpt", path):
-        saved = Checkpoints(folder)
-        found = saved.newest(mine=False)
-        if found:
-            return found
-        if saved.paths() or saved.shelf.is_dir():
+        checkpoints = Checkpoints(folder)
+        newest = checkpoints.newest(read_only=True)
+        if newest:
+            return newest
+        if checkpoints.paths() or checkpoints.quarantine.is_dir():
             raise UserError(
-                f"There is no checkpoint in {path} that is whole.\n"
+                f"Every checkpoint in {path} is damaged.\n"
                 "  Fix: give another run, or copy this one again."
             )
     raise UserError(
@@ -239,8 +246,8 @@ def locate(path: Path) -> Path:
     )
 
 
-def nonfinite(state: Any, name: str = "") -> str | None:
-    """The name of the first tensor in a state that has NaN or infinite entries."""
+def find_nonfinite(state: Any, name: str = "") -> str | None:
+    """Return the name of the first tensor with NaN or infinite entries, if any."""
     if isinstance(state, dict):
         children = [(f"{name}/{key}", value) for key, value in state.items()]
     elif isinstance(state, (list, tuple)):
@@ -249,29 +256,28 @@ def nonfinite(state: Any, name: str = "") -> str | None:
         return None if bool(torch.isfinite(state).all()) else name.lstrip("/")
     else:
         return None
-    return next((bad for n, v in children if (bad := nonfinite(v, n))), None)
+    return next((bad for n, v in children if (bad := find_nonfinite(v, n))), None)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    """Write a file inside a folder that is renamed when it is complete."""
+    """Write a file and flush it to disk."""
     path.write_bytes(data)
     fsync(path)
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _checksum(path: Path) -> dict[str, Any]:
+    """Return size and SHA-256 of a file."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-# State as JSON with its arrays set aside.
-
-
 def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
+    """Return a state as JSON; its arrays are added to `arrays` and named in it."""
     if isinstance(value, dict):
         packed = {}
         for key, item in value.items():
-            assert isinstance(key, str), f"state key {key!r} under {name!r} is no text"
+            assert isinstance(key, str), f"state key {key!r} under {name!r} is no str"
             packed[key] = _pack(item, arrays, f"{name}/{key}" if name else key)
         return {"$dict": packed} if any(k.startswith("$") for k in packed) else packed
     if isinstance(value, (list, tuple)):
@@ -290,10 +296,11 @@ def _pack(value: Any, arrays: dict[str, torch.Tensor], name: str) -> Any:
         return {"$float": str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a checkpoint cannot hold {name!r}, a {type(value).__name__}")
+    raise TypeError(f"cannot save {name!r} of type {type(value).__name__}")
 
 
 def _unpack(value: Any, arrays: dict[str, torch.Tensor]) -> Any:
+    """The inverse of `_pack`."""
     if isinstance(value, list):
         return [_unpack(item, arrays) for item in value]
     if not isinstance(value, dict):

@@ -1,15 +1,17 @@
-"""What counts as a step, and when each thing is due.
+"""`RunConfig`, the settings of the training loop, and `Clock`, which counts steps.
 
-Every count in Reverie is one of these, and the loop prints them when it starts:
+Units:
 
-- **agent step**: one row of replay, i.e. one decision of the policy in one environment
-  (the row that closes an episode included). `run.steps` and all `step` values count
-  these; one turn of the loop takes as many as there are environments.
-- **frame**: one step of the simulator. An agent step is `repeat` frames, where the
-  environment repeats actions; logs and scores use frames on their x-axis.
-- **update**: one call of `agent.train`, one gradient step for most agents.
-- **replayed step**: one row that an update trained on. `run.train_ratio` is replayed
-  steps per agent step, so one update of 16 x 64 rows at ratio 32 is due every 32 steps.
+- **agent step**: one row of the replay, one decision of the policy in one environment
+  (including the last row of an episode). `run.steps` and all `step` values count these.
+  One iteration of the loop takes as many as there are environments.
+- **frame**: one step of the simulator. With action repeat, an agent step is `repeat`
+  frames. Logs and scores use frames on their x-axis.
+- **update**: one call of `agent.train`, which is one gradient step for most agents.
+- **replayed step**: one row that an update trains on. `run.train_ratio` is replayed
+  steps per agent step: at ratio 32, an update on 16 x 64 rows is due every 32 steps.
+
+Offline training has no environment steps; there, a step is an update.
 """
 
 from __future__ import annotations
@@ -23,46 +25,58 @@ from reverie.api import Schedule, StateDict, UserError
 
 @dataclass(frozen=True)
 class RunConfig:
+    """The training loop."""
+
     steps: int = 10_000_000_000
-    """Agent steps in all."""
+    """Length of the run in agent steps; in offline training, in updates."""
     envs: int = 16
-    """Environments that step together."""
+    """Number of environments that step together."""
     train_ratio: float = 32.0
-    """Replayed steps per agent step."""
+    """Replayed steps per agent step. Ignored by agents with their own schedule."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Act while the learner trains: environments step meanwhile, and the policy may use
-    weights that are an update old. By itself on a CUDA GPU, but not in a deterministic
-    run."""
+    """Step the environments while the agent trains. The policy may then use weights
+    that are one update old. `auto`: on with a CUDA GPU unless the run is deterministic.
+    """
     prefill: int = 0
-    """Agent steps taken at random before the policy takes over."""
+    """Agent steps with random actions at the start of the run."""
     clock: Literal["seconds", "steps", "phases"] = "seconds"
-    """The unit of every `_every` below. 0 is never, below 0 is always. Phases are those
-    of an agent that acts and trains in turns (the epochs of Δ-IRIS)."""
+    """Unit of the `_every` settings: seconds, agent steps (updates in offline
+    training), or collection phases of an agent that alternates between acting and
+    training (the epochs of Δ-IRIS)."""
     log_every: float = 120
+    """Interval between two writes of the metrics, in units of `clock`. For all `_every`
+    settings, 0 means never and a negative value means after every iteration."""
     report_every: float = 300
+    """Interval between two reports (losses and videos on extra batches; in offline
+    training, evaluation on held-out data), in units of `clock`."""
     save_every: float = 900
+    """Interval between two checkpoints, in units of `clock`."""
     eval_every: float = 300
+    """Interval between two evaluations of `train_eval`, in units of `clock`."""
     eval_envs: int = 4
+    """Number of environments for evaluation."""
     eval_eps: int = 1
-    """Episodes of one evaluation."""
+    """Episodes per evaluation of `train_eval`."""
     eval_configs: tuple[str, ...] = ()
-    """Blocks whose settings of `env` hold wherever the policy is evaluated."""
+    """Preset blocks whose `env` settings apply to evaluation."""
     report_batches: int = 1
+    """Batches per report."""
     from_checkpoint: str = ""
-    """A run or checkpoint folder whose weights to start from, or a file that the
-    original of the agent saved (`agent.pkl` of DreamerV3, `last.pt` of Δ-IRIS,
-    `model_best.pt` of VTA)."""
+    """Initial weights: a run folder, a checkpoint folder, or a file of the original
+    implementation (`agent.pkl` of DreamerV3, `last.pt` of Δ-IRIS, `model_best.pt` of
+    VTA)."""
     from_components: str = ".*"
-    """Pattern over component names: which of those weights."""
+    """Regular expression of the components to load from `from_checkpoint`."""
     episodes: str = ""
-    """Recorded episodes, in any format that `reverie data inspect` reads, to add to the
-    replay buffer before the first step."""
+    """Recorded episodes to add to the replay buffer before the first step, in any
+    format that `reverie data inspect` reads."""
     keep_last: int = 2
-    """Checkpoints kept."""
+    """Number of most recent checkpoints to keep."""
     keep_every: int = 0
-    """Besides them, keep every Nth checkpoint for good."""
+    """Also keep every Nth checkpoint; 0 for none."""
     max_nonfinite: int = 20
-    """Updates in a row that may be skipped for a loss that is not finite."""
+    """Number of consecutive updates that may be skipped because the loss or a gradient
+    is not finite."""
 
     def __post_init__(self) -> None:
         for name in ("envs", "steps", "eval_envs", "eval_eps", "max_nonfinite"):
@@ -73,13 +87,13 @@ class RunConfig:
                 )
         if not 0 <= self.train_ratio < float("inf"):
             raise UserError(
-                f"run.train_ratio is {self.train_ratio}, but must be a number of steps."
-                "\n  Fix: --run.train_ratio 32"
+                f"run.train_ratio is {self.train_ratio}, but must be at least 0 and "
+                "finite.\n  Fix: --run.train_ratio 32"
             )
 
 
 class TrainRatio:
-    """A constant number of updates per agent step; fractions carry over."""
+    """Schedule with a constant number of updates per agent step; fractions add up."""
 
     should_collect = True
     finished = False
@@ -88,16 +102,16 @@ class TrainRatio:
     def __init__(self, updates_per_step: float):
         assert updates_per_step >= 0
         self.updates_per_step = updates_per_step
-        self.paid: float | None = None
+        self.trained_step: float | None = None  # updates are done up to here
 
     def updates_due(self, step: int) -> int:
         if self.updates_per_step == 0:
             return 0
-        if self.paid is None:  # the first call gives one update, to begin with
-            self.paid = step
+        if self.trained_step is None:  # one update at the first call
+            self.trained_step = step
             return 1
-        due = int((step - self.paid) * self.updates_per_step)
-        self.paid += due / self.updates_per_step
+        due = int((step - self.trained_step) * self.updates_per_step)
+        self.trained_step += due / self.updates_per_step
         return due
 
     def add_env_steps(self, steps: int) -> None:
@@ -107,14 +121,14 @@ class TrainRatio:
         pass
 
     def state_dict(self) -> StateDict:
-        return {"paid": self.paid}
+        return {"trained_step": self.trained_step}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self.paid = state["paid"]
+        self.trained_step = state["trained_step"]
 
 
 class Clock:
-    """Counts steps and updates, and says when something is due."""
+    """Counts steps and updates, and decides when to train, log, report and save."""
 
     def __init__(self, config: RunConfig, schedule: Schedule, repeat: int = 1):
         self.schedule = schedule
@@ -134,11 +148,12 @@ class Clock:
 
     @property
     def frames(self) -> int:
+        """Simulator steps so far."""
         return self.step * self.repeat
 
     @property
     def running(self) -> bool:
-        """Whether steps are left to take, or updates to make for those taken."""
+        """True if agent steps, or updates for the steps taken, remain."""
         schedule = self.schedule
         return not schedule.finished and (
             self.step < self.steps or not schedule.should_collect
@@ -146,7 +161,7 @@ class Clock:
 
     @property
     def should_collect(self) -> bool:
-        """Whether to act in this turn; some rhythms only train for a while."""
+        """True if the loop should act before it trains again."""
         return self.schedule.should_collect
 
     def advance(self, steps: int, env_steps: int = 0) -> None:
@@ -165,18 +180,18 @@ class Clock:
         return self._phase != before
 
     def updates_due(self, ready: bool) -> int:
-        """How many updates to do now; none is owed for steps before `ready`."""
+        """Number of updates to run now; 0 until the replay is `ready`."""
         return self.schedule.updates_due(self.step) if ready else 0
 
     def every(self, name: str) -> bool:
-        """Whether `name` is due again; the first interval must pass before."""
+        """True if `name` (log, report, save, eval) is due; restarts its interval."""
         interval = self._every[name]
         if interval <= 0:
             return interval < 0
         now = self._now(name)
         if now - self._last[name] < interval:
             return False
-        # In steps, stay on the grid: a turn of the loop may overshoot by a few.
+        # In steps, multiples of the interval: an iteration takes several steps at once.
         self._last[name] = now if self._unit == "seconds" else now - (now % interval)
         return True
 
@@ -192,9 +207,9 @@ class Clock:
         self.step, self.updates = state["step"], state["updates"]
         self.schedule.load_state_dict(state["schedule"])
         self._phase = self.schedule.phase
-        fresh = {name: self._now(name) for name in self._every}
-        counted = self._unit != "seconds" and state["last"]
-        self._last = {**fresh, **state["last"]} if counted else fresh
+        self._last = {name: self._now(name) for name in self._every}
+        if self._unit != "seconds" and state["last"]:
+            self._last |= state["last"]
 
     def _now(self, name: str) -> float:
         if self._unit == "seconds":
@@ -202,6 +217,6 @@ class Clock:
         if self._unit == "steps":
             return self.step
         schedule = self.schedule
-        # A phase is over when it was learnt from; what was collected is saved before.
-        is_over = schedule.should_collect or schedule.finished
-        return schedule.phase - int(not is_over and name != "save")
+        # A phase ends after training on it, but is saved right after collection.
+        has_ended = schedule.should_collect or schedule.finished
+        return schedule.phase - int(not has_ended and name != "save")

@@ -1,4 +1,4 @@
-"""Every setting of a run in one tree, and the order in which its layers are laid."""
+"""`Config`, all settings of a run, and how blocks, files and flags are combined."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class Config:
             raise UserError(f"The seed {self.seed} is negative.\n  Fix: --seed 0")
         if self.deterministic and self.run.clock == "seconds":
             raise UserError(
-                "A deterministic run cannot log, report and save by the wall clock.\n"
+                "A deterministic run cannot log, report and save at times in seconds.\n"
                 "  Fix: add `--run.clock steps` and give the `run.*_every` settings "
                 "in agent steps, for example `--configs deterministic`."
             )
 
         if self.deterministic and self.run.overlap == "on":
             raise UserError(
-                "A deterministic run cannot act while it trains.\n"
+                "A deterministic run cannot overlap acting with training.\n"
                 "  Fix: --run.overlap auto"
             )
 
@@ -117,19 +117,19 @@ def resolve(
     files: Sequence[str | Path] = (),
     flags: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
 ) -> Config:
-    """Defaults, then blocks, then files, then flags.
+    """Return the config of blocks, files and flags; later ones override earlier ones.
 
-    A task brings the block of its suite along (`atari100k_pong` the block `atari100k`),
-    beneath everything else, unless a named block chooses a task itself.
+    The block of the task's suite (`atari100k` for `atari100k_pong`) is applied before
+    all others, unless one of the named blocks sets a task.
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
     read = [_file_layers(Path(path)) for path in files]
-    usual = [layer for below, _ in read for layer in below]
-    layers = [*usual, *named, *(above for _, above in read)]
+    file_defaults = [layer for defaults, _ in read for layer in defaults]
+    layers = [*file_defaults, *named, *(settings for _, settings in read)]
     schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
     task, agent = (
-        str(_last([*(layer for _, layer in layers), dict(pairs)], name, default))
+        str(_last([*(layer for _, layer in layers), dict(pairs)], name, "") or default)
         for name, default in (("task", Config.task), ("agent", Config.agent))
     )
     if is_sequence_task(task):
@@ -218,7 +218,7 @@ def _last(layers: Sequence[Layer], name: str, default: Any) -> Any:
 
 
 def for_evaluation(config: Config) -> Config:
-    """The config with the environments that a policy is measured in."""
+    """Return the config with the environment settings of `run.eval_configs`."""
     if not config.run.eval_configs:
         return config
     saved = ("the config", dataclasses.asdict(config))
@@ -229,7 +229,7 @@ def for_evaluation(config: Config) -> Config:
 
 
 def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
-    """A finished config with some settings changed."""
+    """Return a config with some settings changed."""
     saved = dataclasses.asdict(config)
     schema = find_schema([saved, dict(flags)])
     layer = configs.flag_layer(schema, flags, config)
@@ -239,23 +239,24 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
 def _file_layers(
     path: Path,
 ) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]:
-    """What lies beneath all that was named, and the settings of a file.
+    """Return layers to apply before all blocks, and the settings of a file.
 
-    A file of another program brings what that program does by itself, and its task.
+    Only config files of the PyTorch port of VTA have such layers: the defaults of that
+    program.
     """
     origin, data = f"the file {path}", configs.read_config_file(path)
     if not is_vta_file(data):
         return [], (origin, data)
-    found = from_vta_file(data)
-    if found.unknown:
+    converted = from_vta_file(data)
+    if converted.unknown:
         warnings.warn(
-            f"{path} has settings that mean nothing here: {', '.join(found.unknown)}",
+            f"{path} has settings that are ignored: {', '.join(converted.unknown)}",
             stacklevel=2,
         )
-    block = configs.get_block(found.block)
+    block = configs.get_block(converted.block)
     task = {key: block[key] for key in ("agent", "task")}
-    below = [*_expand([found.block]), (origin, found.defaults)]
-    return below, (origin, {**task, **found.settings})
+    defaults = [*_expand([converted.block]), (origin, converted.defaults)]
+    return defaults, (origin, {**task, **converted.settings})
 
 
 def _sequence_layer(schema: type[Config], agent: str, task: str) -> Layer:
@@ -274,13 +275,13 @@ def _suite_layers(task: Any) -> list[tuple[str, Layer]]:
 def _expand(
     names: Sequence[str], seen: tuple[str, ...] = ()
 ) -> list[tuple[str, Layer]]:
-    """Blocks by name; one that lists others under `configs` is laid over them."""
+    """Return the layers of blocks; those listed under `configs` come before a block."""
     layers: list[tuple[str, Layer]] = []
     for name in names:
         if name in seen:
             raise ConfigError(
-                f"The config block {name!r} stands on itself.\n"
-                "  Fix: take it out of the `configs` of the blocks it names."
+                f"The config block {name!r} includes itself.\n"
+                "  Fix: remove it from the `configs` of the blocks it includes."
             )
         block = dict(configs.get_block(name))
         layers += _expand(block.pop("configs", ()), (*seen, name))

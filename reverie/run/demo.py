@@ -1,4 +1,4 @@
-"""The main job in minutes: learn `catch`, then show the score, the curve, the dream."""
+"""`reverie demo`: train on `catch` for minutes, evaluate and plot the scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reverie.api import UserError
 from reverie.evaluation.episodes import evaluate
 from reverie.render.curve import write_curve
 from reverie.run.config import resolve
-from reverie.run.folder import place
+from reverie.run.folder import resolve_logdir
 from reverie.run.signals import Interrupted
 from reverie.run.train import train
 
@@ -20,14 +20,14 @@ EPISODES = 100
 
 
 def demo(flags: Sequence[tuple[str, Any]]) -> int:
-    """Train on `catch` from scratch, measure the agent, and say where to look."""
+    """Train on `catch` from scratch, evaluate, and print the score and the files."""
     flags = [("logdir", "logdir/demo"), *flags]
     config = resolve(["catch"], flags=flags)
-    logdir = place(config.logdir)
+    logdir = resolve_logdir(config.logdir)
     if logdir.exists():
         if not (logdir / "config.yaml").exists():
             raise UserError(
-                f"{logdir} exists and is no run folder.\n  Fix: --logdir ANOTHER"
+                f"{logdir} exists and is not a run folder.\n  Fix: --logdir ANOTHER"
             )
         shutil.rmtree(logdir)
     try:
@@ -39,9 +39,9 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     write_curve(curve, {"DreamerV3": logdir}, "catch: score by agent steps")
     print(
         f"\nscore {result['score']:.2f} over {EPISODES} episodes of catch "
-        f"(-1 misses, +1 catches; a random policy gets about -0.7)\n"
+        f"(-1 for a miss, +1 for a catch; a random policy scores about -0.7)\n"
         f"  learning curve   {_short(curve)}\n"
-        f"{_newest_dream(logdir)}"
+        f"{_newest_video(logdir)}"
         f"  run folder       {_short(logdir)}\n"
         f"Next: reverie eval {_short(logdir)}, or reverie train --task gym_CartPole-v1",
         file=sys.stdout,
@@ -49,12 +49,13 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     return 0
 
 
-def _newest_dream(logdir: Path) -> str:
-    """The line about it; none where settings leave reports or media out."""
-    found = sorted((logdir / "media").rglob("*openloop*"))
-    return f"  open-loop dream  {_short(found[-1])}\n" if found else ""
+def _newest_video(logdir: Path) -> str:
+    """Return the line about the newest open-loop video; empty if there is none."""
+    videos = sorted((logdir / "media").rglob("*openloop*"))
+    return f"  open-loop video  {_short(videos[-1])}\n" if videos else ""
 
 
 def _short(path: Path) -> Path:
+    """Return the path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Where the arithmetic happens, and how exactly."""
+"""Choice of device, precision and acceleration; seeds and determinism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def pick_device(name: str) -> torch.device:
-    """The named device, or for `auto` the best one here."""
+    """Return the named device; for `auto` the fastest available one."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -35,37 +35,36 @@ def pick_device(name: str) -> torch.device:
         )
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "--device cuda was asked for, but PyTorch finds no CUDA GPU here.\n"
+            "--device cuda is set, but PyTorch finds no CUDA GPU.\n"
             "  Fix: --device cpu, or install a driver and a CUDA build of PyTorch."
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError(
-            "--device mps was asked for, but PyTorch finds no Apple GPU here.\n"
-            "  Fix: --device cpu."
+            "--device mps is set, but PyTorch finds no Apple GPU.\n  Fix: --device cpu."
         )
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(
-            f"{name!r} is no device name.\n  Fix: write --device cuda:0, for example."
+            f"{name!r} is not a device name.\n  Fix: for example --device cuda:0."
         ) from None
     if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"--device {name} was asked for, but there are {torch.cuda.device_count()} "
-            "GPUs here.\n  Fix: --device cuda:0."
+            f"--device {name} is set, but the number of GPUs is "
+            f"{torch.cuda.device_count()}.\n  Fix: --device cuda:0."
         )
     return device
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """`bfloat16` on a CUDA GPU and `float32` elsewhere, unless said otherwise."""
+    """Return the precision; `auto` is `bfloat16` on a CUDA GPU, else `float32`."""
     if name != "auto":
         return name
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def pick_compile(name: str, device: torch.device) -> str:
-    """`graph` on a CUDA GPU and `step` elsewhere, unless said otherwise."""
+    """Return the acceleration; `auto` is `graph` on a CUDA GPU, else `step`."""
     if name == "auto":
         return "graph" if device.type == "cuda" else "step"
     if name == "graph" and device.type != "cuda":
@@ -77,34 +76,34 @@ def pick_compile(name: str, device: torch.device) -> str:
 
 
 def pick_overlap(name: str, device: torch.device, deterministic: bool) -> bool:
-    """Whether to act while training, which only a GPU does in parallel by itself."""
+    """True if environments step while the agent trains; `auto`: on a CUDA GPU."""
     if name == "auto":
         return device.type == "cuda" and not deterministic
     return name == "on"
 
 
-def avoid_crashes(device: torch.device, precision: str) -> None:
-    """Keep half precision on a CPU away from oneDNN.
+def disable_onednn_if_needed(device: torch.device, precision: str) -> None:
+    """Disable oneDNN for half precision on a CPU.
 
-    Its kernels for it end the process on some virtual machines (an illegal
-    instruction, which no program can catch). Plain ones are slow, but right.
+    Its half-precision kernels crash on some virtual machines (illegal instruction). The
+    other kernels are slower but work.
     """
     if device.type == "cpu" and precision != "float32":
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
-def be_quick(device: torch.device) -> None:
-    """Let cuDNN try which of its algorithms is the fastest for each convolution."""
+def enable_autotuning(device: torch.device) -> None:
+    """Let cuDNN benchmark its convolution algorithms and use the fastest."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
 
 
 @contextmanager
-def not_choosing() -> Iterator[None]:
-    """Let cuDNN take its first suggestions for a while, and forget them afterwards.
+def autotuning_disabled() -> Iterator[None]:
+    """Use the default algorithms of cuDNN within this context.
 
-    For work beside others, in whose company the fastest cannot be found. What it once
-    chose it keeps for the same settings, so these differ from the usual ones.
+    For work that runs in parallel with other work, which would disturb the benchmark.
+    cuDNN caches its choice by these flags, so the choice does not persist afterwards.
     """
     cudnn: Any = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
@@ -116,15 +115,15 @@ def not_choosing() -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators; agents and replay have their own besides."""
+    """Seed the global generators; agents and replay have their own generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def be_deterministic() -> None:
-    """Have PyTorch refuse any operation whose result can vary between runs."""
-    # cuBLAS repeats itself only with this, which it reads when it is first used
+def make_deterministic() -> None:
+    """Make PyTorch raise errors for nondeterministic operations."""
+    # cuBLAS is deterministic only with this, and reads it when it is first used
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

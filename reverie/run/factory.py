@@ -1,4 +1,4 @@
-"""Environments and agents, built as a config says."""
+"""Builds environments and agents from a config."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ MakeEnv = Callable[[int], Env]
 """Builds environment number `index`."""
 
 EVAL_SEEDS = 1_000_000
-"""Evaluation environments are numbered from here, so that they share no seed."""
+"""Index of the first evaluation environment, so that its seed is not used in training.
+"""
 
 
 def in_workers(config: Config) -> Config:
-    """The config with environments in worker processes, unless it says where."""
+    """Return the config with environments in worker processes, unless it sets them."""
     vector = config.env.vector
     if vector.workers or vector.native:
         return config
@@ -35,7 +36,7 @@ def in_workers(config: Config) -> Config:
 def make_envs(
     config: Config, count: int, first: int = 0, make_env: MakeEnv | None = None
 ) -> VecEnv:
-    """A pool of `count` environments of the config's task."""
+    """Make `count` environments of the config's task, the first with index `first`."""
     make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
     return make_vec_env(suites.IndexOffset(make, first), count, config.env.vector)
 
@@ -43,12 +44,12 @@ def make_envs(
 def make_agent(
     config: Config, spaces: Any, where: torch.device, precision: str
 ) -> Agent:
-    """The config's agent for the spaces of an environment or a pool."""
-    device.avoid_crashes(where, precision)
+    """Make the config's agent for the `obs_space` and `act_space` of `spaces`."""
+    device.disable_onednn_if_needed(where, precision)
     base = None
     if config.of_agent.base_agent:
-        other = replace(config, agent=config.of_agent.base_agent, compile="none")
-        base = make_agent(other, spaces, where, precision)
+        base_config = replace(config, agent=config.of_agent.base_agent, compile="none")
+        base = make_agent(base_config, spaces, where, precision)
     return agents.make(
         config.agent,
         spaces.obs_space,
@@ -64,13 +65,16 @@ def make_agent(
 
 
 def load_initial_weights(agent: Agent, config: Config) -> str:
-    """Load weights of another run, or of a file that an original saved; says which."""
+    """Load `run.from_checkpoint` and return a message about it.
+
+    It is a run or a checkpoint, or a file of the original implementation.
+    """
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components
     if path.is_file():
         state = import_checkpoint(config.of_agent, path, agent.state_dict(), components)
     else:
-        path = checkpoint.locate(path)
+        path = checkpoint.find_checkpoint(path)
         state = checkpoint.read_part(path, "agent")
-    taken = agent.load_weights(state, components)
-    return f"Weights of {', '.join(taken)} from {path}."
+    loaded = agent.load_weights(state, components)
+    return f"Loaded weights of {', '.join(loaded)} from {path}."

@@ -1,14 +1,16 @@
-"""The folder of a run: what is in it, who may write to it, and with which settings.
+"""The run folder: its files, its lock, and the settings that a resumed run may change.
 
 logdir/
-  config.yaml        every setting, resolved
+  config.yaml        all settings, resolved
   about.json         commit, versions and command of each start
-  spaces.json        what the agent sees and does
+  spaces.json        observation and action spaces of the agent
   metrics.jsonl      all scalars
-  scores.jsonl       one line an episode
-  media/             pictures and videos
+  scores.jsonl       one line per episode
+  media/             images and videos
   ckpt/              checkpoints, newest last
-  replay/            the stored steps
+  best/              checkpoint with the lowest evaluation loss (offline training)
+  replay/            replay buffer
+  eval.json, eval/   result, videos and figures of `reverie eval`
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from reverie.plugins import settings_name
 from reverie.run.config import Config, find_schema
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
 
-HARMLESS = (
+RESUMABLE_SETTINGS = (
     "logdir",
     "device",
     "compile",
@@ -49,17 +51,17 @@ HARMLESS = (
     "run.report_batches",
     "run.keep_",
     "run.max_nonfinite",
-    "offline.look.",
+    "offline.eval.",
     "offline.cache.",
     "offline.patience",
 )
-"""Settings that may change when a run is resumed, by how they start."""
-OWN = ("ckpt", "best", "replay", "media")
-"""Folders of a run in which no other run may begin."""
+"""Prefixes of the settings that may change when a run is resumed."""
+SUBFOLDERS = ("ckpt", "best", "replay", "media", "eval")
+"""Folders of a run that cannot be the folder of another run."""
 
 
 class RunFolder:
-    """One run's folder, held by one process at a time."""
+    """The folder of a run, locked by one process at a time."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -70,11 +72,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     def open(self, config: Config) -> None:
-        """Create or resume the folder; refuse if its settings were others."""
-        self._lock = hold(self.path)
-        # Before its first save a run has nothing that other settings could spoil.
+        """Create the folder, or check that an existing run has the same settings."""
+        self._lock = lock_folder(self.path)
+        # A run without a checkpoint starts from scratch, so its settings may change.
         if self.config_path.exists() and (self.path / "ckpt").exists():
-            refuse_changes(read_config(self.path), config, self.path)
+            check_unchanged(read_config(self.path), config, self.path)
         write_file(self.config_path, configs.dump(config).encode())
         self._write_about()
 
@@ -89,22 +91,22 @@ class RunFolder:
             starts = json.loads(path.read_text())
         except (OSError, ValueError):
             starts = []
-        starts = [*starts, about()][-100:]
+        starts = [*starts, system_info()][-100:]
         write_json(path, starts)
 
 
-def hold(path: Path, what: str = "run folder") -> IO[str]:
-    """Create a folder, and keep others out of it until the file is closed."""
-    for inner, home in zip((path, *path.parents), path.parents, strict=False):
-        if inner.name in OWN and (home / "config.yaml").is_file():
+def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
+    """Create a folder and lock it for other processes until the file is closed."""
+    for inner, parent in zip((path, *path.parents), path.parents, strict=False):
+        if inner.name in SUBFOLDERS and (parent / "config.yaml").is_file():
             raise UserError(
-                f"The {what} {path} would lie among the files of the run {home}.\n"
-                f"  Fix: --logdir {home} to go on with that run, or another folder."
+                f"The {kind} {path} is inside the folder of the run {parent}.\n"
+                f"  Fix: --logdir {parent} to resume that run, or another folder."
             )
     if path.is_file():
         raise UserError(
-            f"{path} is a file, and the {what} is to be a folder.\n"
-            "  Fix: give another --logdir."
+            f"The {kind} {path} is a file, not a folder.\n"
+            "  Fix: choose another --logdir."
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -112,21 +114,21 @@ def hold(path: Path, what: str = "run folder") -> IO[str]:
             lock = (path / ".lock").open("w")
     except OSError as error:
         raise UserError(
-            f"The {what} {path} cannot be written: {error.strerror}.\n"
-            "  Fix: give --logdir a folder you may write to."
+            f"The {kind} {path} cannot be written: {error.strerror}.\n"
+            "  Fix: choose a --logdir that you have permission to write to."
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise UserError(
-            f"Another process is using the {what} {path}.\n"
-            "  Fix: wait for it to end, or give another --logdir."
+            f"Another process is using the {kind} {path}.\n"
+            "  Fix: wait until it has ended, or choose another --logdir."
         ) from None
     return lock
 
 
 def read_config(logdir: Path) -> Config:
-    """The settings a run was started with."""
+    """Return the saved config of a run."""
     path = logdir.expanduser() / "config.yaml"
     if not path.is_file():
         raise UserError(
@@ -137,10 +139,13 @@ def read_config(logdir: Path) -> Config:
     return configs.resolve(find_schema([settings]), [(str(path), settings)])
 
 
-def refuse_changes(old: Config, new: Config, logdir: Path) -> None:
-    """Raise unless two configs agree on all that shapes the run's result."""
+def check_unchanged(old: Config, new: Config, logdir: Path) -> None:
+    """Raise unless two configs differ only in settings that may change on resuming."""
     agent = settings_name(new.agent)
-    resumable = (*HARMLESS, *(f"{agent}.{name}" for name in new.of_agent.resumable))
+    resumable = (
+        *RESUMABLE_SETTINGS,
+        *(f"{agent}.{name}" for name in new.of_agent.resumable),
+    )
     changed = {
         key: values
         for key, values in configs.differences(old, new).items()
@@ -151,25 +156,25 @@ def refuse_changes(old: Config, new: Config, logdir: Path) -> None:
         raise UserError(
             f"The run in {logdir} was started with other settings:\n"
             + "\n".join(lines[:20] + (["    ..."] if len(lines) > 20 else []))
-            + "\n  Fix: resume with `--logdir` alone to keep its settings, or give "
+            + "\n  Fix: resume with `--logdir` alone to keep its settings, or choose "
             "another --logdir."
         )
 
 
-def home_of(saved: Path) -> Path:
-    """The run folder that a checkpoint lies in."""
-    for folder in list(saved.parents)[:2]:
+def run_folder_of(checkpoint: Path) -> Path:
+    """Return the run folder that contains a checkpoint."""
+    for folder in list(checkpoint.parents)[:2]:
         if (folder / "config.yaml").is_file():
             return folder
     raise UserError(
-        f"{saved.parents[1]} is not a run folder: it has no config.yaml.\n"
-        "  Fix: give the --logdir of a run; to take only its weights, start another "
-        f"with --run.from_checkpoint {saved}"
+        f"{checkpoint.parents[1]} is not a run folder: it has no config.yaml.\n"
+        "  Fix: give the --logdir of a run. To use only its weights, start another run "
+        f"with --run.from_checkpoint {checkpoint}"
     )
 
 
-def place(template: str) -> Path:
-    """The folder meant by `--logdir`: `{timestamp}` filled in, `~` expanded."""
+def resolve_logdir(template: str) -> Path:
+    """Return the folder of `--logdir`, with `{timestamp}` and `~` replaced."""
     if not template.strip():
         raise UserError("--logdir is empty.\n  Fix: --logdir ~/logdir/{timestamp}")
     kaggle = Path("/kaggle/working")
@@ -179,8 +184,8 @@ def place(template: str) -> Path:
     return Path(template.replace("{timestamp}", stamp)).expanduser().absolute()
 
 
-def about() -> dict[str, Any]:
-    """What was run: enough to run it again."""
+def system_info() -> dict[str, Any]:
+    """Return command, commit, package versions and hardware, to reproduce a run."""
     packages = ("reverie", "torch", "numpy", "gymnasium", "safetensors")
     versions = {}
     for name in packages:
@@ -205,7 +210,7 @@ def _commit() -> str | None:
     if not (source / ".git").exists():
         return None
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(source), "describe", "--always", "--dirty"],
             capture_output=True,
             text=True,
@@ -215,4 +220,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return process.stdout.strip()

@@ -1,4 +1,4 @@
-"""Notice a run that has stopped making sense."""
+"""Stops runs whose losses or gradients are not finite."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from reverie.api import Agent, Metrics, UserError
 
 
 class Health:
-    """Stops the run when too many updates in a row had to be skipped.
+    """Raises an error after too many consecutive skipped updates.
 
-    Agents skip an update whose loss or gradient is not finite and count how many came
-    in a row (`opt/nonfinite_in_row`). On a GPU the count is read now and then only, so
-    that no update waits for the one before it.
+    Agents skip an update whose loss or gradient is not finite and count consecutive
+    ones (`opt/nonfinite_in_row`). On a GPU the count is read only every `CHECK_EVERY`
+    updates, because reading it waits for the device.
     """
 
-    LOOK_EVERY = 50
-    NAMED = 4
+    CHECK_EVERY = 50
+    MAX_NAMES = 4
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._seen = 0
+        self._updates = 0
 
     def check(self, agent: Agent, metrics: Metrics) -> None:
         in_row = metrics.get("opt/nonfinite_in_row")
         if in_row is None:
             return
-        self._seen += 1
-        far = isinstance(in_row, torch.Tensor) and in_row.device.type != "cpu"
-        if far and self._seen % self.LOOK_EVERY:
+        self._updates += 1
+        on_gpu = isinstance(in_row, torch.Tensor) and in_row.device.type != "cpu"
+        if on_gpu and self._updates % self.CHECK_EVERY:
             return
         if int(in_row) >= self.limit:
-            found = agent.nonfinite() or ["the loss"]
-            names = ", ".join(found[: self.NAMED])
-            more = len(found) - self.NAMED
-            names += f" and {more} more" if more > 0 else ""
+            nonfinite = agent.nonfinite() or ["the loss"]
+            names = ", ".join(nonfinite[: self.MAX_NAMES])
+            others = len(nonfinite) - self.MAX_NAMES
+            names += f" and {others} more" if others > 0 else ""
             raise UserError(
                 f"{int(in_row)} updates in a row were skipped because {names} was not "
-                "finite; the last checkpoint holds the weights from before.\n"
-                "  Fix: look for NaN or huge values in the environment "
-                "(`reverie check-env`), or begin another run from that checkpoint "
+                "finite. The last checkpoint has the weights from before.\n"
+                "  Fix: check the environment for NaN or huge values "
+                "(`reverie check-env`), or start a new run from that checkpoint "
                 "(--run.from_checkpoint) with a lower learning rate or "
                 "--precision float32."
             )

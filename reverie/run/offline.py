@@ -20,7 +20,7 @@ from reverie.datasets.images import ImageConfig, check_obs_space
 from reverie.run import checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
-from reverie.run.folder import home_of, place, read_config
+from reverie.run.folder import read_config, resolve_logdir, run_folder_of
 from reverie.run.offline_data import Recordings, images_of, same_actions
 from reverie.run.sequences import learn
 from reverie.storage.run_spaces import read_spaces
@@ -43,7 +43,7 @@ def offline(config: Config) -> Path:
     if run and not is_torch_file(run):
         check_alike(run, material)
     start, everything = config.run.from_checkpoint, RunConfig().from_components
-    is_new = not (place(config.logdir) / "ckpt").exists()
+    is_new = not (resolve_logdir(config.logdir) / "ckpt").exists()
     ours = start and not Path(start).expanduser().is_file()
     if ours and is_new and config.run.from_components == everything:
         check_alike(start, material)
@@ -76,7 +76,7 @@ def in_updates(config: Config, steps: int) -> Config:
 
 def check_alike(run: str, material: Recordings) -> None:
     """Raise unless recordings show and do what a run was trained on."""
-    path, data = checkpoint.locate(Path(run)), material.config.data
+    path, data = checkpoint.find_checkpoint(Path(run)), material.config.data
     if images := images_of(path):
         check_obs_space(images, material.images.input_space, data)
     for home in list(path.parents)[:2]:
@@ -93,8 +93,8 @@ def settle(config: Config) -> Config:
     if is_torch_file(run):
         mine = agent_config.with_encoder(sizes_of(read_encoder(run)))
         return replace(config, **{config.agent: mine})
-    path = checkpoint.locate(Path(run))
-    other = read_config(home_of(path))
+    path = checkpoint.find_checkpoint(Path(run))
+    other = read_config(run_folder_of(path))
     if isinstance(other.of_agent, ConfiguresBase):
         through = other.of_agent.base_run
         better = f"--{config.agent}.run {through}" if through else "leave it out"

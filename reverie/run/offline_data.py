@@ -155,7 +155,7 @@ class Recordings:
     def _weights(self, run: str) -> StateDict:
         if is_torch_file(run):
             return {"encoder": read_encoder(run)}
-        path = checkpoint.locate(Path(run))
+        path = checkpoint.find_checkpoint(Path(run))
         if images := images_of(path):
             check_obs_space(images, self.images.input_space, self.config.data)
         return checkpoint.read_part(path, "agent")
@@ -214,6 +214,6 @@ def _in_words(key: str, space: Space) -> str:
 
 def images_of(path: Path) -> ImageCrop | None:
     """How a checkpoint says images are prepared, if it was made of recordings."""
-    if "material" not in checkpoint.manifest(path)["parts"]:
+    if "material" not in checkpoint.read_manifest(path)["parts"]:
         return None
     return load_image_crop(checkpoint.read_part(path, "material"))

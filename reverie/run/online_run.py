@@ -158,18 +158,20 @@ class OnlineRun(BaseRun):
 
     def start(self) -> None:
         """Restore the newest checkpoint, or reset the environments of a new run."""
-        newest = self.newest()
+        newest = self.newest_checkpoint()
         kept = self.checkpoints.prune()
         if newest:
             self._restore(newest)
             self.replay_files.keep(kept)
-            self.say(f"Resumed {newest.name} at agent step {self.clock.step}.")
+            self.print_message(
+                f"Resumed {newest.name} at agent step {self.clock.step}."
+            )
             return
         # Files of a run that was killed before its first checkpoint.
         self.replay_files.keep([])
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
-            self.say(load_initial_weights(self.agent, self.config))
+            self.print_message(load_initial_weights(self.agent, self.config))
         elif isinstance(self.agent, NeedsStatistics) and self.agent.needs_statistics:
             raise UserError(
                 "Images can be standardized by `dataset` only with recordings."
@@ -186,7 +188,7 @@ class OnlineRun(BaseRun):
         for _, episode in iterate_episodes(path, obs_space, act_space):
             self.replay.add_episode(episode)
         added = len(self.replay) - before
-        self.say(f"Added {added} steps of the episodes in {path}.")
+        self.print_message(f"Added {added} steps of the episodes in {path}.")
 
     def collect(self) -> Rows:
         """Act in every environment, and store and log the rows."""
@@ -222,7 +224,7 @@ class OnlineRun(BaseRun):
             self.eval_envs,
             self.config.run.eval_eps,
             self.eval_replay,
-            stop=self.stopper.is_asked,
+            stop=self.stopper.is_set,
         )
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
@@ -255,7 +257,7 @@ class OnlineRun(BaseRun):
         The report comes after the save, so a resumed run does not depend on it.
         """
         self.save()
-        if self.stopper.asked is None:
+        if not self.stopper.is_set():
             self._warn_if_untrained()
             self.report(self.feed)
         self.write_log()
@@ -266,21 +268,22 @@ class OnlineRun(BaseRun):
         windows = set(self.agent.windows) - {"report"}
         done = self.clock.updates or self.clock.schedule.finished
         if trains and windows and not done:
-            self.say(
+            self.print_message(
                 f"No update was run: {self.config.run.steps:,} steps ended before the "
                 "first update was due.\n  Fix: give more --run.steps."
             )
 
     def _save_after_error(self) -> None:
-        if not self.has_changes or self.clock.step == 0:
+        # without a successful environment step there is nothing worth saving
+        if not self.has_changes or self.clock.step <= len(self.envs):
             return
         try:
             self.save()
-            self.say(
+            self.print_message(
                 f"Saved at agent step {self.clock.step}; the same command resumes."
             )
         except Exception as second:  # the first error is the one to show
-            self.say(f"The run could not be saved after the error: {second}")
+            self.print_message(f"The run could not be saved after the error: {second}")
 
     def _restore(self, path: Path) -> None:
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
@@ -301,7 +304,7 @@ class OnlineRun(BaseRun):
                 f"  one update trains on {window.batch} x {window.length} steps and is "
                 f"due every {rows / config.run.train_ratio:.4g} agent steps\n"
             )
-        self.say(
+        self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
             f"  run folder {self.path}\n"
             f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "

@@ -14,7 +14,7 @@ from reverie.evaluation.episodes import load_agent
 from reverie.run import checkpoint
 from reverie.run import train as train_loop
 from reverie.run.config import Config, resolve, with_flags
-from reverie.run.folder import home_of, place, read_config
+from reverie.run.folder import read_config, resolve_logdir, run_folder_of
 from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 from reverie.storage.run_spaces import read_spaces
 
@@ -52,7 +52,7 @@ def train(
 
 def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     """The config of a run; without blocks, a folder goes on with its own settings."""
-    home = place(str(flags["logdir"])) if "logdir" in flags else None
+    home = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
     if home is None or configs or not (home / "ckpt").exists():
         return resolve(configs, flags=flags)
     return with_flags(read_config(home), list(flags.items()))
@@ -63,8 +63,8 @@ def load(logdir: str | Path, device: str | None = None) -> Player:
 
     `device` is where it thinks; by itself where it was trained.
     """
-    path = checkpoint.locate(Path(logdir))
-    home = home_of(path)
+    path = checkpoint.find_checkpoint(Path(logdir))
+    home = run_folder_of(path)
     spaces = read_spaces(home)
     if not set(FLAGS) <= set(spaces.obs_space):
         raise UserError(

@@ -168,17 +168,17 @@ class Watch(BaseRun):
 
     def start(self) -> None:
         """Begin at the newest checkpoint, or anew."""
-        found = self.newest()
+        found = self.newest_checkpoint()
         self.checkpoints.prune()
         if found:
             self._restore(found)
-            self.say(f"Resumed {found.name} at update {self.clock.step}.")
+            self.print_message(f"Resumed {found.name} at update {self.clock.step}.")
         else:
             self.logger.truncate_after(-1)
             if self.config.run.from_checkpoint:
-                self.say(load_initial_weights(self.agent, self.config))
+                self.print_message(load_initial_weights(self.agent, self.config))
             self.material.begin(self.agent)
-        self.say(
+        self.print_message(
             f"{self.config.agent} on {self.config.task}, {self.device} in "
             f"{self.precision}\n  run folder {self.path}\n"
             f"  {self.config.run.steps:,} updates, "
@@ -190,7 +190,7 @@ class Watch(BaseRun):
         """Whether to end early: somebody asked, or nothing has improved for long."""
         patience = self.material.patience
         tired = bool(patience) and self.waited >= patience
-        return tired or self.stopper.asked is not None
+        return tired or self.stopper.is_set()
 
     def report(self) -> Metrics:
         """Look at the evaluation set; keep what explains it best so far."""
@@ -224,7 +224,7 @@ class Watch(BaseRun):
         """Save, take a last look, and say so if the run was asked to stop."""
         if self._saved != self.clock.step:
             self.save(self.checkpoints)
-        if self.stopper.asked is None:
+        if not self.stopper.is_set():
             self.report()
         self.write_log()
         self.stopper.check()
@@ -275,10 +275,10 @@ def load_watcher(
     `fresh` is added to the seed of the sequences, so that even those for evaluation are
     others; `flags` change settings of the run, and `changes` those of its source.
     """
-    from reverie.run.folder import home_of, read_config
+    from reverie.run.folder import read_config, run_folder_of
 
-    path = checkpoint.locate(logdir)
-    saved = read_config(home_of(path))
+    path = checkpoint.find_checkpoint(logdir)
+    saved = read_config(run_folder_of(path))
     if not is_sequence_task(saved.task):
         raise UserError(
             f"{logdir} learnt {saved.task} by acting, so it has no sequences to show."

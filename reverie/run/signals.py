@@ -1,8 +1,8 @@
-"""Stop when asked to, after the turn in hand.
+"""Handles SIGTERM and Ctrl-C: save a checkpoint, then stop.
 
-SIGTERM and Ctrl-C set a flag that the loop reads at the end of a turn; it then saves
-and the process ends with 128 plus the signal's number: 143 and 130. A second Ctrl-C
-ends it at once, without saving.
+The signals set a flag that the training loop reads after every iteration. It then saves
+and the process exits with 128 plus the signal number: 143 or 130. A second Ctrl-C stops
+immediately, without saving.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has saved."""
+    """Raised after a run was stopped by a signal and has saved."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -24,16 +24,16 @@ class Interrupted(Exception):
 
 
 class Stopper:
-    """While open, signals set `asked` instead of ending the process."""
+    """Context manager in which signals set `signal` instead of ending the process."""
 
     def __init__(self) -> None:
-        self.asked: int | None = None
-        self._before: dict[int, Any] = {}
+        self.signal: int | None = None
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._ask)
+                self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -42,23 +42,23 @@ class Stopper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def is_asked(self) -> bool:
-        """Whether to stop."""
-        return self.asked is not None
+    def is_set(self) -> bool:
+        """True if a signal was received."""
+        return self.signal is not None
 
     def check(self) -> None:
-        """Raise `Interrupted` if a stop was asked for; the caller has saved."""
-        if self.asked is not None:
-            raise Interrupted(self.asked)
+        """Raise `Interrupted` if a signal was received; called after saving."""
+        if self.signal is not None:
+            raise Interrupted(self.signal)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = number
+        self.signal = number
         name = signal.Signals(number).name
-        # Not by print: the signal may have come in the middle of another one.
+        # not print, which is not reentrant
         with contextlib.suppress(OSError):
             os.write(2, f"\n{name}: saving, then stopping.\n".encode())

@@ -24,7 +24,7 @@ def train(
         feed, clock, logger = run.feed, run.clock, run.logger
         run.start()
         run.print_summary()
-        while clock.running and not run.stopper.asked:
+        while clock.running and not run.stopper.is_set():
             if clock.should_collect or not run.ready:
                 run.collect()  # act in the environments, store the rows
                 logger.progress(clock.frames)

@@ -34,7 +34,7 @@ from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.render.video import write_image
-from reverie.run.folder import hold, place
+from reverie.run.folder import lock_folder, resolve_logdir
 from reverie.run.signals import Stopper
 from reverie.storage.atomic import write_file
 from reverie.sweep.objective import (
@@ -78,7 +78,7 @@ def sweep(spec: SweepSpec, program: Sequence[str] = PROGRAM) -> Path:
     """Run all trials that are not finished; returns the folder of the sweep."""
     with Sweep(spec, program) as search:
         search.resume_trials()
-        while search.busy and not search.stopper.asked:
+        while search.busy and not search.stopper.is_set():
             search.start_runs()
             search.check_runs()
             time.sleep(POLL_SECONDS)
@@ -104,7 +104,7 @@ class Sweep:
     """The state of a sweep and the steps of its loop."""
 
     def __init__(self, spec: SweepSpec, program: Sequence[str] = PROGRAM):
-        self.path = place(spec.config.logdir)
+        self.path = resolve_logdir(spec.config.logdir)
         self.spec = replace(spec, config=replace(spec.config, logdir=str(self.path)))
         self.config = spec.config
         self.stopper = Stopper()
@@ -126,7 +126,7 @@ class Sweep:
                 f"{self.path} is the folder of a run, not of a sweep.\n"
                 "  Fix: choose another --logdir."
             )
-        self._lock = hold(self.path, "sweep folder")
+        self._lock = lock_folder(self.path, "sweep folder")
         try:
             self._open()
         except BaseException:
@@ -220,7 +220,7 @@ class Sweep:
 
     def finish(self) -> None:
         """Write the plot, and print the table unless the sweep was asked to stop."""
-        if self.stopper.asked is not None:
+        if self.stopper.is_set():
             self.close()
         trials = self.write_tables()
         plot = plot_trials(self.spec, trials, self.goal)

@@ -128,13 +128,16 @@ def test_a_run_starts_from_a_file_of_the_original(file):
     flags = {"run.from_checkpoint": str(file)}
     agent, whole = make_agent(), make_agent()
     message = load_initial_weights(whole, resolve(["iris_tiny"], flags=flags))
-    assert message == f"Weights of tokenizer, world_model, actor_critic from {file}."
+    assert (
+        message
+        == f"Loaded weights of tokenizer, world_model, actor_critic from {file}."
+    )
     flags["run.from_components"] = "tokenizer"
     # other components may have another size
     actor = replace(agent.config.actor_critic, width=8)
     other = make_agent(actor_critic=actor)
     before = other.state_dict()["world_model"]["latent.weight"].clone()
-    assert "Weights of tokenizer from" in load_initial_weights(
+    assert "Loaded weights of tokenizer from" in load_initial_weights(
         other, resolve(["iris_tiny"], flags=flags)
     )
     loaded, expected = other.state_dict(), whole.state_dict()

@@ -48,7 +48,7 @@ def test_a_run_starts_from_a_file_of_either_implementation(name, tmp_path):
     vta = make_agent(recording)
     before = vta.state_dict()["world"]["temperature"].clone()
     config = resolve(["vta_balls"], flags={"run.from_checkpoint": str(file)})
-    assert load_initial_weights(vta, config) == f"Weights of world from {file}."
+    assert load_initial_weights(vta, config) == f"Loaded weights of world from {file}."
     found, wanted = vta.world.state_dict(), recording.make_world().state_dict()
     assert found.keys() == wanted.keys()
     for key in wanted.keys() - {"age", "temperature"}:

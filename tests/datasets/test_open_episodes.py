@@ -44,6 +44,11 @@ TINY = shlex.split(
 )
 
 
+def agent_state(run):
+    """Return the state of the agent in the newest checkpoint."""
+    return checkpoint.read_part(checkpoint.find_checkpoint(run), "agent")
+
+
 def demos(path, count=6):
     """Write a robomimic file with two cameras, one upside down, and vectors."""
     episodes = []
@@ -133,7 +138,7 @@ def test_offline_training_is_the_same_on_a_file_and_on_its_conversion(tmp_path):
         run = tmp_path / f"run_{data.stem}"
         words = ["offline", "--offline.data", str(data), "--logdir", str(run)]
         assert run_cli([*words, *TINY, *more]) == 0
-        weights.append(checkpoint.read_part(checkpoint.locate(run), "agent")["enc"])
+        weights.append(agent_state(run)["enc"])
     assert weights[0].keys() == weights[1].keys()
     for key, value in weights[0].items():
         assert torch.equal(value, weights[1][key]), key

@@ -39,6 +39,11 @@ SMALL = {
 }
 
 
+def agent_state(run):
+    """Return the state of the agent in the newest checkpoint."""
+    return checkpoint.read_part(checkpoint.find_checkpoint(run), "agent")
+
+
 def episode(steps, seed=0):
     """A point that walks; where it is, and what it looks like."""
     rng = np.random.default_rng(seed)
@@ -173,15 +178,15 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
         if name not in held
     ]
     mean = np.concatenate(frames).mean(0)
-    kept = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
+    kept = agent_state(world)["enc"]
     (key,) = [k for k in kept if k.endswith("image.mean")]
     np.testing.assert_allclose(kept[key].numpy(), mean, atol=1e-6)
-    eyes = checkpoint.read_part(checkpoint.locate(clone), "agent")["eyes"]
+    eyes = agent_state(clone)["eyes"]
     assert torch.equal(eyes[f"encoder.{key}"], kept[key])
 
     space = {"obs_space": with_flag_spaces(SPACES), "act_space": ACTION}
     spaces = type("Spaces", (), space)
-    agent = load_agent(read_config(clone), checkpoint.locate(clone), spaces)
+    agent = load_agent(read_config(clone), checkpoint.find_checkpoint(clone), spaces)
     standard = agent.eyes.encoder.standards["image"]
     assert torch.equal(standard.get_buffer("mean"), kept[key])
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}

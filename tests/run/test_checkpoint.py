@@ -132,16 +132,16 @@ def test_another_format_is_named_with_its_fix(tmp_path):
 def test_locate_takes_a_run_its_ckpt_folder_or_one_save(tmp_path):
     path = Checkpoints(tmp_path / "ckpt").save(1, state(1))
     for place in (tmp_path, tmp_path / "ckpt", path):
-        assert checkpoint.locate(place) == path
+        assert checkpoint.find_checkpoint(place) == path
     with pytest.raises(UserError, match="no checkpoint"):
-        checkpoint.locate(tmp_path / "nowhere")
+        checkpoint.find_checkpoint(tmp_path / "nowhere")
 
 
 def test_nonfinite_names_the_first_bad_tensor():
     good = {"a": {"w": torch.ones(3)}, "n": torch.zeros(2, dtype=torch.int64)}
-    assert checkpoint.nonfinite(good) is None
+    assert checkpoint.find_nonfinite(good) is None
     good["a"]["v"] = torch.tensor([1.0, float("nan")])
-    assert checkpoint.nonfinite(good) == "a/v"
+    assert checkpoint.find_nonfinite(good) == "a/v"
 
 
 def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
@@ -150,16 +150,16 @@ def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
     good = saves.save(1, {"agent": {"w": torch.ones(3)}})
     bad = saves.save(2, {"agent": {"w": torch.ones(3)}})
     (bad / "agent.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="passed over, and the one before it is tried"):
-        assert checkpoint.locate(tmp_path) == good
+    with pytest.warns(UserWarning, match="skipped. Trying the previous"):
+        assert checkpoint.find_checkpoint(tmp_path) == good
     assert bad.exists()
     (good / "agent.safetensors").write_bytes(b"")
     with (
-        pytest.warns(UserWarning, match="passed over, and there is none before it"),
-        pytest.warns(UserWarning, match="the one before it"),
+        pytest.warns(UserWarning, match="skipped. There is no older"),
+        pytest.warns(UserWarning, match="Trying the previous"),
         pytest.raises(UserError, match=r"Fix: "),
     ):
-        checkpoint.locate(tmp_path)
+        checkpoint.find_checkpoint(tmp_path)
 
 
 def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch
         verify(path)
 
     monkeypatch.setattr(checkpoint, "verify", replaced_meanwhile)
-    assert checkpoint.locate(tmp_path) == newer[0]
+    assert checkpoint.find_checkpoint(tmp_path) == newer[0]
 
 
 def test_numbers_of_more_digits_than_usual_are_still_found(tmp_path):

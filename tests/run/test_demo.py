@@ -5,7 +5,7 @@ from __future__ import annotations
 from PIL import Image
 
 from reverie.cli.main import main
-from reverie.run.folder import place
+from reverie.run.folder import resolve_logdir
 
 
 def test_the_demo_says_where_its_score_curve_and_dream_are(
@@ -21,7 +21,7 @@ def test_the_demo_says_where_its_score_curve_and_dream_are(
     )
     with Image.open(tmp_path / named["learning curve"]) as curve:
         assert curve.size[0] > 300
-    with Image.open(tmp_path / named["open-loop dream"]) as dream:
+    with Image.open(tmp_path / named["open-loop video"]) as dream:
         assert dream.n_frames > 16
     # Again in the same folder: from scratch, as a demo should.
     assert main(words.split()) == 0
@@ -29,7 +29,7 @@ def test_the_demo_says_where_its_score_curve_and_dream_are(
 
 def test_a_demo_without_reports_has_no_dream_to_show(tmp_path, capsys, monkeypatch):
     def train(config):
-        folder = place(config.logdir)
+        folder = resolve_logdir(config.logdir)
         folder.mkdir()
         (folder / "scores.jsonl").write_text('{"step": 1, "episode/score": 1}')
 

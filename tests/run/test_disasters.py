@@ -157,7 +157,7 @@ class Lab:
                 assert not record.name or not find_damage(
                     self.logdir / "replay", record
                 )
-        return path.name, checkpoint.manifest(path)["step"]
+        return path.name, checkpoint.read_manifest(path)["step"]
 
     def metrics(self) -> list[dict]:
         lines = (self.logdir / "metrics.jsonl").read_text().splitlines()

@@ -21,7 +21,7 @@ from reverie.evaluation.episodes import evaluate
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
-from reverie.run.folder import hold
+from reverie.run.folder import lock_folder
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
 
@@ -260,7 +260,7 @@ def test_refused_settings_leave_the_folder_free(whole, tmp_path):
     with pytest.raises(UserError, match="width") as refusal:
         train(settings(copy, **{"iris.actor_critic.width": 32}))
     assert refusal.value.__traceback__  # which remembers everything, as notebooks do
-    hold(copy).close()
+    lock_folder(copy).close()
 
 
 def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):

@@ -64,7 +64,7 @@ def test_a_run_leaves_the_folder_the_readme_draws(tmp_path):
     assert any(key.startswith("replay/") for key in keys)
     newest = Checkpoints(path / "ckpt").newest()
     assert newest
-    assert checkpoint.manifest(newest)["step"] == 200
+    assert checkpoint.read_manifest(newest)["step"] == 200
 
 
 def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, capsys):
@@ -76,7 +76,7 @@ def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, c
     assert "Resumed" in said
     assert "Nothing was trained" not in said  # as it never is, by an agent like this
     newest = Checkpoints(path / "ckpt").newest()
-    assert checkpoint.manifest(newest)["step"] == 160
+    assert checkpoint.read_manifest(newest)["step"] == 160
 
 
 def test_a_resume_with_fewer_steps_forgets_nothing(tmp_path):
@@ -194,7 +194,7 @@ def test_weights_can_come_from_another_run(tmp_path, capsys):
     first = train(settings(tmp_path / "first", **{"run.steps": 120}))
     flags = {"run.steps": 2, "run.from_checkpoint": str(first)}
     train(settings(tmp_path / "second", **flags))
-    assert "Weights of" in capsys.readouterr().err
+    assert "Loaded weights of" in capsys.readouterr().err
     old = checkpoint.read_part(Checkpoints(first / "ckpt").newest(), "agent")
     new = Checkpoints(tmp_path / "second" / "ckpt").newest()
     new = checkpoint.read_part(new, "agent")
@@ -231,7 +231,7 @@ def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
     assert "Traceback" not in error
     newest = Checkpoints(path / "ckpt").newest()
     assert newest
-    assert checkpoint.manifest(newest)["step"] > 0
+    assert checkpoint.read_manifest(newest)["step"] > 0
 
 
 def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ ENVIRONMENTS = {
     "unlucky:make_env": r"no display.*unlucky\.py:2",
     "needy:make_env": r"a_package_that_is_not_here",
     "needs_statistics:make_env": r"missing 1 required positional argument: 'size'",
-    "shy:make_env": r"gave a NoneType",
+    "shy:make_env": r"returned a NoneType",
     "spaces:Words": r"observation space.*Text.*\n.*Box, Discrete",
     "spaces:Speech": r"action space.*Text.*\n.*Box, Discrete",
     "spaces:Longer": r"'vector' has shape \(4,\), expected \(3,\)",
@@ -186,7 +186,7 @@ def test_weights_of_another_size_name_the_block_that_fits(say, tmp_path):
         ("--dreamer.rssm.deter 16 {}", r"dynin0\.weight is \(3, 8\)"),
         ("--run.from_components nope {}", r"No component matches 'nope'"),
         ("--run.from_components ( {}", r"No component matches '\("),
-        ("--run.episodes nowhere", r"nowhere holds no episodes"),
+        ("--run.episodes nowhere", r"nowhere does not exist"),
     ],
 )
 def test_weights_and_episodes_that_do_not_fit(say, trained, flags, says):
@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
     with pytest.warns(UserWarning, match="is damaged"):
         code, error = say(f"eval {copy} --episodes 1")
     assert code == 2
-    assert f"no checkpoint in {copy} that is whole" in error
+    assert f"Every checkpoint in {copy} is damaged" in error
 
 
 def test_films_that_cannot_be_written_are_told(say, trained, monkeypatch):

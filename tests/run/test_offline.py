@@ -75,6 +75,11 @@ TINY = {
 }
 
 
+def agent_state(run):
+    """Return the state of the agent in the newest checkpoint."""
+    return checkpoint.read_part(checkpoint.find_checkpoint(run), "agent")
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
@@ -127,9 +132,7 @@ def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(data, world, tm
     flags = {"offline.images.crop": (14, 14)}
     offline(settings(data, tmp_path / "run", **flags, **{"run.steps": 2}))
     path = offline(settings(data, tmp_path / "run", **flags))
-    ours, theirs = (
-        checkpoint.read_part(checkpoint.locate(p), "agent") for p in (path, world)
-    )
+    ours, theirs = (agent_state(p) for p in (path, world))
     for key, value in theirs["enc"].items():
         assert torch.equal(ours["enc"][key], value), key
 
@@ -146,8 +149,8 @@ def test_a_clone_takes_over_what_the_world_knows(world, clone):
     assert config.bc.on == "dreamer"
     assert config.dreamer == read_config(world).dreamer
     assert config.offline.images.crop == (14, 14)
-    theirs = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
-    mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
+    theirs = agent_state(world)["enc"]
+    mine = agent_state(clone)
     for key, value in theirs.items():
         assert torch.equal(mine["eyes"][f"encoder.{key}"], value)
     assert mine["order"] == ["image", "proprio"]
@@ -432,9 +435,9 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
     assert {"tokenizer/l2", "world_model/rewards"} <= judged["losses"].keys()
     flags |= {"bc.run": str(path), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["iris_tiny", "offline", "bc"], flags=flags))
-    mine = checkpoint.read_part(checkpoint.locate(clone), "agent")
+    mine = agent_state(clone)
     assert mine["order"] == ["image"]
-    theirs = checkpoint.read_part(checkpoint.locate(path), "agent")["world_model"]
+    theirs = agent_state(path)["world_model"]
     for key, value in theirs.items():
         assert torch.equal(value, mine["eyes"][f"encoder.part.{key}"])
 
@@ -452,7 +455,7 @@ def test_a_clone_looks_through_a_file_of_dreamerv3_torch(data, tmp_path):
     torch.save({"agent_state_dict": state}, tmp_path / "latest.pt")
     flags = {"bc.run": str(tmp_path / "latest.pt"), "run.steps": 2}
     path = offline(settings(data, tmp_path / "run", "bc", **flags))
-    mine = checkpoint.read_part(checkpoint.locate(path), "agent")["eyes"]
+    mine = agent_state(path)["eyes"]
     assert torch.equal(mine["encoder.convs.0.weight"], state[f"{cnn}.0.weight"])
     size = ("env.reach.size", (SIDE, SIDE))
     assert "success" in evaluate(path, 1, [("task", "reach"), size])
@@ -570,7 +573,7 @@ def test_padding_counts_nowhere(data, world):
     """Losses of an episode are the same alone and beside a longer one."""
     config = read_config(world)
     agent = load_agent(
-        config, checkpoint.locate(world), Reach(ReachConfig((SIDE, SIDE)))
+        config, checkpoint.find_checkpoint(world), Reach(ReachConfig((SIDE, SIDE)))
     )
     images = ImageCrop(ImageConfig((14, 14)), open_episodes(data).obs_space)
     feed = feed_of(data)
@@ -634,10 +637,10 @@ def test_if_nothing_set_aside_can_be_read_a_sentence_says_so(data, tmp_path):
 def test_few_episodes_and_rows_may_be_asked_for(data, world):
     config = read_config(world)
     agent = load_agent(
-        config, checkpoint.locate(world), Reach(ReachConfig((SIDE, SIDE)))
+        config, checkpoint.find_checkpoint(world), Reach(ReachConfig((SIDE, SIDE)))
     )
     feed = feed_of(data)
-    images = images_of(checkpoint.locate(world))
+    images = images_of(checkpoint.find_checkpoint(world))
     asked = LookConfig(episodes=3, length=4, context=2, horizon=10, batch=2)
     table = list(judge_episodes(agent.agent, feed, images, asked))
     assert [count for _, _, count in table] == [4, 4, 4]
@@ -673,7 +676,7 @@ def test_success_counts_whenever_it_came():
 
 
 def test_the_material_is_kept_with_the_run(world):
-    images = images_of(checkpoint.locate(world))
+    images = images_of(checkpoint.find_checkpoint(world))
     assert images.config.crop == (14, 14)
     assert sorted(images.input_space) == ["image", "proprio"]
 
@@ -684,5 +687,5 @@ def test_weights_may_come_from_another_run(data, world, tmp_path):
     with Watch(config, Recordings(config.offline, config.seed)) as run:
         run.start()
         mine = run.agent.world.enc.state_dict()
-    theirs = checkpoint.read_part(checkpoint.locate(world), "agent")["enc"]
+    theirs = agent_state(world)["enc"]
     assert all(torch.equal(value, mine[key]) for key, value in theirs.items())

@@ -48,6 +48,11 @@ TINY = {
 }
 
 
+def agent_state(run):
+    """Return the state of the agent in the newest checkpoint."""
+    return checkpoint.read_part(checkpoint.find_checkpoint(run), "agent")
+
+
 def settings(logdir, *names, **flags):
     flags = {**TINY, "logdir": str(logdir), **flags}
     return resolve(names or ["vta_balls"], flags=flags)
@@ -140,9 +145,7 @@ def test_events_that_only_the_evaluation_knows_set_no_threshold(tmp_path):
 def test_a_run_in_two_parts_ends_where_one_in_a_single_part_does(tmp_path, run):
     train(settings(tmp_path / "run", **{"run.steps": 2}))
     path = train(settings(tmp_path / "run", **{"run.steps": 4}))
-    ours, theirs = (
-        checkpoint.read_part(checkpoint.locate(p), "agent") for p in (path, run)
-    )
+    ours, theirs = (agent_state(p) for p in (path, run))
     for key, value in theirs["world"].items():
         np.testing.assert_array_equal(ours["world"][key], value)
 
@@ -560,7 +563,7 @@ def test_files_of_the_port_are_trained_with_from_the_command_line(tmp_path, caps
     words += ["--device", "cpu", "--logdir", str(run)]
     with pytest.warns(UserWarning, match="gamma"):
         assert cli.main(["train", "--config", str(path), *words]) == 0
-    world = checkpoint.read_part(checkpoint.locate(run), "agent")["world"]
+    world = agent_state(run)["world"]
     assert world["foresee.weight"].shape == (2, 8)
     assert float(world["age"]) == 2
 

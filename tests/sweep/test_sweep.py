@@ -343,7 +343,7 @@ def test_stopped_sweep_can_be_continued(tmp_path, program):
         runs = [search.run_folder(k, 0) for k in range(2)]
         while not all((run / "metrics.jsonl").exists() for run in runs):
             time.sleep(0.01)
-        search.stopper.asked = signal.SIGTERM
+        search.stopper.signal = signal.SIGTERM
         pids = [run.process.process.pid for run in search.runs]
         with pytest.raises(Interrupted):
             search.finish()
