@@ -76,7 +76,7 @@ def make_replay(storage: str, capacity: int, folder: Path) -> Replay:
         EXTRAS,
         config,
         capacity=capacity,
-        streams=ENVS,
+        num_envs=ENVS,
         windows={"train": WINDOW},
         directory=folder,
         seed=0,

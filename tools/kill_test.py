@@ -40,7 +40,7 @@ from pathlib import Path
 from reverie.replay.segment_files import listed_files
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
-from reverie.storage.array_file import find_damage
+from reverie.storage.array_file import find_corruption
 
 MAX_LEFTOVERS = 16
 """Maximum number of files that no checkpoint lists: segments and extras written since
@@ -214,15 +214,15 @@ class KillTest:
             self.problems.append(f"kill {kill}: step decreased from {steps} to {step}")
         if len(checkpoints.paths()) > 4:
             self.problems.append(f"kill {kill}: {len(checkpoints.paths())} checkpoints")
-        for damage in self._find_damages(newest):
+        for damage in self._verify(newest):
             self.problems.append(f"kill {kill}: {damage}")
         return step
 
-    def _find_damages(self, newest: Path) -> list[str]:
+    def _verify(self, newest: Path) -> list[str]:
         """Return the replay files of a checkpoint that are missing or damaged."""
         manifest = checkpoint.read_part(newest, "replay")["files"]
         folder = self.logdir / "replay"
-        damages = {r.name: find_damage(folder, r) for r in listed_files(manifest)}
+        damages = {r.name: find_corruption(folder, r) for r in listed_files(manifest)}
         return [f"{name}: {damage}" for name, damage in damages.items() if damage]
 
     def _log_tail(self) -> str:

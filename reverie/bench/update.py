@@ -201,7 +201,7 @@ class UpdateBenchmark:
             self.agent.extras,
             replace(config.replay, storage="ram", save=False, online=False),
             capacity=self.capacity,
-            streams=config.run.envs,
+            num_envs=config.run.envs,
             windows=self.agent.windows,
             directory=None,
             seed=config.seed,

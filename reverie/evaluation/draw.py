@@ -11,7 +11,7 @@ import numpy as np
 from reverie.agents.vta.agent import shades
 from reverie.api import UserError
 from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
-from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.render.video import can_write_mp4, upscale, write_image, write_video
 from reverie.run.checkpoint import find_checkpoint
 from reverie.run.folder import run_folder_of
 from reverie.run.sequences import load_watcher
@@ -68,7 +68,7 @@ def draw_boundaries(
     name = f"sequence_{index}"
     strip = boundary_strip(truth, drawn, found, chance, events)
     written = [write_image(place / f"{name}.png", _larger(strip))]
-    film = enlarge(boundary_video(truth, drawn, found, events))
+    film = upscale(boundary_video(truth, drawn, found, events))
     ending = "mp4" if can_write_mp4() else "gif"
     written.append(write_video(place / f"{name}.{ending}", film, FPS))
     some = {key: value for key, value in data.items() if key[:4] != "log/"}

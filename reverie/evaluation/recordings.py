@@ -17,7 +17,7 @@ from reverie.capabilities import HasWorldModelEnv
 from reverie.evaluation.offline import OpenLoop, judge_episodes, look_at_fans, open_loop
 from reverie.evaluation.rollout_ensembles import Fans, fan_table
 from reverie.render.curve import draw_curves
-from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.render.video import can_write_mp4, upscale, write_image, write_video
 from reverie.run import checkpoint, device
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent
@@ -134,7 +134,7 @@ def _draw(
     ending = "mp4" if can_write_mp4() else "gif"
     for key, value in shown.items():
         if value.ndim == 4:
-            write_video(folder / f"{_file(key)}.{ending}", enlarge(value), FPS)
+            write_video(folder / f"{_file(key)}.{ending}", upscale(value), FPS)
         else:
             write_image(folder / f"{_file(key)}.png", value)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from reverie.api import Action, Obs, UserError
 from reverie.render.channels import cameras_side_by_side
-from reverie.render.video import can_write_mp4, enlarge, write_video
+from reverie.render.video import can_write_mp4, upscale, write_video
 from reverie.spaces import Spaces
 
 FPS = 15
@@ -46,7 +46,7 @@ class Films:
         if self._ended < self.count or (failed and self._failed < self.count):
             ending = "mp4" if can_write_mp4() else "gif"
             name = f"{self._ended:04d}{'_failed' if failed else ''}.{ending}"
-            film = enlarge(cameras_side_by_side(np.stack(frames)))
+            film = upscale(cameras_side_by_side(np.stack(frames)))
             self.paths.append(write_video(self.folder / name, film, FPS))
         self._ended += 1
         self._failed += failed

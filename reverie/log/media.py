@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.log.record import Record
-from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.render.video import can_write_mp4, upscale, write_image, write_video
 
 
 class MediaSink:
@@ -26,11 +26,11 @@ class MediaSink:
 
     def write(self, record: Record) -> None:
         for name, image in record.images.items():
-            write_image(self._path(name, record.step, ".png"), enlarge(image))
+            write_image(self._path(name, record.step, ".png"), upscale(image))
             self._delete_old(name)
         for name, video in record.videos.items():
             path = self._path(name, record.step, self.video_suffix)
-            write_video(path, enlarge(video), self.fps)
+            write_video(path, upscale(video), self.fps)
             self._delete_old(name)
 
     def truncate_after(self, step: int) -> None:

@@ -43,7 +43,7 @@ from reverie.datasets.split import (
 from reverie.envs import EnvConfig
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.contact_sheet import contact_sheet
-from reverie.render.video import can_write_mp4, enlarge, write_image, write_video
+from reverie.render.video import can_write_mp4, upscale, write_image, write_video
 from reverie.storage.atomic import atomic_write, write_json
 
 SHEET_FRAMES = 32
@@ -174,7 +174,7 @@ def inspect_command(path: str, options: InspectOptions) -> int:
     if frames is not None:
         out = Path(options.out or f"{_base_name(path)}.png").expanduser()
         try:
-            sheet = contact_sheet(enlarge(frames, 96), SHEET_FRAMES)
+            sheet = contact_sheet(upscale(frames, 96), SHEET_FRAMES)
             print(f"  frames of {name}: {write_image(out, sheet)}")
         except OSError as error:
             if options.out:
@@ -267,7 +267,7 @@ def stats_command(path: str, options: StatsOptions) -> int:
     images = {k: (255 * v).round().astype(np.uint8) for k, v in (mean | std).items()}
     frames = _all_cameras(images)
     if frames is not None:
-        image = write_image(out.with_suffix(".png"), enlarge(frames[0]))
+        image = write_image(out.with_suffix(".png"), upscale(frames[0]))
         print(f"Mean and standard deviation of images: {image}")
     return 0
 
@@ -296,7 +296,7 @@ def view_command(path: str, options: ViewOptions) -> int:
         )
     suffix = "mp4" if can_write_mp4() else "gif"
     out = Path(options.out or f"{name}.{suffix}").expanduser()
-    print(write_video(out, enlarge(frames), options.fps))
+    print(write_video(out, upscale(frames), options.fps))
     return 0
 
 

@@ -25,9 +25,9 @@ from reverie.render.figure import (
     Figure,
     font,
     format_tick,
-    labeled,
     linear_axis,
     round_ticks,
+    tick_labels,
     with_margin,
 )
 from reverie.render.video import write_image
@@ -101,7 +101,7 @@ def draw_lines(
     to_y = linear_axis(*y_range, BOX.bottom, BOX.top)
 
     figure = Figure(WIDTH, HEIGHT)
-    figure.axes(BOX, labeled(x_ticks, to_x), labeled(y_ticks, to_y), size=14)
+    figure.axes(BOX, tick_labels(x_ticks, to_x), tick_labels(y_ticks, to_y), size=14)
     figure.text((BOX.left, 30), title, 18, BLACK)
     figure.text((BOX.left - 20, BOX.top - 52), y_label, anchor="rt")
     figure.text((BOX.right, BOX.bottom + 62), x_label, anchor="rt")

@@ -19,9 +19,9 @@ from reverie.render.figure import (
     Box,
     Figure,
     PanelGrid,
-    labeled,
     linear_axis,
     round_ticks,
+    tick_labels,
     with_margin,
 )
 
@@ -65,8 +65,8 @@ def _draw_panel(
     last = max(1, len(truth) - 1)
     to_x = linear_axis(0, last, box.left, box.right)
     to_y = linear_axis(low, high, box.bottom, box.top)
-    x_ticks = labeled(round_ticks(0, last, 6), to_x)
-    y_ticks = labeled(round_ticks(low, high, 4), to_y)
+    x_ticks = tick_labels(round_ticks(0, last, 6), to_x)
+    y_ticks = tick_labels(round_ticks(low, high, 4), to_y)
     figure.axes(box, x_ticks, y_ticks)
     figure.text((box.left, box.top - 6 * SCALE), f"[{entry}]", 12, anchor="lb")
     for number, (start, paths) in enumerate(ensembles):

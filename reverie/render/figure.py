@@ -142,7 +142,7 @@ def linear_axis(
     return lambda value: start + (float(value) - low) / span * (end - start)
 
 
-def labeled(
+def tick_labels(
     ticks: Sequence[float], to_pixel: Callable[[float], float]
 ) -> list[tuple[float, str]]:
     """Return pixels and labels of ticks."""

@@ -24,9 +24,9 @@ from reverie.render.figure import (
     PanelGrid,
     Point,
     format_tick,
-    labeled,
     linear_axis,
     round_ticks,
+    tick_labels,
     with_margin,
 )
 
@@ -88,7 +88,7 @@ def _draw_panel(
     low, high = with_margin(low, high, 0.08)
     to_y = linear_axis(low, high, box.bottom, box.top)
     xs, x_ticks = _x_axis(box, panel)
-    figure.axes(box, x_ticks, labeled(round_ticks(low, high, 5), to_y))
+    figure.axes(box, x_ticks, tick_labels(round_ticks(low, high, 5), to_y))
     name = panel.name if len(panel.name) < 44 else "..." + panel.name[-41:]
     figure.text((box.left, box.top - 14), name, 12, BLACK, "lb")
     points = [(x, to_y(b)) for x, b in zip(xs, best, strict=False) if math.isfinite(b)]

@@ -92,7 +92,7 @@ def can_write_mp4() -> bool:
     )
 
 
-def enlarge(
+def upscale(
     images: UInt8[np.ndarray, "*b h w c"], at_least: int = MIN_SIZE
 ) -> UInt8[np.ndarray, "*b H W c"]:
     """Repeat pixels until the longer side has at least this length."""

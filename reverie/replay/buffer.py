@@ -19,7 +19,7 @@ from reverie.replay.batch import empty_batch, gather_chunks, gather_steps
 from reverie.replay.column_store import ColumnStore, DiskStore, RamStore, SegmentLost
 from reverie.replay.config import ReplayConfig
 from reverie.replay.episode_sampler import EpisodeIndex
-from reverie.replay.memory_plan import check_capacity, make_memory_plan
+from reverie.replay.memory_plan import make_memory_plan, required_capacity
 from reverie.replay.segment_files import MAX_PENDING, SegmentFiles
 from reverie.replay.selectors import Selector, UniformSelector, make_selector
 from reverie.replay.step_index import StepIndex
@@ -50,9 +50,9 @@ class ReplayListener(Protocol):
 class Replay:
     """Stores steps, samples batches, and updates extras and priorities.
 
-    `streams` is the number of environments. Extras are the values that the agent stores
-    with each step; with `exact_extras` they are saved exactly as they are, otherwise
-    saved segments keep the extras that were written with them.
+    Extras are the values that the agent stores with each step; with `exact_extras` they
+    are saved exactly as they are, otherwise saved segments keep the extras that were
+    written with them.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Replay:
         config: ReplayConfig,
         *,
         capacity: int,
-        streams: int,
+        num_envs: int,
         windows: dict[str, Window],
         directory: Path | None,
         seed: int,
@@ -74,11 +74,11 @@ class Replay:
         self.spaces = {**spaces, **extras}
         self.extras = extras
         self.exact_extras = exact_extras
-        min_capacity = check_capacity(config.capacity, streams, windows)
+        min_capacity = required_capacity(config.capacity, num_envs, windows)
         self.capacity = capacity = max(capacity, min_capacity)
         segment = min(config.segment, max(1, capacity // 4))
-        self._block = max(segment, streams)  # most steps that are added at once
-        tail = (1 + MAX_PENDING) * self._block
+        self._max_add = max(segment, num_envs)  # steps that are added at once
+        tail = (1 + MAX_PENDING) * self._max_add
         num_mixtures = sum(w.select == "mixture" for w in windows.values())
         selector_bytes = PRIORITY_BYTES * num_mixtures if config.fracs.priority else 0
         self.plan = make_memory_plan(
@@ -87,12 +87,12 @@ class Replay:
             capacity=capacity,
             storage=config.storage,
             tail=tail + MAX_PENDING * segment,
-            saves=config.save,
+            save=config.save,
             directory=directory,
             selector_bytes=selector_bytes,
             min_capacity=min_capacity,
         )
-        self.index = StepIndex(capacity, streams)
+        self.index = StepIndex(capacity, num_envs)
         self.store: ColumnStore
         if self.plan.storage == "ram":
             self.store = RamStore(self.spaces, capacity)
@@ -108,7 +108,7 @@ class Replay:
                 self.spaces,
                 extras,
                 segment=segment,
-                block=self._block,
+                max_add=self._max_add,
                 tail=tail,
                 exact_extras=exact_extras,
             )
@@ -132,7 +132,7 @@ class Replay:
             for sampler in self._samplers.values()
             if config.online and sampler.window.online and not sampler.episode_sampler
         ]
-        self._inserts = self._samples = self._updates = self._replayed = 0
+        self._counts = dict.fromkeys(("inserts", "samples", "updates", "replayed"), 0)
         self._lock = threading.RLock()
         self.listeners: list[ReplayListener] = []
 
@@ -141,13 +141,10 @@ class Replay:
         return len(self.index)
 
     def add(
-        self, rows: dict[str, np.ndarray], streams: np.ndarray | None = None
+        self, rows: dict[str, np.ndarray], envs: np.ndarray | None = None
     ) -> np.ndarray:
-        """Store one row for each environment, or for those in `streams`.
-
-        Returns the step ids.
-        """
-        count = len(self.index.slot_stream) if streams is None else len(streams)
+        """Store one row of each environment, or of those in `envs`; return step ids."""
+        count = len(self.index.env_stream) if envs is None else len(envs)
         for key, space in self.spaces.items():
             value = rows[key]
             fits = value.dtype == space.dtype and value.shape[1:] == space.shape
@@ -156,8 +153,8 @@ class Replay:
                 f"expected {space.dtype} {(count, *space.shape)}"
             )
         with self._lock:
-            self._make_room(count)
-            ids = self.index.add(streams)
+            self._prepare_add(count)
+            ids = self.index.add(envs)
             self._write(ids, rows)
         return ids
 
@@ -177,15 +174,15 @@ class Replay:
             if self._recorded_stream is None:
                 self._recorded_stream = self.index.create_stream()
             blocks = []
-            for start in range(0, count, self._block):
-                stop = min(count, start + self._block)
+            for start in range(0, count, self._max_add):
+                stop = min(count, start + self._max_add)
                 rows = {}
                 for key, space in self.spaces.items():
                     if key in self.extras and key not in episode:
                         rows[key] = space.zeros(stop - start)
                     else:
                         rows[key] = np.asarray(episode[key][start:stop], space.dtype)
-                self._make_room(stop - start)
+                self._prepare_add(stop - start)
                 ids = self.index.add_sequence(self._recorded_stream, stop - start)
                 self._write(ids, rows)
                 blocks.append(ids)
@@ -213,12 +210,10 @@ class Replay:
             episode_sampler = self._samplers[name].episode_sampler
             if episode_sampler is not None:
                 return episode_sampler.can_sample
-            incomplete = (window.span - 1) * len(self.index.slot_stream)
-            return len(self) >= min(
-                window.batch * window.length, self.capacity
-            ) and self.num_windows(name) >= min(
-                window.batch, self.capacity - incomplete
-            )
+            incomplete = (window.span - 1) * len(self.index.env_stream)
+            min_steps = min(window.batch * window.length, self.capacity)
+            min_windows = min(window.batch, self.capacity - incomplete)
+            return len(self) >= min_steps and self.num_windows(name) >= min_windows
 
     def sample(
         self, name: str, out: dict[str, np.ndarray] | None = None
@@ -256,16 +251,16 @@ class Replay:
         with self._lock:
             sampler = self._samplers[name]
             sampler.put_back()
-            self._samples -= sampler.window.batch
-            self._replayed -= sampler.window.batch * sampler.window.length
+            self._counts["samples"] -= sampler.window.batch
+            self._counts["replayed"] -= sampler.window.batch * sampler.window.length
 
     def write_back(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> None:
         """Replace the extras of these steps; evicted steps are skipped."""
         with self._lock:
-            self._updates += self.write_extras(stepid, extras)
+            self._counts["updates"] += self.write_extras(stepid, extras)
 
     def write_extras(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> int:
-        """Like `write_back`, but not counted in the metrics; returns the number."""
+        """Replace extras without counting them in the metrics; return the number."""
         with self._lock:
             ids = stepid.reshape(-1)
             live = self.index.is_live(ids)
@@ -306,7 +301,9 @@ class Replay:
 
         Files of earlier saves are kept until `delete_unused_files`.
         """
-        self._wait_for_files()
+        if self.files is not None:
+            with self._lock:
+                self.files.wait()
         for listener in self.listeners:  # without the lock: their threads may need it
             listener.flush()
         with self._lock:
@@ -314,16 +311,8 @@ class Replay:
             state: StateDict = {
                 "spaces": _signature(self.spaces),
                 "index": self.index.state_dict(),
-                "samplers": {
-                    name: sampler.state_dict()
-                    for name, sampler in self._samplers.items()
-                },
-                "counts": [
-                    self._inserts,
-                    self._samples,
-                    self._updates,
-                    self._replayed,
-                ],
+                "samplers": {k: s.state_dict() for k, s in self._samplers.items()},
+                "counts": dict(self._counts),
                 "files": None,
             }
             if self.episodes is not None:
@@ -357,8 +346,7 @@ class Replay:
                 if name in state["samplers"]:
                     saved = state["samplers"][name]
                     sampler.load_state_dict(saved, state.get("episodes"))
-            counts = [int(count) for count in state["counts"]]
-            self._inserts, self._samples, self._updates, self._replayed = counts
+            self._counts = {k: int(count) for k, count in state["counts"].items()}
 
     def delete_unused_files(self, kept: list[StateDict]) -> None:
         """Delete files that neither this replay nor one of the kept states needs."""
@@ -377,34 +365,32 @@ class Replay:
         """Counts since the last call, and the current size."""
         with self._lock:
             self._count_listener_writes()
-            inserts, replayed = self._inserts, self._replayed
+            replayed = self._counts.pop("replayed")
             metrics: Metrics = {
+                **self._counts,
                 "items": max(map(self.num_windows, self.windows), default=0),
                 "steps": len(self),
                 "streams": self.index.num_streams,
                 "ram_gb": self.store.ram_bytes / 1e9,
                 "disk_gb": self.files.disk_bytes / 1e9 if self.files else 0.0,
-                "inserts": inserts,
-                "samples": self._samples,
-                "updates": self._updates,
                 "online": sum(len(sampler.queue) for sampler in self._online_samplers),
             }
-            if inserts:
-                metrics["replay_ratio"] = replayed / inserts
-            self._inserts = self._samples = self._updates = self._replayed = 0
+            if self._counts["inserts"]:
+                metrics["replay_ratio"] = replayed / self._counts["inserts"]
+            self._counts = dict.fromkeys((*self._counts, "replayed"), 0)
             return metrics
 
-    def _make_room(self, count: int) -> None:
+    def _prepare_add(self, count: int) -> None:
         if self.plan.storage == "disk":
             assert self.files is not None
-            self.files.make_room(count)
+            self.files.prepare_add(count)
 
     def _write(self, ids: np.ndarray, rows: dict[str, np.ndarray]) -> None:
         """Store the contents of steps that were added to the index."""
         self.store.write(int(ids[0]), rows)
         if self.episodes is not None:
             self.episodes.add(ids, rows["is_first"])
-        self._inserts += len(ids)
+        self._counts["inserts"] += len(ids)
         for sampler in self._online_samplers:
             sampler.enqueue(ids)
 
@@ -418,17 +404,13 @@ class Replay:
             ids = sampler.sample_windows()
             gather_chunks(self.store, self.spaces, window, ids, sampler.chunk, batch)
             sampler.chunk += 1
-        self._samples += window.batch
-        self._replayed += window.batch * window.length
+        self._counts["samples"] += window.batch
+        self._counts["replayed"] += window.batch * window.length
 
     def _count_listener_writes(self) -> None:
-        self._updates += sum(listener.pop_num_writes() for listener in self.listeners)
-
-    def _wait_for_files(self) -> None:
-        """Wait for the segments that are being written."""
-        if self.files is not None:
-            with self._lock:
-                self.files.wait()
+        self._counts["updates"] += sum(
+            listener.pop_num_writes() for listener in self.listeners
+        )
 
     def _remove_lost(self, error: SegmentLost) -> None:
         """Continue without the steps of a file that cannot be read any more."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,50 +68,6 @@ class SegmentLost(Exception):
         self.reason = reason
 
 
-@runtime_checkable
-class ColumnStore(Protocol):
-    """Stores the values of each live step, by key."""
-
-    @property
-    def ram_bytes(self) -> int: ...
-
-    def write(self, first: int, rows: Arrays) -> None:
-        """Store consecutive steps, beginning with the id `first`."""
-        ...
-
-    def gather(self, ids: np.ndarray, out: Arrays) -> None:
-        """Copy the steps `ids` (N,) of every key in `out` (N, ...)."""
-        ...
-
-    def scatter(self, ids: np.ndarray, values: Arrays) -> None:
-        """Overwrite the given keys (extras) of the steps `ids`."""
-        ...
-
-    def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
-        """Read these steps from their file; `order` are the ids of its rows."""
-        ...
-
-    def load_segment(
-        self, segment: ReplaySegment, ids: np.ndarray, live: np.ndarray, arrays: Arrays
-    ) -> None:
-        """Load the live steps of a saved file; `ids` are the ids of its rows."""
-        ...
-
-    def evict_before(self, first: int) -> None:
-        """Release the segments before this id."""
-        ...
-
-    def remove_segment(self, segment: ReplaySegment) -> None:
-        """Release a segment whose file is lost."""
-        ...
-
-    def clear(self) -> None:
-        """Release all segments, before others are loaded."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class RamStore:
     """One preallocated ring buffer per key; the OS commits pages when written."""
 
@@ -125,6 +81,7 @@ class RamStore:
         return sum(ring.nbytes for ring in self.rings.values())
 
     def write(self, first: int, rows: Arrays) -> None:
+        """Store consecutive steps, beginning with the id `first`."""
         row = first % self.capacity
         for key, ring in self.rings.items():
             value = rows[key]
@@ -136,6 +93,7 @@ class RamStore:
                 ring[: len(value) - until_end] = value[until_end:]
 
     def gather(self, ids: np.ndarray, out: Arrays) -> None:
+        """Copy the steps `ids` (N,) of every key in `out` (N, ...)."""
         rows = ids % self.capacity
         copies = []
         for key, value in out.items():
@@ -145,32 +103,37 @@ class RamStore:
             for part in np.array_split(np.arange(len(rows)), self._threads.size):
                 if len(part):
                     span = slice(part[0], part[-1] + 1)
-                    copies.append((self.rings[key], rows[span], value[span]))
-        self._threads.run(_take, copies)
+                    source = self.rings[key]
+                    copies.append((source, rows[span], 0, value[span], "clip"))
+        self._threads.run(np.take, copies)
 
     def scatter(self, ids: np.ndarray, values: Arrays) -> None:
+        """Overwrite the given keys (extras) of the steps `ids`."""
         rows = ids % self.capacity
         for key, value in values.items():
             self.rings[key][rows] = value
 
-    def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
-        pass
-
     def load_segment(
         self, segment: ReplaySegment, ids: np.ndarray, live: np.ndarray, arrays: Arrays
     ) -> None:
+        """Load the live steps of a saved file; `ids` are the ids of its rows."""
         rows = ids[live] % self.capacity
         for key, ring in self.rings.items():
             ring[rows] = arrays[key][live]
 
-    def evict_before(self, first: int) -> None:
-        pass
+    # A store in memory has no segments, so these methods do nothing.
+
+    def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
+        """From now on, read these steps from their file; `order` are its row ids."""
 
     def remove_segment(self, segment: ReplaySegment) -> None:
-        pass
+        """Release a segment whose file is lost."""
+
+    def evict_before(self, first: int) -> None:
+        """Release the segments before this id."""
 
     def clear(self) -> None:
-        pass
+        """Release all segments, before others are loaded."""
 
     def close(self) -> None:
         self._threads.close()
@@ -206,10 +169,8 @@ class DiskStore:
         self.tail.write(first, rows)
 
     def gather(self, ids: np.ndarray, out: Arrays) -> None:
-        self.narrow.gather(
-            ids, {k: v for k, v in out.items() if k in self.narrow.rings}
-        )
-        wide = {key: value for key, value in out.items() if key in self.tail.rings}
+        narrow, wide = self._split(out)
+        self.narrow.gather(ids, narrow)
         if not wide:
             return
         copies = []
@@ -230,9 +191,8 @@ class DiskStore:
         self._release_pages()
 
     def scatter(self, ids: np.ndarray, values: Arrays) -> None:
-        narrow = {k: v for k, v in values.items() if k in self.narrow.rings}
+        narrow, wide = self._split(values)
         self.narrow.scatter(ids, narrow)
-        wide = {key: value for key, value in values.items() if key in self.tail.rings}
         if not wide:
             return
         for start, stop, number, row in self._contiguous_parts(ids):
@@ -286,6 +246,11 @@ class DiskStore:
     def close(self) -> None:
         self._maps.clear()
         self._threads.close()
+
+    def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
+        """Return the arrays of narrow and of wide keys."""
+        wide = {k: v for k, v in arrays.items() if k in self.tail.rings}
+        return {k: v for k, v in arrays.items() if k not in wide}, wide
 
     def _append(self, segment: ReplaySegment) -> None:
         self.segments.append(segment)
@@ -347,8 +312,7 @@ class DiskStore:
         self._accessed_bytes += sum(column.nbytes for column in columns.values())
 
 
-def _take(ring: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    np.take(ring, rows, axis=0, out=out, mode="clip")
+ColumnStore = RamStore | DiskStore
 
 
 class CopyThreads:

@@ -67,7 +67,7 @@ class DeviceCopy:
         self._batch_pools = {
             name: StagingPool(self._host_keys(name), device) for name in replay.windows
         }
-        self._upload_steps = max(64, 2 * len(replay.index.slot_stream))
+        self._upload_steps = max(64, 2 * len(replay.index.env_stream))
         self._upload_pool = StagingPool(self._empty_rows(self._upload_steps), device)
 
     @property

@@ -35,7 +35,7 @@ class EpisodeIndex:
         self.num_removed = 0  # episodes that were removed from the front of the list
         self._size = 0
         self._table = {name: np.zeros(64, np.int64) for name in self.FIELDS}
-        self._open: dict[int, int] = {}  # stream -> number of its newest episode
+        self._newest: dict[int, int] = {}  # stream -> number of its newest episode
         self._first = self.index.first
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class EpisodeIndex:
         for step, stream, first in zip(
             ids.tolist(), streams.tolist(), is_first.tolist(), strict=True
         ):
-            number = self._open.get(stream)
+            number = self._newest.get(stream)
             rows = self._table["rows"]
             if first or number is None or not rows[number]:  # new, or all evicted
                 self._append(step, 1)
@@ -90,7 +90,7 @@ class EpisodeIndex:
             self._size -= empty
             for column in self._table.values():
                 column[: self._size] = column[empty : empty + self._size]
-            self._open = {s: i - empty for s, i in self._open.items() if i >= empty}
+            self._newest = {s: i - empty for s, i in self._newest.items() if i >= empty}
 
     def rebuild(self, ids: np.ndarray, is_first: np.ndarray, saved: StateDict) -> None:
         """List the episodes of all live steps, in the order of the saved state."""
@@ -115,7 +115,7 @@ class EpisodeIndex:
             stream = int(index.stream[step % index.capacity])
             if step >= newest.get(stream, (-1, 0))[0]:
                 newest[stream] = (step, self._size - 1)
-        self._open = {stream: number for stream, (_, number) in newest.items()}
+        self._newest = {stream: number for stream, (_, number) in newest.items()}
 
     def state_dict(self) -> StateDict:
         self.remove_evicted()
@@ -130,7 +130,7 @@ class EpisodeIndex:
         values = (step, rows, stream, int(self.index.position[row]))
         for name, value in zip(self.FIELDS, values, strict=True):
             self._table[name][self._size] = value
-        self._open[stream] = self._size
+        self._newest[stream] = self._size
         self._size += 1
 
 

@@ -100,12 +100,17 @@ class ReplayFeed:
         if self.device_copy is not None:
             self.device_copy.write_back(stepid, extras)
         else:
-            self._writeback.enqueue({**extras, _STEPID: stepid}, self._write_extras)
+            self._writeback.enqueue(
+                {**extras, _STEPID: stepid},
+                lambda arrays: self.replay.write_back(arrays.pop(_STEPID), arrays),
+            )
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
         """Set the priorities of these steps for prioritized sampling."""
         tensors = {_STEPID: stepid, _PRIORITY: priority.detach().float()}
-        self._writeback.enqueue(tensors, self._write_priorities)
+        self._writeback.enqueue(
+            tensors, lambda x: self.replay.prioritize(x[_STEPID], x[_PRIORITY])
+        )
 
     def count_uses(self, name: str, on: bool) -> None:
         """Turn counting of episode uses on or off for this window."""
@@ -155,13 +160,6 @@ class ReplayFeed:
             future.result()
         self._prefetched.clear()
         return names
-
-    def _write_extras(self, arrays: Arrays) -> None:
-        stepid = arrays.pop(_STEPID)
-        self.replay.write_back(stepid, arrays)
-
-    def _write_priorities(self, arrays: Arrays) -> None:
-        self.replay.prioritize(arrays[_STEPID], arrays[_PRIORITY])
 
 
 class _InFlightBatch(NamedTuple):
@@ -215,7 +213,7 @@ class _BatchSampler:
 
     def _free_buffer(self, name: str) -> _HostBuffer:
         for buffer in self._buffers[name]:
-            if buffer.is_free():
+            if buffer.reference_counts() == buffer.free_counts:
                 return buffer
         buffer = _HostBuffer(self.replay.empty_batch(name))
         self._buffers[name].append(buffer)
@@ -227,17 +225,11 @@ class _HostBuffer:
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
-        self._free_count = self._reference_counts()
-
-    def is_free(self) -> bool:
-        return self._reference_counts() == self._free_count
+        self.free_counts = self.reference_counts()
 
     def tensors(self, device: torch.device) -> Batch:
-        return {
-            key: torch.from_numpy(value).to(device)
-            for key, value in self.arrays.items()
-        }
+        return {k: torch.from_numpy(v).to(device) for k, v in self.arrays.items()}
 
-    def _reference_counts(self) -> list[int]:
+    def reference_counts(self) -> list[int]:
         # Tensors created from an array, and their views, keep a reference to it.
         return [sys.getrefcount(array) for array in self.arrays.values()]

@@ -43,13 +43,13 @@ class MemoryPlan:
         )
 
 
-def check_capacity(capacity: int, streams: int, windows: dict[str, Window]) -> int:
+def required_capacity(capacity: int, num_envs: int, windows: dict[str, Window]) -> int:
     """Return the capacity that one window needs; raise if the configured is lower."""
     longest = max((window.span for window in windows.values()), default=1)
-    needed = max((longest - 1) * streams + 1, streams)
+    needed = max((longest - 1) * num_envs + 1, num_envs)
     if capacity < needed:
         raise UserError(
-            f"A replay of {capacity} steps from {streams} environments cannot "
+            f"A replay of {capacity} steps from {num_envs} environments cannot "
             f"hold a sequence of {longest} steps.\n"
             f"  Fix: --replay.capacity {needed} or more."
         )
@@ -63,7 +63,7 @@ def make_memory_plan(
     capacity: int,
     storage: Literal["auto", "ram", "disk"],
     tail: int,
-    saves: bool,
+    save: bool,
     directory: Path | None,
     selector_bytes: int = 0,
     min_capacity: int = 1,
@@ -84,7 +84,7 @@ def make_memory_plan(
         capacity,
         step,
         capacity * (step + index),
-        file_bytes if saves and directory else 0,
+        file_bytes if save and directory else 0,
     )
     disk = MemoryPlan(
         "disk",

@@ -53,7 +53,7 @@ class PendingSegment:
 class SegmentFiles:
     """Writes steps to segment files, loads them, and deletes unused files.
 
-    `block` is the largest number of steps added at once and `tail` the number of steps
+    `max_add` is the number of steps added at once and `tail` the number of steps
     that a disk store can hold in memory. With `exact_extras`, a save writes all extras
     that were changed by write-backs, so that a resumed run continues exactly.
     """
@@ -67,7 +67,7 @@ class SegmentFiles:
         extras: Spaces,
         *,
         segment: int,
-        block: int,
+        max_add: int,
         tail: int,
         exact_extras: bool,
     ) -> None:
@@ -78,7 +78,7 @@ class SegmentFiles:
         self.spaces = spaces
         self.extras = extras
         self.segment = segment
-        self.block, self.tail = block, tail
+        self.max_add, self.tail = max_add, tail
         self.exact_extras = exact_extras
         self.segments: list[ReplaySegment] = []
         self.partial: ReplaySegment | None = None  # incomplete, replaced by next save
@@ -98,10 +98,10 @@ class SegmentFiles:
             if file is not None
         )
 
-    def make_room(self, count: int) -> None:
+    def prepare_add(self, count: int) -> None:
         """Write full segments before `count` new steps would overflow the tail."""
         index = self.index
-        if index.total + count - max(self.first_unwritten, index.first) <= self.block:
+        if index.total + count - max(self.first_unwritten, index.first) <= self.max_add:
             return
         self._write_full_segments()
         self.wait(MAX_PENDING, until=index.total + count - self.tail)
@@ -110,10 +110,10 @@ class SegmentFiles:
         self.evict()
 
     def wait(self, max_pending: int = 0, until: int = 0) -> None:
-        """Take over the files that are complete, and wait for others if necessary.
+        """Wait until steps before the id `until` are in files, and few are pending.
 
-        Waits until all steps before the id `until` are written and at most
-        `max_pending` files are being written.
+        At most `max_pending` files are then still being written. Completed files are
+        used from then on, also if there is nothing to wait for.
         """
         while self._pending and (
             self._pending[0].file.done()
@@ -125,7 +125,7 @@ class SegmentFiles:
             except BaseException:
                 self._cancel_pending()  # segments must be added in order
                 raise
-            self._take_over(self._pending.popleft(), file)
+            self._use_file(self._pending.popleft(), file)
 
     def extras_changed(self, ids: np.ndarray) -> None:
         """Record that the extras of these steps were overwritten."""
@@ -231,42 +231,42 @@ class SegmentFiles:
         firsts, counts = np.asarray(manifest["first"]), np.asarray(manifest["count"])
         rows = _unpack_records(manifest, "rows")
         extras = _unpack_records(manifest, "extras")
-        damages = self._find_damages([*rows, *extras])
+        problems = self._verify([*rows, *extras])
         for i, (first, count) in enumerate(
             zip(firsts.tolist(), counts.tolist(), strict=True)
         ):
             if first + count <= oldest:
                 continue
-            if damage := damages[i]:
-                self._quarantine_rows(rows[i], damage, first, count)
+            if problem := problems[i]:
+                self._quarantine_rows(rows[i], problem, first, count)
                 continue
             file = array_file.read_layout(self.directory, rows[i])
             segment = ReplaySegment(first, count, file)
             arrays = file.open(self.directory)[1]
-            if damage := damages[len(rows) + i]:
+            if problem := problems[len(rows) + i]:
                 consequence = f"Older extras are used for {_steps(first, count)}."
                 name = extras[i].name
-                array_file.quarantine(self.directory, name, damage, consequence)
+                array_file.quarantine(self.directory, name, problem, consequence)
             elif extras[i].name:
                 segment.extras = array_file.read_layout(self.directory, extras[i])
                 arrays |= segment.extras.open(self.directory)[1]
             self.segments.append(segment)
             yield segment, arrays
 
-    def _find_damages(self, records: list[FileRecord]) -> list[str | None]:
+    def _verify(self, records: list[FileRecord]) -> list[str | None]:
         def check(record: FileRecord) -> str | None:
             if not record.name:
                 return None
-            return array_file.find_damage(self.directory, record)
+            return array_file.find_corruption(self.directory, record)
 
         with ThreadPoolExecutor(4) as executor:
             return list(executor.map(check, records))
 
     def _quarantine_rows(
-        self, record: FileRecord, damage: str, first: int, count: int
+        self, record: FileRecord, problem: str, first: int, count: int
     ) -> None:
         consequence = f"The replay continues without {_steps(first, count)}."
-        array_file.quarantine(self.directory, record.name, damage, consequence)
+        array_file.quarantine(self.directory, record.name, problem, consequence)
 
     def _next_to_write(self) -> int:
         """Id of the first step that is neither in a full segment nor pending."""
@@ -337,7 +337,7 @@ class SegmentFiles:
         }
         return {**arrays, **positions}, order
 
-    def _take_over(self, pending: PendingSegment, file: ArrayFile) -> None:
+    def _use_file(self, pending: PendingSegment, file: ArrayFile) -> None:
         """Read the steps of a completed file from it instead of from memory."""
         segment = ReplaySegment(pending.first, len(pending.order), file)
         none = np.zeros(0, np.int64)

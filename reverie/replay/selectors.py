@@ -3,12 +3,10 @@
 A selector returns start ids of complete windows of a fixed span: uniformly
 (`UniformSelector`), in proportion to priorities (`PrioritizedSelector`), or with a
 preference for recent windows (`RecencySelector`); `MixtureSelector` combines several.
-All random numbers come from the generator passed to `draw`.
+All random numbers come from the generator passed to `sample`.
 """
 
 from __future__ import annotations
-
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,24 +16,24 @@ from reverie.replay.step_index import StepIndex
 from reverie.replay.sum_tree import SumTree
 
 
-@runtime_checkable
-class Selector(Protocol):
-    """Samples start ids of windows."""
+class Selector:
+    """Samples start ids of windows; by default without priorities and state."""
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Sample `count` start ids."""
-        ...
+        raise NotImplementedError
 
     def prioritize(self, ids: np.ndarray, priority: np.ndarray) -> None:
         """Set the priorities of these steps."""
-        ...
 
-    def state_dict(self) -> StateDict: ...
+    def state_dict(self) -> StateDict:
+        return {}
 
-    def load_state_dict(self, state: StateDict) -> None: ...
+    def load_state_dict(self, state: StateDict) -> None:
+        pass
 
 
-class UniformSelector:
+class UniformSelector(Selector):
     """Samples all complete windows with equal probability.
 
     Uses rejection sampling over the live steps, which needs no extra memory. If few
@@ -46,7 +44,7 @@ class UniformSelector:
         self.index = index
         self.span = span
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         index = self.index
         steps = index.total - index.first
         windows = index.num_windows(self.span)
@@ -61,18 +59,9 @@ class UniformSelector:
             drawn = np.append(drawn, ids[index.has_window(ids, self.span)])
         return drawn[:count]
 
-    def prioritize(self, ids: np.ndarray, priority: np.ndarray) -> None:
-        pass
 
-    def state_dict(self) -> StateDict:
-        return {}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        pass
-
-
-class NewWindows:
-    """Tracks which windows have become complete."""
+class NewWindowTracker:
+    """Finds the windows that new steps complete."""
 
     def __init__(self, index: StepIndex, span: int) -> None:
         self.index = index
@@ -92,7 +81,7 @@ class NewWindows:
         return starts[complete]
 
 
-class RecencySelector:
+class RecencySelector(Selector):
     """Samples windows with probability proportional to `age ** -exponent`.
 
     The newest complete window has age 1.
@@ -102,11 +91,11 @@ class RecencySelector:
         self.index = index
         self.span = span
         self.exponent = exponent
-        self._new_windows = NewWindows(index, span)
+        self._new_windows = NewWindowTracker(index, span)
         self._newest = -1
         self._cumulative = np.empty(0)  # unnormalized, over ages 1, 2, ...
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         index = self.index
         completed = self._new_windows.pop()
         if len(completed):
@@ -130,18 +119,12 @@ class RecencySelector:
         chosen = np.searchsorted(weights, rng.random(count) * weights[-1], "right")
         return starts[np.minimum(chosen, len(starts) - 1)]
 
-    def prioritize(self, ids: np.ndarray, priority: np.ndarray) -> None:
-        pass
-
-    def state_dict(self) -> StateDict:
-        return {}
-
     def load_state_dict(self, state: StateDict) -> None:
-        self._new_windows = NewWindows(self.index, self.span)
+        self._new_windows = NewWindowTracker(self.index, self.span)
         self._newest = -1
 
 
-class PrioritizedSelector:
+class PrioritizedSelector(Selector):
     """Samples windows in proportion to the priorities of their steps.
 
     The priority of a window is `maxfrac * max + (1 - maxfrac) * mean` of
@@ -155,7 +138,7 @@ class PrioritizedSelector:
         self.config = config
         self._reset()
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         self._sync()
         drawn = np.empty(0, np.int64)
         while len(drawn) < count:
@@ -163,8 +146,8 @@ class PrioritizedSelector:
             tree = self._new_tree if is_new else self._priority_tree
             if tree.total <= 0:  # all steps were sampled and have no new priority
                 uniform = UniformSelector(self.index, self.span)
-                return np.append(drawn, uniform.draw(count - len(drawn), rng))
-            rows = tree.draw(count - len(drawn), rng)
+                return np.append(drawn, uniform.sample(count - len(drawn), rng))
+            rows = tree.sample(count - len(drawn), rng)
             capacity, first = self.index.capacity, self.index.first
             starts = first + (rows - first) % capacity
             if is_new or self.config.zero_on_sample:
@@ -200,7 +183,7 @@ class PrioritizedSelector:
     def _reset(self) -> None:
         capacity = self.index.capacity
         self.step_priority = np.full(capacity, self.config.initial)
-        self._new_windows = NewWindows(self.index, self.span)
+        self._new_windows = NewWindowTracker(self.index, self.span)
         self._first = self.index.first
         # By row of the first step: 1 for windows with a new step, and the priorities
         # of the other windows.
@@ -257,21 +240,21 @@ class PrioritizedSelector:
             self._priority_tree.set(part % capacity, priority)
 
 
-class MixtureSelector:
+class MixtureSelector(Selector):
     """Samples each window with one of several selectors, chosen at random."""
 
     def __init__(self, selectors: dict[str, tuple[float, Selector]]) -> None:
         self.selectors = {name: item for name, (_, item) in selectors.items()}
         self.limits = np.cumsum([fraction for fraction, _ in selectors.values()])
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         chosen = np.searchsorted(self.limits, rng.random(count), "right")
         chosen = np.minimum(chosen, len(self.selectors) - 1)
         starts = np.empty(count, np.int64)
         for number, selector in enumerate(self.selectors.values()):
             mask = chosen == number
             if mask.any():
-                starts[mask] = selector.draw(int(mask.sum()), rng)
+                starts[mask] = selector.sample(int(mask.sum()), rng)
         return starts
 
     def prioritize(self, ids: np.ndarray, priority: np.ndarray) -> None:

@@ -39,7 +39,7 @@ class PackedBatch(dict[str, Any]):
         super().__init__(views)
         self.memory = memory
         self.gathered: tuple[Tensor, Batch] | None = None
-        """Rows of a `DeviceCopy`, and the tensors into which they are gathered."""
+        """Row numbers to gather from a `DeviceCopy`, and the output tensors."""
 
 
 class StagingBuffer:
@@ -87,14 +87,13 @@ class StagingPool:
 
     def acquire(self) -> StagingBuffer:
         """Return a buffer to fill; call `release` after starting its copies."""
-        if len(self._in_use) < self._depth and not (
-            self._in_use and _is_complete(self._in_use[0][1])
-        ):
+        event = self._in_use[0][1] if self._in_use else None
+        is_free = bool(self._in_use) and (event is None or event.query())
+        if len(self._in_use) < self._depth and not is_free:
             return StagingBuffer(self._like, self._device.type == "cuda")
-        buffer, event = self._in_use.popleft()
         if event is not None:
             event.synchronize()
-        return buffer
+        return self._in_use.popleft()[0]
 
     def release(self, buffer: StagingBuffer) -> None:
         """Make a buffer available again once its copies are complete."""
@@ -191,7 +190,3 @@ def record_event(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     return torch.cuda.current_stream(device).record_event()
-
-
-def _is_complete(event: Any) -> bool:
-    return event is None or bool(event.query())

@@ -20,7 +20,7 @@ from reverie.api import StateDict
 class StepIndex:
     """Stream, position and neighbors of each live step."""
 
-    def __init__(self, capacity: int, slots: int) -> None:
+    def __init__(self, capacity: int, num_envs: int) -> None:
         self.capacity = capacity
         self.first = 0  # id of the oldest live step
         self.total = 0  # id of the next step
@@ -29,12 +29,12 @@ class StepIndex:
         self.position = np.zeros(capacity, np.int64)
         self.next_offset = np.zeros(capacity, np.int32)  # to the next id; 0: none yet
         self.prev_offset = np.zeros(capacity, np.int32)  # to the previous; 0: none
-        # Per environment slot.
-        self.slot_stream = np.arange(slots, dtype=np.int64)  # stream it adds to
+        # Per environment: the stream it adds to.
+        self.env_stream = np.arange(num_envs, dtype=np.int64)
         # Per stream: live positions [begin, end), and the id of the newest step.
-        self.stream_begin = np.zeros(slots, np.int64)
-        self.stream_end = np.zeros(slots, np.int64)
-        self.stream_last = np.full(slots, -1, np.int64)
+        self.stream_begin = np.zeros(num_envs, np.int64)
+        self.stream_end = np.zeros(num_envs, np.int64)
+        self.stream_last = np.full(num_envs, -1, np.int64)
 
     def __len__(self) -> int:
         """Number of live steps."""
@@ -45,35 +45,31 @@ class StepIndex:
         """Number of streams with live steps."""
         return int((self.stream_end > self.stream_begin).sum())
 
-    def new_stream(self, slot: int | None = None) -> None:
-        """Start a new stream for this environment slot, or for all of them."""
-        for chosen in range(len(self.slot_stream)) if slot is None else (slot,):
-            self.slot_stream[chosen] = self.create_stream()
+    def new_stream(self, env: int | None = None) -> None:
+        """Start a new stream for this environment, or for all of them."""
+        for i in range(len(self.env_stream)) if env is None else (env,):
+            self.env_stream[i] = self.create_stream()
 
     def create_stream(self) -> int:
-        """Create a stream that belongs to no environment slot."""
+        """Create a stream that belongs to no environment."""
         self.stream_begin = np.append(self.stream_begin, 0)
         self.stream_end = np.append(self.stream_end, 0)
         self.stream_last = np.append(self.stream_last, -1)
         return len(self.stream_end) - 1
 
-    def add(self, slots: np.ndarray | None = None) -> np.ndarray:
-        """Append one step for each of these slots (default: all); returns the ids."""
-        streams = self.slot_stream if slots is None else self.slot_stream[slots]
+    def add(self, envs: np.ndarray | None = None) -> np.ndarray:
+        """Append one step of each of these environments (default: all); return ids."""
+        streams = self.env_stream if envs is None else self.env_stream[envs]
         ids, rows = self._allocate(len(streams))
         previous = self.stream_last[streams]
         offset = ids - previous
-        has_previous = previous >= self.first
-        if not has_previous.all():
-            offset = np.where(has_previous, offset, 0)
-            previous, next_offset = previous[has_previous], offset[has_previous]
-        else:
-            next_offset = offset
+        is_live = previous >= self.first
+        offset[~is_live] = 0
         self.stream[rows] = streams
         self.position[rows] = self.stream_end[streams]
         self.next_offset[rows] = 0
         self.prev_offset[rows] = offset
-        self.next_offset[previous % self.capacity] = next_offset
+        self.next_offset[previous[is_live] % self.capacity] = offset[is_live]
         self.stream_last[streams] = ids
         self.stream_end[streams] += 1
         return ids
@@ -171,7 +167,7 @@ class StepIndex:
         return {
             "first": self.first,
             "total": self.total,
-            "slot_stream": self.slot_stream.copy(),
+            "env_stream": self.env_stream.copy(),
             "stream_end": self.stream_end.copy(),
             "stream_last": self.stream_last.copy(),
         }
@@ -192,7 +188,7 @@ class StepIndex:
         self.first = max(int(state["first"]), self.total - self.capacity)
         self.stream_end = np.array(state["stream_end"], np.int64)
         self.stream_last = np.array(state["stream_last"], np.int64)
-        slot_stream = np.array(state["slot_stream"], np.int64)
+        env_stream = np.array(state["env_stream"], np.int64)
         order = np.lexsort((position, stream))
         ids, stream, position = ids[order], stream[order].copy(), position[order]
         joined = (stream[1:] == stream[:-1]) & (position[1:] == position[:-1] + 1)
@@ -213,12 +209,12 @@ class StepIndex:
         offset = np.where(joined, np.diff(ids), 0)
         self.next_offset[rows] = np.append(offset, 0)[: len(ids)]
         self.prev_offset[rows] = np.insert(offset, 0, 0)[: len(ids)]
-        if len(slot_stream) == len(self.slot_stream):
-            self.slot_stream = slot_stream
-            last = self.stream_last[slot_stream]
+        if len(env_stream) == len(self.env_stream):
+            self.env_stream = env_stream
+            last = self.stream_last[env_stream]
             lost = (last >= self.first) & ~self.is_live(last)
-            for slot in np.flatnonzero(lost):
-                self.new_stream(int(slot))
+            for env in np.flatnonzero(lost):
+                self.new_stream(int(env))
         else:  # the number of environments has changed
             self.new_stream()
 

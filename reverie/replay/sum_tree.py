@@ -37,7 +37,7 @@ class SumTree:
             nodes = np.unique(nodes // self.WIDTH)
             upper.reshape(-1)[nodes] = lower[nodes].sum(1)
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Sample leaves with probability proportional to their weight."""
         remaining = rng.random(count) * self.total
         node = np.zeros(count, np.int64)

@@ -162,5 +162,5 @@ class WindowSampler:
         missing = count - len(queued)
         starts = np.array(queued, np.int64)
         if missing:
-            starts = np.append(starts, self.selector.draw(missing, self.rng))
+            starts = np.append(starts, self.selector.sample(missing, self.rng))
         return starts

@@ -127,7 +127,7 @@ class OnlineRun(BaseRun):
             self.agent.extras,
             replace(config.replay, storage=storage),
             capacity=max(1, capacity),
-            streams=streams,
+            num_envs=streams,
             windows=self.agent.windows,
             directory=directory,
             seed=config.seed,

@@ -139,8 +139,8 @@ def record_from_name(path: Path) -> FileRecord:
     return FileRecord(path.name, path.stat().st_size, crc)
 
 
-def find_damage(directory: Path, record: FileRecord) -> str | None:
-    """Verify size and checksum; returns a description of the damage, or None."""
+def find_corruption(directory: Path, record: FileRecord) -> str | None:
+    """Verify size and checksum; returns what is wrong, or None."""
     path = directory / record.name
     try:
         size = path.stat().st_size
@@ -155,7 +155,7 @@ def find_damage(directory: Path, record: FileRecord) -> str | None:
     return None if crc == record.crc else "has a wrong checksum"
 
 
-def quarantine(directory: Path, name: str, damage: str, consequence: str) -> None:
+def quarantine(directory: Path, name: str, problem: str, consequence: str) -> None:
     """Move a damaged file to the quarantine folder and warn about it."""
     path = directory / name
     moved = ""
@@ -164,7 +164,7 @@ def quarantine(directory: Path, name: str, damage: str, consequence: str) -> Non
         folder.mkdir(exist_ok=True)
         os.replace(path, folder / name)
         moved = f"; moved to {folder}"
-    message = f"{path} {damage}{moved}. {consequence}"
+    message = f"{path} {problem}{moved}. {consequence}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 

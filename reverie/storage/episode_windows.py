@@ -24,10 +24,10 @@ def window_start(
     length: int,
     pad: str,
 ) -> Int[np.ndarray, " B"]:
-    """First row of a window of `length` transitions that contains the given step.
+    """First row of a window of `length` transitions near the given step.
 
-    The start may be negative; rows outside of the episode are padding. With padding
-    on the left only, the window ends within the episode and may not contain the step.
+    With padding on both sides the window contains the step; with padding on the left
+    only, it ends within the episode. The start may be negative.
     """
     if pad == "both":
         return step - offset

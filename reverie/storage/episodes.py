@@ -13,7 +13,7 @@ import numpy as np
 
 from reverie.storage.array_file import (
     Arrays,
-    find_damage,
+    find_corruption,
     read_layout,
     record_from_name,
     write_arrays,
@@ -35,11 +35,11 @@ def write_episode(directory: Path, name: str, episode: Episode) -> Path:
 
 
 def read_episode(path: Path) -> Episode:
-    """Read one episode; raises a ValueError that describes the damage, if any."""
+    """Read one episode; raises a ValueError if it is corrupt."""
     try:
         record = record_from_name(path)
-        if damage := find_damage(path.parent, record):
-            raise ValueError(f"{path} {damage}")
+        if problem := find_corruption(path.parent, record):
+            raise ValueError(f"{path} {problem}")
         arrays = read_layout(path.parent, record).open(path.parent)[1]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a complete episode ({error})") from error

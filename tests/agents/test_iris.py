@@ -77,7 +77,7 @@ def lived(agent, steps=60, envs=3, seed=0):
         {},
         ReplayConfig(storage="ram"),
         capacity=1000,
-        streams=envs,
+        num_envs=envs,
         windows=agent.windows,
         directory=None,
         seed=seed,

@@ -122,7 +122,7 @@ def test_replay_of_a_run(tmp_path):
         {},
         ReplayConfig(capacity=64, segment=8),
         capacity=64,
-        streams=2,
+        num_envs=2,
         windows={"train": Window(1, 2)},
         directory=tmp_path / "replay",
         seed=0,

@@ -271,7 +271,7 @@ def test_time_is_shifted_at_the_border():
             {},
             ReplayConfig(storage="ram"),
             capacity=100,
-            streams=1,
+            num_envs=1,
             windows={"w": window},
             directory=None,
             seed=0,

@@ -22,7 +22,7 @@ from reverie.render.video import (
     can_write_mp4,
     encode_gif,
     encode_png,
-    enlarge,
+    upscale,
     write_image,
     write_video,
 )
@@ -110,17 +110,17 @@ def test_mp4_frames_are_padded_to_even_sides(tmp_path, monkeypatch):
 def test_a_real_mp4_can_be_read_back(tmp_path):
     import imageio.v3 as imageio
 
-    path = write_video(tmp_path / "video.mp4", enlarge(make_video()))
+    path = write_video(tmp_path / "video.mp4", upscale(make_video()))
     assert imageio.imread(path, plugin="FFMPEG").shape[0] == 5
 
 
 def test_small_images_are_enlarged_by_an_integer_factor():
     image = np.arange(4 * 5, dtype=np.uint8).reshape(4, 5, 1)
-    large = enlarge(image, at_least=10)
+    large = upscale(image, at_least=10)
     assert large.shape == (8, 10, 1)
     np.testing.assert_array_equal(large[::2, ::2], image)
-    assert enlarge(large, at_least=10) is large
-    assert enlarge(make_video(), at_least=24).shape == (5, 16, 24, 3)
+    assert upscale(large, at_least=10) is large
+    assert upscale(make_video(), at_least=24).shape == (5, 16, 24, 3)
 
 
 def test_equal_frames_do_not_increase_the_size_of_a_gif():

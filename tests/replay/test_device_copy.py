@@ -203,7 +203,7 @@ def test_a_lost_file_is_skipped(tmp_path):
         *(make_replay().spaces, {}),
         config,
         capacity=200,
-        streams=2,
+        num_envs=2,
         windows={"train": Window(2, 4)},
         directory=tmp_path,
         seed=0,

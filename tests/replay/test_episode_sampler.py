@@ -28,7 +28,7 @@ def make_replay(capacity=200, streams=3, directory=None, **windows):
         {},
         ReplayConfig(storage="ram", segment=16),
         capacity=capacity,
-        streams=streams,
+        num_envs=streams,
         windows=windows,
         directory=directory,
         seed=0,

@@ -24,7 +24,7 @@ def plan_for(monkeypatch, tmp_path, memory, disk, storage="auto", capacity=1_000
         capacity=capacity,
         storage=storage,
         tail=2048,
-        saves=True,
+        save=True,
         directory=tmp_path,
     )
 

@@ -41,7 +41,7 @@ def make_replay(
         EXTRAS,
         config or ReplayConfig(online=False, storage="ram"),
         capacity=capacity,
-        streams=streams,
+        num_envs=streams,
         windows=windows or {"train": Window(4, 5)},
         directory=directory,
         seed=seed,

@@ -218,7 +218,7 @@ def test_loading_other_shapes_raises(tmp_path):
         EXTRAS,
         config(),
         capacity=100,
-        streams=3,
+        num_envs=3,
         windows=WINDOWS,
         directory=tmp_path,
         seed=0,

@@ -31,7 +31,7 @@ def make_index(capacity=50, slots=2, turns=60, seed=0):
 
 def assert_distribution(selector, weights, draws=20000, seed=0):
     """Chi-square test of the counts; `weights` maps start ids to probabilities."""
-    drawn = selector.draw(draws, np.random.default_rng(seed))
+    drawn = selector.sample(draws, np.random.default_rng(seed))
     ids, counts = np.unique(drawn, return_counts=True)
     assert set(ids.tolist()) <= {g for g, p in weights.items() if p > 0}
     found = dict(zip(ids.tolist(), counts.tolist(), strict=True))
@@ -72,7 +72,7 @@ def test_recency_finds_the_few_complete_windows():
     index.add(np.array([5]))
     index.add(np.array([5]))
     index.add(np.arange(299))
-    drawn = RecencySelector(index, SPAN, 1.0).draw(5, np.random.default_rng(0))
+    drawn = RecencySelector(index, SPAN, 1.0).sample(5, np.random.default_rng(0))
     assert set(drawn.tolist()) <= {5, 300}
     index = StepIndex(100_000, 30_000)
     index.add()
@@ -80,7 +80,7 @@ def test_recency_finds_the_few_complete_windows():
     index.add(np.array([5]))
     index.add(np.array([29_000]))
     index.add(np.array([29_000]))
-    drawn = RecencySelector(index, SPAN, 0.0).draw(40, np.random.default_rng(0))
+    drawn = RecencySelector(index, SPAN, 0.0).sample(40, np.random.default_rng(0))
     assert set(drawn.tolist()) == {5, 29_000}
 
 
@@ -131,7 +131,7 @@ def test_windows_with_new_steps_are_sampled_first():
     rng = np.random.default_rng(0)
     served = set()
     for _ in range(6):
-        (start,) = selector.draw(1, rng)
+        (start,) = selector.sample(1, rng)
         ids = set(index.window_ids(np.array([start]), SPAN)[0].tolist())
         if new <= served:
             break
@@ -148,7 +148,7 @@ def test_sampled_steps_lose_their_priority():
     start = int(index.window_starts(SPAN)[10])
     selector.prioritize(np.array([start]), np.array([1.0]))
     rng = np.random.default_rng(0)
-    drawn = selector.draw(1, rng)
+    drawn = selector.sample(1, rng)
     ids = index.window_ids(drawn, SPAN)[0]
     assert start in ids
     assert (selector.step_priority[ids % index.capacity] == 0).all()
@@ -157,7 +157,7 @@ def test_sampled_steps_lose_their_priority():
 def test_without_any_priority_sampling_is_uniform():
     index = make_index()
     selector = PrioritizedSelector(index, SPAN, PriorityConfig())
-    drawn = selector.draw(500, np.random.default_rng(0))
+    drawn = selector.sample(500, np.random.default_rng(0))
     assert set(drawn.tolist()) == set(index.window_starts(SPAN).tolist())
 
 
@@ -194,7 +194,7 @@ def test_a_sum_tree_samples_in_proportion(size):
     leaves[0] = 2.0
     tree.set(np.array([0]), leaves[:1])
     assert tree.total == pytest.approx(leaves.sum())
-    drawn = tree.draw(40000, rng)
+    drawn = tree.sample(40000, rng)
     assert (leaves[drawn] > 0).all()
     share = np.bincount(drawn, minlength=size) / 40000
     error = np.abs(share - leaves / leaves.sum()).max()

@@ -38,7 +38,7 @@ from reverie.run.factory import EVAL_SEEDS
 from reverie.run.folder import read_config
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
-from reverie.storage.array_file import find_damage
+from reverie.storage.array_file import find_corruption
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,7 +154,7 @@ class Lab:
         index = checkpoint.read_part(path, "replay")["files"]
         if index is not None:
             for record in listed_files(index):
-                assert not record.name or not find_damage(
+                assert not record.name or not find_corruption(
                     self.logdir / "replay", record
                 )
         return path.name, checkpoint.read_manifest(path)["step"]

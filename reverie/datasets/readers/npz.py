@@ -86,7 +86,7 @@ class NpzReader(FolderReader):
             return self._metadata.obs_space, self._metadata.act_space
         actions = ["action"] if self._has_actions() else []
         obs_space, act_space = infer_spaces(
-            self.origin, self._names, self._read_uninterpreted, actions
+            self.origin, self._names, self._read_raw, actions
         )
         if "action" in act_space:
             shape = act_space["action"].shape
@@ -106,7 +106,7 @@ class NpzReader(FolderReader):
                 continue
         return False
 
-    def _read_uninterpreted(self, name: str) -> Episode:
+    def _read_raw(self, name: str) -> Episode:
         """Read an episode without knowing its spaces: actions stay float vectors."""
         arrays = self._load(name)
         return self._convert(arrays, *_spaces_of(arrays))
@@ -114,7 +114,7 @@ class NpzReader(FolderReader):
     def _is_one_hot(self) -> bool:
         for name in evenly_spaced(self._names):
             try:
-                action = self._read_uninterpreted(name)["action"][:-1]
+                action = self._read_raw(name)["action"][:-1]
             except (BadEpisode, KeyError):
                 continue
             if not (

@@ -47,7 +47,7 @@ class ReplayReader(Reader):
         episode = {key: spaces[key].zeros(len(rows)) for key in self._keys}
         for number in np.unique(rows[:, 0]).tolist():
             source = self._sources[number]
-            if why := files.find_damage(self.folder, source.record):
+            if why := files.find_corruption(self.folder, source.record):
                 raise BadEpisode(f"is in {source.record.name}, which {why}")
             columns = source.open(self.folder)[1]
             in_file = rows[:, 0] == number
