@@ -17,7 +17,7 @@ from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
-from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMState
 from reverie.worlds.rssm.world import RSSM

@@ -24,7 +24,7 @@ from reverie.render.open_loop import (
 from reverie.run.config import resolve
 from reverie.run.train import train
 from reverie.spaces import Space
-from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.vta.config import RecurrentVTAConfig
 from reverie.worlds.vta.dynamics import RecurrentVTAState
 from reverie.worlds.vta.recurrent import RecurrentVTA

@@ -23,7 +23,7 @@ from reverie.worlds.iris.config import (
     TokenizerConfig,
 )
 from reverie.worlds.iris.world import IrisWorld
-from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.config import RecurrentVTAConfig, VTAConfig

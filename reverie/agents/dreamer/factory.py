@@ -12,7 +12,7 @@ from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import UserError
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.spaces import Spaces
-from reverie.worlds.outcomes import WorldNetworks
+from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.recurrent import RecurrentVTA
 

@@ -9,29 +9,25 @@ of a batch belongs to the row itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from reverie.api import Batch, Extras, Obs, Policy, Rollout, WorldLoss
+from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets import standardize as standard
-from reverie.nets.decoder import Decoder
-from reverie.nets.distributions import Distribution
-from reverie.nets.encoder import Encoder
-from reverie.nets.heads import Head
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.outcomes import WorldNetworks, prediction_losses
+from reverie.worlds.latent import ReconstructiveWorld, WorldNetworks
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 from reverie.worlds.rssm.sections import Section, rssm_sections
 
 
-class RSSM(nn.Module):
-    """Meets `api.LatentWorld`. Networks compute in `dtype`."""
+class RSSM(ReconstructiveWorld):
+    """Meets `api.LatentWorld`."""
+
+    dyn: RSSMDynamics
 
     def __init__(
         self,
@@ -41,19 +37,12 @@ class RSSM(nn.Module):
         networks: WorldNetworks,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__()
-        self.config, self.networks, self.dtype = config, networks, dtype
-        stoch = config.stoch * config.classes
-        self.width = config.deter + stoch
-        self.enc = Encoder(obs_space, networks.enc)
-        self.dyn = RSSMDynamics(self.enc.width, act_space, config)
-        self.dec = Decoder(obs_space, config.deter, stoch, networks.dec)
-        self.rew = Head(self.width, networks.rewhead)
-        self.con = Head(self.width, networks.conhead)
+        def make_dynamics(tokens: int) -> RSSMDynamics:
+            return RSSMDynamics(tokens, act_space, config)
 
-    @property
-    def image_keys(self) -> Iterable[str]:
-        return tuple(self.dec.images)
+        stoch = config.stoch * config.classes
+        super().__init__(obs_space, make_dynamics, config.deter, stoch, networks, dtype)
+        self.config = config
 
     @property
     def extras(self) -> Spaces:
@@ -100,25 +89,12 @@ class RSSM(nn.Module):
     def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
         return self.dyn.features(states)
 
-    def outcome(
-        self, feat: Float[Tensor, "*b F"]
-    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-        return self.rew(feat).pred(), self.con(feat).prob()
-
-    def decode(self, states: RSSMState) -> Obs:
-        decoded = self.decoder_distributions(states)
-        return {key: dist.pred() for key, dist in decoded.items()}
-
-    def decoder_distributions(self, states: RSSMState) -> dict[str, Distribution]:
-        """Return the decoder's distributions by observation key."""
-        decoded: dict[str, Distribution] = self.dec(
-            states.deter, states.stoch.flatten(-2)
-        )
-        return decoded
+    def decoder_inputs(self, states: RSSMState) -> tuple[Tensor, Tensor]:
+        return states.deter, states.stoch.flatten(-2)
 
     def loss(self, state: RSSMState, batch: Batch, rng: Rng) -> WorldLoss:
         states, logits = self._observe(state, batch, rng)
-        losses = prediction_losses(self, states, batch)
+        losses = self.prediction_losses(states, batch)
         # two KL terms, so that the prior is trained faster towards the posterior than
         # the posterior towards the prior
         kl = self.dyn.kl_terms(logits, self.dyn.prior_logits(states.deter))

@@ -15,21 +15,15 @@ The flag of a row is about the row itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from reverie.api import Batch, Extras, Obs, Policy, Rollout, WorldLoss
-from reverie.nets.decoder import Decoder
-from reverie.nets.distributions import Distribution
-from reverie.nets.encoder import Encoder
-from reverie.nets.heads import Head
+from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.outcomes import WorldNetworks, prediction_losses
+from reverie.worlds.latent import ReconstructiveWorld, WorldNetworks
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import UPDATE
 from reverie.worlds.vta.config import RecurrentVTAConfig
@@ -40,8 +34,10 @@ from reverie.worlds.vta.dynamics import (
 )
 
 
-class RecurrentVTA(nn.Module):
-    """Meets `api.LatentWorld`. Networks compute in `dtype`."""
+class RecurrentVTA(ReconstructiveWorld):
+    """Meets `api.LatentWorld`."""
+
+    dyn: RecurrentVTADynamics
 
     def __init__(
         self,
@@ -51,20 +47,13 @@ class RecurrentVTA(nn.Module):
         networks: WorldNetworks,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__()
-        self.config, self.networks, self.dtype = config, networks, dtype
+        def make_dynamics(tokens: int) -> RecurrentVTADynamics:
+            return RecurrentVTADynamics(tokens, act_space, config)
+
         belief = config.abs_belief + config.obs_belief
         stoch = config.abs_stoch + config.obs_stoch
-        self.width = belief + stoch
-        self.enc = Encoder(obs_space, networks.enc)
-        self.dyn = RecurrentVTADynamics(self.enc.width, act_space, config)
-        self.dec = Decoder(obs_space, belief, stoch, networks.dec)
-        self.rew = Head(self.width, networks.rewhead)
-        self.con = Head(self.width, networks.conhead)
-
-    @property
-    def image_keys(self) -> Iterable[str]:
-        return tuple(self.dec.images)
+        super().__init__(obs_space, make_dynamics, belief, stoch, networks, dtype)
+        self.config = config
 
     @property
     def extras(self) -> Spaces:
@@ -113,31 +102,17 @@ class RecurrentVTA(nn.Module):
         """Concatenate belief and state of the upper, then of the lower level."""
         return torch.cat(states[:4], -1)
 
-    def outcome(
-        self, feat: Float[Tensor, "*b F"]
-    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-        return self.rew(feat).pred(), self.con(feat).prob()
-
     def boundaries(self, states: RecurrentVTAState) -> Bool[Tensor, "*b"]:
         """True where a segment begins."""
         return states.boundary > 0.5
 
-    def decode(self, states: RecurrentVTAState) -> Obs:
-        decoded = self.decoder_distributions(states)
-        return {key: dist.pred() for key, dist in decoded.items()}
-
-    def decoder_distributions(
-        self, states: RecurrentVTAState
-    ) -> dict[str, Distribution]:
-        """Return the decoder's distributions by observation key."""
+    def decoder_inputs(self, states: RecurrentVTAState) -> tuple[Tensor, Tensor]:
         belief = torch.cat([states.abs_belief, states.obs_belief], -1)
-        stoch = torch.cat([states.abs_stoch, states.obs_stoch], -1)
-        decoded: dict[str, Distribution] = self.dec(belief, stoch)
-        return decoded
+        return belief, torch.cat([states.abs_stoch, states.obs_stoch], -1)
 
     def loss(self, state: RecurrentVTAState, batch: Batch, rng: Rng) -> WorldLoss:
         states, dists = self._observe(state, batch, rng)
-        losses = prediction_losses(self, states, batch)
+        losses = self.prediction_losses(states, batch)
         losses |= latent_losses(states, dists, self.config)
         metrics = {
             "boundary_ratio": states.boundary.mean(),

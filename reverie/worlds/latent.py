@@ -1,0 +1,92 @@
+"""Networks and prediction losses that the RSSM and recurrent VTA share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.api import Batch, Obs
+from reverie.nets.decoder import Decoder, DecoderConfig
+from reverie.nets.distributions import Distribution
+from reverie.nets.encoder import Encoder, EncoderConfig
+from reverie.nets.heads import Head, HeadConfig
+from reverie.spaces import Spaces
+
+
+@dataclass(frozen=True)
+class WorldNetworks:
+    """Configs of the networks around the latent dynamics, and their loss options."""
+
+    enc: EncoderConfig
+    dec: DecoderConfig
+    rewhead: HeadConfig
+    conhead: HeadConfig
+    discount: float
+    """Target of the continuation head at non-terminal steps, so that its prediction
+    includes the discount."""
+    reward_grad: bool
+    """Backpropagate the reward loss into the latent state."""
+
+
+class ReconstructiveWorld(nn.Module):
+    """Encoder, dynamics, decoder, reward and continuation head of a latent world.
+
+    `make_dynamics` takes the width of the encoder output; `deter` and `stoch` are the
+    widths of the deterministic and the stochastic features. Networks compute in
+    `dtype`.
+    """
+
+    def __init__(
+        self,
+        obs_space: Spaces,
+        make_dynamics: Callable[[int], nn.Module],
+        deter: int,
+        stoch: int,
+        networks: WorldNetworks,
+        dtype: torch.dtype,
+    ):
+        super().__init__()
+        self.networks, self.dtype, self.width = networks, dtype, deter + stoch
+        self.enc = Encoder(obs_space, networks.enc)
+        self.dyn = make_dynamics(self.enc.width)
+        self.dec = Decoder(obs_space, deter, stoch, networks.dec)
+        self.rew = Head(self.width, networks.rewhead)
+        self.con = Head(self.width, networks.conhead)
+
+    @property
+    def image_keys(self) -> tuple[str, ...]:
+        return tuple(self.dec.images)
+
+    def features(self, states: Any) -> Float[Tensor, "*b F"]:
+        raise NotImplementedError
+
+    def decoder_inputs(self, states: Any) -> tuple[Tensor, Tensor]:
+        """Return the deterministic and the stochastic features."""
+        raise NotImplementedError
+
+    def outcome(
+        self, feat: Float[Tensor, "*b F"]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+        return self.rew(feat).pred(), self.con(feat).prob()
+
+    def decode(self, states: Any) -> Obs:
+        decoded = self.dec(*self.decoder_inputs(states))
+        return {key: dist.pred() for key, dist in decoded.items()}
+
+    def prediction_losses(
+        self, states: Any, batch: Batch
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        """Return the decoder losses by observation key, and the losses `rew`, `con`."""
+        feat = self.features(states)
+        decoded: dict[str, Distribution] = self.dec(*self.decoder_inputs(states))
+        losses = {key: dist.loss(batch[key]) for key, dist in decoded.items()}
+        reward = self.rew(feat if self.networks.reward_grad else feat.detach())
+        losses["rew"] = reward.loss(batch["reward"])
+        target = (~batch["is_terminal"]).float() * self.networks.discount
+        losses["con"] = self.con(feat).loss(target)
+        return losses
