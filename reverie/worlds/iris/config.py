@@ -59,9 +59,9 @@ class TokenizerConfig:
             raise ValueError("tokens must be a square number, such as 1, 4 or 16")
         if self.action_planes < 0:
             raise ValueError("action_planes must not be negative")
-        shrinks = {c.downsampling for c in (self.encoder, self.frame, self.decoder)}
-        if len(shrinks) > 1:
-            raise ValueError("encoder, frame and decoder must halve equally often")
+        networks = (self.encoder, self.frame, self.decoder)
+        if len({network.downsampling for network in networks}) > 1:
+            raise ValueError("encoder, frame and decoder must have equal downsampling")
 
 
 @dataclass(frozen=True)

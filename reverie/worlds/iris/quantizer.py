@@ -27,9 +27,9 @@ USAGE_RATE = 0.02
 """Step size of the moving average of code usage."""
 COLLAPSE_BITS = 1.0
 """Codebook entropy in bits below which revival is always allowed."""
-HEALTHY_GAP_BITS = 2.0
-"""No codes are revived while the entropy is within this gap of its maximum, in bits."""
-EXPIRED_SHARE = 0.1
+MAX_ENTROPY_GAP = 2.0
+"""No codes are revived while the entropy is this close to its maximum, in bits."""
+UNUSED_SHARE = 0.1
 """A code is unused if its usage is below this fraction of uniform usage."""
 
 
@@ -50,10 +50,8 @@ class Quantizer(nn.Module):
     def __init__(self, features: int, config: QuantizerConfig):
         super().__init__()
         self.config = config
-        self.down, self.up = (
-            Dense(features, config.width),
-            Dense(config.width, features),
-        )
+        self.down = Dense(features, config.width)
+        self.up = Dense(config.width, features)
         self.register_buffer("codebook", torch.zeros(config.codes, config.width))
         self.register_buffer("usage", torch.full((config.codes,), 1 / config.codes))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -97,18 +95,15 @@ class Quantizer(nn.Module):
         usage = self.usage.lerp(counts / rows, USAGE_RATE)
 
         bits = entropy_bits(usage)
-        allowed = bits < COLLAPSE_BITS
-        if config.revive_until is None:
-            allowed = torch.ones_like(allowed)
-        else:
-            allowed = allowed | (self.updates < config.revive_until)
-        revive = allowed & (bits < math.log2(config.codes) - HEALTHY_GAP_BITS)
-        expired = usage < EXPIRED_SHARE / config.codes
-        revived = torch.where(revive, expired.sum(), 0)
-        # `shuffle` puts the expired codes first, in random order. The first `revived`
-        # of them are replaced by random vectors; the others are written back as is.
+        limit = math.inf if config.revive_until is None else config.revive_until
+        allowed = (bits < COLLAPSE_BITS) | (self.updates < limit)
+        revive = allowed & (bits < math.log2(config.codes) - MAX_ENTROPY_GAP)
+        unused = usage < UNUSED_SHARE / config.codes
+        revived = torch.where(revive, unused.sum(), 0)
+        # `rng.permutation` returns the unused codes first, in random order. The first
+        # `revived` of them are replaced by random vectors; the others do not change.
         slots = min(config.codes, rows)
-        old = rng.permutation(expired)[:slots]
+        old = rng.permutation(unused)[:slots]
         new = rng.permutation(torch.ones_like(tokens, dtype=torch.bool))[:slots]
         replaced = torch.arange(slots, device=tokens.device) < revived
         codebook[old] = torch.where(replaced[:, None], vectors[new], codebook[old])

@@ -58,13 +58,13 @@ class Tokenizer(nn.Module):
         self,
         image: UInt8[Tensor, "R h w c"],
         action: Int[Tensor, " R"],
-        after: UInt8[Tensor, "R h w c"],
+        next_image: UInt8[Tensor, "R h w c"],
         dtype: torch.dtype,
     ) -> Float[Tensor, "R K F"]:
         """Return the features of transitions, before quantization."""
         plane = self.encoder_action(action, dtype).view(*image.shape[:-1], 1)
         maps = self.encoder(
-            torch.cat([to_float(image, dtype), plane, to_float(after, dtype)], -1)
+            torch.cat([to_float(image, dtype), plane, to_float(next_image, dtype)], -1)
         )
         return self.patchify(maps)
 

@@ -146,14 +146,11 @@ class RSSMDynamics(nn.Module):
     ) -> Float[Tensor, "B I"]:
         """Concatenate, for each block, its slice of `deter` and the shared inputs."""
         blocks, deter = self.config.blocks, state.deter
-        inputs = [
-            self._layer("dynin0", deter),
-            self._layer("dynin1", state.stoch.flatten(-2)),
-            action,
-        ]
-        shared = torch.cat(inputs, -1)[:, None].expand(-1, blocks, -1)
-        own = deter.reshape(len(deter), blocks, -1)
-        return torch.cat([own, shared], -1).flatten(-2)
+        in0 = self._layer("dynin0", deter)
+        in1 = self._layer("dynin1", state.stoch.flatten(-2))
+        shared = torch.cat([in0, in1, action], -1)[:, None].expand(-1, blocks, -1)
+        slices = deter.reshape(len(deter), blocks, -1)
+        return torch.cat([slices, shared], -1).flatten(-2)
 
     def posterior_logits(
         self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]

@@ -101,21 +101,20 @@ class FastRSSMDynamics(RSSMDynamics):
             return super().scan(state, tokens, actions, reset, rng)
         config, dtype = self.config, tokens.dtype
         weight, bias = self.obs0.cast(dtype)
-        own, others = weight[:, : config.deter], weight[:, config.deter :]
+        deter_weight, token_weight = weight.split([config.deter, tokens.shape[-1]], 1)
         weights = ScanWeights(
             *(*self.dynin0.cast(dtype), self.dynin0norm.scale),
             *(*self.dynin1.cast(dtype), self.dynin1norm.scale),
             *(*self.dynhid0.cast(dtype), self.dynhid0norm.scale),
             *self.dyngru.cast(dtype),
-            *(own, self.obs0norm.scale),
+            *(deter_weight, self.obs0norm.scale),
             *self.obslogit.cast(dtype),
         )
         shape = (*reset.shape, config.stoch, config.classes)
-        clocks = rng.exponential(torch.empty(shape, device=tokens.device))
-        deter, stoch = state.deter, state.stoch.flatten(1)
-        inputs = ScanInputs(
-            deter, stoch, actions, F.linear(tokens, others, bias), reset, clocks
-        )
+        noise = rng.exponential(torch.empty(shape, device=tokens.device))
+        projected = F.linear(tokens, token_weight, bias)
+        stoch = state.stoch.flatten(1)
+        inputs = ScanInputs(state.deter, stoch, actions, projected, reset, noise)
         deter, stoch, logits = posterior_scan(
             weights, inputs, config.unimix, self.dynin0norm.eps
         )
@@ -136,9 +135,11 @@ class FastRSSMDynamics(RSSMDynamics):
             -1,
         )
         weight, bias = self.dynhid0.cast(dtype)
-        own, others = weight[:, : config.deter // blocks], weight[:, -shared.shape[1] :]
-        x = torch.bmm(shared.expand(blocks, -1, -1), others)
-        x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), own)
+        deter_weight, shared_weight = weight.split(
+            [config.deter // blocks, shared.shape[1]], 1
+        )
+        x = torch.bmm(shared.expand(blocks, -1, -1), shared_weight)
+        x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), deter_weight)
         norm = self.dynhid0norm
         x = rms_norm_silu_blocks(x, norm.scale, norm.eps, bias)
         weight, bias = self.dyngru.cast(dtype)

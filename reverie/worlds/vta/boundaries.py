@@ -54,15 +54,6 @@ def log_density(
     return score.sum(-1) - 2 * torch.logsumexp(score, -1)
 
 
-def force_flags(
-    logits: Float[Tensor, "*b 2"], update: Bool[Tensor, "*b"], copy: Bool[Tensor, "*b"]
-) -> Float[Tensor, "*b 2"]:
-    """Force flags to UPDATE or COPY where requested; UPDATE wins where both are."""
-    forced = signed_logits(logits, FORCED_LOGIT)
-    logits = torch.where(copy[..., None], -forced, logits)
-    return torch.where(update[..., None], forced, logits)
-
-
 def signed_logits(like: Float[Tensor, "*b 2"], value: float) -> Float[Tensor, "*b 2"]:
     """Return logits `value` for UPDATE and `-value` for COPY."""
     plus = torch.full_like(like[..., :1], value)
@@ -87,7 +78,9 @@ def limit_segments(
     further one may begin.
     """
     length, count = segment_counts(mask[..., UPDATE] > 0.5)
-    return force_flags(logits, length >= max_length, count >= max_count)
+    forced = signed_logits(logits, FORCED_LOGIT)
+    logits = torch.where((count >= max_count)[..., None], -forced, logits)
+    return torch.where((length >= max_length)[..., None], forced, logits)
 
 
 def segment_counts(
@@ -105,10 +98,7 @@ def segment_counts(
 def annealed_temperature(
     update: Float[Tensor, ""], initial: float, final: float, anneal: float
 ) -> Float[Tensor, ""]:
-    """Temperature of an update (counted from 1); constant if `anneal` is 0.
-
-    After `anneal` thousand updates, 37 % of the difference remain.
-    """
+    """Return the temperature of an update (counted from 1); see `VTAConfig.anneal`."""
     if not anneal:
         return torch.full_like(update, initial)
     rate = math.log(0.999) / anneal

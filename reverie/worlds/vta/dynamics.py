@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.nets.blocks import Linear
+from reverie.nets.blocks import Linear, Norm
 from reverie.nets.gaussian import Gaussian
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
@@ -28,10 +28,11 @@ from reverie.worlds.vta.boundaries import (
     update_mask,
 )
 from reverie.worlds.vta.config import RecurrentVTAConfig
-from reverie.worlds.vta.layers import DenseNormSiLU, GaussianHead, NormGRUCell
 
 UNIFORM_MARGIN = 1e-8
 """Distance from 0 and 1 of the uniform samples that Gumbel noise is made from."""
+NORM = "layer1em3"
+"""Layer norm with an epsilon of 1e-3."""
 
 
 class RecurrentVTAState(NamedTuple):
@@ -114,11 +115,11 @@ class RecurrentVTADynamics(nn.Module):
         noise = None
         if self.training:
             noise = self._uniform(tokens[..., :2].float(), rng)
-        fresh = self.initial(len(tokens), dtype)
+        initial = self.initial(len(tokens), dtype)
         states, dists = [], []
         for t in range(tokens.shape[1]):
             token, action = tokens[:, t], actions[:, t]
-            state = _reset(state, fresh, is_first[:, t])
+            state = _reset(state, initial, is_first[:, t])
             prior_flag = self.prior_flag(state)
             post_flag = prior_flag
             if detector_logits is not None:
@@ -230,12 +231,12 @@ class RecurrentVTADynamics(nn.Module):
 
 
 def _reset(
-    state: RecurrentVTAState, fresh: RecurrentVTAState, is_first: Bool[Tensor, " B"]
+    state: RecurrentVTAState, initial: RecurrentVTAState, is_first: Bool[Tensor, " B"]
 ) -> RecurrentVTAState:
     """Replace the state by the initial one where an episode begins."""
     fields = (
         torch.where(is_first.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-        for old, new in zip(state, fresh, strict=True)
+        for old, new in zip(state, initial, strict=True)
     )
     return RecurrentVTAState(*fields)
 
@@ -247,3 +248,55 @@ def _replace_upper(
     new, old = mask[:, UPDATE, None], mask[:, COPY, None]
     stoch = (new * sample + old * state.abs_stoch).to(state.abs_belief.dtype)
     return state._replace(abs_stoch=stoch)
+
+
+class UnbiasedLinear(Linear):
+    """A dense layer whose bias is zero and not trained."""
+
+    def __init__(self, inputs: int, units: int):
+        super().__init__(inputs, units)
+        self.bias.requires_grad_(False)
+
+
+class DenseNormSiLU(nn.Module):
+    """A dense layer, layer norm and SiLU."""
+
+    def __init__(self, inputs: int, units: int):
+        super().__init__()
+        self.linear = UnbiasedLinear(inputs, units)
+        self.norm = Norm(NORM, units)
+
+    def forward(self, x: Float[Tensor, "*b E"]) -> Float[Tensor, "*b F"]:
+        return F.silu(self.norm(self.linear(x)))
+
+
+class NormGRUCell(nn.Module):
+    """An input layer, then a GRU cell with one layer norm over all gates."""
+
+    def __init__(self, inputs: int, hidden: int, belief: int):
+        super().__init__()
+        self.into = DenseNormSiLU(inputs, hidden)
+        self.linear = UnbiasedLinear(hidden + belief, 3 * belief)
+        self.norm = Norm(NORM, 3 * belief)
+
+    def forward(
+        self, x: Float[Tensor, "B E"], belief: Float[Tensor, "B D"]
+    ) -> Float[Tensor, "B D"]:
+        gates = self.norm(self.linear(torch.cat([self.into(x), belief], -1)))
+        reset, candidate, update = gates.chunk(3, -1)
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        return torch.lerp(belief, candidate, torch.sigmoid(update - 1))
+
+
+class GaussianHead(nn.Module):
+    """Mean and standard deviation, after a hidden layer if the input width differs."""
+
+    def __init__(self, inputs: int, hidden: int, units: int, min_std: float):
+        super().__init__()
+        self.feat = DenseNormSiLU(inputs, hidden) if inputs != hidden else nn.Identity()
+        self.out = Linear(hidden, (2, units))
+        self.min_std = min_std
+
+    def forward(self, x: Float[Tensor, "*b E"]) -> Gaussian:
+        mean, raw = self.out(self.feat(x)).float().unbind(-2)
+        return Gaussian(mean, F.softplus(raw) + self.min_std)

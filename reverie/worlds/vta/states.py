@@ -67,7 +67,7 @@ class ELBOTerms(NamedTuple):
     image: Float[Tensor, "B S c h w"]  # mean of the pixel likelihood
     losses: dict[str, Tensor]  # negative ELBO terms, each (B, S), not scaled
     prior_prob: Float[Tensor, "B S"]  # probability of a boundary at the *next* step
-    post_prob: Float[Tensor, "B S"]  # the same, by the detector
+    post_prob: Float[Tensor, "B S"]  # the same, of the detector
 
 
 class WindowEvaluation(NamedTuple):
@@ -76,7 +76,5 @@ class WindowEvaluation(NamedTuple):
     losses: dict[str, Tensor]  # each (B, S), scaled as in training
     image: Float[Tensor, "B S h w c"]  # reconstruction, in [0, 1]
     boundary: Bool[Tensor, "B S"]  # True if a segment begins with this frame
-    detector_prob: Float[Tensor, "B S"]  # probability of that, by the detector
-    prior_prob: Float[
-        Tensor, "B S"
-    ]  # probability of that, by the prior one step before
+    detector_prob: Float[Tensor, "B S"]  # boundary probability of the detector
+    prior_prob: Float[Tensor, "B S"]  # the same, of the prior at the previous frame

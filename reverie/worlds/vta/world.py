@@ -62,7 +62,6 @@ from reverie.worlds.vta.boundaries import (
 )
 from reverie.worlds.vta.config import VTAConfig
 from reverie.worlds.vta.pixels import PixelModel
-from reverie.worlds.vta.prior import prior_step, sample_levels
 from reverie.worlds.vta.states import (
     ELBOTerms,
     VTAState,
@@ -133,11 +132,9 @@ class VTA(nn.Module):
         # three encoders: upper forward, lower forward, upper backward
         self.readers = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
-        self.obs_cell = (
-            None
-            if config.static_lower_belief
-            else GRU(state + belief, belief, dtype=dtype)
-        )
+        self.obs_cell: GRU | None = None
+        if not config.static_lower_belief:
+            self.obs_cell = GRU(state + belief, belief, dtype=dtype)
         self.hold = SegmentHold()
         self.abs_feat = nn.Linear(belief + state, belief)
         self.obs_feat = nn.Linear(belief + state, belief)
@@ -166,7 +163,10 @@ class VTA(nn.Module):
     def loss(self, batch: Batch, rng: Rng) -> WorldLoss:
         """Return the losses of the modeled frames of windows `(B, T, ...)`."""
         if self.training:
-            self._anneal()
+            self.age += 1
+            limits = (self.config.temperature, self.config.min_temperature)
+            temperature = annealed_temperature(self.age, *limits, self.config.anneal)
+            self.temperature.copy_(temperature)
         terms = self.elbo(batch, rng)
         boundary = terms.posterior.mask[..., UPDATE].detach()
         metrics = {
@@ -186,13 +186,13 @@ class VTA(nn.Module):
     def evaluate(self, batch: Batch, rng: Rng) -> WindowEvaluation:
         """Evaluate windows; every result belongs to its own frame.
 
-        The loss `mask` is shifted by one step accordingly. The first frame, whose flag
-        is given, holds that of the frame after the last one.
+        For this, the loss `mask` is rolled by one step: the first frame, which always
+        begins a segment, has the loss of the frame after the last one.
         """
         terms = self.elbo(batch, rng)
-        given = torch.ones_like(terms.post_prob[:, :1])  # the first frame's flag
-        detector_prob = torch.cat([given, terms.post_prob[:, :-1]], 1)
-        prior_prob = torch.cat([given, terms.prior_prob[:, :-1]], 1)
+        first = torch.ones_like(terms.post_prob[:, :1])  # always begins a segment
+        detector_prob = torch.cat([first, terms.post_prob[:, :-1]], 1)
+        prior_prob = torch.cat([first, terms.prior_prob[:, :-1]], 1)
         image = self.pixels.postprocess(terms.image).movedim(-3, -1)
         boundary = terms.posterior.mask[..., UPDATE] > 0.5
         losses = self._scaled(terms.losses)
@@ -204,22 +204,20 @@ class VTA(nn.Module):
         embed = self._encode(self.pixels.preprocess(images, rng))
         abs_fwd, _, _ = self._run_encoders(embed, embed.new_zeros(*embed.shape[:2], 2))
         state = self.initial(len(embed))
-        begins = torch.ones_like(state.boundary)
-        return sample_levels(self, state, abs_fwd[:, -1], begins, rng)
+        boundary = torch.ones_like(state.boundary)
+        return self._sample_states(state, abs_fwd[:, -1], boundary, rng)
 
     def imagine(
         self, state: VTAState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
         """Roll out the prior frame by frame; flags are the mode, states are sampled."""
-        step = partial(prior_step, self, rng=rng, jumpy=False)
-        return rollout(state, policy, horizon, step)
+        return rollout(state, policy, horizon, partial(self._prior_step, rng, False))
 
     def imagine_segments(
         self, state: VTAState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
         """Roll out the prior segment by segment, with one step per segment."""
-        step = partial(prior_step, self, rng=rng, jumpy=True)
-        return rollout(state, policy, horizon, step)
+        return rollout(state, policy, horizon, partial(self._prior_step, rng, True))
 
     def decode(self, states: VTAState) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
@@ -235,16 +233,14 @@ class VTA(nn.Module):
         target = target[:, context : context + length]
         image = self._decode(post.obs_feat)
 
-        ahead = slice(context + 1, context + length + 1)
-        prior_logits, post_logits = (
-            post.next_flag_logits,
-            post.detector_logits[:, ahead],
-        )
+        next_frames = slice(context + 1, context + length + 1)
+        prior_logits = post.next_flag_logits
+        post_logits = post.detector_logits[:, next_frames]
         if self.training:
             prior_logits = limit_segments(
                 prior_logits, post.mask, config.max_segment, config.max_segments
             )
-        sample, temperature = post.log_sample[:, ahead], self.temperature
+        sample, temperature = post.log_sample[:, next_frames], self.temperature
         boundary = post.mask[..., UPDATE]
         boundary = boundary if config.kl_to_detector else boundary.detach()
         losses = {
@@ -277,9 +273,9 @@ class VTA(nn.Module):
                 logits = logits * (self.age > config.random_boundary_steps)
             noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
         mask, log_sample = sample_flags(logits, self.temperature, noise)
-        given = update_mask(mask[:, :context])
+        fixed = update_mask(mask[:, :context])
         detected = mask[:, context + 1 : context + length]
-        mask = torch.cat([given, given[:, :1], detected, given], 1)  # (B, T, 2)
+        mask = torch.cat([fixed, fixed[:, :1], detected, fixed], 1)  # (B, T, 2)
         abs_fwd, obs_fwd, abs_bwd = self._run_encoders(embed, mask)
 
         modeled = slice(context, context + length)
@@ -290,13 +286,14 @@ class VTA(nn.Module):
         abs_state = self.hold(post_abs.sample(rng), update, copy)
         inputs = [abs_state[:, :-1]]
         if self.actions is not None:
-            taken = self._embed_actions(batch)[:, context : context + length - 1]
-            inputs.append(taken)
+            actions = {key: batch[key] for key in self.actions.spaces}
+            vectors = self.actions(actions, torch.float32)
+            inputs.append(vectors[:, context : context + length - 1])
         gates = self.abs_cell.gates(torch.cat(inputs, -1))  # (1, B, S - 1, P)
         start = abs_fwd[:, context - 1]
-        route = StateUpdate(None, update[None, :, 1:], copy[None, :, 1:])
-        later = self.abs_cell.scan(gates, start[None], route)[0]
-        abs_belief = torch.cat([start[:, None], later], 1)
+        hold = StateUpdate(None, update[None, :, 1:], copy[None, :, 1:])
+        beliefs = self.abs_cell.scan(gates, start[None], hold)[0]
+        abs_belief = torch.cat([start[:, None], beliefs], 1)
         abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
 
         post_obs = self.post_obs(torch.cat([obs_fwd[:, modeled], abs_feat], -1))
@@ -305,10 +302,10 @@ class VTA(nn.Module):
         if self.obs_cell is not None:
             previous = F.pad(obs_state[:, :-1], (0, 0, 1, 0))
             gates = self.obs_cell.gates(torch.cat([previous, abs_feat], -1))
-            reset = update[..., None] * abs_feat
-            route = StateUpdate(None, copy[None], None, reset[None])
+            new_belief = (update[..., None] * abs_feat)[None]
+            reset = StateUpdate(None, copy[None], None, new_belief)
             start = torch.zeros_like(abs_feat[None, :, 0])
-            obs_belief = self.obs_cell.scan(gates, start, route)[0]
+            obs_belief = self.obs_cell.scan(gates, start, reset)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
         return WindowPosterior(
             embed,
@@ -349,20 +346,42 @@ class VTA(nn.Module):
         )
         return abs_fwd, obs_fwd, abs_bwd
 
-    def _embed_actions(self, batch: Batch) -> Float[Tensor, "B T A"]:
-        assert self.actions is not None
-        actions = {key: batch[key] for key in self.actions.spaces}
-        embedded: Tensor = self.actions(actions, torch.float32)
-        return embedded
+    def _prior_step(
+        self, rng: Rng, jumpy: bool, state: VTAState, action: dict[str, Tensor]
+    ) -> VTAState:
+        """Return the next state; if `jumpy`, the first state of the next segment."""
+        logits = state.next_flag_logits
+        is_boundary = (logits[:, UPDATE] >= logits[:, COPY]) | jumpy
+        inputs = [state.abs_state]
+        if self.actions is not None:
+            inputs.append(self.actions(action, torch.float32))
+        gates = self.abs_cell.gates(torch.cat(inputs, -1))
+        updated = self.abs_cell.step(gates, state.abs_belief[None])[0]
+        belief = torch.where(is_boundary[:, None], updated, state.abs_belief)
+        boundary = is_boundary.to(state.boundary.dtype)
+        return self._sample_states(state, belief, boundary, rng)
 
-    def _anneal(self) -> None:
-        """Count one update and set its temperature."""
-        config = self.config
-        self.age += 1
-        initial, final = config.temperature, config.min_temperature
-        self.temperature.copy_(
-            annealed_temperature(self.age, initial, final, config.anneal)
-        )
+    def _sample_states(
+        self,
+        state: VTAState,
+        abs_belief: Float[Tensor, "B D"],
+        boundary: Float[Tensor, " B"],
+        rng: Rng,
+    ) -> VTAState:
+        """Sample upper and lower state that follow `state`, given the upper belief."""
+        is_boundary = boundary[:, None] > 0
+        sample = self.prior_abs(abs_belief).sample(rng)
+        abs_state = torch.where(is_boundary, sample, state.abs_state)
+        abs_feat = self.abs_feat(torch.cat([abs_belief, abs_state], -1))
+        obs_belief = abs_feat
+        if self.obs_cell is not None:
+            gates = self.obs_cell.gates(torch.cat([state.obs_state, abs_feat], -1))
+            updated = self.obs_cell.step(gates, state.obs_belief[None])[0]
+            obs_belief = torch.where(is_boundary, abs_feat, updated)
+        obs_state = self.prior_obs(obs_belief).sample(rng)
+        obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
+        logits = self.foresee(obs_feat)
+        return VTAState(abs_belief, abs_state, obs_belief, obs_state, boundary, logits)
 
     def _encode(self, x: Float[Tensor, "B T c h w"]) -> Float[Tensor, "B T D"]:
         frames = x.flatten(0, 1)
@@ -379,19 +398,15 @@ class VTA(nn.Module):
 
     def _scaled(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
         config = self.config
-        scales = {
-            "abs": config.abs_scale,
-            "obs": config.obs_scale,
-            "mask": config.mask_scale,
+        return {
+            "image": losses["image"],
+            "abs": config.abs_scale * losses["abs"],
+            "obs": config.obs_scale * losses["obs"],
+            "mask": config.mask_scale * losses["mask"],
         }
-        return {key: scales.get(key, 1.0) * loss for key, loss in losses.items()}
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
         """Return an autocast context for the convolutions if `dtype` is not float32."""
         half = self.dtype != torch.float32
-        return torch.autocast(
-            x.device.type,
-            self.dtype if half else None,
-            enabled=half,
-            cache_enabled=False,
-        )
+        dtype = self.dtype if half else None
+        return torch.autocast(x.device.type, dtype, half, cache_enabled=False)
