@@ -101,7 +101,7 @@ class FastRSSMDynamics(RSSMDynamics):
             return super().scan(state, tokens, actions, reset, rng)
         config, dtype = self.config, tokens.dtype
         weight, bias = self.obs0.cast(dtype)
-        deter_weight, token_weight = weight.split([config.deter, tokens.shape[-1]], 1)
+        deter_weight, token_weight = weight.tensor_split([config.deter], 1)
         weights = ScanWeights(
             *(*self.dynin0.cast(dtype), self.dynin0norm.scale),
             *(*self.dynin1.cast(dtype), self.dynin1norm.scale),
@@ -135,9 +135,7 @@ class FastRSSMDynamics(RSSMDynamics):
             -1,
         )
         weight, bias = self.dynhid0.cast(dtype)
-        deter_weight, shared_weight = weight.split(
-            [config.deter // blocks, shared.shape[1]], 1
-        )
+        deter_weight, shared_weight = weight.tensor_split([config.deter // blocks], 1)
         x = torch.bmm(shared.expand(blocks, -1, -1), shared_weight)
         x.baddbmm_(deter.view(rows, blocks, -1).transpose(0, 1), deter_weight)
         norm = self.dynhid0norm
