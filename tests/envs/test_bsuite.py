@@ -1,4 +1,4 @@
-"""bsuite: names, seeds and what its experiments look like from here."""
+"""bsuite: names, seeds and observations."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_all_experiments_but_mnist_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["catch/0", "cartpole_noise/3", "umbrella_distract/5"])
-def test_a_seed_decides_the_episodes(name: str) -> None:
-    def numbers(seed: int) -> list[bytes]:
+def test_seeds_reproduce_episodes(name: str) -> None:
+    def run(seed: int) -> list[bytes]:
         rows = play(name, seed)
         return [row["vector"].tobytes() + row["reward"].tobytes() for row in rows]
 
-    assert numbers(1) == numbers(1)
-    assert numbers(1) != numbers(2)
+    assert run(1) == run(1)
+    assert run(1) != run(2)
 
 
-def test_a_seed_leaves_the_task_as_it_is() -> None:
-    def best_arm(seed: int) -> list[float]:
+def test_the_seed_does_not_change_the_task() -> None:
+    def arm_rewards(seed: int) -> list[float]:
         rewards = []
         for arm in range(11):
             env = make_bsuite("bandit/4")
@@ -69,10 +69,10 @@ def test_a_seed_leaves_the_task_as_it_is() -> None:
             rewards.append(float(env.step({"action": np.int32(arm)})["reward"]))
         return rewards
 
-    assert best_arm(1) == best_arm(2)
+    assert arm_rewards(1) == arm_rewards(2)
 
 
-def test_bandits_end_terminally_and_cartpole_goes_on() -> None:
+def test_bandits_terminate_after_one_step() -> None:
     env = make_bsuite("bandit")
     env.reset(seed=0)
     row = env.step({"action": np.int32(0)})
@@ -83,7 +83,7 @@ def test_bandits_end_terminally_and_cartpole_goes_on() -> None:
     assert not env.step({"action": np.int32(1)})["is_last"]
 
 
-def test_results_are_recorded_for_the_analysis_of_bsuite(tmp_path: Path) -> None:
+def test_result_files_are_written(tmp_path: Path) -> None:
     env = make_bsuite("bandit/1", BSuiteConfig(results=str(tmp_path)))
     for _ in range(3):
         env.reset()
@@ -93,7 +93,7 @@ def test_results_are_recorded_for_the_analysis_of_bsuite(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "expected"),
     [
         ("catch", True),
         ("catch/3", True),
@@ -102,8 +102,8 @@ def test_results_are_recorded_for_the_analysis_of_bsuite(tmp_path: Path) -> None
         ("mnist/0", True),
     ],
 )
-def test_names(name: str, known: bool) -> None:
-    assert is_experiment(name) == known
+def test_is_experiment(name: str, expected: bool) -> None:
+    assert is_experiment(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_names(name: str, known: bool) -> None:
         ("bsuite", "bsuite_EXPERIMENT/NUMBER"),
     ],
 )
-def test_wrong_names_are_answered(task: str, hint: str) -> None:
+def test_invalid_names_are_refused(task: str, hint: str) -> None:
     with pytest.raises(UserError, match=hint):
         envs.make(task)
 
 
-def test_missing_data_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import bsuite
 
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Craftax against a stand-in for JAX and the game (the real ones compile minutes)."""
+"""Craftax with fake versions of JAX and the game, which compile for minutes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Space(NamedTuple):
     n: int = 0
 
 
-class Game:
-    """Ends at step ten, or on action 5, which kills; action 1 finds wood."""
+class FakeGame:
+    """Ends after ten steps; action 5 is fatal, action 1 collects wood."""
 
     default_params = types.SimpleNamespace(max_timesteps=10)
 
@@ -49,29 +49,29 @@ class Game:
 
     def reset(self, key: int, params: Any) -> Any:
         state = State(0, 9.0, np.zeros(2, bool), key % 1000)
-        return self._look(state), state
+        return self._obs(state), state
 
     def step(self, key: int, state: State, action: int, params: Any) -> Any:
         assert 0 <= action < 17
-        found = state.achievements | np.array([False, action == 1])
+        achievements = state.achievements | np.array([False, action == 1])
         health = 0.0 if action == 5 else state.player_health
-        after = State(state.timestep + 1, health, found, state.seed)
-        done = after.timestep >= params.max_timesteps or health <= 0
-        return self._look(after), after, float(action == 1), done, {}
+        next_state = State(state.timestep + 1, health, achievements, state.seed)
+        done = next_state.timestep >= params.max_timesteps or health <= 0
+        return self._obs(next_state), next_state, float(action == 1), done, {}
 
-    def _look(self, state: State) -> np.ndarray:
+    def _obs(self, state: State) -> np.ndarray:
         shape = (63, 63, 3) if self.pixels else (9,)
         return np.full(shape, (state.seed % 7 + state.timestep) / 20)
 
 
 @pytest.fixture(autouse=True)
 def simulator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    asked: list[str] = []
+    names: list[str] = []
 
-    def make(name: str, auto_reset: bool) -> Game:
+    def make(name: str, auto_reset: bool) -> FakeGame:
         assert not auto_reset
-        asked.append(name)
-        return Game("Pixels" in name)
+        names.append(name)
+        return FakeGame("Pixels" in name)
 
     def module(name: str, **contents: Any) -> None:
         made: Any = types.ModuleType(name)
@@ -91,7 +91,7 @@ def simulator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         module(f"craftax.{game}")
         module(f"craftax.{game}.constants", Achievement=Achievement)
     craftax._compiled.cache_clear()
-    return asked
+    return names
 
 
 def step(env: Any, action: int = 0) -> Any:
@@ -99,7 +99,7 @@ def step(env: Any, action: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(("name", "full"), craftax.ENV_IDS.items())
-def test_every_task_is_a_game_of_the_package(
+def test_every_task_has_an_environment_id(
     name: str, full: str, simulator: list[str]
 ) -> None:
     env = envs.make(f"craftax_{name}")
@@ -114,7 +114,7 @@ def test_every_task_is_a_game_of_the_package(
     assert env.act_space["action"].classes == 17
 
 
-def test_environments_of_a_process_share_what_was_compiled(
+def test_environments_of_a_process_share_compiled_code(
     simulator: list[str],
 ) -> None:
     Craftax("symbolic")
@@ -122,7 +122,7 @@ def test_environments_of_a_process_share_what_was_compiled(
     assert len(simulator) == 1
 
 
-def test_the_step_limit_is_not_terminal_and_death_is() -> None:
+def test_only_death_is_terminal() -> None:
     env = Craftax("symbolic")
     env.reset(seed=0)
     rows = [step(env) for _ in range(10)]
@@ -135,10 +135,10 @@ def test_the_step_limit_is_not_terminal_and_death_is() -> None:
     env.reset()
     for _ in range(9):
         step(env)
-    assert step(env, 5)["is_terminal"]  # dead in the very last step
+    assert step(env, 5)["is_terminal"]  # death in the last step
 
 
-def test_achievements_are_told_to_people() -> None:
+def test_achievements_are_logged() -> None:
     env = Craftax("symbolic")
     row = env.reset(seed=0)
     assert {k for k in row if k[:4] == "log/"} == {
@@ -153,15 +153,15 @@ def test_achievements_are_told_to_people() -> None:
     assert env.reset()["log/achievement_collect_wood"] == 0
 
 
-def test_pixels_are_bytes_in_the_size_asked_for() -> None:
+def test_images_are_resized_to_bytes() -> None:
     env = Craftax("pixels", CraftaxConfig(size=(32, 48)))
     image = env.reset(seed=0)["image"]
     assert image.shape == (32, 48, 3)
-    shade = round((env._state.seed % 7) / 20 * 255)
-    assert (image == shade).all()
+    value = round((env._state.seed % 7) / 20 * 255)
+    assert (image == value).all()
 
 
-def test_a_seed_decides_the_episodes_and_every_episode_differs() -> None:
+def test_seeds_reproduce_episodes_and_episodes_differ() -> None:
     env = Craftax("symbolic")
     env.reset(seed=3)
     first = env._state.seed
@@ -174,6 +174,6 @@ def test_a_seed_decides_the_episodes_and_every_episode_differs() -> None:
     assert env._state is None
 
 
-def test_wrong_names_are_answered_with_near_ones() -> None:
+def test_unknown_tasks_suggest_the_closest_name() -> None:
     with pytest.raises(UserError, match="craftax_symbolic"):
         envs.make("craftax_symbolik")

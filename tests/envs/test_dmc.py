@@ -1,4 +1,4 @@
-"""DeepMind Control as DreamerV3 sets it up."""
+"""DeepMind Control with the settings of DreamerV3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE = {"image": False}
 
 
 @contextmanager
-def made(task: str, **config: Any) -> Iterator[Env]:
+def make_dmc(task: str, **config: Any) -> Iterator[Env]:
     env = envs.make(task, envs.EnvConfig(dmc=dmc.DMCConfig(**config)))
     yield env
     env.close()
@@ -40,8 +40,8 @@ def zero(env: Env) -> dict[str, np.ndarray]:
     return {key: space.zeros() for key, space in env.act_space.items()}
 
 
-def test_the_walker_shows_14_and_1_and_9_numbers_and_takes_6() -> None:
-    with made("dmc_walker_walk", **STATE) as env:
+def test_the_spaces_of_walker_walk() -> None:
+    with make_dmc("dmc_walker_walk", **STATE) as env:
         shapes = {
             key: space.shape for key, space in agent_obs_space(env.obs_space).items()
         }
@@ -50,8 +50,8 @@ def test_the_walker_shows_14_and_1_and_9_numbers_and_takes_6() -> None:
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
-def test_rewards_are_bounded_by_the_repeat(repeat: int) -> None:
-    with made("dmc_cartpole_balance", **STATE, repeat=repeat) as env:
+def test_rewards_are_bounded_by_the_action_repeat(repeat: int) -> None:
+    with make_dmc("dmc_cartpole_balance", **STATE, repeat=repeat) as env:
         assert env.obs_space["reward"].low == 0
         assert env.obs_space["reward"].high == repeat
         env.reset()
@@ -60,10 +60,10 @@ def test_rewards_are_bounded_by_the_repeat(repeat: int) -> None:
 
 
 @pytest.mark.parametrize("repeat", [1, 4])
-def test_a_thousand_simulator_steps_end_an_episode_that_is_not_terminal(
+def test_episodes_are_truncated_after_1000_simulator_steps(
     repeat: int,
 ) -> None:
-    with made("dmc_pendulum_swingup", **STATE, repeat=repeat) as env:
+    with make_dmc("dmc_pendulum_swingup", **STATE, repeat=repeat) as env:
         obs, steps = env.reset(), 0
         while not obs["is_last"]:
             obs, steps = env.step(zero(env)), steps + 1
@@ -71,13 +71,13 @@ def test_a_thousand_simulator_steps_end_an_episode_that_is_not_terminal(
         assert not obs["is_terminal"]
 
 
-def test_every_task_of_the_suite_is_listed_under_a_name_that_leads_to_it() -> None:
+def test_all_tasks_of_the_suite_are_listed() -> None:
     from dm_control import manipulation, suite
 
-    known = {f"{domain}_{task}" for domain, task in suite.ALL_TASKS} | {"cup_catch"}
+    expected = {f"{domain}_{task}" for domain, task in suite.ALL_TASKS} | {"cup_catch"}
     bricks = {name.removesuffix("_features") for name in manipulation.ALL}
-    known |= {f"manip_{name}" for name in bricks if not name.endswith("_vision")}
-    assert set(dmc.TASKS) == known
+    expected |= {f"manip_{name}" for name in bricks if not name.endswith("_vision")}
+    assert set(dmc.TASKS) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_every_task_of_the_suite_is_listed_under_a_name_that_leads_to_it() -> No
         ("dmc_manip_reach_site", "target_position"),
     ],
 )
-def test_names_with_underscores_find_their_domain(task: str, key: str) -> None:
-    with made(task, **STATE) as env:
+def test_domains_with_underscores(task: str, key: str) -> None:
+    with make_dmc(task, **STATE) as env:
         assert key in env.reset()
 
 
-def test_costs_are_not_held_to_the_bounds_of_rewards() -> None:
-    with made("dmc_lqr_lqr_2_1", **STATE) as env:
+def test_rewards_of_lqr_are_unbounded() -> None:
+    with make_dmc("dmc_lqr_lqr_2_1", **STATE) as env:
         assert env.obs_space["reward"].low == -np.inf
 
 
-def test_an_unknown_task_names_the_nearest() -> None:
+def test_unknown_tasks_suggest_the_closest_name() -> None:
     with pytest.raises(UserError, match="dmc_walker_walk"):
         envs.make("dmc_walker_wlk")
 
 
-def test_the_blocks_choose_what_is_seen() -> None:
+def test_presets_select_the_observations() -> None:
     proprio = resolve(["dmc_proprio"]).env.dmc
     vision = resolve(["dmc_vision"]).env.dmc
     both = resolve(flags={"task": "dmc_walker_run"}).env.dmc
@@ -115,14 +115,14 @@ def test_the_blocks_choose_what_is_seen() -> None:
         assert (config.size, config.repeat, config.camera) == ((64, 64), 1, -1)
 
 
-def test_an_agent_that_sees_nothing_is_refused() -> None:
+def test_a_config_without_observations_is_refused() -> None:
     with pytest.raises(ValueError, match="image or proprio"):
         dmc.DMCConfig(image=False, proprio=False)
 
 
 @pytest.mark.usefixtures("needs_opengl")
-def test_frames_show_the_scene_and_change_with_it() -> None:
-    with made("dmc_pendulum_swingup", proprio=False) as env:
+def test_images_show_the_scene() -> None:
+    with make_dmc("dmc_pendulum_swingup", proprio=False) as env:
         assert list(agent_obs_space(env.obs_space)) == ["image"]
         first = env.reset()["image"]
         for _ in range(10):
@@ -133,18 +133,18 @@ def test_frames_show_the_scene_and_change_with_it() -> None:
 
 
 @pytest.mark.usefixtures("needs_opengl")
-def test_people_may_watch_what_the_agent_does_not_see() -> None:
-    with made("dmc_cup_catch", image=False, log_image=True, size=(32, 48)) as env:
+def test_images_can_be_logged_without_being_observed() -> None:
+    with make_dmc("dmc_cup_catch", image=False, log_image=True, size=(32, 48)) as env:
         assert "image" not in agent_obs_space(env.obs_space)
         assert env.reset()["log/image"].shape == (32, 48, 3)
 
 
-def test_without_opengl_images_are_refused_and_states_are_not(
+def test_only_images_need_opengl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(opengl, "probe_backend", lambda name: "broken")
     with pytest.raises(UserError, match=r"--env\.dmc\.image False"):
         envs.make("dmc_walker_walk")
-    with made("dmc_walker_walk", **STATE) as env:
+    with make_dmc("dmc_walker_walk", **STATE) as env:
         assert env.reset()["is_first"]

@@ -1,4 +1,4 @@
-"""DeepMind Lab, rule by rule, against a stand-in for its documented API."""
+"""DeepMind Lab with a fake simulator that has the documented API."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import deepmind_lab_stand_in
+import fake_deepmind_lab
 import numpy as np
 import pytest
-from deepmind_lab_stand_in import INSTRUCTION, Lab
+from fake_deepmind_lab import INSTRUCTION, Lab
 
 from reverie import envs
 from reverie.api import UserError
@@ -48,7 +48,7 @@ IMPALA = [
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Make:
-    labs = deepmind_lab_stand_in.install(monkeypatch)
+    labs = fake_deepmind_lab.install(monkeypatch)
 
     def build(level: str = MAZE, **settings: Any) -> tuple[DMLab, Lab]:
         env = DMLab(level, DMLabConfig(**settings))
@@ -62,14 +62,14 @@ def step(env: DMLab, action: int = 0) -> Any:
     return env.step({"action": np.int32(action)})
 
 
-def play_out(env: DMLab) -> list[Any]:
+def run_episode(env: DMLab) -> list[Any]:
     rows = [step(env)]
     while not rows[-1]["is_last"]:
         rows.append(step(env))
     return rows
 
 
-def test_the_defaults_are_the_published_ones(make: Make) -> None:
+def test_defaults_are_those_of_dreamerv3(make: Make) -> None:
     config = DMLabConfig()
     assert (config.size, config.repeat, config.actions) == ((64, 64), 4, "popart")
     assert config.episodic
@@ -83,16 +83,16 @@ def test_the_defaults_are_the_published_ones(make: Make) -> None:
         DMLabConfig(repeat=0)
 
 
-@pytest.mark.parametrize(("name", "hands"), [("popart", POPART), ("impala", IMPALA)])
-def test_action_sets(make: Make, name: str, hands: list[list[int]]) -> None:
+@pytest.mark.parametrize(("name", "actions"), [("popart", POPART), ("impala", IMPALA)])
+def test_action_sets(make: Make, name: str, actions: list[list[int]]) -> None:
     env, lab = make(actions=name, repeat=1)
-    assert env.act_space["action"].classes == len(hands)
-    for index, hand in enumerate(hands):
+    assert env.act_space["action"].classes == len(actions)
+    for index, action in enumerate(actions):
         step(env, index)
-        assert lab.steps[-1] == (hand, 1)
+        assert lab.steps[-1] == (action, 1)
 
 
-def test_an_action_is_held_for_four_frames_and_its_reward_is_the_sum(
+def test_actions_are_repeated_for_four_frames(
     make: Make,
 ) -> None:
     env, lab = make()
@@ -108,30 +108,30 @@ def test_the_size_is_height_and_width(make: Make) -> None:
     assert env.reset()["image"].shape == (48, 80, 3)
 
 
-def test_the_last_row_repeats_the_image_before_it(make: Make) -> None:
+def test_the_last_observation_repeats_the_image(make: Make) -> None:
     env, _ = make()
-    *_, before, last = play_out(env)
+    *_, before, last = run_episode(env)
     assert np.array_equal(before["image"], last["image"])
     assert not before["is_last"]
     assert last["is_terminal"]
     assert env.reset()["is_first"]
 
 
-def test_an_end_is_terminal_unless_asked_otherwise(make: Make) -> None:
+def test_the_end_is_terminal_only_if_episodic(make: Make) -> None:
     env, _ = make(episodic=False)
-    last = play_out(env)[-1]
+    last = run_episode(env)[-1]
     assert last["is_last"]
     assert not last["is_terminal"]
 
 
 def test_images_are_copies(make: Make) -> None:
     env, _ = make()
-    one, two = step(env)["image"], step(env)["image"]
-    assert not np.shares_memory(one, two)
-    assert not np.array_equal(one, two)
+    first, second = step(env)["image"], step(env)["image"]
+    assert not np.shares_memory(first, second)
+    assert not np.array_equal(first, second)
 
 
-def test_test_levels_become_training_levels_except_for_a_holdout(make: Make) -> None:
+def test_test_levels_are_used_only_with_holdout(make: Make) -> None:
     level = "rooms_collect_good_objects_test"
     _, lab = make(level)
     assert lab.level == "rooms_collect_good_objects_train"
@@ -144,44 +144,42 @@ def test_test_levels_become_training_levels_except_for_a_holdout(make: Make) -> 
     assert lab.level == MAZE
 
 
-def test_every_level_can_be_named(make: Make) -> None:
+def test_every_level_can_be_built(make: Make) -> None:
     for level in (*LEVELS, "rooms_collect_good_objects_train"):
         assert envs.make(f"dmlab_{level}").reset()["is_first"]
     with pytest.raises(UserError, match="dmlab_rooms_watermaze"):
         envs.make("dmlab_rooms_watermase")
 
 
-def test_every_episode_has_a_seed_of_its_own_that_the_first_decides(make: Make) -> None:
+def test_seeds_reproduce_the_sequence_of_episodes(make: Make) -> None:
     env, lab = make()
     env.reset(seed=7)
     env.reset()
     env.reset(seed=7)
     env.reset()
-    first, second, again, then = lab.seeds[1:]
+    first, second, repeated_first, repeated_second = lab.seeds[1:]
     assert first != second
-    assert (first, second) == (again, then)
+    assert (first, second) == (repeated_first, repeated_second)
 
 
-def test_language_levels_read_their_instruction(make: Make) -> None:
+def test_language_levels_observe_their_instruction(make: Make) -> None:
     env, lab = make("language_execute_random_task")
     assert lab.observed == ["RGB_INTERLEAVED", "INSTR"]
     row = env.reset()
     assert row["instruction"].shape == (32 * 32,)
     assert np.array_equal(row["instruction"], text_embedding.embed_text(INSTRUCTION))
-    rows = play_out(env)
+    rows = run_episode(env)
     assert np.array_equal(rows[-1]["instruction"], row["instruction"])
 
 
-def test_words_are_fixed_vectors_found_by_their_checksum() -> None:
+def test_words_are_embedded_by_their_hash() -> None:
     vectors = np.random.default_rng(0).normal(0, 1, (65_536, 32)).astype(np.float32)
     text = text_embedding.embed_text("Get 2 apples!").reshape(32, 32)
-    for place, word in enumerate(["get", "2", "apples", "!"]):
+    for index, word in enumerate(["get", "2", "apples", "!"]):
         bucket = zlib.crc32(word.encode()) % 65_536
-        assert np.array_equal(text[place], vectors[bucket])
+        assert np.array_equal(text[index], vectors[bucket])
     assert (text[4:] == vectors[0]).all()
-    assert text_embedding.embed_text("word " * 40).shape == (
-        1024,
-    )  # the rest is not read
+    assert text_embedding.embed_text("word " * 40).shape == (1024,)
 
 
 def test_closing_closes_the_simulator(make: Make) -> None:

@@ -1,9 +1,9 @@
-"""Every suite of the table, held to the one contract.
+"""Conformance tests of all suites.
 
-A suite is tried with its first task, or those of `TASKS`; it is passed over where its
-package is missing, except for Minecraft and DMLab, which then have their stand-ins. A
-new row of the table is covered without a change here. `make test-envs` runs the same
-for suites that need an environment of packages of their own.
+A suite is tested with its first task, or those of `TASKS`. It is skipped if its package
+is not installed, except for Minecraft and DMLab, which then use fake simulators. A new
+suite is tested without a change here. `make test-envs` runs these tests for suites that
+need separate virtual environments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import re
 import sys
 import threading
 import weakref
@@ -20,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import deepmind_lab_stand_in
-import minerl_stand_in
+import fake_deepmind_lab
+import fake_minerl
 import numpy as np
 import pytest
 import torch
@@ -69,35 +68,35 @@ TASKS = {
     "minigrid": ["minigrid_Empty-5x5", "minigrid_Fetch-5x5-N2"],
     "craftax": ["craftax_classic_symbolic"],
 }
-"""What to try of a suite besides, or instead of, its first task."""
+"""Tasks to test instead of the first one."""
 
 RESUMABLE = {*BUILT_IN, "atari_pong", "atari100k_breakout", "procgen_bigfish"}
-ALWAYS_THE_SAME = {"minigrid_Empty-5x5"}
-"""Tasks without chance, whatever the seed."""
+WITHOUT_RANDOMNESS = {"minigrid_Empty-5x5"}
+"""Tasks that do not depend on the seed."""
 
-HEAVY = ("loconav", "memorymaze", "metaworld", "robosuite", "craftax")
-"""Suites that take a minute or more; `make test-envs` runs them."""
+SLOW_SUITES = ("loconav", "memorymaze", "metaworld", "robosuite", "craftax")
+"""Suites that take a minute or more; `make test-envs` tests them."""
 
-DRAW = os.environ.get("REVERIE_TEST_IMAGES") == "1"
-"""Whether suites on MuJoCo show images as well; `make test-envs` sees to it."""
+RENDER = os.environ.get("REVERIE_TEST_IMAGES") == "1"
+"""Render images in suites based on MuJoCo, as `make test-envs` does."""
 
-STEPS = 20 if DRAW else 70
-"""To play; the processor may take a second to draw an image."""
+STEPS = 20 if RENDER else 70
+"""Steps to run; rendering an image on the CPU can take a second."""
 
-CUT = envs.EnvConfig(length=STEPS - 10)
+SHORT_EPISODES = envs.EnvConfig(length=STEPS - 10)
 
 
-def moving() -> dict[str, envs.EnvConfig]:
-    """MuJoCo; where it draws, actions are held long, so that an episode is short."""
-    seen: dict[str, Any] = {"image": DRAW, "repeat": 20 if DRAW else 1}
-    cameras = ("agentview", "robot0_eye_in_hand") if DRAW else ()
+def mujoco_configs() -> dict[str, envs.EnvConfig]:
+    """Configs of suites based on MuJoCo; with images, episodes are short."""
+    options: dict[str, Any] = {"image": RENDER, "repeat": 20 if RENDER else 1}
+    cameras = ("agentview", "robot0_eye_in_hand") if RENDER else ()
     robosuite = RobosuiteConfig(cameras=cameras, object=True, horizon=10)
     return {
-        "dmc": replace(CUT, dmc=DMCConfig(**seen)),
-        "mujoco": replace(CUT, mujoco=MuJoCoConfig(**seen)),
-        "metaworld": replace(CUT, metaworld=MetaWorldConfig(**seen)),
-        "robosuite": replace(CUT, robosuite=robosuite),
-        "loconav": replace(CUT, loconav=LocoNavConfig(repeat=8)),
+        "dmc": replace(SHORT_EPISODES, dmc=DMCConfig(**options)),
+        "mujoco": replace(SHORT_EPISODES, mujoco=MuJoCoConfig(**options)),
+        "metaworld": replace(SHORT_EPISODES, metaworld=MetaWorldConfig(**options)),
+        "robosuite": replace(SHORT_EPISODES, robosuite=robosuite),
+        "loconav": replace(SHORT_EPISODES, loconav=LocoNavConfig(repeat=8)),
     }
 
 
@@ -105,51 +104,48 @@ CONFIGS = {
     "pinpad": envs.EnvConfig(pinpad=PinPadConfig(length=60)),
     "crafter": envs.EnvConfig(crafter=CrafterConfig(length=60)),
     "atari": envs.EnvConfig(atari=AtariConfig(length=240)),
-    **moving(),
+    **mujoco_configs(),
     "minecraft": envs.EnvConfig(minecraft=MinecraftConfig(length=60)),
     **dict.fromkeys(("catch", "memory", "reach", "dummy", "dmlab"), envs.EnvConfig()),
 }
-"""Settings that end episodes soon; the suites that are not here are cut short."""
+"""Settings with short episodes; other suites use `SHORT_EPISODES`."""
 
 
-def examples() -> list[Any]:
-    found = []
+def example_tasks() -> list[Any]:
+    examples = []
     for name, suite in envs.SUITES.items():
-        first = suite.tasks[0] if suite.tasks else ""
-        named = re.search(rf"such as ({name}_\S+)", suite.name_format)
-        alone = f"{name}_{first}" if first else named[1] if named else name
-        for task in TASKS.get(name, [alone]):
-            absent = not suite.is_installed and name not in ("minecraft", "dmlab")
-            marks = [pytest.mark.skipif(absent, reason=f"needs {suite.package}")]
-            marks += [pytest.mark.slow] * (name in HEAVY)
-            found.append(pytest.param(task, marks=marks, id=task))
-    return found
+        for task in TASKS.get(name, [suite.example]):
+            is_missing = not suite.is_installed and name not in ("minecraft", "dmlab")
+            marks = [pytest.mark.skipif(is_missing, reason=f"needs {suite.package}")]
+            marks += [pytest.mark.slow] * (name in SLOW_SUITES)
+            examples.append(pytest.param(task, marks=marks, id=task))
+    return examples
 
 
-every_suite = pytest.mark.parametrize("task", examples())
+every_suite = pytest.mark.parametrize("task", example_tasks())
 
 
 @pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
     if not envs.SUITES["minecraft"].is_installed:
-        minerl_stand_in.install(monkeypatch)
+        fake_minerl.install(monkeypatch)
     if not envs.SUITES["dmlab"].is_installed:
-        deepmind_lab_stand_in.install(monkeypatch)
+        fake_deepmind_lab.install(monkeypatch)
 
 
 def make(task: str, seed: int = 0) -> Env:
     suite = task.partition("_")[0]
-    return envs.make(task, CONFIGS.get(suite, CUT), seed)
+    return envs.make(task, CONFIGS.get(suite, SHORT_EPISODES), seed)
 
 
 @pytest.fixture
 def env(task: str) -> Iterator[Env]:
-    made = make(task)
-    yield made
-    made.close()
+    env = make(task)
+    yield env
+    env.close()
 
 
-def play(env: Env, steps: int, seed: int = 0, obs: Obs | None = None) -> list[Obs]:
+def run_steps(env: Env, steps: int, seed: int = 0, obs: Obs | None = None) -> list[Obs]:
     rng = np.random.default_rng(seed)
     rows = [env.reset() if obs is None else obs]
     for _ in range(steps):
@@ -161,24 +157,24 @@ def play(env: Env, steps: int, seed: int = 0, obs: Obs | None = None) -> list[Ob
     return [{key: np.array(value) for key, value in row.items()} for row in rows]
 
 
-def played(task: str, seed: int) -> list[Obs]:
+def run(task: str, seed: int) -> list[Obs]:
     env = make(task, seed)
-    rows = play(env, STEPS)
+    rows = run_steps(env, STEPS)
     env.close()
     return rows
 
 
-def same(one: list[Obs], two: list[Obs]) -> bool:
+def equal(rows: list[Obs], others: list[Obs]) -> bool:
     return all(
         a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-        for a, b in zip(one, two, strict=True)
+        for a, b in zip(rows, others, strict=True)
     )
 
 
 @every_suite
-def test_conformance_rows_keep_what_spaces_and_flags_promise(env: Env) -> None:
+def test_conformance_observations_match_spaces_and_flags(env: Env) -> None:
     assert agent_obs_space(env.obs_space)
-    rows = play(env, 2 * STEPS - 10)
+    rows = run_steps(env, 2 * STEPS - 10)
     for row in rows:
         assert row.keys() == env.obs_space.keys()
         for key, space in env.obs_space.items():
@@ -189,11 +185,11 @@ def test_conformance_rows_keep_what_spaces_and_flags_promise(env: Env) -> None:
     assert rows[0]["is_first"]
     for before, after in itertools.pairwise(rows):
         assert after["is_first"] == before["is_last"]
-    assert any(row["is_last"] for row in rows), "play on until an episode ends"
+    assert any(row["is_last"] for row in rows), "no episode ended"
 
 
 @every_suite
-def test_conformance_floats_are_f32_and_integers_i32(env: Env) -> None:
+def test_conformance_dtypes_are_uniform(env: Env) -> None:
     kinds = {np.dtype(name) for name in ("float32", "int32", "uint8", "bool")}
     for space in (*env.obs_space.values(), *env.act_space.values()):
         assert space.dtype in kinds
@@ -204,65 +200,65 @@ def test_conformance_floats_are_f32_and_integers_i32(env: Env) -> None:
 
 
 @every_suite
-def test_conformance_check_env_finds_nothing(env: Env) -> None:
-    excused = ("a step takes", *["no episode ended"] * DRAW)  # it takes too long
-    found = check_env(env, steps=STEPS)
-    assert [each for each in found if not each.message.startswith(excused)] == []
+def test_conformance_check_env_reports_no_problem(env: Env) -> None:
+    ignored = ("a step takes", *["no episode ended"] * RENDER)  # with images
+    findings = check_env(env, steps=STEPS)
+    assert [each for each in findings if not each.message.startswith(ignored)] == []
 
 
 @every_suite
-def test_conformance_a_seed_decides_the_episodes(task: str) -> None:
-    first = played(task, seed=3)
-    assert same(first, played(task, seed=3))
-    if task not in ALWAYS_THE_SAME:
-        assert not same(first, played(task, seed=4))
+def test_conformance_seeds_reproduce_episodes(task: str) -> None:
+    first = run(task, seed=3)
+    assert equal(first, run(task, seed=3))
+    if task not in WITHOUT_RANDOMNESS:
+        assert not equal(first, run(task, seed=4))
 
 
 @every_suite
-def test_conformance_resuming_continues_exactly(task: str, env: Env) -> None:
+def test_conformance_resuming_is_exact(task: str, env: Env) -> None:
     assert is_resumable(env) == (task in RESUMABLE)
     if not is_resumable(env):
         return
-    last = play(env, 33)[-1]
+    last = run_steps(env, 33)[-1]
     state = env.state_dict()
-    whole = play(env, 100, seed=1, obs=last)
+    expected = run_steps(env, 100, seed=1, obs=last)
     other = make(task, seed=9)
     other.load_state_dict(state)  # type: ignore[attr-defined]
-    assert same(whole, play(other, 100, seed=1, obs=last))
+    assert equal(expected, run_steps(other, 100, seed=1, obs=last))
     other.close()
 
 
-class Spy(RandomAgent):
-    """Acts at random, and remembers what it was shown."""
+class RecordingAgent(RandomAgent):
+    """Acts randomly and records the keys of its observations."""
 
-    seen: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
 
     def policy(self, carry: Any, obs: Obs, mode: Any = "train") -> Any:
-        self.seen |= obs.keys()
+        self.keys |= obs.keys()
         return super().policy(carry, obs, mode)
 
 
 @every_suite
-def test_conformance_what_is_for_people_never_reaches_an_agent(task: str) -> None:
+def test_conformance_log_keys_are_not_observed(task: str) -> None:
     suite = task.partition("_")[0]
-    config = replace(CONFIGS.get(suite, CUT), length=5)
-    pool = envs.make_vec_env(envs.TaskFactory(task, config, seed=0), 1)
-    spy = Spy(
-        pool.obs_space,
-        pool.act_space,
+    config = replace(CONFIGS.get(suite, SHORT_EPISODES), length=5)
+    vec_env = envs.make_vec_env(envs.TaskFactory(task, config, seed=0), 1)
+    agent = RecordingAgent(
+        vec_env.obs_space,
+        vec_env.act_space,
         RandomConfig(),
         device=torch.device("cpu"),
         precision="float32",
         seed=0,
     )
-    assert len(play_episodes(spy, pool, 1)) == 1
-    pool.close()
-    public = {key for key in pool.obs_space if not key.startswith("log/")}
-    assert spy.seen == public
+    assert len(play_episodes(agent, vec_env, 1)) == 1
+    vec_env.close()
+    public = {key for key in vec_env.obs_space if not key.startswith("log/")}
+    assert agent.keys == public
 
 
-def held() -> dict[str, int]:
-    """Open files, threads and processes of ours."""
+def open_resources() -> dict[str, int]:
+    """Count open files, threads and child processes."""
     gc.collect()
     children = "".join(
         p.read_text() for p in Path("/proc/self/task").glob("*/children")
@@ -274,31 +270,31 @@ def held() -> dict[str, int]:
     }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @every_suite
-def test_conformance_closing_frees_everything(task: str) -> None:
-    def live_once() -> weakref.ref[Any]:
+def test_conformance_closing_frees_resources(task: str) -> None:
+    def use_once() -> weakref.ref[Any]:
         env: Any = make(task)
-        play(env, 5)
+        run_steps(env, 5)
         env.close()
         while isinstance(env, Wrapper):
             env = env.env
         return weakref.ref(env)
 
-    live_once()  # what a package sets up for good comes with its first environment
+    use_once()  # packages allocate permanent resources for their first environment
     gc.collect()
-    gc.freeze()  # only what comes from here on is looked at again, which is quick
-    before = held()
-    ghosts = [live_once() for _ in range(2)]
-    after = held()
+    gc.freeze()  # later collections are faster
+    before = open_resources()
+    references = [use_once() for _ in range(2)]
+    after = open_resources()
     gc.unfreeze()
     assert all(after[kind] <= before[kind] for kind in before), (before, after)
-    assert not any(ghost() for ghost in ghosts)
+    assert not any(reference() for reference in references)
 
 
-def test_conformance_covers_every_suite_of_the_table() -> None:
-    tried = {example.values[0].partition("_")[0] for example in examples()}
-    assert tried == set(envs.SUITES)
+def test_conformance_covers_every_suite() -> None:
+    tested = {example.values[0].partition("_")[0] for example in example_tasks()}
+    assert tested == set(envs.SUITES)
     for name in TASKS.keys() | CONFIGS.keys():
         assert name in envs.SUITES
     for task in itertools.chain(*TASKS.values()):
@@ -306,20 +302,20 @@ def test_conformance_covers_every_suite_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("task", BUILT_IN)
-def test_states_are_plain_data(task: str) -> None:
-    def plain(value: object) -> bool:
+def test_states_contain_plain_data_only(task: str) -> None:
+    def is_plain(value: object) -> bool:
         if isinstance(value, dict):
-            return all(isinstance(k, str) and plain(v) for k, v in value.items())
+            return all(isinstance(k, str) and is_plain(v) for k, v in value.items())
         if isinstance(value, list):
-            return all(map(plain, value))
+            return all(map(is_plain, value))
         return isinstance(value, int | float | str | bool | np.ndarray | None)
 
     env = make(task)
     env.reset()
-    assert plain(env.state_dict())  # type: ignore[attr-defined]
+    assert is_plain(env.state_dict())  # type: ignore[attr-defined]
 
 
-def test_dummies_show_every_kind_of_space() -> None:
+def test_dummy_has_every_type_of_space() -> None:
     disc, cont = make("dummy_disc"), make("dummy_cont")
     spaces = agent_obs_space(disc.obs_space)
     assert {len(space.shape) for space in spaces.values()} == {0, 1, 2, 3}
@@ -333,7 +329,7 @@ def test_dummies_show_every_kind_of_space() -> None:
     assert set(FLAGS) <= disc.obs_space.keys()
 
 
-def test_catch_pays_for_catching_and_a_random_player_mostly_misses() -> None:
+def test_scores_of_optimal_and_random_policies_in_catch() -> None:
     def score(policy: str) -> float:
         env, rng = make("catch"), np.random.default_rng(0)
         scores = []
@@ -352,7 +348,7 @@ def test_catch_pays_for_catching_and_a_random_player_mostly_misses() -> None:
     assert -0.9 < score("random") < -0.4
 
 
-def test_memory_hides_the_cue_when_it_is_asked_for() -> None:
+def test_memory_hides_the_cue_at_the_go_signal() -> None:
     env = make("memory")
     for _ in range(20):
         obs = env.reset()
@@ -365,12 +361,12 @@ def test_memory_hides_the_cue_when_it_is_asked_for() -> None:
         assert obs["is_terminal"]
 
 
-def test_pinpad_pays_for_the_sequence_then_counts_down_and_respawns() -> None:
+def test_pinpad_rewards_the_sequence_and_respawns() -> None:
     env = PinPad("three")
     first = env.reset(seed=0)
-    places = [np.argwhere(env.pads == pad)[0] for pad in (1, 2, 3)]
+    positions = [np.argwhere(env.pads == pad)[0] for pad in (1, 2, 3)]
     rewards = []
-    for row, col in places:  # put the player beside each pad and step on the spot
+    for row, col in positions:  # put the player on each pad
         env._player = (int(row), int(col))
         rewards.append(float(env.step({"action": 0})["reward"]))
     assert rewards == [0.0, 0.0, 10.0]
@@ -381,7 +377,7 @@ def test_pinpad_pays_for_the_sequence_then_counts_down_and_respawns() -> None:
     assert first["image"].shape == (64, 64, 3)
 
 
-def test_pinpad_pays_nothing_for_another_order() -> None:
+def test_pinpad_does_not_reward_other_orders() -> None:
     env = PinPad("three")
     env.reset(seed=0)
     for pad in (2, 1, 3, 2, 3, 1):
@@ -395,6 +391,6 @@ def test_pinpad_has_the_published_settings() -> None:
     assert PinPadConfig().length == 10_000
     assert env.obs_space["image"].shape == (64, 64, 3)
     assert env.act_space["action"].classes == 5
-    room = PinPad("six")
-    assert room.pads.shape == (14, 16)
-    assert set(np.unique(room.pads)) == {-1, 0, 1, 2, 3, 4, 5, 6}
+    pinpad = PinPad("six")
+    assert pinpad.pads.shape == (14, 16)
+    assert set(np.unique(pinpad.pads)) == {-1, 0, 1, 2, 3, 4, 5, 6}

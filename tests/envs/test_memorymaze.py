@@ -1,4 +1,4 @@
-"""Memory Maze on a stand-in for the simulator; `make test-envs` runs the real one."""
+"""Memory Maze with a fake simulator; `make test-envs` runs the real one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from reverie import envs
-from reverie.envs import opengl
 from reverie.run.config import resolve
 
 LENGTHS = {"9x9": 10, "11x11": 20, "13x13": 30, "15x15": 40}
-"""Each a hundredth of the real one."""
+"""Episode lengths of the fake, 1/100 of the real ones."""
 
 
-class Maze:
-    """Takes an integer action, shows an image drawn from its seed, ends by time."""
+class FakeMaze:
+    """Integer actions, an image that depends on the seed, and a time limit."""
 
     def __init__(self, length: int, seed: int):
         self.length, self.seed, self.count = length, seed, 0
@@ -32,18 +31,18 @@ class Maze:
 
     def reset(self) -> Any:
         self.count = 0
-        return self._row()
+        return self._timestep()
 
     def step(self, action: Any) -> Any:
         assert type(action) is int
         assert 0 <= action < 6
         self.count += 1
-        return self._row()
+        return self._timestep()
 
     def close(self) -> None:
         self.is_closed = True
 
-    def _row(self) -> Any:
+    def _timestep(self) -> Any:
         return SimpleNamespace(
             observation=np.full((64, 64, 3), self.seed % 256, np.uint8),
             reward=1.0 if self.count == 3 else 0.0,
@@ -54,14 +53,14 @@ class Maze:
 
 
 @pytest.fixture
-def mazes(monkeypatch: pytest.MonkeyPatch) -> list[Maze]:
-    """A pretended `memory_maze` package; the list holds every maze it has made."""
-    made: list[Maze] = []
+def mazes(monkeypatch: pytest.MonkeyPatch, working_egl: None) -> list[FakeMaze]:
+    """Install a fake `memory_maze` package; return the mazes it builds."""
+    made: list[FakeMaze] = []
 
     def task(length: int) -> Any:
-        def make(*, image_only_obs: bool, seed: int) -> Maze:
+        def make(*, image_only_obs: bool, seed: int) -> FakeMaze:
             assert image_only_obs
-            made.append(Maze(length, seed))
+            made.append(FakeMaze(length, seed))
             return made[-1]
 
         return make
@@ -74,14 +73,12 @@ def mazes(monkeypatch: pytest.MonkeyPatch) -> list[Maze]:
     package.__spec__ = SimpleNamespace(name="memory_maze")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "memory_maze", package)
     monkeypatch.setitem(sys.modules, "memory_maze.tasks", tasks)
-    monkeypatch.setattr(opengl, "probe_backend", lambda name: "")
-    monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 
 
 @pytest.mark.parametrize("size", LENGTHS)
-def test_every_size_has_its_length_and_ends_without_being_terminal(
-    mazes: list[Maze], size: str
+def test_every_size_is_truncated_at_its_length(
+    mazes: list[FakeMaze], size: str
 ) -> None:
     env = envs.make(f"memorymaze_{size}")
     assert env.obs_space["image"].shape == (64, 64, 3)
@@ -95,11 +92,11 @@ def test_every_size_has_its_length_and_ends_without_being_terminal(
     assert total == 1
 
 
-def test_a_seed_makes_the_maze_anew_and_closes_the_old_one(mazes: list[Maze]) -> None:
+def test_a_seeded_reset_builds_a_new_maze(mazes: list[FakeMaze]) -> None:
     env = envs.make("memorymaze_9x9", seed=1)
     env.reset()
     env.reset()
-    assert len(mazes) == 1  # the next episode is the simulator's own
+    assert len(mazes) == 1  # the same simulator
     env.reset(7)
     assert len(mazes) == 2
     assert mazes[0].is_closed
@@ -109,7 +106,7 @@ def test_a_seed_makes_the_maze_anew_and_closes_the_old_one(mazes: list[Maze]) ->
     assert mazes[0].seed != mazes[1].seed
 
 
-def test_the_block_trains_on_the_smallest_maze() -> None:
+def test_the_default_task_is_the_smallest_maze() -> None:
     config = resolve(["memorymaze"])
     assert config.task == "memorymaze_9x9"
     assert config.run.steps == 1e8

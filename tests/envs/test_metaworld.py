@@ -1,4 +1,4 @@
-"""Meta-World on a stand-in for the simulator; `make test-envs` runs the real one."""
+"""Meta-World with a fake simulator; `make test-envs` runs the real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import opengl
 from reverie.envs.suites import metaworld
 from reverie.run.config import resolve
 from reverie.spaces import agent_obs_space
@@ -19,8 +18,8 @@ from reverie.spaces import agent_obs_space
 CAMERAS = {*metaworld.ROTATED_CAMERAS, "topview", "behindGripper", "gripperPOV"}
 
 
-class Sawyer:
-    """What the adapter uses of Meta-World's environments, with their refusals."""
+class FakeSawyer:
+    """The parts of Meta-World's environments that the suite uses, with their checks."""
 
     def __init__(self, **options: Any):
         assert options.keys() <= {"render_mode", "camera_name", "width", "height"}
@@ -64,12 +63,12 @@ class Sawyer:
 
 
 @pytest.fixture(autouse=True)
-def simulators(monkeypatch: pytest.MonkeyPatch) -> list[Sawyer]:
-    """A pretended `metaworld` package; the list holds what it has made."""
-    made: list[Sawyer] = []
+def simulators(monkeypatch: pytest.MonkeyPatch, working_egl: None) -> list[FakeSawyer]:
+    """Install a fake `metaworld` package; return the simulators it builds."""
+    made: list[FakeSawyer] = []
 
-    def make(**options: Any) -> Sawyer:
-        made.append(Sawyer(**options))
+    def make(**options: Any) -> FakeSawyer:
+        made.append(FakeSawyer(**options))
         return made[-1]
 
     tables = ModuleType("metaworld.env_dict")
@@ -78,8 +77,6 @@ def simulators(monkeypatch: pytest.MonkeyPatch) -> list[Sawyer]:
     package.__spec__ = SimpleNamespace(name="metaworld")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "metaworld", package)
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", tables)
-    monkeypatch.setattr(opengl, "probe_backend", lambda name: "")
-    monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 
 
@@ -87,20 +84,20 @@ def zero() -> dict[str, np.ndarray]:
     return {"action": np.zeros(4, np.float32)}
 
 
-def test_there_are_fifty_tasks_and_wrong_names_lead_to_them() -> None:
+def test_there_are_50_tasks_and_unknown_ones_suggest_them() -> None:
     assert len(metaworld.TASKS) == 50
     with pytest.raises(UserError, match="metaworld_reach-v3"):
         envs.make("metaworld_reach")
 
 
-def test_the_agent_sees_camera_and_state_with_the_goal_in_it() -> None:
+def test_observations_are_image_and_state_with_the_goal() -> None:
     env = envs.make("metaworld_reach-v3")
     shapes = {key: space.shape for key, space in agent_obs_space(env.obs_space).items()}
     assert shapes == {"image": (64, 64, 3), "vector": (39,)}
     assert env.reset()["vector"].all()
 
 
-def test_images_of_cameras_that_hang_head_down_are_turned() -> None:
+def test_images_of_upside_down_cameras_are_rotated() -> None:
     def bright_corner(camera: str) -> list[int]:
         config = metaworld.MetaWorldConfig(camera=camera, size=(32, 48))
         image = envs.make("metaworld_push-v3", envs.EnvConfig(metaworld=config)).reset()
@@ -111,7 +108,7 @@ def test_images_of_cameras_that_hang_head_down_are_turned() -> None:
     assert bright_corner("topview") == [0, 0]
 
 
-def test_the_block_repeats_twice_sums_rewards_and_tells_of_success() -> None:
+def test_the_preset_repeats_actions_and_success_is_logged() -> None:
     config = resolve(["metaworld"])
     env = envs.make("metaworld_door-open-v3", config.env)
     assert list(agent_obs_space(env.obs_space)) == ["image"]
@@ -123,7 +120,7 @@ def test_the_block_repeats_twice_sums_rewards_and_tells_of_success() -> None:
     assert not rows[-1]["is_terminal"]
 
 
-def test_seeds_and_close_reach_the_simulator(simulators: list[Sawyer]) -> None:
+def test_seeding_and_closing(simulators: list[FakeSawyer]) -> None:
     env = envs.make("metaworld_reach-v3")
     env.reset(5)
     env.reset()
@@ -132,7 +129,7 @@ def test_seeds_and_close_reach_the_simulator(simulators: list[Sawyer]) -> None:
     assert simulators[0].is_closed
 
 
-def test_states_alone_draw_nothing(simulators: list[Sawyer]) -> None:
+def test_without_images_nothing_is_rendered(simulators: list[FakeSawyer]) -> None:
     config = envs.EnvConfig(metaworld=metaworld.MetaWorldConfig(image=False))
     env = envs.make("metaworld_reach-v3", config)
     assert list(agent_obs_space(env.obs_space)) == ["vector"]

@@ -1,21 +1,21 @@
-"""Minecraft, rule by rule, against a stand-in for MineRL."""
+"""Minecraft with a fake MineRL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import minerl_stand_in
+import fake_minerl
 import numpy as np
 import pytest
-from minerl_stand_in import ITEMS, Game
+from fake_minerl import ITEMS, Game
 
 from reverie import envs
 from reverie.envs.suites.minecraft import Minecraft, MinecraftConfig
 
 Make = Callable[..., tuple[Minecraft, Game]]
 
-NOTHING = {
+NOOP = {
     "camera": (0.0, 0.0),
     "forward": 0,
     "back": 0,
@@ -63,7 +63,7 @@ TOOLS = {
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Make:
-    games = minerl_stand_in.install(monkeypatch)
+    games = fake_minerl.install(monkeypatch)
 
     def build(task: str = "diamond", **settings: Any) -> tuple[Minecraft, Game]:
         env = Minecraft(task, MinecraftConfig(**settings))
@@ -77,7 +77,7 @@ def act(env: Minecraft, name: str) -> Any:
     return env.step({"action": np.int32(list(env.actions).index(name))})
 
 
-def test_the_defaults_are_the_published_ones() -> None:
+def test_defaults_are_those_of_dreamerv3() -> None:
     config = MinecraftConfig()
     assert (config.size, config.repeat, config.break_speed) == ((64, 64), 1, 100.0)
     assert (config.length, config.pitch_limit) == (36_000, 60)
@@ -86,11 +86,11 @@ def test_the_defaults_are_the_published_ones() -> None:
         MinecraftConfig(break_speed=0)
 
 
-def test_the_world_is_asked_for_as_published(make: Make) -> None:
+def test_the_configuration_of_the_world(make: Make) -> None:
     _, game = make(size=(48, 64), break_speed=7.0)
     spec = game.spec
     parts = {type(h).__name__: h for h in [*spec.observables, *spec.actionables]}
-    assert parts["POVObservation"].args == ((64, 48),)  # theirs is width, height
+    assert parts["POVObservation"].args == ((64, 48),)  # width, height
     assert parts["FlatInventoryObservation"].args == (ITEMS,)
     assert parts["EquippedItemObservation"].options["_default"] == "air"
     assert game.break_speed == 7.0
@@ -108,7 +108,7 @@ def test_the_world_is_asked_for_as_published(make: Make) -> None:
     ("task", "actions"),
     [("diamond", {**BASIC, **TOOLS}), ("wood", BASIC), ("climb", BASIC)],
 )
-def test_every_action_is_one_complete_command(
+def test_every_action_is_a_complete_command(
     make: Make, task: str, actions: dict[str, Any]
 ) -> None:
     env, game = make(task, sticky_jump=0)
@@ -116,32 +116,32 @@ def test_every_action_is_one_complete_command(
     assert env.act_space["action"].classes == (25 if task == "diamond" else 12)
     for name, change in actions.items():
         act(env, name)
-        assert game.commands[-1] == {**NOTHING, **change}, name
+        assert game.commands[-1] == {**NOOP, **change}, name
 
 
 @pytest.mark.parametrize(("turn", "sign"), [("turn_up", -1), ("turn_down", 1)])
-def test_the_camera_stops_at_sixty_degrees(make: Make, turn: str, sign: int) -> None:
+def test_the_pitch_is_limited_to_60_degrees(make: Make, turn: str, sign: int) -> None:
     env, game = make()
     for _ in range(6):
         act(env, turn)
     pitches = [command["camera"][0] for command in game.commands]
     assert pitches == [sign * 15.0] * 4 + [0.0] * 2
-    act(env, "turn_left")  # to the sides there is no limit
+    act(env, "turn_left")  # horizontal rotation is not limited
     act(env, "turn_up" if sign > 0 else "turn_down")
     assert game.pitch == sign * 45.0
     env.reset()
     act(env, turn)
-    assert game.pitch == sign * 15.0  # and a new episode looks straight ahead
+    assert game.pitch == sign * 15.0  # the pitch is reset
 
 
-def test_the_pitch_limit_is_a_setting(make: Make) -> None:
+def test_the_pitch_limit_can_be_configured(make: Make) -> None:
     env, game = make(pitch_limit=30)
     for _ in range(6):
         act(env, "turn_down")
     assert game.pitch == 30.0
 
 
-def test_a_jump_goes_on_forward_for_ten_steps(make: Make) -> None:
+def test_a_jump_is_repeated_for_ten_steps(make: Make) -> None:
     env, game = make()
     for name in ["jump", *["noop"] * 11]:
         act(env, name)
@@ -149,7 +149,7 @@ def test_a_jump_goes_on_forward_for_ten_steps(make: Make) -> None:
     assert [c["forward"] for c in game.commands] == [1] * 10 + [0] * 2
 
 
-def test_jumping_again_begins_the_ten_steps_anew(make: Make) -> None:
+def test_another_jump_restarts_the_ten_steps(make: Make) -> None:
     env, game = make()
     for name in ["jump", *["back"] * 4, "jump", *["noop"] * 11]:
         act(env, name)
@@ -157,15 +157,15 @@ def test_jumping_again_begins_the_ten_steps_anew(make: Make) -> None:
     assert [c["back"] for c in game.commands[1:5]] == [1] * 4
 
 
-def test_a_new_episode_has_forgotten_the_jump(make: Make) -> None:
+def test_a_reset_stops_the_jump(make: Make) -> None:
     env, game = make()
     act(env, "jump")
     env.reset()
     act(env, "noop")
-    assert game.commands[-1] == NOTHING
+    assert game.commands[-1] == NOOP
 
 
-def test_attacks_are_held_only_where_blocks_break_at_their_own_speed(
+def test_attacks_are_repeated_only_at_original_break_speed(
     make: Make,
 ) -> None:
     env, game = make(break_speed=1.0)
@@ -184,7 +184,7 @@ def test_attacks_are_held_only_where_blocks_break_at_their_own_speed(
     assert [c["attack"] for c in game.commands] == [1, 0]
 
 
-def test_a_held_attack_does_not_jump(make: Make) -> None:
+def test_a_repeated_attack_does_not_jump(make: Make) -> None:
     env, game = make(break_speed=1.0, sticky_attack=3)
     for name in ["attack", "jump", "noop", "noop"]:
         act(env, name)
@@ -198,23 +198,23 @@ def test_a_held_attack_does_not_jump(make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["attack", "forward", "back", "left", "right"])
-def test_repeats_hold_what_can_be_held(make: Make, name: str) -> None:
+def test_action_repeat_repeats_motion_and_attack(make: Make, name: str) -> None:
     env, game = make(repeat=3)
     act(env, name)
-    assert game.commands == [{**NOTHING, **BASIC[name]}] * 3
+    assert game.commands == [{**NOOP, **BASIC[name]}] * 3
 
 
 @pytest.mark.parametrize("name", ["turn_left", "craft_planks", "place_dirt", "jump"])
-def test_repeats_do_the_rest_once(make: Make, name: str) -> None:
+def test_action_repeat_sends_other_actions_once(make: Make, name: str) -> None:
     env, game = make(repeat=3)
     act(env, name)
-    first, *rest = game.commands
-    assert first == {**NOTHING, **BASIC, **TOOLS}[name] | first
-    held = {"forward": 1} if name == "jump" else {}
-    assert rest == [{**NOTHING, **held}] * 2
+    first, *others = game.commands
+    assert first == {**NOOP, **BASIC, **TOOLS}[name] | first
+    repeated = {"forward": 1} if name == "jump" else {}
+    assert others == [{**NOOP, **repeated}] * 2
 
 
-def test_repeats_stop_at_death_and_count_as_one_step(make: Make) -> None:
+def test_action_repeat_stops_at_death(make: Make) -> None:
     env, game = make(repeat=4, length=2)
     assert not act(env, "noop")["is_last"]
     game.life = 0
@@ -223,7 +223,7 @@ def test_repeats_stop_at_death_and_count_as_one_step(make: Make) -> None:
     assert len(game.commands) == 5
 
 
-def test_the_inventory_lists_every_item_and_both_kinds_of_wood_as_one(
+def test_the_inventory_merges_both_kinds_of_logs(
     make: Make,
 ) -> None:
     env, game = make()
@@ -231,11 +231,11 @@ def test_the_inventory_lists_every_item_and_both_kinds_of_wood_as_one(
     row = act(env, "noop")
     names = sorted(set(ITEMS) - {"log2"})
     assert row["inventory"].shape == (len(ITEMS) - 1,)
-    found = dict(zip(names, row["inventory"].tolist(), strict=True))
-    assert {k: v for k, v in found.items() if v} == {"log": 5, "diamond": 1}
+    counts = dict(zip(names, row["inventory"].tolist(), strict=True))
+    assert {k: v for k, v in counts.items() if v} == {"log": 5, "diamond": 1}
 
 
-def test_the_largest_inventory_is_remembered_until_the_episode_ends(make: Make) -> None:
+def test_the_maximum_inventory_of_an_episode(make: Make) -> None:
     env, game = make()
     log, dirt = (sorted(set(ITEMS) - {"log2"}).index(n) for n in ("log", "dirt"))
     for logs, dirts in ((4, 0), (1, 2)):
@@ -246,10 +246,10 @@ def test_the_largest_inventory_is_remembered_until_the_episode_ends(make: Make) 
     later = act(env, "noop")
     assert not np.shares_memory(row["inventory_max"], later["inventory_max"])
     assert not env.reset()["inventory_max"].any()
-    assert later["inventory_max"][log] == 4  # rows that were given away stay
+    assert later["inventory_max"][log] == 4  # returned arrays are not modified
 
 
-def test_what_is_in_hand_is_one_hot(make: Make) -> None:
+def test_the_equipped_item_is_one_hot(make: Make) -> None:
     env, game = make()
     kinds = sorted({*ITEMS, "air", "other"})
     row = env.reset()
@@ -260,7 +260,7 @@ def test_what_is_in_hand_is_one_hot(make: Make) -> None:
     assert row["equipped"][kinds.index("iron_pickaxe")] == 1
 
 
-def test_health_hunger_and_breath_are_shares(make: Make) -> None:
+def test_health_hunger_and_breath_are_fractions(make: Make) -> None:
     env, game = make()
     game.life, game.food, game.air = 5.0, 8, 60
     row = act(env, "noop")
@@ -269,51 +269,51 @@ def test_health_hunger_and_breath_are_shares(make: Make) -> None:
     )
 
 
-def test_a_diamond_needs_eleven_things_and_each_pays_once(make: Make) -> None:
+def test_each_item_on_the_way_to_the_diamond_is_rewarded_once(make: Make) -> None:
     env, game = make()
     assert env.reset()["reward"] == 0
 
-    def find(item: str, count: int = 1) -> float:
+    def reward_for_item(item: str, count: int = 1) -> float:
         game.items[item] += count
         return float(act(env, "noop")["reward"])
 
-    def get(name: str, times: int = 1) -> float:
+    def reward_for_action(name: str, times: int = 1) -> float:
         return float(sum(float(act(env, name)["reward"]) for _ in range(times)))
 
-    assert get("attack") == 1  # log
-    assert get("attack", 4) == 0
-    assert get("craft_planks") == 1
-    assert get("craft_planks", 3) == 0
-    assert get("craft_crafting_table") == 1
-    assert get("place_crafting_table") == 0
-    assert get("craft_stick") == 1
-    assert get("craft_stick") == 0
-    assert get("craft_wooden_pickaxe") == 1
-    assert get("equip_wooden_pickaxe") == 0
-    assert find("cobblestone", 20) == 1
-    assert get("craft_stone_pickaxe") == 1
-    assert get("craft_furnace") == 1
-    assert get("place_furnace") == 0
-    assert find("iron_ore", 3) == 1
-    assert get("smelt_iron_ingot") == 1
-    assert get("smelt_iron_ingot", 2) == 0
-    assert get("craft_iron_pickaxe") == 1
-    assert find("diamond") == 1
-    assert find("diamond") == 0
+    assert reward_for_action("attack") == 1  # log
+    assert reward_for_action("attack", 4) == 0
+    assert reward_for_action("craft_planks") == 1
+    assert reward_for_action("craft_planks", 3) == 0
+    assert reward_for_action("craft_crafting_table") == 1
+    assert reward_for_action("place_crafting_table") == 0
+    assert reward_for_action("craft_stick") == 1
+    assert reward_for_action("craft_stick") == 0
+    assert reward_for_action("craft_wooden_pickaxe") == 1
+    assert reward_for_action("equip_wooden_pickaxe") == 0
+    assert reward_for_item("cobblestone", 20) == 1
+    assert reward_for_action("craft_stone_pickaxe") == 1
+    assert reward_for_action("craft_furnace") == 1
+    assert reward_for_action("place_furnace") == 0
+    assert reward_for_item("iron_ore", 3) == 1
+    assert reward_for_action("smelt_iron_ingot") == 1
+    assert reward_for_action("smelt_iron_ingot", 2) == 0
+    assert reward_for_action("craft_iron_pickaxe") == 1
+    assert reward_for_item("diamond") == 1
+    assert reward_for_item("diamond") == 0
     game.items["diamond"] = 0
-    assert get("noop") == 0
-    assert find("diamond") == 0  # once an episode
+    assert reward_for_action("noop") == 0
+    assert reward_for_item("diamond") == 0  # once per episode
     env.reset()
-    assert get("attack") == 1  # and again in the next
+    assert reward_for_action("attack") == 1  # rewarded again
 
 
-def test_two_firsts_in_one_step_pay_two(make: Make) -> None:
+def test_two_new_items_in_one_step_give_reward_2(make: Make) -> None:
     env, game = make()
     game.items |= {"diamond": 1, "iron_ore": 1, "dirt": 1}
     assert act(env, "noop")["reward"] == 2
 
 
-def test_losing_health_costs_a_hundredth_and_gaining_pays_it(make: Make) -> None:
+def test_changes_in_health_are_rewarded(make: Make) -> None:
     for task in ("diamond", "wood", "climb"):
         env, game = make(task)
         game.life = 10.0
@@ -325,7 +325,7 @@ def test_losing_health_costs_a_hundredth_and_gaining_pays_it(make: Make) -> None
         assert act(env, "noop")["reward"] == 0
 
 
-def test_wood_pays_for_every_log_and_never_charges(make: Make) -> None:
+def test_wood_rewards_new_logs_only(make: Make) -> None:
     env, game = make("wood")
     rewards = []
     for logs in (1, 3, 2, 3):
@@ -338,7 +338,7 @@ def test_wood_pays_for_every_log_and_never_charges(make: Make) -> None:
     assert act(env, "noop")["reward"] == 0
 
 
-def test_climb_pays_for_height_both_ways(make: Make) -> None:
+def test_climb_rewards_changes_in_height(make: Make) -> None:
     env, game = make("climb")
     game.items["diamond"] = 1
     rewards = []
@@ -351,45 +351,45 @@ def test_climb_pays_for_height_both_ways(make: Make) -> None:
     assert env.reset()["reward"] == 0
 
 
-def test_things_held_at_the_start_are_not_found(make: Make) -> None:
+def test_initial_items_are_not_rewarded(make: Make) -> None:
     env, game = make()
-    begin = game._observe
+    observe = game._observe
 
-    def rich() -> dict[str, Any]:
+    def observe_with_log() -> dict[str, Any]:
         game.items["log"] = 1
-        return begin()
+        return observe()
 
-    game._observe = rich  # type: ignore[method-assign]
+    game._observe = observe_with_log  # type: ignore[method-assign]
     assert env.reset()["reward"] == 0
     assert act(env, "noop")["reward"] == 0
 
 
-def test_death_is_terminal_and_the_step_limit_is_not(make: Make) -> None:
+def test_only_death_is_terminal(make: Make) -> None:
     env, game = make(length=3)
     rows = [act(env, "noop") for _ in range(3)]
     assert [bool(row["is_last"]) for row in rows] == [False, False, True]
     assert not rows[-1]["is_terminal"]
     env.reset()
-    assert not act(env, "noop")["is_last"]  # the count begins anew
+    assert not act(env, "noop")["is_last"]  # the time limit is reset
     game.life = 0
     row = act(env, "noop")
     assert row["is_last"]
     assert row["is_terminal"]
 
 
-def test_every_episode_has_a_world_of_its_own_that_the_seed_decides(make: Make) -> None:
+def test_seeds_reproduce_the_sequence_of_worlds(make: Make) -> None:
     env, game = make()
     env.reset(seed=3)
     env.reset()
     env.reset()
     env.reset(seed=3)
     env.reset()
-    first, second, third, again, then = game.seeds[1:]
+    first, second, third, repeated_first, repeated_second = game.seeds[1:]
     assert len({first, second, third}) == 3
-    assert (again, then) == (first, second)
+    assert (repeated_first, repeated_second) == (first, second)
 
 
-def test_people_see_the_items_that_count(make: Make) -> None:
+def test_selected_items_are_logged(make: Make) -> None:
     env, game = make()
     game.items |= {"log": 1, "log2": 1, "cobblestone": 3}
     row = act(env, "noop")
@@ -402,27 +402,27 @@ def test_people_see_the_items_that_count(make: Make) -> None:
     }
 
 
-def test_a_lost_connection_closes_the_episode_and_starts_another_game(
+def test_a_lost_connection_truncates_the_episode(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _ = make()
     factory = envs.TaskFactory("minecraft_wood", envs.EnvConfig(), 0)
-    pool = envs.make_vec_env(factory, 1)
-    pool.reset()
-    lost = Game.newest
-    lost.lost = True
-    row = pool.step({"action": np.zeros(1, np.int32)})
+    vec_env = envs.make_vec_env(factory, 1)
+    vec_env.reset()
+    broken = Game.newest
+    broken.lost = True
+    row = vec_env.step({"action": np.zeros(1, np.int32)})
     assert row["is_last"].all()
     assert not row["is_terminal"].any()
     assert "lost its connection" in caplog.text
-    assert lost.closed
-    assert pool.step({"action": np.zeros(1, np.int32)})["is_first"].all()
-    assert Game.newest is not lost
-    pool.close()
+    assert broken.closed
+    assert vec_env.step({"action": np.zeros(1, np.int32)})["is_first"].all()
+    assert Game.newest is not broken
+    vec_env.close()
     assert Game.newest.closed
 
 
-def test_names_that_numpy_has_dropped_are_there_for_the_simulator(
+def test_removed_numpy_aliases_are_restored(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(np, "float", raising=False)

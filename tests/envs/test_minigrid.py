@@ -1,4 +1,4 @@
-"""MiniGrid: what an agent sees of it, and the names of its tasks."""
+"""MiniGrid: observations and task names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reverie.spaces import agent_obs_space
 pytest.importorskip("minigrid")
 
 
-def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
+def test_images_contain_the_view_centered_on_black() -> None:
     env = MiniGrid("Empty-5x5")
     row = env.reset(seed=0)
     assert row["image"].shape == (64, 64, 3)
-    drawn = env._grid.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
-    assert np.array_equal(row["image"][:63, :63], drawn)
+    view = env._grid.get_frame(False, 9, agent_pov=True)  # 7 cells of 9 pixels
+    assert np.array_equal(row["image"][:63, :63], view)
     assert not row["image"][63:].any()
     assert not row["image"][:, 63:].any()
     assert agent_obs_space(env.obs_space).keys() == {"image"}
@@ -31,7 +31,7 @@ def test_pixels_are_the_window_on_black_in_the_size_the_encoder_wants() -> None:
     assert not image[:, 80:].any()
 
 
-def test_symbols_are_objects_colours_states_and_a_direction() -> None:
+def test_symbols_are_object_color_state_and_direction() -> None:
     env = MiniGrid("DoorKey-5x5", MiniGridConfig(view="symbols"))
     row = env.reset(seed=1)
     assert agent_obs_space(env.obs_space).keys() == {
@@ -40,14 +40,14 @@ def test_symbols_are_objects_colours_states_and_a_direction() -> None:
         "state",
         "direction",
     }
-    seen = env._grid.gen_obs()["image"]
+    values = env._grid.gen_obs()["image"]
     for channel, key in enumerate(("object", "color", "state")):
-        assert np.array_equal(row[key], seen[..., channel])
+        assert np.array_equal(row[key], values[..., channel])
         assert env.obs_space[key].problem(row[key]) is None
     assert row["direction"] == env._grid.agent_dir
 
 
-def test_the_mission_is_told_only_where_it_differs() -> None:
+def test_the_mission_is_observed_only_if_it_varies() -> None:
     fetch = MiniGrid("Fetch-5x5-N2")
     row = fetch.reset(seed=0)
     assert np.array_equal(
@@ -62,7 +62,7 @@ def test_the_mission_is_told_only_where_it_differs() -> None:
     assert "mission" not in MiniGrid("Empty-5x5").obs_space
 
 
-def test_the_goal_is_terminal_and_the_step_limit_is_not() -> None:
+def test_only_the_goal_is_terminal() -> None:
     env = MiniGrid("Empty-5x5")
     env.reset(seed=0)
     for action in (2, 2, 1, 2, 2):
@@ -96,6 +96,6 @@ def test_tasks_are_named_without_prefix_and_version() -> None:
         ("minigrid", "minigrid_TASK"),
     ],
 )
-def test_wrong_names_are_answered_with_near_ones(task: str, hint: str) -> None:
+def test_unknown_tasks_suggest_the_closest_name(task: str, hint: str) -> None:
     with pytest.raises(UserError, match=hint):
         envs.make(task)

@@ -16,30 +16,34 @@ pytest.importorskip("imageio")
 
 
 @pytest.mark.parametrize(
-    ("task", "seen", "done"),
+    ("task", "obs_size", "act_size"),
     [
         ("HalfCheetah-v5", 17, 6),
         ("Ant-v5", 105, 8),
         ("Humanoid-v5", 348, 17),
     ],
 )
-def test_sizes_are_those_of_gymnasium(task: str, seen: int, done: int) -> None:
+def test_spaces_equal_those_of_gymnasium(
+    task: str, obs_size: int, act_size: int
+) -> None:
     env = envs.make(f"mujoco_{task}")
     spaces = agent_obs_space(env.obs_space)
-    assert {key: space.shape for key, space in spaces.items()} == {"vector": (seen,)}
-    assert env.act_space["action"].shape == (done,)
+    assert {key: space.shape for key, space in spaces.items()} == {
+        "vector": (obs_size,)
+    }
+    assert env.act_space["action"].shape == (act_size,)
     assert (env.act_space["action"].high == 1).all()
     env.close()
 
 
-def test_every_task_is_an_id_that_gymnasium_knows() -> None:
+def test_every_task_is_a_gymnasium_id() -> None:
     import gymnasium
 
     assert set(mujoco.TASKS) <= set(gymnasium.registry)
 
 
 @pytest.mark.parametrize("repeat", [1, 4])
-def test_the_time_limit_ends_an_episode_without_being_terminal(repeat: int) -> None:
+def test_the_time_limit_truncates_episodes(repeat: int) -> None:
     config = envs.EnvConfig(mujoco=mujoco.MuJoCoConfig(repeat=repeat))
     env = envs.make("mujoco_Swimmer-v5", config)
     obs, steps = env.reset(), 0
@@ -59,7 +63,7 @@ def test_a_fall_is_terminal() -> None:
     env.close()
 
 
-def test_the_camera_is_shown_when_asked_for() -> None:
+def test_images_are_observed_if_configured() -> None:
     try:
         opengl.select_backend()
     except UserError as error:
@@ -73,7 +77,7 @@ def test_the_camera_is_shown_when_asked_for() -> None:
     env.close()
 
 
-def test_wrong_names_and_settings_say_what_is_right() -> None:
+def test_invalid_names_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="mujoco_HalfCheetah-v5"):
         envs.make("mujoco_HalfCheeta-v5")
     with pytest.raises(ValueError, match="image or proprio"):

@@ -1,4 +1,4 @@
-"""Choosing an OpenGL backend, with drivers that are only pretended."""
+"""Selection of an OpenGL backend, with fake drivers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reverie.api import UserError
 from reverie.envs import opengl
 
 
-class Drivers:
-    """A machine on which some backends work; remembers which were tried."""
+class FakeDrivers:
+    """Some backends work; records which were tried."""
 
     def __init__(self, *working: str):
         self.working = working
@@ -25,38 +25,41 @@ class Drivers:
 
 
 def select(
-    environ: dict[str, str], drivers: Drivers, platform: str = "linux", **options: Any
+    environ: dict[str, str],
+    drivers: FakeDrivers,
+    platform: str = "linux",
+    **options: Any,
 ) -> str:
     return opengl.select_backend(
         environ=environ, probe=drivers, platform=platform, **options
     )
 
 
-def test_the_graphics_card_comes_first_and_is_said_to_the_simulator() -> None:
+def test_egl_is_preferred() -> None:
     environ: dict[str, str] = {}
-    drivers = Drivers("egl", "osmesa")
+    drivers = FakeDrivers("egl", "osmesa")
     assert select(environ, drivers) == "egl"
     assert environ == {"MUJOCO_GL": "egl"}
     assert drivers.tried == ["egl"]
 
 
-def test_the_processor_draws_where_the_graphics_card_cannot() -> None:
+def test_osmesa_is_used_if_egl_fails() -> None:
     environ: dict[str, str] = {}
-    assert select(environ, Drivers("osmesa")) == "osmesa"
+    assert select(environ, FakeDrivers("osmesa")) == "osmesa"
     assert environ == {"MUJOCO_GL": "osmesa"}
 
 
 @pytest.mark.parametrize("chosen", ["osmesa", "egl", "EGL", "glfw"])
-def test_what_the_user_chose_stays(chosen: str) -> None:
+def test_a_working_choice_of_the_user_is_kept(chosen: str) -> None:
     environ = {"MUJOCO_GL": chosen, "DISPLAY": ":0"}
-    assert select(environ, Drivers("egl", "osmesa")) == chosen.lower()
+    assert select(environ, FakeDrivers("egl", "osmesa")) == chosen.lower()
     assert environ["MUJOCO_GL"] == chosen
 
 
-def test_where_nothing_works_it_says_what_to_install() -> None:
+def test_the_error_lists_packages_to_install() -> None:
     environ: dict[str, str] = {}
     with pytest.raises(UserError) as caught:
-        select(environ, Drivers(), no_images_flag="--env.dmc.image False")
+        select(environ, FakeDrivers(), no_images_flag="--env.dmc.image False")
     text = str(caught.value)
     for part in ("egl: no egl here", "osmesa: no osmesa here", "libosmesa6", "libegl1"):
         assert part in text
@@ -65,14 +68,14 @@ def test_where_nothing_works_it_says_what_to_install() -> None:
 
 
 def test_a_task_without_images_needs_no_opengl() -> None:
-    assert select({}, Drivers(), render=False) == ""
-    chosen = Drivers()
+    assert select({}, FakeDrivers(), render=False) == ""
+    chosen = FakeDrivers()
     assert select({"MUJOCO_GL": "egl"}, chosen, render=False) == "egl"
     assert chosen.tried == []
 
 
 @pytest.mark.parametrize(
-    ("chosen", "why"),
+    ("chosen", "reason"),
     [
         ("osmesa", "no osmesa here"),
         ("egl", "no egl here"),
@@ -81,39 +84,37 @@ def test_a_task_without_images_needs_no_opengl() -> None:
         ("vulkan", "one of egl, osmesa"),
     ],
 )
-def test_a_choice_that_cannot_work_is_refused_before_the_import(
-    chosen: str, why: str
-) -> None:
-    with pytest.raises(UserError, match=f"MUJOCO_GL={chosen} does not work.*{why}"):
-        select({"MUJOCO_GL": chosen}, Drivers())
+def test_a_choice_that_does_not_work_is_refused(chosen: str, reason: str) -> None:
+    with pytest.raises(UserError, match=f"MUJOCO_GL={chosen} does not work.*{reason}"):
+        select({"MUJOCO_GL": chosen}, FakeDrivers())
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_systems_with_an_opengl_of_their_own_are_left_alone(platform: str) -> None:
+def test_other_platforms_need_no_backend(platform: str) -> None:
     environ: dict[str, str] = {}
-    assert select(environ, Drivers(), platform=platform) == ""
+    assert select(environ, FakeDrivers(), platform=platform) == ""
     assert environ == {}
 
 
 @pytest.mark.parametrize(
-    ("probe", "answer"),
+    ("probe", "problem"),
     [
         ("", ""),
         ("import sys; sys.exit('libEGL.so.1 is not installed')", "is not installed"),
         ("import os; os.kill(os.getpid(), 11)", "exited with status -11"),
     ],
 )
-def test_a_probe_answers_whatever_its_driver_does(
-    monkeypatch: pytest.MonkeyPatch, probe: str, answer: str
+def test_a_probe_reports_errors_and_crashes(
+    monkeypatch: pytest.MonkeyPatch, probe: str, problem: str
 ) -> None:
     monkeypatch.setitem(opengl.PROBES, "fake", probe)
     opengl.probe_backend.cache_clear()
-    found = opengl.probe_backend("fake")
-    assert answer in found
-    assert bool(answer) == bool(found)
+    result = opengl.probe_backend("fake")
+    assert problem in result
+    assert bool(problem) == bool(result)
 
 
-def test_a_driver_that_hangs_counts_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(opengl.PROBES, "fake", "import time; time.sleep(60)")
     monkeypatch.setattr(opengl, "TIMEOUT", 0.2)
     opengl.probe_backend.cache_clear()
@@ -121,14 +122,14 @@ def test_a_driver_that_hangs_counts_as_broken(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("backend", opengl.BACKENDS)
-def test_the_real_probes_end_with_yes_or_a_reason(backend: str) -> None:
+def test_the_probes_themselves_do_not_fail(backend: str) -> None:
     opengl.probe_backend.cache_clear()
-    answer = opengl.probe_backend(backend)
-    assert "Traceback" not in answer
-    assert "Error" not in answer  # of the probe itself
+    problem = opengl.probe_backend(backend)
+    assert "Traceback" not in problem
+    assert "Error" not in problem
 
 
-def test_a_machine_without_the_libraries_is_told_so() -> None:
+def test_missing_libraries_are_reported() -> None:
     for backend in opengl.BACKENDS:
         code = (
             "import ctypes, ctypes.util\n"

@@ -1,4 +1,4 @@
-"""Reach: the expert arrives, and the mark stands in the image alone."""
+"""Reach: the expert policy, and the target is visible only in the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def play(env: Reach, seed: int, policy) -> list[dict]:
     return rows
 
 
-def test_the_expert_always_arrives_and_is_paid_once():
+def test_the_expert_always_reaches_the_target():
     env = Reach()
     for seed in range(50):
         rows = play(env, seed, Reach.expert)
@@ -26,7 +26,7 @@ def test_the_expert_always_arrives_and_is_paid_once():
         assert 4 <= len(rows) <= 20
 
 
-def test_standing_still_is_cut_and_not_the_end_of_the_task():
+def test_the_time_limit_truncates_episodes():
     env = Reach(ReachConfig(length=5))
     rows = play(env, 0, lambda env: {"action": np.zeros(2, np.float32)})
     assert len(rows) == 6
@@ -34,18 +34,18 @@ def test_standing_still_is_cut_and_not_the_end_of_the_task():
     assert not rows[-1]["is_terminal"]
 
 
-def test_only_the_image_tells_where_the_mark_is():
+def test_only_the_image_depends_on_the_target():
     env = Reach()
     first = env.reset(0)
     state = env.state_dict()
     env.load_state_dict({**state, "target": -state["target"]})
     other = env.step({"action": np.zeros(2, np.float32)})
-    same = {key for key in first if np.array_equal(first[key], other[key])}
-    assert "image" not in same
-    assert {"proprio", "reward", "log/success"} <= same
+    equal = {key for key in first if np.array_equal(first[key], other[key])}
+    assert "image" not in equal
+    assert {"proprio", "reward", "log/success"} <= equal
 
 
-def test_the_image_shows_where_hand_and_mark_are():
+def test_the_image_shows_hand_and_target():
     env = Reach(ReachConfig(size=(48, 24)))
     env.reset(0)
     env.load_state_dict(
@@ -62,12 +62,12 @@ def test_the_image_shows_where_hand_and_mark_are():
     np.testing.assert_allclose(blue / (48, 24) * 2.4 - 1.2, [-0.5, 0.5], atol=0.1)
 
 
-def test_a_wrapped_environment_still_knows_its_expert():
+def test_the_expert_is_available_through_wrappers():
     env = envs.make("reach", envs.EnvConfig(), 3)
     env.reset()
     assert env.expert()["action"].shape == (2,)
 
 
-def test_settings_that_make_no_table_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match="reach needs"):
         ReachConfig(size=(4, 4))

@@ -146,7 +146,9 @@ def test_an_import_path_in_the_current_directory(
     for _ in range(4):
         obs = env.step({"action": np.int32(1)})
     assert obs["is_terminal"]
-    with pytest.raises(UserError, match=r"no 'make_en'. Did you mean make_env"):
+    with pytest.raises(
+        UserError, match=r"(?s)no 'make_en'.*did you mean my_corridor:make_env"
+    ):
         envs.make("my_corridor:make_en")
     with pytest.raises(UserError, match="no module 'my_koridor'"):
         envs.make("my_koridor:make_env")

@@ -1,4 +1,4 @@
-"""robosuite on a stand-in for the simulator; `make test-envs` runs the real one."""
+"""robosuite with a fake simulator; `make test-envs` runs the real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from reverie import envs
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.datasets.episodes import open_episodes
-from reverie.envs import opengl
 from reverie.envs.suites import robosuite
 from reverie.envs.suites.robosuite import RobosuiteConfig
 from reverie.run.config import resolve
@@ -28,8 +27,8 @@ OPTIONS = """
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview")
 
 
-class Arm:
-    """What the adapter uses of a robosuite environment, with its refusals."""
+class FakeSimulator:
+    """The parts of a robosuite environment that the suite uses, with their checks."""
 
     def __init__(self, task: str, **options: Any):
         assert options.keys() == set(OPTIONS.split())
@@ -39,7 +38,7 @@ class Arm:
         if unknown := set(self.cameras) - set(CAMERAS):
             raise ValueError(f"No camera {unknown}")
         self.rng = np.random.default_rng(options["seed"])
-        self.place = 0.0
+        self.value = 0.0
         self.steps = 0
         self.is_done = self.is_closed = False
         self.sim = SimpleNamespace(
@@ -73,7 +72,7 @@ class Arm:
 
     def reset(self) -> dict[str, Any]:
         self.steps, self.is_done = 0, False
-        self.place = float(self.rng.random())
+        self.value = float(self.rng.random())
         return self._get_observations()
 
     def step(self, action: np.ndarray) -> Any:
@@ -90,40 +89,42 @@ class Arm:
         return self.steps == 3
 
     def _set(self, state: np.ndarray) -> None:
-        self.place = float(state[0])
+        self.value = float(state[0])
 
     def _get_observations(self, force_update: bool = False) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
+        obs: dict[str, Any] = {}
         for robot in (f"robot{i}" for i in range(len(self.options["robots"]))):
             for name, size in (("joint_pos", 7), ("joint_vel", 7), ("eef_pos", 3)):
-                seen[f"{robot}_{name}"] = np.full(size, self.place)
+                obs[f"{robot}_{name}"] = np.full(size, self.value)
             for name in ("gripper_qpos", "gripper_qvel"):
-                if "Peg" not in self.task:  # held by the arms themselves
+                if "Peg" not in self.task:  # it has no gripper
                     fingers = 0 if self.task == "Wipe" else 2
-                    seen[f"{robot}_{name}"] = np.zeros(fingers)
-            seen[f"{robot}_joint_pos_sin"] = np.sin(seen[f"{robot}_joint_pos"])
-            seen[f"{robot}_joint_pos_cos"] = np.cos(seen[f"{robot}_joint_pos"])
+                    obs[f"{robot}_{name}"] = np.zeros(fingers)
+            obs[f"{robot}_joint_pos_sin"] = np.sin(obs[f"{robot}_joint_pos"])
+            obs[f"{robot}_joint_pos_cos"] = np.cos(obs[f"{robot}_joint_pos"])
         if self.options["use_object_obs"]:
-            seen["object-state"] = np.zeros(14 if "Can" in self.task else 10)
+            obs["object-state"] = np.zeros(14 if "Can" in self.task else 10)
         if self.options["use_camera_obs"]:
             assert self.options["has_offscreen_renderer"]
             shape = (self.options["camera_heights"], self.options["camera_widths"], 3)
             for number, camera in enumerate(self.cameras, 1):
-                seen[f"{camera}_image"] = np.zeros(shape, np.uint8)
-                seen[f"{camera}_image"][-1] = number  # the sky, drawn below
-        return seen
+                obs[f"{camera}_image"] = np.zeros(shape, np.uint8)
+                obs[f"{camera}_image"][-1] = number  # images are upside down
+        return obs
 
 
 @pytest.fixture(autouse=True)
-def arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
-    """A pretended `robosuite` package; the list holds what it has made."""
-    made: list[Arm] = []
+def simulators(
+    monkeypatch: pytest.MonkeyPatch, working_egl: None
+) -> list[FakeSimulator]:
+    """Install a fake `robosuite` package; return the simulators it builds."""
+    made: list[FakeSimulator] = []
 
-    def make(task: str, **options: Any) -> Arm:
-        made.append(Arm(task, **options))
+    def make(task: str, **options: Any) -> FakeSimulator:
+        made.append(FakeSimulator(task, **options))
         return made[-1]
 
-    def whole(robot: str) -> dict[str, Any]:
+    def composite_config(robot: str) -> dict[str, Any]:
         arm = {"type": "OSC_POSE", "input_ref_frame": "base", "gripper": {"type": "G"}}
         return {"type": "BASIC", "body_parts": {"right": arm, "base": {}}}
 
@@ -132,14 +133,12 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> list[Arm]:
     package.make = make  # type: ignore[attr-defined]
     package.ALL_ROBOTS = ["Panda", "Sawyer"]  # type: ignore[attr-defined]
     controllers: Any = ModuleType("robosuite.controllers")
-    controllers.load_composite_controller_config = whole
+    controllers.load_composite_controller_config = composite_config
     controllers.load_part_controller_config = lambda default_controller: {
         "type": default_controller
     }
     monkeypatch.setitem(sys.modules, "robosuite", package)
     monkeypatch.setitem(sys.modules, "robosuite.controllers", controllers)
-    monkeypatch.setattr(opengl, "probe_backend", lambda name: "")
-    monkeypatch.setenv("MUJOCO_GL", "egl")
     return made
 
 
@@ -151,12 +150,12 @@ def zero(env: Any) -> dict[str, np.ndarray]:
     return {"action": env.act_space["action"].zeros()}
 
 
-def test_the_settings_are_those_of_the_specification(arms: list[Arm]) -> None:
+def test_the_settings_of_the_preset(simulators: list[FakeSimulator]) -> None:
     config = resolve(["robosuite"])
     assert config.task == "robosuite_Lift"
     assert (config.run.envs, config.run.train_ratio, config.run.steps) == (1, 512, 5e4)
     env = envs.make(config.task, config.env)
-    options = arms[-1].options
+    options = simulators[-1].options
     assert options["robots"] == ["Panda"]
     assert options["control_freq"] == 20
     assert options["horizon"] == 100
@@ -178,7 +177,7 @@ def test_the_settings_are_those_of_the_specification(arms: list[Arm]) -> None:
     assert env.act_space["action"].shape == (7,)
 
 
-def test_cameras_are_stacked_in_order_and_upright() -> None:
+def test_cameras_are_stacked_in_order_and_flipped() -> None:
     env = make(cameras=("robot0_eye_in_hand", "agentview"), size=(32, 48))
     image = env.reset()["image"]
     assert image.shape == (32, 48, 6)
@@ -186,14 +185,17 @@ def test_cameras_are_stacked_in_order_and_upright() -> None:
     assert not image[1:].any()
 
 
-def test_short_names_are_those_of_the_datasets(arms: list[Arm]) -> None:
+def test_dataset_names_are_aliases(simulators: list[FakeSimulator]) -> None:
     assert make("robosuite_Can", object=True).obs_space["object"].shape == (14,)
     make("robosuite_Square")
-    assert [arm.task for arm in arms[1::2]] == ["PickPlaceCan", "NutAssemblySquare"]
+    assert [arm.task for arm in simulators[1::2]] == [
+        "PickPlaceCan",
+        "NutAssemblySquare",
+    ]
     assert make("robosuite_Lift", object=True).obs_space["object"].shape == (10,)
 
 
-def test_the_horizon_is_not_terminal_and_success_is_told() -> None:
+def test_the_horizon_truncates_and_success_is_logged() -> None:
     env = make(horizon=5)
     rows = [env.reset()] + [env.step(zero(env)) for _ in range(5)]
     assert [float(row["log/success"]) for row in rows] == [0, 0, 0, 1, 0, 0]
@@ -202,7 +204,7 @@ def test_the_horizon_is_not_terminal_and_success_is_told() -> None:
     assert env.reset()["is_first"]
 
 
-def test_success_ends_an_episode_when_asked_to() -> None:
+def test_success_terminates_an_episode_if_configured() -> None:
     env = make(end_on_success=True)
     env.reset()
     rows = [env.step(zero(env)) for _ in range(3)]
@@ -211,33 +213,35 @@ def test_success_ends_an_episode_when_asked_to() -> None:
     assert not rows[-2]["is_last"]
 
 
-def test_the_first_step_is_taken_before_there_is_an_opengl_context(
-    arms: list[Arm],
+def test_the_first_step_is_taken_without_an_opengl_context(
+    simulators: list[FakeSimulator],
 ) -> None:
     make()
-    first, second = arms
+    first, second = simulators
     assert first.steps == 1
     assert first.is_closed
     assert not first.options["has_offscreen_renderer"]
     assert second.options["has_offscreen_renderer"]
 
 
-def test_a_seed_reaches_everyone_who_holds_the_dice(arms: list[Arm]) -> None:
+def test_seeding_changes_the_generator_in_place(
+    simulators: list[FakeSimulator],
+) -> None:
     env = make(cameras=())
-    rng = arms[-1].rng
-    places = [env.reset(seed)["robot0_joint_pos"][0] for seed in (3, 4, 3)]
-    assert arms[-1].rng is rng
-    assert places[0] == places[2] != places[1]
+    rng = simulators[-1].rng
+    values = [env.reset(seed)["robot0_joint_pos"][0] for seed in (3, 4, 3)]
+    assert simulators[-1].rng is rng
+    assert values[0] == values[2] != values[1]
 
 
-def test_an_episode_begins_in_a_recorded_state() -> None:
+def test_an_episode_can_start_in_a_recorded_state() -> None:
     env = make()
     assert env.reset_to(np.array([9.0, 0, 0]))["robot0_joint_pos"][0] == 9
     with pytest.raises(UserError, match=r"shape \(4,\), this task has \(3,\)"):
         env.reset_to(np.zeros(4))
 
 
-def test_demonstrations_show_no_place_of_an_object(
+def test_demonstrations_do_not_contain_object_poses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("h5py")
@@ -255,7 +259,7 @@ def test_demonstrations_show_no_place_of_an_object(
         "aux_robot0_joint_pos_sin",
         "aux_robot0_joint_pos_cos",
     }
-    assert episode["image"].shape == (4, 9, 9, 6)  # up after three steps
+    assert episode["image"].shape == (4, 9, 9, 6)  # solved after three steps
     assert episode["is_terminal"].tolist() == [False, False, False, True]
     np.testing.assert_array_equal(episode["action"][0][[0, 2, 6]], [-1, -1, -1])
     made = json.loads(reader.attributes()["env_args"])["env_kwargs"]
@@ -265,19 +269,19 @@ def test_demonstrations_show_no_place_of_an_object(
 def test_only_lift_has_an_expert() -> None:
     for env in (make("robosuite_Can"), make(controller="JOINT_VELOCITY")):
         env.reset()
-        with pytest.raises(UserError, match="no expert"):
+        with pytest.raises(UserError, match="no expert policy"):
             env.expert()
 
 
-def test_tasks_for_two_arms_get_two() -> None:
+def test_two_arm_tasks_have_two_robots() -> None:
     env = make("robosuite_TwoArmLift", cameras=())
     assert env.act_space["action"].shape == (14,)
     assert "robot1_joint_vel" in env.reset()
 
 
-def test_other_controllers_and_frames(arms: list[Arm]) -> None:
+def test_other_controllers_and_frames(simulators: list[FakeSimulator]) -> None:
     make(controller="JOINT_VELOCITY", frame="world")
-    arm = arms[-1].options["controller_configs"][0]["body_parts"]["right"]
+    arm = simulators[-1].options["controller_configs"][0]["body_parts"]["right"]
     assert arm == {
         "type": "JOINT_VELOCITY",
         "input_ref_frame": "world",
@@ -293,12 +297,12 @@ def test_other_controllers_and_frames(arms: list[Arm]) -> None:
         ({"cameras": ("agentvew",)}, "robosuite.cameras"),
     ],
 )
-def test_wrong_settings_name_the_right_ones(config: dict, hint: str) -> None:
+def test_invalid_settings_suggest_valid_ones(config: dict, hint: str) -> None:
     with pytest.raises(UserError, match=hint):
         make(**config)
 
 
-def test_wrong_tasks_name_the_nearest_and_blindness_is_refused() -> None:
+def test_invalid_tasks_and_missing_observations_are_refused() -> None:
     with pytest.raises(UserError, match="robosuite_Lift"):
         make("robosuite_lift")
     with pytest.raises(ValueError, match="at least one observation"):
@@ -307,10 +311,10 @@ def test_wrong_tasks_name_the_nearest_and_blindness_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("task", "robots"), [("TwoArmPegInHole", 2), ("Wipe", 1)])
-def test_robots_without_fingers_show_none(task: str, robots: int) -> None:
+def test_robots_without_fingers_have_no_gripper_state(task: str, robots: int) -> None:
     env = envs.make(f"robosuite_{task}")
-    shown = {key for key in env.obs_space if "robot" in key}
-    wanted = ("robot{}_joint_pos", "robot{}_joint_vel", "aux_robot{}_joint_pos_sin")
-    wanted += ("aux_robot{}_joint_pos_cos",)
-    assert shown == {name.format(i) for name in wanted for i in range(robots)}
+    keys = {key for key in env.obs_space if "robot" in key}
+    expected = ("robot{}_joint_pos", "robot{}_joint_vel", "aux_robot{}_joint_pos_sin")
+    expected += ("aux_robot{}_joint_pos_cos",)
+    assert keys == {name.format(i) for name in expected for i in range(robots)}
     assert env.reset().keys() == env.obs_space.keys()

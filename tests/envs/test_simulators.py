@@ -1,4 +1,4 @@
-"""What only the real simulators can show; `make test-envs` runs it where they are."""
+"""Tests that need the real simulators; `make test-envs` runs them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from reverie.envs.suites.robosuite import RobosuiteConfig
 
 pytestmark = pytest.mark.slow
 
-DRAW = os.environ.get("REVERIE_TEST_IMAGES") == "1"
-draws = pytest.mark.skipif(not DRAW, reason="draws images")
+RENDER = os.environ.get("REVERIE_TEST_IMAGES") == "1"
+renders = pytest.mark.skipif(not RENDER, reason="renders images")
 
 
 def needs(package: str) -> Any:
@@ -32,9 +32,9 @@ def zero(env: Any) -> dict[str, np.ndarray]:
     return {key: space.zeros() for key, space in env.act_space.items()}
 
 
-@draws
+@renders
 @needs("dm_control")
-def test_frames_of_dmc_show_the_scene() -> None:
+def test_images_of_dmc_are_rendered() -> None:
     for name in ("dmc_walker_walk", "dmc_quadruped_run", "dmc_manip_reach_site"):
         env = envs.make(name)
         image = env.reset()["image"]
@@ -43,9 +43,9 @@ def test_frames_of_dmc_show_the_scene() -> None:
         assert image.std() > 10, name
 
 
-@draws
+@renders
 @needs("dm_control")
-def test_frames_of_loconav_show_the_maze_from_above() -> None:
+def test_images_of_loconav_are_rendered() -> None:
     config = envs.EnvConfig(loconav=LocoNavConfig(log_image=True))
     env = envs.make("loconav_ant_maze_m", config)
     image = env.reset()["log/image"]
@@ -54,11 +54,11 @@ def test_frames_of_loconav_show_the_maze_from_above() -> None:
     assert image.std() > 10
 
 
-@draws
+@renders
 @needs("memory_maze")
 class TestMemoryMaze:
     @pytest.mark.parametrize("size", memorymaze.SUITE.tasks)
-    def test_every_size_shows_its_maze(self, size: str) -> None:
+    def test_images_of_every_size_are_rendered(self, size: str) -> None:
         env = envs.make(f"memorymaze_{size}")
         first = env.reset()["image"]
         later = [env.step({"action": np.int32(2)})["image"] for _ in range(3)]
@@ -74,7 +74,7 @@ class TestMetaWorld:
 
         assert set(metaworld.TASKS) == set(ALL_V3_ENVIRONMENTS)
 
-    def test_every_episode_has_a_goal_of_its_own_that_is_seen(self) -> None:
+    def test_goals_are_random_and_observed(self) -> None:
         config = envs.EnvConfig(metaworld=MetaWorldConfig(image=False))
         env = envs.make("metaworld_reach-v3", config)
         goals = [env.reset()["vector"][-3:] for _ in range(3)]
@@ -82,12 +82,12 @@ class TestMetaWorld:
         assert all(goal.any() for goal in goals)
         assert len({tuple(goal) for goal in goals}) == 3
 
-    @draws
-    def test_frames_are_upright(self) -> None:
+    @renders
+    def test_images_are_upright(self) -> None:
         env = envs.make("metaworld_reach-v3")
         image = env.reset()["image"].astype(np.float32)
         env.close()
-        # The table is brown and stands below; the wall above it is gray.
+        # The brown table is in the lower half, the gray wall above it.
         brown = image[..., 0] - image[..., 2]
         assert brown[40:].mean() > brown[:20].mean() + 10
 
@@ -104,8 +104,8 @@ class TestRobosuite:
     def test_the_tasks_are_those_of_the_package(self) -> None:
         import robosuite as package
 
-        known = {*package.ALL_ENVIRONMENTS, *robosuite.ALIASES}
-        assert set(robosuite.TASKS) == known
+        expected = {*package.ALL_ENVIRONMENTS, *robosuite.ALIASES}
+        assert set(robosuite.TASKS) == expected
 
     @pytest.mark.parametrize(("task", "size"), [("Lift", 10), ("Can", 14)])
     def test_objects_have_the_size_of_the_datasets(self, task: str, size: int) -> None:
@@ -125,7 +125,7 @@ class TestRobosuite:
             ("Wipe", 6, 0),
         ],
     )
-    def test_two_arms_and_sponges_play_an_episode(
+    def test_two_arm_tasks_and_wipe_run_an_episode(
         self, task: str, actions: int, fingers: int
     ) -> None:
         config = RobosuiteConfig(cameras=(), hard_reset=False, horizon=3)
@@ -138,18 +138,18 @@ class TestRobosuite:
         assert [bool(row["is_last"]) for row in rows] == [False, False, False, True]
         assert all(np.isfinite(row["reward"]) for row in rows)
 
-    def test_an_episode_goes_on_from_a_recorded_state(self, lift: Any) -> None:
+    def test_an_episode_starts_in_a_recorded_state(self, lift: Any) -> None:
         lift.reset()
         for _ in range(3):
-            wanted = lift.step({"action": np.full(7, 0.5, np.float32)})
+            expected = lift.step({"action": np.full(7, 0.5, np.float32)})
         state = lift._sim.sim.get_state().flatten()
         lift.reset()
-        again = lift.reset_to(state)
+        restored = lift.reset_to(state)
         reached = lift._sim.sim.get_state().flatten()
         np.testing.assert_array_equal(reached, state)
-        # What a step shows was sampled a moment before its end.
+        # Observations of a step are sampled shortly before its end.
         for key in ("object", "robot0_joint_pos"):
-            np.testing.assert_allclose(again[key], wanted[key], atol=5e-3)
+            np.testing.assert_allclose(restored[key], expected[key], atol=5e-3)
 
     def test_a_lifted_cube_is_success(self, lift: Any) -> None:
         assert lift.reset()["log/success"] == 0
@@ -160,23 +160,23 @@ class TestRobosuite:
     def test_the_expert_lifts_the_cube(self) -> None:
         config = RobosuiteConfig(cameras=(), hard_reset=False, end_on_success=True)
         env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
-        ends = []
+        successes = []
         for seed in range(5):
             obs = env.reset(seed)
             while not obs["is_last"]:
                 obs = env.step(env.expert())
-            ends.append(bool(obs["log/success"]))
+            successes.append(bool(obs["log/success"]))
         env.close()
-        assert ends == [True] * 5
+        assert successes == [True] * 5
 
-    @draws
-    def test_frames_of_both_cameras_are_upright(self) -> None:
+    @renders
+    def test_images_of_both_cameras_are_upright(self) -> None:
         config = RobosuiteConfig(cameras=("agentview", "robot0_eye_in_hand"))
         env = envs.make("robosuite_Lift", envs.EnvConfig(robosuite=config))
         image = env.reset()["image"].astype(np.float32)
         env.close()
         assert image.shape == (84, 84, 6)
-        # Seen from the front the arm comes down from above; in the hand's own view the
-        # fingers reach in from below. The table between is bright.
+        # The dark arm is at the top of the front view and at the bottom of the view of
+        # the hand camera. The table is bright.
         assert image[:15, :, :3].mean() < image[30:, :, :3].mean()
         assert image[75:, :, 3:].mean() < image[:40, :, 3:].mean()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 from reverie.api import Env, UserError
-from reverie.envs.suite import suggest
+from reverie.plugins import import_object
 from reverie.spaces import FLAGS, RESERVED, Space
 
 PYTHON_ENV = "python:env"
@@ -23,28 +20,7 @@ def make_from_path(task: str) -> Env:
             "object, so it cannot be built from the task name.\n  Fix: resume it with "
             "reverie.train(env=...), or use reverie.load."
         )
-    module_name, _, function = task.partition(":")
-    current_dir = str(Path.cwd())
-    if current_dir not in sys.path:
-        sys.path.insert(0, current_dir)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise  # the module exists, but one of its imports does not
-        raise UserError(
-            f"Task {task!r}: there is no module {module_name!r} in the current "
-            f"directory or installed.\n  Fix: run from the directory that contains "
-            f"{module_name.split('.')[0]}.py, or install its package."
-        ) from error
-    make_env = getattr(module, function, None)
-    if make_env is None:
-        names = [n for n in vars(module) if not n.startswith("_")]
-        raise UserError(
-            f"Task {task!r}: module {module_name!r} has no {function!r}."
-            f"{suggest(function, names)}\n"
-            "  Fix: name a function of the module that returns an environment."
-        )
+    make_env = import_object(task, "--task")
     return as_env(make_env() if callable(make_env) else make_env, task)
 
 

@@ -1,8 +1,8 @@
-"""Stands in for DeepMind Lab's Python API, and forgives nothing.
+"""A fake DeepMind Lab with a strict check of all inputs.
 
-Only documented levels, observations and settings are taken, settings only as text;
-actions must be seven C integers within the action spec; nothing is shown before a
-reset or after the end of an episode. A level lasts as many frames as its seed says.
+It accepts documented levels, observations and settings only, and settings as strings;
+actions must be seven C integers within the action spec; there are no observations
+before a reset or after the end of an episode. The episode length depends on the seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Lab:
         assert self.config.keys() <= SETTINGS, self.config
         assert all(isinstance(value, str) for value in self.config.values())
         if "INSTR" in observations:
-            assert self.level.startswith("language"), "only those levels speak"
+            assert self.level.startswith("language"), "no instruction"
         if self.level.endswith("_test"):
             assert self.config.get("allowHoldOutLevels") == "true"
         self.seeds: list[int] = []
@@ -85,9 +85,9 @@ class Lab:
         width = int(self.config.get("width", 320))
         if self.screen is None:
             self.screen = np.zeros((height, width, 3), np.uint8)
-        self.screen[:] = self.frames_left % 256  # the memory of the screen before
-        seen = {"RGB_INTERLEAVED": self.screen, "INSTR": INSTRUCTION}
-        return {name: seen[name] for name in self.observed}
+        self.screen[:] = self.frames_left % 256  # the same memory in every step
+        values = {"RGB_INTERLEAVED": self.screen, "INSTR": INSTRUCTION}
+        return {name: values[name] for name in self.observed}
 
     def step(self, action: np.ndarray, num_steps: int = 1) -> float:
         if not self.is_running():
@@ -107,7 +107,7 @@ class Lab:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Lab]:
-    """Let `import deepmind_lab` find this."""
+    """Make `import deepmind_lab` import this module."""
     module: Any = types.ModuleType("deepmind_lab")
     module.__spec__ = types.SimpleNamespace(name="deepmind_lab")
     module.Lab = Lab

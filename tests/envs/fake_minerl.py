@@ -1,11 +1,11 @@
-"""Stands in for MineRL 0.4.4 and the game behind it, and forgives nothing.
+"""A fake MineRL 0.4.4 with a strict check of all inputs.
 
-It has the parts of the documented API that the adapter uses: specs are made of
-handlers, `make` gives an old gym environment whose spaces come from those handlers. The
-game is a single player before a tree and a rock: attacking long enough breaks the tree
-(thirty ticks, divided by the break speed), crafting follows the recipes, and what
-crafting or placing needs must be there. Unknown or missing keys, values outside the
-space, steps before a reset or after the end, and seeds that are not integers raise.
+It has the parts of the documented API that the suite uses: specifications consist of
+handlers, and `make` returns an old gym environment whose spaces come from the handlers.
+In the game, attacking for 30 ticks, divided by the break speed, gives a log; crafting,
+placing and smelting need the same items as in Minecraft. Unknown or missing keys,
+values outside of the space, steps before a reset or after the end, and seeds that are
+not integers raise an exception.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEYMAP = dict.fromkeys(
     ("forward", "back", "left", "right", "jump", "sneak", "attack"), "key"
 )
 BREAK_TICKS = 30
-RECIPES: dict[tuple[str, str], dict[str, int]] = {
+INGREDIENTS: dict[tuple[str, str], dict[str, int]] = {
     ("craft", "planks"): {"log": 1},
     ("craft", "stick"): {"planks": 2},
     ("craft", "crafting_table"): {"planks": 4},
@@ -52,7 +52,7 @@ YIELDS = {"planks": 4, "stick": 4}
 
 
 class Handler:
-    """Remembers what it was made with."""
+    """Stores its arguments."""
 
     key = ""
 
@@ -64,19 +64,19 @@ class Enum:
     def __init__(self, values: list[str]):
         self.values = np.array(values)
 
-    def refuse(self, value: Any) -> str | None:
+    def check(self, value: Any) -> str | None:
         known = isinstance(value, str) and value in self.values
-        return None if known else "is no choice"
+        return None if known else "is not in the list"
 
 
 class Button:
-    def refuse(self, value: Any) -> str | None:
+    def check(self, value: Any) -> str | None:
         pressed = isinstance(value, int) and value in (0, 1)
         return None if pressed else "is neither 0 nor 1"
 
 
 class Camera:
-    def refuse(self, value: Any) -> str | None:
+    def check(self, value: Any) -> str | None:
         if len(value) != 2 or not all(isinstance(v, float) for v in value):
             return "is not two floats"
         return None if max(map(abs, value)) <= 180 else "is beyond 180 degrees"
@@ -163,7 +163,7 @@ OTHERS = [
 
 
 class EnvSpec:
-    """Asks for all of its parts, as the original does."""
+    """Calls all `create_` methods, as the original does."""
 
     def __init__(self, name: str):
         self.name = name
@@ -187,7 +187,7 @@ class EnvSpec:
 
 
 class Game:
-    """The environment; `newest` is the last one made."""
+    """The environment; `newest` is the last one that was built."""
 
     newest: Game
 
@@ -195,8 +195,8 @@ class Game:
         self.spec = spec
         self.action_space = Dict({h.key: h.space for h in spec.actionables})
         self.observation_space = Dict({h.key: h.space for h in spec.observables})
-        (faster,) = spec.agent_start
-        (self.break_speed,) = faster.args
+        (multiplier,) = spec.agent_start
+        (self.break_speed,) = multiplier.args
         self.commands: list[dict[str, Any]] = []
         self.seeds: list[int] = []
         self.closed = False
@@ -212,13 +212,13 @@ class Game:
 
     def reset(self) -> dict[str, Any]:
         self._rng = np.random.default_rng(self._seed)
-        self._seed = None  # the original forgets it as well
+        self._seed = None  # as in the original
         self.items = dict.fromkeys(ITEMS, 0)
         self.life, self.food, self.air, self.height = 20.0, 20, 300, 64.0
         self.pitch = 0.0
         self.placed: set[str] = set()
         self.in_hand = "air"
-        self.struck = 0
+        self.attack_ticks = 0
         self.playing = True
         return self._observe()
 
@@ -229,26 +229,26 @@ class Game:
             wrong = command.keys() ^ self.action_space.spaces.keys()
             raise ValueError(f"unknown or missing actions: {sorted(wrong)}")
         for key, space in self.action_space.spaces.items():
-            if problem := space.refuse(command[key]):
+            if problem := space.check(command[key]):
                 raise ValueError(f"{key}={command[key]!r} {problem}")
         self.commands.append(command)
         if self.lost:
             self.playing = False
             return self._observe(), 0.0, True, {"error": "Connection timed out!"}
-        self._live(command)
+        self._update(command)
         self.playing = self.life > 0
         return self._observe(), 0.0, not self.playing, {}
 
     def close(self) -> None:
         self.closed = True
 
-    def _live(self, command: dict[str, Any]) -> None:
+    def _update(self, command: dict[str, Any]) -> None:
         self.pitch += command["camera"][0]
-        assert abs(self.pitch) <= 90, "the head turned over"
-        self.struck = self.struck + 1 if command["attack"] else 0
-        if self.struck >= max(1, BREAK_TICKS / self.break_speed):
+        assert abs(self.pitch) <= 90, "the pitch exceeds 90 degrees"
+        self.attack_ticks = self.attack_ticks + 1 if command["attack"] else 0
+        if self.attack_ticks >= max(1, BREAK_TICKS / self.break_speed):
             self.items["log"] += 1
-            self.struck = 0
+            self.attack_ticks = 0
         for verb in ("craft", "nearbyCraft", "nearbySmelt"):
             if command[verb] != "none":
                 self._make(verb, command[verb])
@@ -261,10 +261,10 @@ class Game:
             self.height += 1
 
     def _make(self, verb: str, item: str) -> None:
-        needs = RECIPES[verb, item]
-        beside = {"nearbyCraft": "crafting_table", "nearbySmelt": "furnace"}.get(verb)
+        needs = INGREDIENTS[verb, item]
+        station = {"nearbyCraft": "crafting_table", "nearbySmelt": "furnace"}.get(verb)
         enough = all(self.items[name] >= count for name, count in needs.items())
-        if enough and (beside is None or beside in self.placed):
+        if enough and (station is None or station in self.placed):
             for name, count in needs.items():
                 self.items[name] -= count
             self.items[item] += YIELDS.get(item, 1)
@@ -272,7 +272,7 @@ class Game:
     def _observe(self) -> dict[str, Any]:
         (pov,) = (h for h in self.spec.observables if h.key == "pov")
         width, height = pov.args[0]
-        seen = {
+        obs = {
             "pov": self._rng.integers(0, 256, (height, width, 3), np.uint8),
             "inventory": {name: np.array(count) for name, count in self.items.items()},
             "equipped_items": {"mainhand": {"type": self.in_hand, "damage": 0}},
@@ -283,12 +283,12 @@ class Game:
             },
             "location_stats": {"xpos": 0.0, "ypos": self.height, "zpos": 0.0},
         }
-        assert seen.keys() == self.observation_space.spaces.keys()
-        return seen
+        assert obs.keys() == self.observation_space.spaces.keys()
+        return obs
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Game]:
-    """Let `import minerl` find this."""
+    """Make `import minerl` import this module."""
     names = (
         "minerl",
         "minerl.herobraine",
