@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from einops import rearrange
@@ -24,7 +23,7 @@ from reverie.nets.blocks import (
 from reverie.nets.conv import SameConv
 from reverie.nets.distributions import MSE, Categorical, Distribution
 from reverie.nets.encoder import (
-    check_sizes,
+    ConvConfig,
     make_standardizers,
     padded_size,
     split_keys,
@@ -34,44 +33,16 @@ from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(ConvConfig):
     """Decoder: latent states to observations."""
 
-    depth: int = 64
-    """Base number of channels; multiplied by `mults`."""
-    mults: tuple[int, ...] = (2, 3, 4, 4)
-    """Channel multiplier of each stage, starting at the image."""
-    layers: int = 3
-    """Layers of the MLP for vectors."""
-    units: int = 1024
-    """Width of the MLP for vectors; the one before images has twice this width."""
-    act: str = "silu"
-    """Activation."""
-    norm: str = "rms"
-    """Norm: rms, layer or none."""
     outscale: float = 1.0
     """Scale of the initial output weights."""
-    symlog: bool = True
-    """Predict vectors in symlog space."""
-    outer: bool = False
-    """Do not upsample in the last stage."""
-    kernel: int = 5
-    """Kernel size of the convolutions."""
     bspace: int = 8
     """Blocks of the layer from `deter` to the smallest map; 0 for a dense layer."""
-    strided: bool = False
-    """Upsample by transposed convolutions instead of repeating pixels."""
-    standard: Literal["none", "batch", "dataset"] = "none"
-    """Predict standardized images; use the same value as in the encoder."""
-    minstd: float = 1e-3
-    """Minimum standard deviation to divide by."""
-    cnn_keys: str = ".*"
-    """Regular expression for the image keys to predict; must match the whole key."""
-    mlp_keys: str = ".*"
-    """Regular expression for the other keys to predict; must match the whole key."""
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        super().__post_init__()
         if self.bspace < 0:
             raise ValueError("bspace must be at least 0")
 

@@ -218,11 +218,8 @@ def symexp_bins(count: int) -> Float[Tensor, " N"]:
     return torch.cat([half, -mirrored.flip(0)])
 
 
-class TwoHot:
-    """A scalar as a categorical over bins, trained with two-hot targets.
-
-    The bins are spaced by symexp, so neither targets nor means are transformed.
-    """
+class BinnedScalar:
+    """A scalar as a categorical over bins."""
 
     def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
         self.logits, self.bins = logits.float(), bins
@@ -230,6 +227,13 @@ class TwoHot:
     @cached_property
     def logprobs(self) -> Tensor:
         return torch.log_softmax(self.logits, -1)
+
+
+class TwoHot(BinnedScalar):
+    """A scalar as a categorical over bins, trained with two-hot targets.
+
+    The bins are spaced by symexp, so neither targets nor means are transformed.
+    """
 
     def pred(self) -> Float[Tensor, "*b"]:
         # Add symmetric bins in pairs, so that uniform probabilities give exactly 0.
@@ -262,7 +266,7 @@ def symlog_bins(count: int) -> Float[Tensor, " N"]:
     return torch.linspace(-limit, limit, count, dtype=torch.float32)
 
 
-class SymlogTwoHot:
+class SymlogTwoHot(BinnedScalar):
     """A scalar as a categorical over bins in symlog space, as in Δ-IRIS.
 
     Targets are transformed by symlog; the prediction is symexp of the mean.
@@ -272,13 +276,6 @@ class SymlogTwoHot:
     """Symlog of the largest value."""
     MARGIN = 1e-5
     """Distance of the largest target to the last bin."""
-
-    def __init__(self, logits: Float[Tensor, "*b N"], bins: Float[Tensor, " N"]):
-        self.logits, self.bins = logits.float(), bins
-
-    @cached_property
-    def logprobs(self) -> Tensor:
-        return torch.log_softmax(self.logits, -1)
 
     def pred(self) -> Float[Tensor, "*b"]:
         return symexp(torch.softmax(self.logits, -1) @ self.bins)

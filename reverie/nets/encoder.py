@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,14 @@ SMALLEST, LARGEST = 3, 16
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
-    """Encoder: observations to one embedding per step."""
+class ConvConfig:
+    """Fields that encoder and decoder have in common."""
 
     depth: int = 64
     """Base number of channels; multiplied by `mults`."""
     mults: tuple[int, ...] = (2, 3, 4, 4)
-    """Channel multiplier of each stage; each stage downsamples by two."""
+    """Channel multiplier of each stage, starting at the image; each stage changes the
+    resolution by two."""
     layers: int = 3
     """Layers of the MLP for vectors."""
     units: int = 1024
@@ -47,16 +48,17 @@ class EncoderConfig:
     norm: str = "rms"
     """Norm: rms, layer or none."""
     symlog: bool = True
-    """Apply symlog to vectors before the first layer."""
+    """Apply symlog to vectors: to inputs of the encoder, to targets of the decoder."""
     outer: bool = False
-    """Do not downsample in the first stage."""
+    """Keep the full resolution in the stage at the image."""
     kernel: int = 5
     """Kernel size of the convolutions."""
     strided: bool = False
-    """Downsample by strided convolutions instead of max-pooling."""
+    """Use strided convolutions instead of max-pooling and upsampling."""
     standard: Literal["none", "batch", "dataset"] = "none"
     """Standardize each pixel with mean and standard deviation of the batch, or of the
-    whole dataset; `none` only shifts pixels to [-0.5, 0.5]."""
+    whole dataset; `none` only shifts pixels to [-0.5, 0.5]. Use the same value in
+    encoder and decoder."""
     minstd: float = 1e-3
     """Minimum standard deviation to divide by."""
     cnn_keys: str = ".*"
@@ -65,7 +67,23 @@ class EncoderConfig:
     """Regular expression for the other keys to use; must match the whole key."""
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        sizes = (self.depth, self.units, self.kernel, len(self.mults))
+        if min(*sizes, *self.mults) < 1 or self.layers < 0:
+            raise ValueError(
+                "depth, units, kernel and mults must be at least 1, layers at least 0"
+            )
+        for pattern in (self.cnn_keys, self.mlp_keys):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"{pattern!r} is not a regular expression ({error})"
+                ) from None
+
+
+@dataclass(frozen=True)
+class EncoderConfig(ConvConfig):
+    """Encoder: observations to one embedding per step."""
 
 
 class Encoder(nn.Module):
@@ -155,44 +173,6 @@ class Encoder(nn.Module):
             return image.to(dtype) / 255 - 0.5
         standardized: Tensor = self.standards[key](image.float() / 255)
         return standardized.to(dtype)
-
-
-class ConvConfig(Protocol):
-    """Fields that the configs of encoder and decoder have in common."""
-
-    @property
-    def depth(self) -> int: ...
-    @property
-    def mults(self) -> tuple[int, ...]: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def units(self) -> int: ...
-    @property
-    def kernel(self) -> int: ...
-    @property
-    def standard(self) -> str: ...
-    @property
-    def minstd(self) -> float: ...
-    @property
-    def cnn_keys(self) -> str: ...
-    @property
-    def mlp_keys(self) -> str: ...
-
-
-def check_sizes(config: ConvConfig) -> None:
-    sizes = (config.depth, config.units, config.kernel, len(config.mults))
-    if min(*sizes, *config.mults) < 1 or config.layers < 0:
-        raise ValueError(
-            "depth, units, kernel and mults must be at least 1, layers at least 0"
-        )
-    for pattern in (config.cnn_keys, config.mlp_keys):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(
-                f"{pattern!r} is not a regular expression ({error})"
-            ) from None
 
 
 def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Spaces]:

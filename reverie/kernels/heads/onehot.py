@@ -99,6 +99,15 @@ def _sizes(logits: Tensor) -> tuple[int, ...]:
 
 @triton.jit
 @no_type_check
+def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
+    """Offsets of all groups and classes of a row, and a mask without the padding."""
+    group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
+    inside = (group < groups) & (col < classes)
+    return (row.to(tl.int64) * groups + group) * classes + col, inside
+
+
+@triton.jit
+@no_type_check
 def _softmax(logits, at, inside, unimix, classes):
     """Softmax, and the probabilities after mixing with a uniform distribution."""
     v = tl.load(logits + at, inside, float("-inf")).to(tl.float32)
@@ -123,9 +132,7 @@ def _kl(
     K: tl.constexpr,
 ):
     row = tl.program_id(0)
-    group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
-    inside = (group < groups) & (col < classes)
-    at = (row.to(tl.int64) * groups + group) * classes + col
+    at, inside = _tile(row, groups, classes, S, K)
     _, p = _softmax(post, at, inside, unimix, classes)
     _, q = _softmax(prior, at, inside, unimix, classes)
     logp = tl.log(tl.where(inside, p, 1.0))
@@ -153,9 +160,7 @@ def _kl_backward(
     K: tl.constexpr,
 ):
     row = tl.program_id(0)
-    group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
-    inside = (group < groups) & (col < classes)
-    at = (row.to(tl.int64) * groups + group) * classes + col
+    at, inside = _tile(row, groups, classes, S, K)
     post_softmax, p = _softmax(post, at, inside, unimix, classes)
     prior_softmax, q = _softmax(prior, at, inside, unimix, classes)
     p, q = tl.where(inside, p, 1.0), tl.where(inside, q, 1.0)
