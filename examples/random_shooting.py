@@ -17,7 +17,7 @@ import torch
 
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.factory import make_world
-from reverie.agents.openloop import openloop
+from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.precision import dtype_of
 from reverie.agents.weights import load_components
 from reverie.capabilities import AgentConfig
@@ -131,7 +131,7 @@ class RandomShooting:
     def report(self, feed):
         losses, batch = self.loss(feed("report"), self.rng["report"])
         start = self.world.initial(len(batch["is_first"]))
-        videos = openloop(self.world, start, batch, self.rng["report"])
+        videos = open_loop_videos(self.world, start, batch, self.rng["report"])
         return {**{f"loss/{k}": x.mean() for k, x in losses.items()}, **videos}
 
     def nonfinite(self):

@@ -1,7 +1,8 @@
-"""Optional protocols of agents, and `AgentConfig`, which declares what an agent needs.
+"""Optional protocols of agents and worlds, and `AgentConfig`.
 
-Callers test for them with `isinstance` and use them where they are present. No caller
-asks which agent it has.
+Callers test for these protocols with `isinstance` and use them where they are present.
+No caller asks which agent or world it has. `AgentConfig` declares what an agent needs
+of a run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from reverie.api import Action, Batch, Feed, Obs, StateDict
+from reverie.api import Action, Batch, Feed, Obs, State, StateDict, World
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -82,6 +83,66 @@ class Profilable(Protocol):
 
 
 @runtime_checkable
+class HasParameterCount(Protocol):
+    """Has trained networks."""
+
+    def parameter_count(self) -> int:
+        """Return the number of trained parameters."""
+        ...
+
+
+@runtime_checkable
+class HasWorld(Protocol):
+    """Has a world model that another agent may use (see `AgentConfig.base_run`)."""
+
+    @property
+    def world(self) -> World: ...
+
+
+@runtime_checkable
+class ObsEncoder(Protocol):
+    """An `nn.Module` that encodes observations."""
+
+    width: int
+    """Size E of the embedding."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Observation keys in the order in which they enter the network."""
+        ...
+
+    def __call__(self, obs: Obs, dtype: Any) -> Tensor:
+        """Return embeddings `(*b E)` of observations, computed in `dtype`."""
+        ...
+
+
+@runtime_checkable
+class HasEncoder(Protocol):
+    """A world with an encoder of single observations."""
+
+    @property
+    def encoder(self) -> ObsEncoder: ...
+
+
+@runtime_checkable
+class HasBoundaries(Protocol):
+    """A world whose states are grouped into segments."""
+
+    def boundaries(self, states: State) -> Tensor:
+        """Return a bool tensor `(*b)`: True where a segment begins."""
+        ...
+
+
+@runtime_checkable
+class ProfilableWorld(Protocol):
+    """A world whose loss can be run section by section, for `reverie bench`."""
+
+    def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]:
+        """Return the sections of `loss` in order, by name."""
+        ...
+
+
+@runtime_checkable
 class WorldModelEnv(Protocol):
     """A world model simulated step by step on arrays, for a batch of rollouts.
 
@@ -91,6 +152,11 @@ class WorldModelEnv(Protocol):
 
     obs_space: Spaces
     act_space: Spaces
+
+    @property
+    def predicted_keys(self) -> list[str]:
+        """Observation keys that the model predicts; the others are zero in its rows."""
+        ...
 
     def seed(self, seed: int) -> None:
         """Reset the random generator."""
@@ -135,13 +201,15 @@ class AgentConfig:
     """
 
     importer: ClassVar[str] = ""
-    """Function `package.module:read_state` that reads checkpoints of the original."""
+    """Function `package.module:import_state` that reads checkpoints of the agent's
+    original implementation; empty if there is none."""
     resumable: ClassVar[tuple[str, ...]] = ()
-    """Settings that may change when a run is resumed."""
+    """Settings (in this dataclass) that may change when a run is resumed."""
     plugins: ClassVar[tuple[str, ...]] = ()
     """Settings that may name a class as `package.module:Class`, such as a world."""
     reconstruction_setting: ClassVar[str] = ""
-    """Setting of the reconstruction loss, which a sequence dataset chooses."""
+    """Setting that selects the reconstruction loss. A sequence dataset sets it to the
+    loss that fits its images."""
 
     @property
     def sequence_window(self) -> Window | None:
@@ -150,12 +218,13 @@ class AgentConfig:
 
     @property
     def base_run(self) -> str:
-        """Run whose world model or encoder the agent uses."""
+        """Run folder or checkpoint whose world model or encoder the agent uses; empty
+        if it uses none."""
         return ""
 
     @property
     def base_agent(self) -> str:
-        """Agent of the base run, built without training it."""
+        """Name of the agent of the base run, which is built but not trained."""
         return ""
 
     @property

@@ -1,4 +1,4 @@
-"""The number formats that networks compute in, by name."""
+"""Floating-point formats of the networks, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ DTYPES = {
 
 
 def dtype_of(precision: str) -> torch.dtype:
+    """Return the dtype of a `--precision`."""
     if precision not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise UserError(f"There is no precision {precision!r}.\n  Fix: use {known}.")
+        raise UserError(
+            f"There is no precision {precision!r}.\n"
+            f"  Fix: --precision {' or '.join(DTYPES)}"
+        )
     return DTYPES[precision]

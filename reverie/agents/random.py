@@ -1,4 +1,4 @@
-"""The agent that learns nothing: a floor for scores, and the smallest example."""
+"""Agent with uniformly random actions: a baseline, and the smallest example."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from reverie.spaces import Spaces
 
 @dataclass(frozen=True)
 class RandomConfig(AgentConfig):
-    """Nothing to set."""
+    """The random agent has no settings."""
 
 
-class Never:
-    """The schedule of an agent that has no updates to make."""
+class NeverTrain:
+    """Schedule of an agent that is never trained."""
 
     should_collect = True
     finished = False
@@ -42,7 +42,7 @@ class Never:
 
 
 class RandomAgent:
-    """Samples the action space, uniformly where it is bounded."""
+    """Samples actions uniformly; from N(0, 1) where the action space is unbounded."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RandomAgent:
         self.act_space = act_space
         self.windows = {"report": Window(1, 1, online=False)}
         self.extras: Spaces = {}
-        self.schedule = Never()
+        self.schedule = NeverTrain()
         self.rng = np.random.Generator(np.random.PCG64(seed))
 
     def initial(self, batch: int) -> Carry:
@@ -86,7 +86,7 @@ class RandomAgent:
 
     def state_dict(self) -> StateDict:
         state = self.rng.bit_generator.state
-        # 128-bit numbers, as text
+        # 128-bit numbers are saved as text
         return {
             "rng": {
                 "state": str(state["state"]["state"]),

@@ -1,4 +1,4 @@
-"""Returns: what a state will turn out to have been worth."""
+"""Lambda-returns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def lambda_return(
     """
     live = (1 - is_terminal)[:, 1:] * discount
     trace = (1 - is_last)[:, 1:] * lam
-    now = reward[:, 1:] + (1 - trace) * live * bootstrap[:, 1:]
-    ahead = live * trace
+    one_step = reward[:, 1:] + (1 - trace) * live * bootstrap[:, 1:]
+    decay = live * trace
     returns = [bootstrap[:, -1]]
-    for t in reversed(range(now.shape[1])):
-        returns.append(now[:, t] + ahead[:, t] * returns[-1])
+    for t in reversed(range(one_step.shape[1])):
+        returns.append(one_step[:, t] + decay[:, t] * returns[-1])
     return torch.stack(returns[:0:-1], 1)

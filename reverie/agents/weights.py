@@ -1,50 +1,82 @@
-"""Load weights part by part; refuse those of another shape, and say their size."""
+"""Initialize, load and count the weights of an agent's components."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
+from reverie.nets.optim.optimizer import Optimizer
+
+
+def init_generator(seed: int) -> torch.Generator:
+    """Return the random generator for the initial weights of a run with this seed."""
+    seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(seeds[0]) >> 1)
+
+
+def trainable_parameters(components: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the parameters that need gradients, named `component.parameter`."""
+    return {
+        f"{component}.{name}": parameter
+        for component, module in components.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def count_parameters(optimizers: Iterable[Optimizer]) -> int:
+    """Return the number of parameters that these optimizers train."""
+    return sum(tensor.numel() for opt in optimizers for tensor in opt.tensors)
 
 
 def load_components(
-    mine: dict[str, nn.Module], state: StateDict, pattern: str
+    components: dict[str, nn.Module], state: StateDict, pattern: str
 ) -> list[str]:
-    """Load the components whose names match, all or none; says which."""
-    chosen = matching(mine, pattern)
-    own = {name: part.state_dict() for name, part in mine.items()}
-    for name in chosen:
-        check_fit(name, own[name], state, own)
-    for name in chosen:
-        mine[name].load_state_dict(state[name])
-    return chosen
+    """Load the components whose names match `pattern`; return their names.
+
+    If one of them does not fit, an error is raised and none is loaded.
+    """
+    names = matching_components(components, pattern)
+    own_state = {name: module.state_dict() for name, module in components.items()}
+    for name in names:
+        check_fit(name, own_state[name], state, own_state)
+    for name in names:
+        components[name].load_state_dict(state[name])
+    return names
 
 
-def matching(mine: dict[str, nn.Module], pattern: str) -> list[str]:
-    """The components that a pattern names; it must name one."""
+def matching_components(components: dict[str, nn.Module], pattern: str) -> list[str]:
+    """Return the component names that match a pattern; raise if there are none."""
     try:
-        chosen = [name for name in mine if re.fullmatch(pattern, name)]
+        names = [name for name in components if re.fullmatch(pattern, name)]
     except re.error:
-        chosen = []
-    if not chosen:
+        names = []
+    if not names:
         raise UserError(
             f"No component matches {pattern!r}.\n"
-            f"  Fix: use a pattern for some of {', '.join(mine)}."
+            f"  Fix: use a pattern for some of {', '.join(components)}."
         )
-    return chosen
+    return names
 
 
 def check_fit(
-    name: str, mine: dict[str, Tensor], state: StateDict, own: StateDict | None = None
+    name: str,
+    tensors: dict[str, Tensor],
+    state: StateDict,
+    own_state: StateDict | None = None,
 ) -> None:
-    """Raise unless component `name` of `state` has the tensors of `mine`.
+    """Raise unless component `name` of `state` has the same tensors as `tensors`.
 
-    `own` is the whole of this agent, by which advice is given.
+    `own_state` is the state of all components of this agent. With it, the error can
+    name the size preset of the checkpoint.
     """
     saved = state.get(name)
     if saved is None:
@@ -52,24 +84,26 @@ def check_fit(
             f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
             "  Fix: load a checkpoint of the same agent."
         )
-    for key, tensor in mine.items():
+    for key, tensor in tensors.items():
         other = saved.get(key)
         if other is None or tuple(other.shape) != tuple(tensor.shape):
-            came = "is missing" if other is None else f"is {tuple(other.shape)}"
-            raise UserError(
-                f"In the checkpoint {name}.{key} {came}, this agent wants "
-                f"{tuple(tensor.shape)}.\n"
-                f"  Fix: {_advice(state, own or {})}"
+            actual = (
+                "is missing" if other is None else f"has shape {tuple(other.shape)}"
             )
-    if extra := saved.keys() - mine.keys():
+            raise UserError(
+                f"{name}.{key} {actual} in the checkpoint; this agent expects shape "
+                f"{tuple(tensor.shape)}.\n"
+                f"  Fix: {_suggest_fix(state, own_state or {})}"
+            )
+    if extra := saved.keys() - tensors.keys():
         raise UserError(
-            f"The checkpoint has {name}.{min(extra)}, which this agent has no place "
-            f"for.\n  Fix: {_advice(state, own or {})}"
+            f"The checkpoint has {name}.{min(extra)}, which this agent does not have.\n"
+            f"  Fix: {_suggest_fix(state, own_state or {})}"
         )
 
 
-def size_of(state: StateDict) -> str | None:
-    """The size block whose widths a checkpoint has, if it is one of them."""
+def size_preset_of(state: StateDict) -> str | None:
+    """Return the size preset with the layer widths of a checkpoint, if there is one."""
     try:
         widths = {
             "deter": state["dyn"]["dyngru.bias"].numel() // 3,
@@ -78,29 +112,29 @@ def size_of(state: StateDict) -> str | None:
         }
     except KeyError:
         return None
-    for name, block in sizes().items():
-        if all(_value(block, key) == width for key, width in widths.items()):
+    for name, preset in size_presets().items():
+        if all(_preset_value(preset, key) == width for key, width in widths.items()):
             return name
     return None
 
 
-def sizes() -> dict[str, dict[str, Any]]:
-    """The size blocks, as the presets spell them."""
+def size_presets() -> dict[str, dict[str, Any]]:
+    """Read the presets of model sizes (`size12m`, ...)."""
     text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
-    blocks: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return blocks
+    presets: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return presets
 
 
-def _value(block: dict[str, Any], field: str) -> Any:
-    matches = [v for key, v in block.items() if key.rstrip("$").endswith(field)]
+def _preset_value(preset: dict[str, Any], field: str) -> Any:
+    matches = [v for key, v in preset.items() if key.rstrip("$").endswith(field)]
     return matches[0] if matches else None
 
 
-def _advice(state: StateDict, own: StateDict) -> str:
-    size = size_of(state)
-    if size is None or size == size_of(own):
+def _suggest_fix(state: StateDict, own_state: StateDict) -> str:
+    size = size_preset_of(state)
+    if size is None or size == size_preset_of(own_state):
         return (
-            "use the config, and the environment, that the checkpoint was made with; "
-            "--run.from_components takes some components alone."
+            "use the config and environment of the checkpoint, or load only some "
+            "components with --run.from_components."
         )
     return f"add `--configs {size}`, or point --logdir at a new folder."

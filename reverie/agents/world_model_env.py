@@ -1,4 +1,4 @@
-"""Worlds as `capabilities.WorldModelEnv`: rows in, rows out, one step at a time."""
+"""World models as `capabilities.WorldModelEnv`, simulated step by step on arrays."""
 
 from __future__ import annotations
 
@@ -10,29 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reverie.agents.actions import previous_actions
 from reverie.api import Action, Batch, LatentWorld, Obs
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
-from reverie.spaces import Spaces, agent_obs_space
+from reverie.spaces import Space, Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
 
 
-@contextlib.contextmanager
-def _calm(world: Any) -> Iterator[None]:
-    """As after training, whatever was done before: without noise of flags."""
-    before = world.training
-    world.eval()
-    try:
-        yield
-    finally:
-        world.train(before)
-
-
 class LatentWorldModelEnv:
-    """WorldModelEnv in any `api.LatentWorld`: it follows the context, then goes on by
-    its prior.
+    """WorldModelEnv of an `api.LatentWorld`.
 
-    A dream ends when the world gives it less than an even chance to go on.
+    States are inferred from the context and then predicted with the prior. A rollout is
+    terminal when the continue probability is below 0.5.
     """
 
     def __init__(
@@ -52,57 +42,48 @@ class LatentWorldModelEnv:
 
     @property
     @torch.no_grad()
-    def foreseen(self) -> list[str]:
-        """The keys that the world draws; others are zero in its rows."""
+    def predicted_keys(self) -> list[str]:
         states = tree_map(lambda x: x[:, None], self.world.initial(1))
         return [key for key in self.world.decode(states) if key in self.obs_space]
 
     @torch.no_grad()
     def begin(self, context: Batch) -> Any:
         keys = [*self.obs_space, *self.act_space, "is_first"]
-        keys += ["reward"] if "reward" in context else []  # some worlds see it
+        keys += ["reward"] if "reward" in context else []  # an input of some worlds
         rows: Batch = {key: self._tensor(context[key]) for key in keys}
         rows["is_first"] = rows["is_first"].clone()
         rows["is_first"][:, 0] = True
-        rows["prevact"] = {
-            key: torch.cat([torch.zeros_like(rows[key][:, :1]), rows[key][:, :-1]], 1)
-            for key in self.act_space
-        }
+        rows["prevact"] = previous_actions(rows, self.act_space)
         start = self.world.initial(len(rows["is_first"]))
         states = self.world.observe(start, rows, self.rng)
         return tree_map(lambda x: x[:, -1], states)
 
     @torch.no_grad()
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
-        chosen = {key: self._tensor(value) for key, value in action.items()}
-        with _calm(self.world):
-            dream = self.world.imagine(state, lambda _: chosen, 1, self.rng)
-        after = tree_map(lambda x: x[:, 1:], dream.states)
-        reward, cont = self.world.outcome(self.world.features(after))
-        drawn = {k: x[:, 0] for k, x in self.world.decode(after).items()}
-        rows: Obs = {}
-        for key, space in self.obs_space.items():
-            if key not in drawn:
-                rows[key] = space.zeros(len(reward))
-                continue
-            value = drawn[key].float()
-            if space.is_image:
-                value = (value.clamp(0, 1) * 255).round()
-            low, high = np.asarray(space.low, float), np.asarray(space.high, float)
-            array = value.cpu().numpy().reshape(len(reward), *space.shape)
-            top = high - 1 if space.dtype.kind in "iub" else high
-            rows[key] = np.clip(array, low, top).astype(space.dtype)
+        actions = {key: self._tensor(value) for key, value in action.items()}
+        with _eval_mode(self.world):
+            rollout = self.world.imagine(state, lambda _: actions, 1, self.rng)
+        states = tree_map(lambda x: x[:, 1:], rollout.states)
+        reward, cont = self.world.outcome(self.world.features(states))
+        decoded = {key: x[:, 0] for key, x in self.world.decode(states).items()}
+        rows: Obs = {
+            key: _to_space(decoded[key], space)
+            if key in decoded
+            else space.zeros(len(reward))
+            for key, space in self.obs_space.items()
+        }
         rows["reward"] = reward[:, 0].float().cpu().numpy()
         rows["is_terminal"] = (cont[:, 0] < 0.5).cpu().numpy()
-        return tree_map(lambda x: x[:, 0], after), rows
+        return tree_map(lambda x: x[:, 0], states), rows
 
     def _tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device)
 
 
 class IrisWorldModelEnv:
-    """WorldModelEnv in the world of Δ-IRIS, which begins from frames and draws its
-    ends.
+    """WorldModelEnv of the Δ-IRIS world.
+
+    It starts from frames, and samples whether a rollout is terminal.
     """
 
     def __init__(
@@ -123,12 +104,16 @@ class IrisWorldModelEnv:
     def seed(self, seed: int) -> None:
         self.rng = Rng(seed, "dreams", self.device)
 
+    @property
+    def predicted_keys(self) -> list[str]:
+        return list(self.obs_space)
+
     @torch.no_grad()
     def begin(self, context: Batch) -> IrisState:
         blocks = self.world.dynamics.config.transformer.blocks
         image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -blocks:]
-        taken = self._index(context[self.action])[:, -blocks:-1]
-        return self.world.state_from_frames(image.to(self.device), taken)
+        actions = self._index(context[self.action])[:, -blocks:-1]
+        return self.world.state_from_frames(image.to(self.device), actions)
 
     @torch.no_grad()
     def step(self, state: IrisState, action: Action) -> tuple[IrisState, Obs]:
@@ -144,3 +129,26 @@ class IrisWorldModelEnv:
     def _index(self, action: Any) -> Tensor:
         index = torch.as_tensor(np.asarray(action)).long() - self.low
         return index.to(self.device)
+
+
+@contextlib.contextmanager
+def _eval_mode(world: Any) -> Iterator[None]:
+    """Put a world into eval mode, so that VTA adds no noise to its boundary logits."""
+    training = world.training
+    world.eval()
+    try:
+        yield
+    finally:
+        world.train(training)
+
+
+def _to_space(value: Tensor, space: Space) -> np.ndarray:
+    """Convert decoder outputs `(N, ...)` to the dtype, shape and bounds of a space."""
+    value = value.float()
+    if space.is_image:
+        value = (value.clamp(0, 1) * 255).round()
+    low, high = np.asarray(space.low, float), np.asarray(space.high, float)
+    array = value.cpu().numpy().reshape(len(value), *space.shape)
+    top = high - 1 if space.dtype.kind in "iub" else high
+    clipped: np.ndarray = np.clip(array, low, top).astype(space.dtype)
+    return clipped

@@ -30,7 +30,7 @@ import torch
 
 from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
 from reverie.bench.table import format_rows, format_table
-from reverie.capabilities import Profilable
+from reverie.capabilities import HasParameterCount, Profilable
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import DeviceCopy
@@ -348,10 +348,9 @@ class UpdateBenchmark:
         return peaks
 
     def parameters(self) -> int:
-        """Number of trainable parameters, 0 if the agent has no optimizer."""
-        each = getattr(self.agent, "opts", {"": getattr(self.agent, "opt", None)})
-        tensors = [x for opt in each.values() for x in getattr(opt, "tensors", ())]
-        return sum(tensor.numel() for tensor in tensors)
+        """Number of trainable parameters, 0 if the agent has none."""
+        agent = self.agent
+        return agent.parameter_count() if isinstance(agent, HasParameterCount) else 0
 
     def fill(self, steps: int) -> None:
         """Add random episodes until the replay buffer has this many steps."""

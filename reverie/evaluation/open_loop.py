@@ -10,11 +10,6 @@ from reverie.capabilities import WorldModelEnv
 from reverie.storage.array_file import Arrays
 
 
-def foreseen(dreams: WorldModelEnv) -> list[str]:
-    """The observations that a world draws; those it says, or all it has."""
-    return list(getattr(dreams, "foreseen", dreams.obs_space))
-
-
 def dream_on(
     dreams: WorldModelEnv, batch: Arrays, context: int, horizon: int
 ) -> Arrays:
@@ -29,5 +24,5 @@ def dream_on(
         action = {key: batch[key][:, t] for key in dreams.act_space}
         state, row = dreams.step(state, action)
         rows.append(row)
-    keys = [key for key in foreseen(dreams) if key in rows[0] and key in batch]
+    keys = [key for key in dreams.predicted_keys if key in rows[0] and key in batch]
     return {key: np.stack([row[key] for row in rows], 1) for key in keys}

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
-from reverie.evaluation.open_loop import dream_on, foreseen
+from reverie.evaluation.open_loop import dream_on
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
 from reverie.spaces import Spaces
 from reverie.storage.array_file import Arrays
@@ -101,7 +101,7 @@ def open_fans(
 def vectors(dreams: WorldModelEnv, wanted: tuple[str, ...] = ()) -> list[str]:
     """The keys that fans can be opened for: real numbers that a world foresees."""
     spaces: Spaces = dreams.obs_space
-    known = [key for key in foreseen(dreams) if spaces[key].dtype.kind == "f"]
+    known = [key for key in dreams.predicted_keys if spaces[key].dtype.kind == "f"]
     return [key for key in known if key in wanted or not wanted]
 
 

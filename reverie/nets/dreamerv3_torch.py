@@ -79,6 +79,11 @@ class DreamerV3TorchEncoder(nn.Module):
                 width = config.units
             self.width += width
 
+    @property
+    def keys(self) -> list[str]:
+        """Observation keys in the order in which they enter the network."""
+        return [*self.imgkeys, *self.veckeys]
+
     def initialize(self, generator: torch.Generator) -> None:
         """Initialize all weights; a checkpoint usually replaces them."""
         for parameter in self.parameters():

@@ -127,6 +127,11 @@ class Encoder(nn.Module):
             self.width += h * w * channels
             self.standards = make_standardizers(images, config)
 
+    @property
+    def keys(self) -> list[str]:
+        """Observation keys in the order in which they enter the network."""
+        return [*self.imgkeys, *self.veckeys]
+
     @staticmethod
     def fast_version() -> type[nn.Module]:
         from reverie.kernels.conv.encoder import FastEncoder

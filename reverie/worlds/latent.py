@@ -62,6 +62,10 @@ class ReconstructiveWorld(nn.Module):
     def image_keys(self) -> tuple[str, ...]:
         return tuple(self.dec.images)
 
+    @property
+    def encoder(self) -> Encoder:
+        return self.enc
+
     def features(self, states: Any) -> Float[Tensor, "*b F"]:
         raise NotImplementedError
 

@@ -1,10 +1,10 @@
-"""The faster parts for a CPU learn what the plain ones learn."""
+"""On the CPU, fast module versions train like the plain ones."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from test_dreamer import ACT, CPU, TINY
+from dreamer_helpers import ACT, CPU, TINY
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.kernels.conv import upsample_cpu
@@ -19,21 +19,25 @@ IMAGE = {
 }
 
 
-def test_losses_are_those_of_the_plain_agent(monkeypatch):
+def test_losses_match_the_plain_agent(monkeypatch):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
-    plain, quick = (
+    plain, fast = (
         Dreamer(IMAGE, ACT, TINY, device=CPU, precision="float32", compile=mode)
         for mode in ("none", "step")
     )
-    kinds = {type(part) for part in quick.world.modules() if isinstance(part, SameConv)}
+    kinds = {
+        type(module) for module in fast.world.modules() if isinstance(module, SameConv)
+    }
     assert kinds == {FusedUpsampleConv}
-    rows, length = TINY.batch_size, TINY.batch_length + TINY.replay_context
+    count, length = TINY.batch_size, TINY.batch_length + TINY.replay_context
     rng = np.random.default_rng(0)
     spaces = {**IMAGE, **ACT, **plain.extras}
-    data = {k: torch.from_numpy(s.sample(rng, rows, length)) for k, s in spaces.items()}
-    data["consec"] = torch.zeros(rows, length, dtype=torch.int64)
+    data = {
+        k: torch.from_numpy(s.sample(rng, count, length)) for k, s in spaces.items()
+    }
+    data["consec"] = torch.zeros(count, length, dtype=torch.int64)
     for _ in range(2):
-        one, two = plain.learn(data).metrics, quick.learn(data).metrics
-        for key, value in one.items():
+        expected, actual = plain._update(data).metrics, fast._update(data).metrics
+        for key, value in expected.items():
             if key.startswith("loss/"):
-                torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reverie.agents.bc.agent import BC, OLDER, BCConfig
+from reverie.agents.bc.agent import BC, DREAMERV3_TORCH, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
@@ -112,11 +112,13 @@ def test_default_sizes_match_the_original(side, image, both):
 def test_a_policy_uses_the_frozen_encoder(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     head = CloneHeadConfig(layers=1, units=8)
-    config = BCConfig(on=OLDER, older=sizes_of(weights), head=head)
+    config = BCConfig(
+        run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes_of(weights), head=head
+    )
     agent = BC(SPACES, ACTION, config, device=CPU)
     agent.load_base({"encoder": weights})
-    assert agent.eyes.order == ["image", "a", "b"]
-    assert not any(name.startswith("eyes") for name in agent.opt.names)
+    assert agent.feature_extractor.keys == ["image", "a", "b"]
+    assert not any(name.startswith("feature_extractor") for name in agent.opt.names)
     _, action, _ = agent.policy(
         agent.initial(3),
         {
@@ -126,7 +128,11 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
         "eval",
     )
     assert action["action"].shape == (3, 2)
-    wide = BCConfig(on=OLDER, older=DreamerV3TorchEncoderConfig(depth=8), head=head)
+    wide = BCConfig(
+        run_agent=DREAMERV3_TORCH,
+        dreamerv3_torch=DreamerV3TorchEncoderConfig(depth=8),
+        head=head,
+    )
     with pytest.raises(UserError, match="encoder"):
         BC(SPACES, ACTION, wide, device=CPU).load_base({"encoder": weights})
 

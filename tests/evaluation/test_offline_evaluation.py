@@ -86,9 +86,9 @@ def batch_of(*episodes):
 def test_a_row_is_judged_by_the_action_that_led_to_it(dreamer):
     """An action changes nothing before the row it leads to, and that row at once."""
     batch = batch_of(episode(7))
-    before, _ = dreamer.judge(batch)
+    before, _ = dreamer.episode_losses(batch)
     batch["action"][:, 3] += 0.5
-    after, _ = dreamer.judge(batch)
+    after, _ = dreamer.episode_losses(batch)
     for name in ("place", "image"):
         apart = (before[name] - after[name]).abs()[0]
         assert (apart[:4] == 0).all(), name
@@ -116,6 +116,7 @@ class Still:
 
     obs_space = SPACES
     act_space = ACTION
+    predicted_keys = property(lambda self: list(SPACES))
 
     def seed(self, seed):
         pass
@@ -181,13 +182,13 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
     kept = agent_state(world)["enc"]
     (key,) = [k for k in kept if k.endswith("image.mean")]
     np.testing.assert_allclose(kept[key].numpy(), mean, atol=1e-6)
-    eyes = agent_state(clone)["eyes"]
-    assert torch.equal(eyes[f"encoder.{key}"], kept[key])
+    weights = agent_state(clone)["feature_extractor"]
+    assert torch.equal(weights[f"encoder.{key}"], kept[key])
 
     space = {"obs_space": with_flag_spaces(SPACES), "act_space": ACTION}
     spaces = type("Spaces", (), space)
     agent = load_agent(read_config(clone), checkpoint.find_checkpoint(clone), spaces)
-    standard = agent.eyes.encoder.standards["image"]
+    standard = agent.feature_extractor.encoder.standards["image"]
     assert torch.equal(standard.get_buffer("mean"), kept[key])
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
     seen = torch.as_tensor(agent.images.center(row)["image"]).float() / 255

@@ -33,6 +33,7 @@ class Walker:
             "count": Space(np.int32, ()),
         }
         self.act_space = {"action": Space(np.float32, (2,))}
+        self.predicted_keys = list(self.obs_space)
         self.noise, self.late = noise, late
         self.seed(0)
 
@@ -129,7 +130,7 @@ def test_only_vectors_that_are_foreseen_have_fans():
     world = Walker()
     assert vectors(world) == ["place"]
     assert vectors(world, ("image",)) == []
-    world.foreseen = ["image"]
+    world.predicted_keys = ["image"]
     assert open_fans(world, [episode()], CONFIG, context=4) == ({}, {})
     with pytest.raises(ValueError, match="at least 2, or 0"):
         FanConfig(samples=1)

@@ -114,5 +114,5 @@ def test_behavior_cloning_sets_the_statistics_of_its_encoder():
     agent.set_statistics(
         {**moments(frames(9)), "action": Moments(zeros, zeros, zeros, zeros)}
     )
-    part = agent.eyes.encoder.standards["image"]
+    part = agent.feature_extractor.encoder.standards["image"]
     torch.testing.assert_close(part.get_buffer("mean"), frames(9).float().mean(0) / 255)

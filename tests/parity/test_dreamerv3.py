@@ -99,7 +99,7 @@ class Replay:
         learned, agent = seen["loss"][0], self.agent
         state, batch = seen["loss_args"][0][:2]
         imagined, (replayed,) = seen["imag_loss"][0], seen["repl_loss"]
-        states, dream = learned.states, learned.dream
+        states, dream = learned.states, learned.rollout
         sequence = [x for x in seen["priorlogit"] if x.ndim == 4]
         steps = [x for x in seen["priorlogit"] if x.ndim == 3]
         post, prior = torch.stack(seen["obslogit"], 1), sequence[0]

@@ -146,14 +146,14 @@ def clone(data, world, tmp_path_factory):
 
 def test_a_clone_takes_over_what_the_world_knows(world, clone):
     config = read_config(clone)
-    assert config.bc.on == "dreamer"
+    assert config.bc.run_agent == "dreamer"
     assert config.dreamer == read_config(world).dreamer
     assert config.offline.images.crop == (14, 14)
     theirs = agent_state(world)["enc"]
     mine = agent_state(clone)
     for key, value in theirs.items():
-        assert torch.equal(mine["eyes"][f"encoder.{key}"], value)
-    assert mine["order"] == ["image", "proprio"]
+        assert torch.equal(mine["feature_extractor"][f"encoder.{key}"], value)
+    assert mine["keys"] == ["image", "proprio"]
 
 
 def test_a_clone_is_measured_with_the_images_it_was_trained_on(clone):
@@ -241,7 +241,7 @@ def test_a_crop_other_than_the_world_had_is_refused(data, world, tmp_path):
 
 def test_keys_in_another_order_than_the_world_has_are_refused(data, world, tmp_path):
     flags = {"bc.run": str(world), "bc.keys": ("proprio", "image")}
-    with pytest.raises(UserError, match="the order was image, proprio"):
+    with pytest.raises(UserError, match="its order is image, proprio"):
         offline(settings(data, tmp_path / "run", "bc", **flags))
 
 
@@ -436,10 +436,10 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
     flags |= {"bc.run": str(path), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["iris_tiny", "offline", "bc"], flags=flags))
     mine = agent_state(clone)
-    assert mine["order"] == ["image"]
+    assert mine["keys"] == ["image"]
     theirs = agent_state(path)["world_model"]
     for key, value in theirs.items():
-        assert torch.equal(value, mine["eyes"][f"encoder.part.{key}"])
+        assert torch.equal(value, mine["feature_extractor"][f"encoder.dynamics.{key}"])
 
 
 def test_a_clone_looks_through_a_file_of_dreamerv3_torch(data, tmp_path):
@@ -455,7 +455,7 @@ def test_a_clone_looks_through_a_file_of_dreamerv3_torch(data, tmp_path):
     torch.save({"agent_state_dict": state}, tmp_path / "latest.pt")
     flags = {"bc.run": str(tmp_path / "latest.pt"), "run.steps": 2}
     path = offline(settings(data, tmp_path / "run", "bc", **flags))
-    mine = agent_state(path)["eyes"]
+    mine = agent_state(path)["feature_extractor"]
     assert torch.equal(mine["encoder.convs.0.weight"], state[f"{cnn}.0.weight"])
     size = ("env.reach.size", (SIDE, SIDE))
     assert "success" in evaluate(path, 1, [("task", "reach"), size])
@@ -542,6 +542,7 @@ class Oracle:
     def __init__(self, late=False):
         self.obs_space = {"proprio": Space(np.float32, (2,))}
         self.act_space = {"action": Space(np.float32, (2,))}
+        self.predicted_keys = ["proprio"]
         self.late = late
 
     def seed(self, seed):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.agents.openloop import openloop
+from reverie.agents.open_loop import open_loop_videos
 from reverie.evaluation.episodes import evaluate
 from reverie.nets.blocks import initialize
 from reverie.nets.decoder import DecoderConfig
@@ -213,7 +213,9 @@ def test_bfloat16_keeps_counters_exact_and_losses_close():
 
 def test_report_videos_mark_segment_boundaries():
     world = make_world().eval()
-    video = openloop(world, world.initial(B), make_batch(), rng())["openloop/image"]
+    video = open_loop_videos(world, world.initial(B), make_batch(), rng())[
+        "openloop/image"
+    ]
     plain = 3 * 8 + 4
     assert video.shape[1] == plain + STRIP
     marks = np.zeros((1, 2), bool)

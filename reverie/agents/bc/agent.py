@@ -1,9 +1,9 @@
-"""Behaviour cloning: do what an expert did when it saw this.
+"""Behavior cloning: supervised learning of demonstrated actions.
 
-A head on the eyes of a world (`eyes.py`), which stay as they are or learn on, or on
-eyes of its own. Row t of a recording holds what was seen and what was then done, so a
-pair to learn from is one row; only the last row of an episode, where nothing is done,
-is none.
+The policy is a head on a feature extractor (`feature_extractor.py`): the encoder or the
+latent state of a trained world model, frozen or fine-tuned, or a new encoder. Row t of
+a recording holds the observation and the action chosen there, so every row is one
+training example, except the last row of an episode, which has no action.
 """
 
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
@@ -17,10 +17,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.bc.feature_extractor import EncoderEyes, check_order, eyes_of
-from reverie.agents.bc.head import ActionScale, CloneHead, CloneHeadConfig
+from reverie.agents.actions import previous_actions, zero_actions
+from reverie.agents.bc.feature_extractor import (
+    EncoderFeatures,
+    check_keys,
+    make_feature_extractor,
+)
+from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
 from reverie.agents.precision import dtype_of
-from reverie.agents.weights import check_fit, load_components, matching
+from reverie.agents.weights import (
+    check_fit,
+    count_parameters,
+    load_components,
+    matching_components,
+)
 from reverie.api import (
     Action,
     Agent,
@@ -36,7 +46,7 @@ from reverie.api import (
 )
 from reverie.capabilities import AgentConfig, Statistics
 from reverie.kernels.accelerate import Accelerator
-from reverie.nets import standardize as standard
+from reverie.nets import standardize
 from reverie.nets.blocks import initialize
 from reverie.nets.dreamerv3_torch import (
     DreamerV3TorchEncoder,
@@ -50,35 +60,39 @@ from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces, agent_obs_space
 
-OLDER = "dreamerv3-torch"
+DREAMERV3_TORCH = "dreamerv3-torch"
+"""Value of `run_agent` for checkpoints of dreamerv3-torch."""
 
 
 @dataclass(frozen=True)
 class BCConfig(AgentConfig):
+    """Settings of behavior cloning."""
+
     batch_size: int = 256
     """Sequences per batch."""
     length: int = 1
-    """Rows of each; one is enough without any carry."""
+    """Rows per sequence; more than 1 only for recurrent policies."""
     run: str = ""
-    """A run, or a checkpoint, whose world is looked through, or the `latest.pt` of
-    dreamerv3-torch; none for own eyes."""
-    on: str = ""
-    """The agent of that run, as found there; `dreamerv3-torch` for such a file."""
-    see: Literal["encoder", "state"] = "encoder"
-    """Its encoder alone, or the state of the whole world."""
-    tune: bool = False
-    """Whether these eyes learn on; own ones always do."""
+    """Run folder or checkpoint whose world model extracts the features, or `latest.pt`
+    of dreamerv3-torch; empty for a new encoder."""
+    run_agent: str = ""
+    """Agent of that run; set automatically."""
+    features: Literal["encoder", "state"] = "encoder"
+    """Features of that world model: of its encoder, or its latent state."""
+    finetune: bool = False
+    """Train that world model or encoder, too; a new encoder is always trained."""
     keys: tuple[str, ...] = ()
-    """The keys to see, in the order in which the eyes read them; none for all. They are
-    checked against the order the eyes were trained with."""
+    """Observation keys to use; empty for all. With `run`, they must be the keys it was
+    trained on, in the same order."""
     enc: EncoderConfig = EncoderConfig()
-    """Own eyes."""
-    older: DreamerV3TorchEncoderConfig = DreamerV3TorchEncoderConfig()
-    """The encoder of dreamerv3-torch, as found in its file."""
+    """New encoder."""
+    dreamerv3_torch: DreamerV3TorchEncoderConfig = DreamerV3TorchEncoderConfig()
+    """Encoder of a dreamerv3-torch checkpoint; set automatically."""
     head: CloneHeadConfig = CloneHeadConfig()
-    """What is cloned into."""
+    """Policy head."""
     normalize: Literal["none", "bounds", "moments"] = "none"
-    """How actions are scaled: not, by their range, or by mean and deviation."""
+    """Normalization of continuous actions: none, to [-1, 1] by their bounds in the
+    dataset, or by mean and standard deviation."""
     opt: AdamConfig = AdamConfig(lr=1e-4, clip=100.0, wd=0.0)
     """Optimizer."""
 
@@ -86,11 +100,12 @@ class BCConfig(AgentConfig):
         if min(self.batch_size, self.length) < 1:
             raise UserError(
                 "bc.batch_size and bc.length must be at least 1.\n"
-                "  Fix: --bc.batch-size 256"
+                "  Fix: --bc.batch_size 256 --bc.length 1"
             )
-        if self.length < 2 and (self.head.recurrent or self.see == "state"):
+        if self.length < 2 and (self.head.recurrent or self.features == "state"):
             raise UserError(
-                "A memory cannot be learnt from single rows.\n  Fix: --bc.length 32"
+                "A recurrent policy cannot be trained on sequences of length 1.\n"
+                "  Fix: --bc.length 32"
             )
 
     @property
@@ -103,27 +118,28 @@ class BCConfig(AgentConfig):
 
     @property
     def base_agent(self) -> str:
-        return "" if self.on == OLDER else self.on
+        return "" if self.run_agent == DREAMERV3_TORCH else self.run_agent
 
     def with_base_agent(self, name: str) -> BCConfig:
-        """Return the config of a clone that uses the world model of this agent."""
-        return replace(self, on=name)
+        return replace(self, run_agent=name)
 
     def with_encoder(self, encoder: Any) -> BCConfig:
-        """Return the config of a clone that uses an encoder of dreamerv3-torch."""
-        return replace(self, on=OLDER, older=encoder)
+        return replace(self, run_agent=DREAMERV3_TORCH, dreamerv3_torch=encoder)
 
 
 class BCCarry(NamedTuple):
-    """What goes on from one step of acting to the next."""
+    """Recurrent states of feature extractor and head, and the previous actions."""
 
-    eyes: Any
+    feature_extractor: Any
     head: Float[Tensor, "B R"]
     prevact: dict[str, Tensor]
 
 
 class BC:
-    """See the top of this file. `base` is the agent whose world it looks through."""
+    """The behavior cloning agent; meets `api.Agent`.
+
+    `base` is the agent of `bc.run`, whose world model extracts the features.
+    """
 
     def __init__(
         self,
@@ -135,66 +151,68 @@ class BC:
         precision: str = "float32",
         seed: int = 0,
         compile: str = "none",
-        overlap: bool = False,  # no effect: this agent never acts while it trains
+        overlap: bool = False,  # no effect: this agent does not act in training
         base: Agent | None = None,
     ):
         check_actions(act_space)
+        dtype = dtype_of(precision)
         self.config, self.device, self.base = config, device, base
-        self.obs_space, self.act_space = (
-            _chosen(agent_obs_space(obs_space), config),
-            act_space,
-        )
+        self.obs_space = _select_keys(agent_obs_space(obs_space), config.keys)
+        self.act_space = act_space
         generator = torch.Generator().manual_seed(seed)
+        self.feature_extractor: Any
         if base is None:
-            encoder = self._encoder()
+            encoder = self._make_encoder()
             initialize(encoder, generator)
-            self.eyes: Any = EncoderEyes(encoder, dtype_of(precision))
+            self.feature_extractor = EncoderFeatures(encoder, dtype)
         else:
-            self.eyes = eyes_of(base, config.see, self.obs_space)
-        if config.keys and base is not None:
-            check_order(list(config.keys), self.eyes.order, f"The world of {config.on}")
-        self.head = CloneHead(self.eyes.width, act_space, config.head)
+            self.feature_extractor = make_feature_extractor(
+                base, config.features, self.obs_space, dtype
+            )
+            if config.keys:
+                source = f"The world model of {config.run_agent}"
+                check_keys(list(config.keys), self.feature_extractor.keys, source)
+        self.head = CloneHead(self.feature_extractor.width, act_space, config.head)
         initialize(self.head, generator)
-        self.scale = ActionScale(act_space)
-        for part in (self.eyes, self.head, self.scale):
-            part.to(device)
-        self.learns = config.tune or not config.on
-        learnt: list[tuple[str, nn.Module]] = [("head", self.head)]
-        if self.learns:
-            learnt.append(("eyes", self.eyes))
+        self.normalizer = ActionNormalizer(act_space)
+        for module in self.components().values():
+            module.to(device)
+        self.trains_features = config.finetune or not config.run_agent
+        trained: list[tuple[str, nn.Module]] = [("head", self.head)]
+        if self.trains_features:
+            trained.append(("feature_extractor", self.feature_extractor))
         self.fast = Accelerator(compile, device)
-        self.fast.modules(self.eyes, self.head)
-        self.fast.low_precision([self.eyes], dtype_of(precision))
+        self.fast.modules(self.feature_extractor, self.head)
+        self.fast.low_precision([self.feature_extractor], dtype)
         self.opt = self.fast.optimizer(
-            {f"{k}.{n}": p for k, m in learnt for n, p in m.named_parameters()},
+            {f"{k}.{n}": p for k, m in trained for n, p in m.named_parameters()},
             config.opt,
-            [f"{k}.{n}" for k, m in learnt for n in dense_weights(m)],
+            [f"{k}.{n}" for k, m in trained for n in dense_weights(m)],
         )
         self.rng = {name: Rng(seed, name, device) for name in ("train", "eval")}
-        self.update = self.fast.graph(self.learn, "update", self.rng["train"])
+        self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
         self.windows = {"train": Window(config.batch_size, config.length, online=False)}
         self.extras: Spaces = {}
         self.schedule = None
-        self.last: Metrics = {}
+        self.last_losses: Metrics = {}
 
     # Acting
 
     def initial(self, batch: int) -> Carry:
-        prevact = {
-            key: torch.as_tensor(space.zeros(batch), device=self.device)
-            for key, space in self.act_space.items()
-        }
-        head = self.head.initial(batch, self.device)
-        return BCCarry(self.eyes.initial(batch), head, prevact)
+        return BCCarry(
+            self.feature_extractor.initial(batch),
+            self.head.initial(batch, self.device),
+            zero_actions(self.act_space, batch, self.device),
+        )
 
     @torch.no_grad()
     def policy(
         self, carry: Carry, obs: Obs, mode: Mode = "train"
     ) -> tuple[Carry, Action, Extras]:
-        """The action it thinks most likely, within the bounds of its space."""
+        """Return the mode of the predicted actions, clipped to the action space."""
         if mode == "train":
             raise UserError(
-                "A clone learns from recordings, not from what it does itself.\n"
+                "Behavior cloning trains on recordings, not in an environment.\n"
                 "  Fix: reverie bc --offline.data PATH"
             )
         keys = (*self.obs_space, "is_first")
@@ -202,112 +220,119 @@ class BC:
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys
         }
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
-        self.eyes.eval()
-        feat, eyes = self.eyes(carry.eyes, batch, self.rng["eval"])
-        guesses, head = self.head(carry.head, feat, batch["is_first"])
-        chosen, action = {}, {}
+        self.feature_extractor.eval()
+        feat, extractor_carry = self.feature_extractor(
+            carry.feature_extractor, batch, self.rng["eval"]
+        )
+        predictions, head_carry = self.head(carry.head, feat, batch["is_first"])
+        prevact, action = {}, {}
         for key, space in self.act_space.items():
-            value = guesses[key].mode()[:, 0]
+            value = predictions[key].mode()[:, 0]
             if not space.is_discrete:
-                value = self.scale.widen(key, value)
+                value = self.normalizer.denormalize(key, value)
             array = value.cpu().numpy()
             if not space.is_discrete:
                 array = np.clip(array, space.low, space.high)
             action[key] = array.astype(space.dtype)
-            chosen[key] = torch.as_tensor(action[key], device=self.device)
-        return BCCarry(eyes, head, chosen), action, {}
+            prevact[key] = torch.as_tensor(action[key], device=self.device)
+        return BCCarry(extractor_carry, head_carry, prevact), action, {}
 
-    # Learning
+    # Training
 
     def load_base(self, state: StateDict) -> None:
-        """Load the weights of the base run."""
         if self.base is not None:
             self.base.load_weights(state)
         else:
-            check_fit("encoder", self.eyes.encoder.state_dict(), state)
-            self.eyes.encoder.load_state_dict(state["encoder"])
+            encoder = self.feature_extractor.encoder
+            check_fit("encoder", encoder.state_dict(), state)
+            encoder.load_state_dict(state["encoder"])
         self.fast.weights_changed()
 
     @property
     def needs_statistics(self) -> bool:
-        own = self.base is None and standard.needs_statistics(self.eyes)
-        return own or self.config.normalize != "none"
+        if self.config.normalize != "none":
+            return True
+        return self.base is None and standardize.needs_statistics(
+            self.feature_extractor
+        )
 
     def set_statistics(self, statistics: Statistics) -> None:
-        """Scale actions, and own images, by what is known of all of them."""
+        """Set the statistics that normalize actions and the images of a new encoder."""
         if self.base is None:
-            standard.set_statistics(self.eyes, statistics)
-        for key in self.scale.spaces:
-            known = statistics[key]
-            mean, std, low, high = (torch.as_tensor(x).float() for x in known)
+            standardize.set_statistics(self.feature_extractor, statistics)
+        for key in self.normalizer.spaces:
+            moments = statistics[key]
+            mean, std, low, high = (torch.as_tensor(x).float() for x in moments)
             if self.config.normalize == "moments":
-                self.scale.set(key, mean, std)
+                self.normalizer.set(key, mean, std)
             elif self.config.normalize == "bounds":
-                self.scale.set(key, (low + high) / 2, (high - low) / 2)
+                self.normalizer.set(key, (low + high) / 2, (high - low) / 2)
 
     def train(self, feed: Feed) -> Metrics:
-        """One update on one batch."""
+        """Run one update on one batch."""
         data = feed("train")
         keys = (*self.obs_space, *self.act_space, "is_first", "is_last", "mask")
-        metrics: Metrics = self.update({key: data[key] for key in keys if key in data})
-        self.last = {"loss/action": metrics["loss/action"]}
+        metrics: Metrics = self._run_update({k: data[k] for k in keys if k in data})
+        self.last_losses = {"loss/action": metrics["loss/action"]}
         return metrics
 
-    def learn(self, batch: Batch) -> Metrics:
-        """One update, all on the device, so that it can be a CUDA graph."""
-        loss, real = self.loss(batch, "train")
-        total = torch.where(real, loss, 0).sum() / real.sum().clamp(min=1)
+    def _update(self, batch: Batch) -> Metrics:
+        """Run the device part of an update, in place; captured as a CUDA graph."""
+        loss, mask = self.loss(batch, "train")
+        total = torch.where(mask, loss, 0).sum() / mask.sum().clamp(min=1)
         _, metrics = self.opt.update(total)
         return {"loss/action": total.detach(), **metrics}
 
     def loss(self, batch: Batch, purpose: str) -> tuple[Tensor, Tensor]:
-        """How far every row `(B, T)` is from what was done there, and which count."""
-        rows = {**batch, "prevact": led_to(batch, self.act_space)}
-        training = purpose == "train" and self.learns
-        self.eyes.train(training)
+        """Return the loss `(B, T)` and a mask of the rows that count.
+
+        `purpose` selects the random generator: `train` or `eval`.
+        """
+        rows = {**batch, "prevact": previous_actions(batch, self.act_space)}
+        training = purpose == "train" and self.trains_features
+        extractor = self.feature_extractor.train(training)
         count = len(batch["is_first"])
         with torch.set_grad_enabled(training):
-            feat, _ = self.eyes(self.eyes.initial(count), rows, self.rng[purpose])
+            feat, _ = extractor(extractor.initial(count), rows, self.rng[purpose])
         start = self.head.initial(count, self.device)
-        guesses, _ = self.head(start, feat, batch["is_first"])
-        wanted = self.scale.narrow({key: batch[key] for key in self.act_space})
-        losses = [guess.loss(wanted[key]) for key, guess in guesses.items()]
-        real = ~batch["is_last"]
+        predictions, _ = self.head(start, feat, batch["is_first"])
+        target = self.normalizer.normalize({key: batch[key] for key in self.act_space})
+        losses = [dist.loss(target[key]) for key, dist in predictions.items()]
+        mask = ~batch["is_last"]
         if "mask" in batch:
-            real = real & batch["mask"]
-        return torch.stack(losses).sum(0), real
+            mask = mask & batch["mask"]
+        return torch.stack(losses).sum(0), mask
 
     @torch.no_grad()
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """The loss of every row of whole episodes; nothing is learnt."""
-        loss, real = self.loss(batch, "eval")
-        return {"action": loss}, real
+        loss, mask = self.loss(batch, "eval")
+        return {"action": loss}, mask
 
     def report(self, feed: Feed) -> Metrics:
         return {}
 
     def nonfinite(self) -> list[str]:
-        """The loss, then the gradients, that were not finite in the last update."""
-        losses = [key for key, x in self.last.items() if not torch.isfinite(x)]
+        losses = [key for key, x in self.last_losses.items() if not torch.isfinite(x)]
         return losses + [f"grad/{name}" for name in self.opt.nonfinite()]
 
-    # Keeping
+    def parameter_count(self) -> int:
+        return count_parameters([self.opt])
 
-    def _encoder(self) -> nn.Module:
-        if self.config.on == OLDER:
-            return DreamerV3TorchEncoder(
-                self.obs_space, self.config.older, self.config.keys
-            )
-        return Encoder(self.obs_space, self.config.enc)
+    # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        return {"eyes": self.eyes, "head": self.head, "scale": self.scale}
+        """Return all modules with weights or statistics, by name."""
+        return {
+            "feature_extractor": self.feature_extractor,
+            "head": self.head,
+            "normalizer": self.normalizer,
+        }
 
     def state_dict(self) -> StateDict:
-        parts = {k: dict(m.state_dict()) for k, m in self.components().items()}
+        weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
         return {
-            **parts,
-            "order": list(self.eyes.order),
+            **weights,
+            "keys": list(self.feature_extractor.keys),
             "opt": self.opt.state_dict(),
             "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
         }
@@ -319,30 +344,29 @@ class BC:
             rng.load_state_dict(state["rng"][name])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        """Take over the weights of the parts that match, if they read the same keys."""
-        mine = self.components()
-        if "eyes" in matching(mine, components):
-            saved = state.get("order", self.eyes.order)
-            check_order(self.eyes.order, saved, "The checkpoint")
-        chosen = load_components(mine, state, components)
+        """Load the matching components, if they use the same observation keys."""
+        if "feature_extractor" in matching_components(self.components(), components):
+            keys = self.feature_extractor.keys
+            check_keys(keys, state.get("keys", keys), "The checkpoint")
+        names = load_components(self.components(), state, components)
         self.fast.weights_changed()
-        return chosen
+        return names
+
+    def _make_encoder(self) -> Encoder | DreamerV3TorchEncoder:
+        config = self.config
+        if config.run_agent == DREAMERV3_TORCH:
+            return DreamerV3TorchEncoder(
+                self.obs_space, config.dreamerv3_torch, config.keys
+            )
+        return Encoder(self.obs_space, config.enc)
 
 
-def led_to(batch: Batch, act_space: Spaces) -> dict[str, Tensor]:
-    """The actions that led to each row; none to the first."""
-    return {
-        key: torch.cat([torch.zeros_like(batch[key][:, :1]), batch[key][:, :-1]], 1)
-        for key in act_space
-    }
-
-
-def _chosen(obs_space: Spaces, config: BCConfig) -> Spaces:
-    """The keys that the config names; all, if it names none."""
-    missing = [key for key in config.keys if key not in obs_space]
+def _select_keys(obs_space: Spaces, keys: tuple[str, ...]) -> Spaces:
+    """Return the spaces of these keys, in this order; all spaces if there are none."""
+    missing = [key for key in keys if key not in obs_space]
     if missing:
         raise UserError(
-            f"bc.keys names {', '.join(missing)}, which is not seen here.\n"
-            f"  Fix: choose from {', '.join(obs_space)}."
+            f"bc.keys has {', '.join(missing)}, which are not observation keys.\n"
+            f"  Fix: --bc.keys with some of {', '.join(obs_space)}"
         )
-    return {key: obs_space[key] for key in config.keys} if config.keys else obs_space
+    return {key: obs_space[key] for key in keys} if keys else obs_space

@@ -1,8 +1,9 @@
-"""What a cloned policy sees of an observation.
+"""Feature extractors of a behavior clone.
 
-`EncoderEyes` are an encoder, of a world or of their own: what is seen now. `StateEyes`
-are a whole world: what it believes after everything seen and done so far. Both say in
-which order they read their keys (`order`), which is kept with their weights.
+`EncoderFeatures` encode the current observation, with the encoder of a world model or a
+new one. `LatentStateFeatures` are the features of a world model's posterior state. Both
+have `keys`, the observation keys in the order in which they enter the network, which is
+stored in checkpoints.
 """
 
 from __future__ import annotations
@@ -13,24 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.api import Batch, UserError
-from reverie.nets.encoder import Encoder
+from reverie.api import Agent, Batch, LatentWorld, UserError
+from reverie.capabilities import HasEncoder, HasWorld, ObsEncoder
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces, agent_obs_space
 
 
-class EncoderEyes(nn.Module):
-    """Only what is seen now."""
+class EncoderFeatures(nn.Module):
+    """Embeddings of single observations; the carry is empty."""
 
-    def __init__(self, encoder: Any, dtype: torch.dtype):
+    def __init__(self, encoder: ObsEncoder, dtype: torch.dtype):
         super().__init__()
         self.encoder, self.dtype = encoder, dtype
-        self.width = int(encoder.width)
-
-    @property
-    def order(self) -> list[str]:
-        return [*self.encoder.imgkeys, *self.encoder.veckeys]
+        self.width, self.keys = encoder.width, list(encoder.keys)
 
     def initial(self, batch: int) -> Any:
         return ()
@@ -41,34 +38,15 @@ class EncoderEyes(nn.Module):
         return self.encoder(batch, self.dtype).float(), carry
 
 
-class FrameEncoder(nn.Module):
-    """The part of a world that turns frames into tokens (`embed_frames`)."""
+class LatentStateFeatures(nn.Module):
+    """Features of posterior states; the carry is the last state."""
 
-    def __init__(self, part: Any, key: str, shape: tuple[int, ...]):
+    def __init__(self, world: LatentWorld, obs_space: Spaces):
         super().__init__()
-        self.part, self.imgkeys, self.veckeys = part, [key], list[str]()
-        blank = torch.zeros(1, *shape, dtype=torch.uint8)
-        blank = blank.to(next(part.parameters()).device)
-        with torch.no_grad():
-            self.width = part.embed_frames(blank, torch.float32).shape[-1]
-
-    def forward(
-        self, obs: dict[str, Tensor], dtype: torch.dtype
-    ) -> Float[Tensor, "*b E"]:
-        tokens: Tensor = self.part.embed_frames(obs[self.imgkeys[0]], dtype)
-        return tokens
-
-
-class StateEyes(nn.Module):
-    """The state of a world that follows what is seen and done."""
-
-    def __init__(self, world: Any, obs_space: Spaces):
-        super().__init__()
-        self.world, self.width = world, int(world.width)
-        encoder = getattr(world, "enc", None)
-        self.order = sorted(agent_obs_space(obs_space))
-        if isinstance(encoder, Encoder):
-            self.order = [*encoder.imgkeys, *encoder.veckeys]
+        self.world, self.width = world, world.width
+        self.keys = sorted(agent_obs_space(obs_space))
+        if isinstance(world, HasEncoder):
+            self.keys = list(world.encoder.keys)
 
     def initial(self, batch: int) -> Any:
         return self.world.initial(batch)
@@ -81,40 +59,40 @@ class StateEyes(nn.Module):
         return self.world.features(states).float(), last
 
 
-def eyes_of(agent: Any, see: str, obs_space: Spaces) -> EncoderEyes | StateEyes:
-    """The eyes of an agent: its world's encoder, or its whole world."""
-    world: Any = getattr(agent, "world", None)
-    if see == "state" and all(
-        hasattr(world, verb) for verb in ("initial", "observe", "features")
-    ):
-        return StateEyes(world, obs_space)
-    encoder = getattr(world, "enc", None)
-    if see == "encoder" and isinstance(encoder, Encoder):
-        return EncoderEyes(encoder, agent.dtype)
-    part = getattr(world, "dynamics", None)
-    if see == "encoder" and hasattr(part, "embed_frames"):
-        return EncoderEyes(FrameEncoder(part, world.key, world.shape), world.dtype)
-    other = "state" if see == "encoder" else "encoder"
+def make_feature_extractor(
+    base: Agent, features: str, obs_space: Spaces, dtype: torch.dtype
+) -> EncoderFeatures | LatentStateFeatures:
+    """Build the feature extractor from the world model of another agent.
+
+    `features` is `encoder` or `state`.
+    """
+    world = base.world if isinstance(base, HasWorld) else None
+    if features == "state" and isinstance(world, LatentWorld):
+        return LatentStateFeatures(world, obs_space)
+    if features == "encoder" and isinstance(world, HasEncoder):
+        return EncoderFeatures(world.encoder, dtype)
+    missing = "encoder" if features == "encoder" else "latent states"
+    other = "state" if features == "encoder" else "encoder"
     raise UserError(
-        f"The world of this agent has no {see} to clone on.\n"
-        f"  Fix: --bc.see {other}, or the world of another agent."
+        f"The agent of --bc.run has no world model with {missing} to use.\n"
+        f"  Fix: --bc.features {other}, or a run of another agent."
     )
 
 
-def check_order(mine: list[str], saved: list[str], what: str) -> None:
-    """Raise unless keys are read in the order in which they were learnt."""
-    if list(mine) == list(saved):
+def check_keys(keys: list[str], expected: list[str], source: str) -> None:
+    """Raise unless the keys and their order are those that `source` was trained on."""
+    if list(keys) == list(expected):
         return
-    missing = [key for key in saved if key not in mine]
-    extra = [key for key in mine if key not in saved]
+    missing = [key for key in expected if key not in keys]
+    extra = [key for key in keys if key not in expected]
     if missing or extra:
-        parts = [f"it has {', '.join(missing)} besides" if missing else ""]
-        parts += [f"it knows no {', '.join(extra)}" if extra else ""]
-        why = " and ".join(part for part in parts if part)
+        parts = [f"{', '.join(missing)} missing here" if missing else ""]
+        parts += [f"{', '.join(extra)} unknown there" if extra else ""]
+        difference = " and ".join(part for part in parts if part)
     else:
-        why = f"the order was {', '.join(saved)}, now it is {', '.join(mine)}"
+        difference = f"its order is {', '.join(expected)}, here {', '.join(keys)}"
     raise UserError(
-        f"{what} does not read the same keys: {why}.\n"
-        f"  Fix: give recordings with the keys {', '.join(saved)}; if you name them, "
-        "in this order."
+        f"{source} was trained on other observation keys: {difference}.\n"
+        f"  Fix: use recordings with the keys {', '.join(expected)}, and list them in "
+        "this order if you set --bc.keys."
     )

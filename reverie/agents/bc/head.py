@@ -1,4 +1,4 @@
-"""From features to actions that an expert would choose: a point, or a mixture."""
+"""Policy head of a behavior clone: predicts the demonstrated action from features."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from reverie.spaces import Space, Spaces
 
 @dataclass(frozen=True)
 class CloneHeadConfig:
-    """The network that is cloned into."""
+    """Policy head of a behavior clone."""
 
     kind: Literal["mlp", "mixture"] = "mlp"
-    """One action, or a mixture of Gaussians over them."""
+    """Output for continuous actions: a single prediction (`mlp`), or a mixture of
+    Gaussians."""
     layers: int = 4
     """Hidden layers."""
     units: int = 1024
-    """Their width."""
+    """Units per hidden layer."""
     act: str = "silu"
-    """Activation."""
+    """Activation function."""
     norm: str = "none"
-    """Norm: rms, layer or none."""
+    """Normalization layer: rms, layer or none."""
     outscale: float = 1.0
-    """Scale of the initial output weights."""
+    """Scale of the initial weights of the output layer."""
     recurrent: int = 0
-    """Width of a recurrent layer in front of them; 0 for none."""
+    """Units of a GRU before the hidden layers; 0 for none."""
     loss: Literal["mse", "l1"] = "mse"
-    """How the one action is compared."""
+    """Loss of the single prediction."""
     modes: int = 5
-    """Gaussians of a mixture."""
+    """Number of Gaussians of the mixture."""
     minstd: float = 0.01
-    """Least deviation of each, in normalised actions."""
+    """Minimum standard deviation of each Gaussian, in normalized actions."""
 
     def __post_init__(self) -> None:
         if self.layers < 0 or min(self.units, self.modes) < 1 or self.minstd <= 0:
@@ -48,22 +49,22 @@ class CloneHeadConfig:
             )
 
 
-class Point:
-    """One action."""
+class PointPrediction:
+    """A single continuous action."""
 
     def __init__(self, value: Float[Tensor, "*b A"], loss: str):
-        self.value, self._loss = value, loss
+        self.value, self.loss_kind = value, loss
 
     def mode(self) -> Float[Tensor, "*b A"]:
         return self.value
 
     def loss(self, target: Float[Tensor, "*b A"]) -> Float[Tensor, "*b"]:
-        apart = self.value - target
-        return (apart.square() if self._loss == "mse" else apart.abs()).mean(-1)
+        error = self.value - target
+        return (error.square() if self.loss_kind == "mse" else error.abs()).mean(-1)
 
 
-class Mixture:
-    """Gaussians with weights; its mode is the mean of the likeliest."""
+class GaussianMixture:
+    """Mixture of Gaussians; its mode is the mean of the most probable Gaussian."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Mixture:
         return -torch.logsumexp(self.logits.log_softmax(-1) + density.sum(-1), -1)
 
 
-class Choice:
-    """One of some classes, for every entry of a discrete action."""
+class DiscreteAction:
+    """Categorical distribution of every entry of a discrete action."""
 
     def __init__(self, logits: Float[Tensor, "*b N K"], low: Tensor, space: Space):
         self.logits, self.low, self.space = logits, low, space
@@ -95,13 +96,16 @@ class Choice:
         return index.reshape(*index.shape[:-1], *self.space.shape)
 
     def loss(self, target: Tensor) -> Float[Tensor, "*b"]:
-        flat = target.reshape(*self.logits.shape[:-1]).long() - self.low
-        picked = self.logits.log_softmax(-1).gather(-1, flat[..., None])
-        return -picked[..., 0].mean(-1)
+        index = target.reshape(*self.logits.shape[:-1]).long() - self.low
+        logp = self.logits.log_softmax(-1).gather(-1, index[..., None])
+        return -logp[..., 0].mean(-1)
+
+
+ActionPrediction = PointPrediction | GaussianMixture | DiscreteAction
 
 
 class CloneHead(nn.Module):
-    """Features of a sequence to a guess for every key of the action."""
+    """Maps features of a sequence to a prediction for every action key."""
 
     def __init__(self, inputs: int, spaces: Spaces, config: CloneHeadConfig):
         super().__init__()
@@ -110,10 +114,10 @@ class CloneHead(nn.Module):
         width = config.recurrent or inputs
         self.mlp = MLP(width, config.layers, config.units, config.act, config.norm)
         self.out = ModulesByKey(
-            {key: self._make(space) for key, space in spaces.items()}
+            {key: self._make_output(space) for key, space in spaces.items()}
         )
 
-    def _make(self, space: Space) -> nn.Module:
+    def _make_output(self, space: Space) -> nn.Module:
         config, size = self.config, math.prod(space.shape)
         width, scale = self.mlp.width, self.config.outscale
         if space.is_discrete:
@@ -132,6 +136,7 @@ class CloneHead(nn.Module):
         )
 
     def initial(self, batch: int, device: torch.device) -> Float[Tensor, "B R"]:
+        """Return the state of the GRU at the start of an episode."""
         return torch.zeros(batch, self.config.recurrent, device=device)
 
     def forward(
@@ -139,7 +144,8 @@ class CloneHead(nn.Module):
         carry: Float[Tensor, "B R"],
         feat: Float[Tensor, "B T F"],
         is_first: Bool[Tensor, "B T"],
-    ) -> tuple[dict[str, Point | Mixture | Choice], Float[Tensor, "B R"]]:
+    ) -> tuple[dict[str, ActionPrediction], Float[Tensor, "B R"]]:
+        """Return predictions by action key, and the last state of the GRU."""
         if self.gru is not None:
             gates, steps = self.gru.gates(feat), []
             for t in range(feat.shape[1]):
@@ -148,25 +154,26 @@ class CloneHead(nn.Module):
                 steps.append(carry)
             feat = torch.stack(steps, 1)
         x = self.mlp(feat)
-        guesses = {
-            key: self._guess(key, space, x) for key, space in self.spaces.items()
+        predictions = {
+            key: self._predict(key, space, x) for key, space in self.spaces.items()
         }
-        return guesses, carry
+        return predictions, carry
 
-    def _guess(self, key: str, space: Space, x: Tensor) -> Point | Mixture | Choice:
+    def _predict(self, key: str, space: Space, x: Tensor) -> ActionPrediction:
         out, config = self.out[key], self.config
         layers = dict(out.named_children())
         if space.is_discrete:
-            return Choice(layers["logits"](x).float(), out.get_buffer("low"), space)
+            logits = layers["logits"](x).float()
+            return DiscreteAction(logits, out.get_buffer("low"), space)
         mean = layers["mean"](x).float()
         if config.kind == "mlp":
-            return Point(mean, config.loss)
+            return PointPrediction(mean, config.loss)
         std = F.softplus(layers["std"](x).float()) + config.minstd
-        return Mixture(layers["logits"](x).float(), mean, std)
+        return GaussianMixture(layers["logits"](x).float(), mean, std)
 
 
-class ActionScale(nn.Module):
-    """Actions between about -1 and 1, and back; what it needs is in its buffers."""
+class ActionNormalizer(nn.Module):
+    """Normalizes continuous actions with an offset and a scale per entry."""
 
     def __init__(self, spaces: Spaces):
         super().__init__()
@@ -177,24 +184,24 @@ class ActionScale(nn.Module):
             self.register_buffer(f"scale{i}", torch.ones(size))
 
     def set(self, key: str, offset: Tensor, scale: Tensor) -> None:
-        """Entries that never change keep their size."""
+        """Set the statistics of a key; entries that are constant are not rescaled."""
         i = list(self.spaces).index(key)
         scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
         self.get_buffer(f"offset{i}").copy_(offset.reshape(-1))
         self.get_buffer(f"scale{i}").copy_(scale.reshape(-1))
 
-    def narrow(self, action: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As the head sees them; floats are flat."""
-        found = dict(action)
+    def normalize(self, action: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return normalized actions; the axes of continuous actions are flattened."""
+        normalized = dict(action)
         for i, (key, space) in enumerate(self.spaces.items()):
             x = action[key].float()
             x = x.reshape(*x.shape[: x.ndim - len(space.shape)], -1)
             offset, scale = self.get_buffer(f"offset{i}"), self.get_buffer(f"scale{i}")
-            found[key] = (x - offset) / scale
-        return found
+            normalized[key] = (x - offset) / scale
+        return normalized
 
-    def widen(self, key: str, value: Float[Tensor, "*b A"]) -> Tensor:
-        """As the environment takes them."""
+    def denormalize(self, key: str, value: Float[Tensor, "*b A"]) -> Tensor:
+        """Return the continuous action of one key in its own units and shape."""
         i = list(self.spaces).index(key)
         x = value * self.get_buffer(f"scale{i}") + self.get_buffer(f"offset{i}")
         return x.reshape(*x.shape[:-1], *self.spaces[key].shape)

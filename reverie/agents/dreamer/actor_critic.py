@@ -1,9 +1,10 @@
-"""The policy and the critic, and how both learn from dreams.
+"""Actor and critic of DreamerV3, and their losses.
 
-The critic foresees the lambda-return of a dream; the policy is reinforced where a dream
-did better than that, measured in the range that returns usually have. A slow copy of
-the critic keeps it steady. The critic also learns from recorded steps, whose returns
-are bootstrapped from the dreams that begin there.
+The critic is trained on lambda-returns of imagined trajectories. The actor is trained
+with REINFORCE on the advantages over the critic, divided by the range of the returns
+(`retnorm`). A slow exponential moving average of the critic regularizes it. The critic
+is also trained on replayed trajectories, whose returns are bootstrapped with the
+imagined returns that start there (`repval`).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from reverie.spaces import Spaces
 
 @dataclass(frozen=True)
 class ImagLossConfig:
-    """Learning from dreams."""
+    """Actor and critic losses on imagined trajectories."""
 
     slowtar: bool = False
-    """Bootstrap from the slow critic instead of the fast one."""
+    """Bootstrap returns with the slow critic instead of the critic."""
     lam: float = 0.95
     """Lambda of the returns."""
     actent: float = 3e-4
-    """What a nat of policy entropy is worth."""
+    """Scale of the entropy bonus of the actor."""
     slowreg: float = 1.0
-    """How much the critic is held to its slow copy."""
+    """Scale of the regularization of the critic towards the slow critic."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam <= 1:
@@ -44,32 +45,32 @@ class ImagLossConfig:
 
 @dataclass(frozen=True)
 class ReplLossConfig:
-    """Learning values from recorded steps."""
+    """Critic loss on replayed trajectories."""
 
     slowtar: bool = False
-    """Accepted for the original's sake; the bootstrap here is the dreamt return."""
+    """No effect, as in the original: returns are bootstrapped with imagined returns."""
     lam: float = 0.95
     """Lambda of the returns."""
     slowreg: float = 1.0
-    """How much the critic is held to its slow copy."""
+    """Scale of the regularization of the critic towards the slow critic."""
 
 
 @dataclass(frozen=True)
 class SlowConfig:
-    """The slow copy of the critic."""
+    """Slow critic: an exponential moving average of the critic's weights."""
 
     rate: float = 0.02
-    """How much of the critic flows into it at a time."""
+    """Fraction of the critic's weights that is mixed in at each step of the average."""
     every: int = 1
-    """Updates between those times."""
+    """Updates between steps of the average."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1 or self.every < 1:
             raise ValueError("rate must be from 0 to 1, and every at least 1")
 
 
-class Imagined(NamedTuple):
-    """What dreams taught; the losses are those of every step but the last."""
+class ImagLoss(NamedTuple):
+    """Losses on imagined trajectories, for every step but the last."""
 
     losses: dict[str, Float[Tensor, "N H"]]
     ret: Float[Tensor, "N H"]
@@ -80,17 +81,17 @@ class Imagined(NamedTuple):
     metrics: Metrics
 
 
-class Replayed(NamedTuple):
-    """What recorded steps taught the critic."""
+class ReplLoss(NamedTuple):
+    """Critic loss and lambda-returns on replayed trajectories."""
 
     loss: Float[Tensor, "B T"]
     ret: Float[Tensor, "B T"]
 
 
 class ActorCritic(nn.Module):
-    """`pol`, `val`, `slowval` and the statistics that normalize their targets."""
+    """Actor `pol`, critic `val`, slow critic `slowval` and three normalizers."""
 
-    returns = staticmethod(lambda_return)
+    lambda_return = staticmethod(lambda_return)
 
     def __init__(
         self,
@@ -110,17 +111,19 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         self.act_space, self.discount, self.contdisc = act_space, discount, contdisc
-        self.slowvalue, self.imag, self.repl = slowvalue, imag_loss, repl_loss
+        self.slow_config, self.imag_config = slowvalue, imag_loss
+        self.repl_config = repl_loss
         self.pol = PolicyHead(inputs, act_space, policy)
         self.val = Head(inputs, value)
         self.slowval = Head(inputs, value).requires_grad_(False)
         self.retnorm = Normalize(retnorm)
         self.valnorm = Normalize(valnorm)
         self.advnorm = Normalize(advnorm)
-        self.lows: dict[str, str] = {}  # of choices that do not count from zero
+        # buffers with the lowest values of discrete actions that do not start at 0
+        self.low_buffers: dict[str, str] = {}
         for i, (key, space) in enumerate(act_space.items()):
             if space.is_discrete and space.low.any():
-                self.lows[key] = f"low{i}"
+                self.low_buffers[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
 
     @staticmethod
@@ -132,13 +135,13 @@ class ActorCritic(nn.Module):
     def act(
         self, feat: Float[Tensor, "*b F"], rng: Rng, pol: PolicyHead | None = None
     ) -> dict[str, Tensor]:
-        """Sample an action, in the dtype and counting of its space.
+        """Sample actions in the dtype and range of their spaces.
 
-        With `pol`, by another copy of the policy.
+        `pol` replaces the policy head, by a copy with older weights.
         """
         return {
-            key: self._from_index(key, out.sample(rng))
-            for key, out in (pol or self.pol)(feat).items()
+            key: self._from_index(key, dist.sample(rng))
+            for key, dist in (pol or self.pol)(feat).items()
         }
 
     def imag_loss(
@@ -148,20 +151,22 @@ class ActorCritic(nn.Module):
         reward: Float[Tensor, "N H1"],
         cont: Float[Tensor, "N H1"],
         update: bool,
-    ) -> Imagined:
-        """Losses of dreams; `update` lets the statistics follow them."""
-        config = self.imag
+    ) -> ImagLoss:
+        """Return the losses of imagined trajectories; `update` the normalizers."""
+        config = self.imag_config
         policy, value = self.pol(feat), self.val(feat)
         with torch.no_grad():
             offset, scale = self.valnorm.stats()
             slow = self.slowval(feat).pred()
             val, slowval = value.pred() * scale + offset, slow * scale + offset
             baseline = slowval if config.slowtar else val
-            # the continue head may have learned the discount already
+            # with `contdisc`, the continue probabilities include the discount
             disc = 1.0 if self.contdisc else self.discount
             weight = torch.cumprod(disc * cont, 1) / disc
-            never = torch.zeros_like(cont)
-            ret = self.returns(reward, baseline, never, 1 - cont, disc, config.lam)
+            is_last = torch.zeros_like(cont)
+            ret = self.lambda_return(
+                reward, baseline, is_last, 1 - cont, disc, config.lam
+            )
             ret_offset, ret_scale = self.retnorm(ret, update)
             adv = (ret - baseline[:, :-1]) / ret_scale
             adv_offset, adv_scale = self.advnorm(adv, update)
@@ -170,7 +175,7 @@ class ActorCritic(nn.Module):
             target = (ret - offset) / scale
 
         logp = self._logp(policy, actions)[:, :-1]
-        entropy = {key: out.entropy()[:, :-1] for key, out in policy.items()}
+        entropy = {key: dist.entropy()[:, :-1] for key, dist in policy.items()}
         bonus = config.actent * sum(entropy.values())
         value_loss = self._value_loss(value, target, slow, config.slowreg)
         losses = {
@@ -193,11 +198,11 @@ class ActorCritic(nn.Module):
             "ret_max": ret_normed.max(),
             "ret_rate": (ret_normed.abs() >= 1).float().mean(),
         }
-        for key, out in policy.items():
+        for key, dist in policy.items():
             metrics[f"ent/{key}"] = entropy[key].mean()
-            if out.maxent is not None:
-                metrics[f"rand/{key}"] = entropy[key].mean() / out.maxent
-        return Imagined(losses, ret, adv, weight, logp, entropy, metrics)
+            if dist.maxent is not None:
+                metrics[f"rand/{key}"] = entropy[key].mean() / dist.maxent
+        return ImagLoss(losses, ret, adv, weight, logp, entropy, metrics)
 
     def repl_loss(
         self,
@@ -205,58 +210,64 @@ class ActorCritic(nn.Module):
         reward: Float[Tensor, "B T"],
         is_last: Float[Tensor, "B T"],
         is_terminal: Float[Tensor, "B T"],
-        boot: Float[Tensor, "B T"],
+        bootstrap: Float[Tensor, "B T"],
         update: bool,
-    ) -> Replayed:
-        """Critic loss on recorded steps; `boot` are the dreamt returns from there."""
-        config = self.repl
+    ) -> ReplLoss:
+        """Return the critic loss of replayed steps; `update` the normalizers.
+
+        `bootstrap` are the imagined returns that start at each step.
+        """
+        config = self.repl_config
         value = self.val(feat)
         with torch.no_grad():
             slow = self.slowval(feat).pred()
-            ret = self.returns(
-                reward, boot, is_last, is_terminal, self.discount, config.lam
+            ret = self.lambda_return(
+                reward, bootstrap, is_last, is_terminal, self.discount, config.lam
             )
             offset, scale = self.valnorm(ret, update)
         loss = self._value_loss(value, (ret - offset) / scale, slow, config.slowreg)
-        return Replayed((1 - is_last[:, :-1]) * loss, ret)
+        return ReplLoss((1 - is_last[:, :-1]) * loss, ret)
 
     @torch.no_grad()
     def update_slow(self, count: Float[Tensor, ""], ok: Bool[Tensor, ""]) -> None:
-        """Let the critic flow into its slow copy, if update number `count` is due."""
-        due = ok & (count % self.slowvalue.every == 0)
-        mix = torch.where(due, self.slowvalue.rate, 0.0)
+        """Mix the critic into the slow critic, if it is due in update `count`.
+
+        Does nothing if the update was skipped (`ok` is False).
+        """
+        due = ok & (count % self.slow_config.every == 0)
+        mix = torch.where(due, self.slow_config.rate, 0.0)
         slow: list[Tensor] = list(self.slowval.parameters())
         fast: list[Tensor] = list(self.val.parameters())
         torch._foreach_mul_(slow, 1 - mix)
         torch._foreach_add_(slow, torch._foreach_mul(fast, mix))
 
-    def norms(self) -> list[Tensor]:
-        """The statistics, which a skipped update must not change."""
-        parts = (self.retnorm, self.valnorm, self.advnorm)
-        return [buffer for part in parts for buffer in part.buffers()]
+    def normalizer_buffers(self) -> list[Tensor]:
+        """Return the running statistics, which a skipped update must not change."""
+        normalizers = (self.retnorm, self.valnorm, self.advnorm)
+        return [buffer for norm in normalizers for buffer in norm.buffers()]
 
     def _value_loss(
         self, value: Distribution, target: Tensor, slow: Tensor, slowreg: float
     ) -> Tensor:
-        """Towards the returns, and not too far from the slow critic."""
+        """Loss towards the returns, regularized towards the slow critic."""
         padded = torch.cat([target, torch.zeros_like(target[:, -1:])], 1)
         return (value.loss(padded) + slowreg * value.loss(slow))[:, :-1]
 
     def _logp(
         self, policy: dict[str, ActionDistribution], actions: dict[str, Tensor]
     ) -> Tensor:
-        parts = [
-            out.logp(self._to_index(key, actions[key])) for key, out in policy.items()
+        logps = [
+            dist.logp(self._to_index(key, actions[key])) for key, dist in policy.items()
         ]
-        return torch.stack(parts).sum(0)
+        return torch.stack(logps).sum(0)
 
     def _from_index(self, key: str, sample: Tensor) -> Tensor:
-        low = self.lows.get(key)
+        low = self.low_buffers.get(key)
         sample = sample if low is None else sample + self.get_buffer(low)
         return sample.to(getattr(torch, self.act_space[key].dtype.name))
 
     def _to_index(self, key: str, action: Tensor) -> Tensor:
         if not self.act_space[key].is_discrete:
             return action
-        low = self.lows.get(key)
+        low = self.low_buffers.get(key)
         return action.long() if low is None else action.long() - self.get_buffer(low)

@@ -1,4 +1,4 @@
-"""The options of DreamerV3. Defaults are the original's, which are size200m."""
+"""Settings of DreamerV3. The defaults are those of the original, at size200m."""
 
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
@@ -24,33 +24,33 @@ from reverie.worlds.vta.config import RecurrentVTAConfig
 
 @dataclass(frozen=True)
 class LossScales:
-    """What each loss counts for."""
+    """Scale of each loss."""
 
     rec: float = 1.0
-    """Every observation key the decoder predicts."""
+    """Reconstruction loss of every observation key."""
     rew: float = 1.0
-    """Reward."""
+    """Reward loss."""
     con: float = 1.0
-    """Whether the episode goes on."""
+    """Continue loss."""
     dyn: float = 1.0
-    """Prior towards posterior."""
+    """Dynamics loss: KL that trains the prior towards the posterior."""
     rep: float = 0.1
-    """Posterior towards prior."""
+    """Representation loss: KL that trains the posterior towards the prior."""
     boundary: float = 1.0
-    """Boundaries foreseen towards those found; for worlds with segments."""
+    """KL of the boundary prior to the boundary posterior, for worlds with segments."""
     boundary_rate: float = 1.0
-    """Boundaries towards a wished rate; for worlds that have one."""
+    """Deviation from the target boundary rate, for worlds that have one."""
     policy: float = 1.0
-    """Actor."""
+    """Actor loss."""
     value: float = 1.0
-    """Critic in dreams."""
+    """Critic loss on imagined trajectories."""
     repval: float = 0.3
-    """Critic on recorded steps."""
+    """Critic loss on replayed trajectories."""
 
 
 @dataclass(frozen=True)
 class DreamerConfig(AgentConfig):
-    """Defaults are those of the original, which are size200m."""
+    """Settings of DreamerV3."""
 
     importer: ClassVar[str] = "reverie.convert.dreamerv3:import_state"
     plugins: ClassVar[tuple[str, ...]] = ("world",)
@@ -60,29 +60,32 @@ class DreamerConfig(AgentConfig):
     batch_length: int = 64
     """Steps per sequence."""
     report_length: int = 32
-    """Steps per sequence of a report."""
+    """Steps per sequence in reports."""
     consec_train: int = 1
-    """Batches cut in a row from one sampled sequence."""
+    """Consecutive batches from one sampled sequence; the latent state is carried over
+    between them."""
     consec_report: int = 1
     """The same, for reports."""
     replay_context: int = 1
-    """Stored steps before each sequence from which its first state is restored."""
+    """Steps before each sequence whose stored latent states initialize it; 0 starts
+    from the state that is carried over from the preceding batch."""
     behaviour: bool = True
-    """Learn to act as well; without, only the world is learnt."""
+    """Train actor and critic; False trains the world model only."""
     world: str = "rssm"
-    """The world to learn: rssm, or vta, which finds segments."""
+    """World model: rssm, vta (recurrent VTA, which finds segments), or
+    package.module:Class for your own."""
     rssm: RSSMConfig = RSSMConfig()
-    """Dynamics."""
+    """RSSM dynamics, for the world `rssm`."""
     vta: RecurrentVTAConfig = RecurrentVTAConfig()
-    """Dynamics of the world `vta`."""
+    """Recurrent VTA dynamics, for the world `vta`."""
     enc: EncoderConfig = EncoderConfig()
     """Encoder."""
     dec: DecoderConfig = DecoderConfig()
     """Decoder."""
     rewhead: HeadConfig = HeadConfig(1, output="symexp_twohot", outscale=0.0)
-    """Reward."""
+    """Reward head."""
     conhead: HeadConfig = HeadConfig(1, output="binary", outscale=1.0)
-    """Whether the episode goes on."""
+    """Continue head."""
     policy: PolicyConfig = PolicyConfig()
     """Actor."""
     value: HeadConfig = HeadConfig(3, output="symexp_twohot", outscale=0.0)
@@ -90,62 +93,71 @@ class DreamerConfig(AgentConfig):
     slowvalue: SlowConfig = SlowConfig()
     """Slow critic."""
     loss_scales: LossScales = LossScales()
-    """Weights of the losses."""
+    """Scale of each loss."""
     opt: LaPropConfig = LaPropConfig()
     """Optimizer."""
     imag_last: int = 0
-    """Steps at the end of each sequence to dream from; 0 for all."""
+    """Imagination starts from this many last steps of each sequence; 0 for all."""
     imag_length: int = 15
-    """Steps of a dream."""
+    """Imagination horizon in steps."""
     horizon: int = 333
-    """Steps after which a reward counts for 1/e."""
+    """Discount horizon in steps: the discount is 1 - 1 / horizon."""
     contdisc: bool = True
-    """Let the continue head learn the discount along with the end."""
+    """Train the continue head towards the discount instead of 1, so that its
+    predictions include the discount."""
     imag_loss: ImagLossConfig = ImagLossConfig()
-    """Learning from dreams."""
+    """Actor and critic losses on imagined trajectories."""
     repl_loss: ReplLossConfig = ReplLossConfig()
-    """Learning values from recorded steps."""
+    """Critic loss on replayed trajectories."""
     retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
-    """Scale of returns."""
+    """Normalization of returns, for advantages."""
     valnorm: NormalizeConfig = NormalizeConfig("none")
-    """Scale of values."""
+    """Normalization of the critic's targets."""
     advnorm: NormalizeConfig = NormalizeConfig("none")
-    """Scale of advantages."""
+    """Normalization of advantages."""
     ac_grads: bool = False
-    """Let actor and critic shape the recorded states they start from."""
+    """Backpropagate actor and critic losses into the states imagination starts from."""
     reward_grad: bool = True
-    """Let the reward head shape the world."""
+    """Backpropagate the reward loss into the world model."""
     repval_loss: bool = True
-    """Also learn values from recorded steps."""
+    """Train the critic on replayed trajectories, too."""
     repval_grad: bool = True
-    """Let that shape the world."""
+    """Backpropagate that loss into the world model."""
     priosignal: str = ""
-    """Loss by which recorded steps are prioritized: model (all that explain the
-    recording together), or the name of one with a value per step; empty for none."""
+    """Loss that sets the replay priority of each step: `model` for the sum of all world
+    model losses, or the name of a loss; empty for no priorities."""
     report_gradnorms: bool = False
     """Report the gradient norm of every loss."""
 
     def __post_init__(self) -> None:
-        least = {"replay_context": 0, "imag_last": 0, "report_length": 2, "horizon": 2}
-        for name in ("batch_size", "batch_length", "consec_train", "consec_report"):
-            least[name] = 1
-        least["imag_length"] = 1
-        for name, number in least.items():
-            if getattr(self, name) < number:
+        minimums = {
+            "batch_size": 1,
+            "batch_length": 1,
+            "report_length": 2,
+            "consec_train": 1,
+            "consec_report": 1,
+            "replay_context": 0,
+            "imag_last": 0,
+            "imag_length": 1,
+            "horizon": 2,
+        }
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
                 raise UserError(
                     f"dreamer.{name} is {getattr(self, name)}, but must be at least "
-                    f"{number}.\n  Fix: --dreamer.{name} {number}"
+                    f"{minimum}.\n  Fix: --dreamer.{name} {minimum}"
                 )
         heads = {"rewhead": self.rewhead, "conhead": self.conhead, "value": self.value}
         for name, head in heads.items():
             if (head.output == "binary") != (name == "conhead"):
                 raise UserError(
-                    f"dreamer.{name}.output cannot be {head.output!r}.\n  Fix: binary "
-                    "is for conhead, and conhead for binary."
+                    f"dreamer.{name}.output is {head.output!r}, but conhead needs "
+                    "`binary`, and rewhead and value need another output.\n"
+                    f"  Fix: leave out --dreamer.{name}.output"
                 )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
-                "The replay value loss needs two steps of each sequence.\n"
+                "The replay value loss needs at least two steps of each sequence.\n"
                 "  Fix: set dreamer.imag_last to 0 or more than 1, and "
                 "dreamer.batch_length to more than 1, or dreamer.repval_loss to False."
             )

@@ -1,4 +1,4 @@
-"""The parts of a Dreamer, built as its config says; a new world is one row here."""
+"""Build the world model, actor and critic of a Dreamer from its config."""
 
 from __future__ import annotations
 
@@ -16,21 +16,8 @@ from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.recurrent import RecurrentVTA
 
-
-def make_rssm(
-    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> RSSM:
-    return RSSM(obs_space, act_space, config.rssm, _networks(config), dtype)
-
-
-def make_vta(
-    config: DreamerConfig, obs_space: Spaces, act_space: Spaces, dtype: torch.dtype
-) -> RecurrentVTA:
-    return RecurrentVTA(obs_space, act_space, config.vta, _networks(config), dtype)
-
-
-MakeWorld = Callable[[DreamerConfig, Spaces, Spaces, torch.dtype], Any]
-WORLDS: dict[str, MakeWorld] = {"rssm": make_rssm, "vta": make_vta}
+WORLDS: dict[str, Callable[..., Any]] = {"rssm": RSSM, "vta": RecurrentVTA}
+"""Built-in worlds. The settings of each are `dreamer.<name>`."""
 
 
 def make_world(
@@ -42,21 +29,29 @@ def make_world(
     own settings (`dreamer.<class_name>`, an instance of its `Config`), the configs of
     the other networks and the dtype.
     """
-    if config.world in WORLDS:
-        return WORLDS[config.world](config, obs_space, act_space, dtype)
-    if not is_plugin(config.world):
+    name = config.world
+    if name not in WORLDS and not is_plugin(name):
         raise UserError(
-            f"There is no world {config.world!r}.\n  Fix: --dreamer.world "
+            f"There is no world {name!r}.\n  Fix: --dreamer.world "
             f"{' or '.join(WORLDS)}, or package.module:Class for your own."
         )
-    settings = getattr(config, settings_name(config.world))
-    make = import_object(config.world, "--dreamer.world")
-    return make(obs_space, act_space, settings, _networks(config), dtype)
+    make = WORLDS.get(name) or import_object(name, "--dreamer.world")
+    settings = getattr(config, settings_name(name))
+    networks = WorldNetworks(
+        enc=config.enc,
+        dec=config.dec,
+        rewhead=config.rewhead,
+        conhead=config.conhead,
+        discount=config.discount if config.contdisc else 1.0,
+        reward_grad=config.reward_grad,
+    )
+    return make(obs_space, act_space, settings, networks, dtype)
 
 
 def make_actor_critic(
     config: DreamerConfig, inputs: int, act_space: Spaces
 ) -> ActorCritic:
+    """Build actor and critic for features of size `inputs`."""
     return ActorCritic(
         inputs,
         act_space,
@@ -70,16 +65,4 @@ def make_actor_critic(
         advnorm=config.advnorm,
         discount=config.discount,
         contdisc=config.contdisc,
-    )
-
-
-def _networks(config: DreamerConfig) -> WorldNetworks:
-    """Return the configs of the networks around the latent dynamics."""
-    return WorldNetworks(
-        enc=config.enc,
-        dec=config.dec,
-        rewhead=config.rewhead,
-        conhead=config.conhead,
-        discount=config.discount if config.contdisc else 1.0,
-        reward_grad=config.reward_grad,
     )

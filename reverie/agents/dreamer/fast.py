@@ -1,4 +1,4 @@
-"""The actor and critic on a GPU, with what is a loop over time as one kernel."""
+"""Fast version of the actor and critic: lambda-returns in one GPU kernel."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from reverie.kernels.heads.returns import lambda_return
 
 
 class FastActorCritic(ActorCritic):
-    returns = staticmethod(lambda_return)
+    lambda_return = staticmethod(lambda_return)

@@ -1,4 +1,4 @@
-"""The work of one update of DreamerV3, in pieces that `reverie bench` times alone."""
+"""Sections of one DreamerV3 update, which `reverie bench` times separately."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Feed
+from reverie.capabilities import ProfilableWorld
 from reverie.nets.tree import tree_map
 from reverie.worlds.rssm.sections import Section
 
@@ -17,66 +18,71 @@ if TYPE_CHECKING:
 
 
 def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]:
-    """What an update does, in its order; each piece may be called again and again.
+    """Return the sections of an update in order; each may be called repeatedly.
 
-    Forward and backward where something is trained by it. The statistics of returns
-    stay as they are, and the optimizer gets gradients of zero. If updates are replayed
-    as a graph, so is each piece.
+    Sections with trained networks run forward and backward. The normalizers are not
+    updated, and the optimizer gets zero gradients. If updates run as CUDA graphs, each
+    section does, too.
     """
-    world, critic, opt = agent.world, agent.actor_critic, agent.opt
+    world, actor_critic, opt = agent.world, agent.actor_critic, agent.opt
     rng, config = agent.rng["train"], agent.config
     data = tree_map(lambda x: x.clone(), dict(feed("train")))
-    _, state, batch = agent._restore("train", data)
+    _, state, batch = agent.prepare_batch("train", data)
     state = tree_map(lambda x: x.detach().clone(), state)
     with torch.no_grad():
         states = world.loss(state, batch, rng).states
     start = tree_map(lambda x: x.detach().flatten(0, 1), states)
-    recorded = world.features(states).detach().clone().requires_grad_()
-    flags = [batch[key].float() for key in ("reward", "is_last", "is_terminal")]
-    zero = torch.zeros((), device=agent.device)
-    still = [torch.zeros_like(leaf) for leaf in opt.leaves]
+    replay_feat = world.features(states).detach().clone().requires_grad_()
+    returns_inputs = [batch[k].float() for k in ("reward", "is_last", "is_terminal")]
+    zero_loss = torch.zeros((), device=agent.device)
+    zero_grads = [torch.zeros_like(leaf) for leaf in opt.leaves]
 
     @torch.no_grad()
     def imagine() -> Any:
         return world.imagine(
-            start, lambda state: agent._act(state, rng), config.imag_length, rng
+            start, lambda state: agent.act(state, rng), config.imag_length, rng
         )
 
-    dream = imagine()
-    feat = world.features(dream.states).detach().clone()
+    rollout = imagine()
+    feat = world.features(rollout.states).detach().clone()
 
-    def act_and_judge() -> list[Tensor]:
+    def actor_critic_losses() -> list[Tensor]:
         with torch.no_grad():
             reward, cont = world.outcome(feat)
-        dreamt = critic.imag_loss(feat, dream.actions, reward, cont, False)
-        boot = dreamt.ret[:, 0].reshape(flags[0].shape)
-        reward, is_last, is_terminal = flags
-        real = critic.repl_loss(recorded, reward, is_last, is_terminal, boot, False)
-        return [x.mean() for x in (*dreamt.losses.values(), real.loss)]
+        imag = actor_critic.imag_loss(feat, rollout.actions, reward, cont, False)
+        reward, is_last, is_terminal = returns_inputs
+        bootstrap = imag.ret[:, 0].reshape(reward.shape)
+        repl = actor_critic.repl_loss(
+            replay_feat, reward, is_last, is_terminal, bootstrap, False
+        )
+        return [x.mean() for x in (*imag.losses.values(), repl.loss)]
 
-    def learn_world() -> list[Tensor]:
+    def world_losses() -> list[Tensor]:
         losses = world.loss(state, batch, rng).losses
         return [x.mean() for x in losses.values()]
 
-    works: dict[str, Section] = {"world": Section(learn_world, [])}
-    if hasattr(world, "sections"):
-        works = world.sections(state, batch, rng)
-    works["actor and critic"] = Section(act_and_judge, [recorded])
-    pieces = {name: _trained(work, opt.leaves) for name, work in works.items()}
-    pieces["imagination"] = lambda: (imagine(), ())[1]
-    pieces["optimizer"] = lambda: (opt.apply(zero, still), ())[1]
-    graphs = {key: agent.fast.graph(piece, key, rng) for key, piece in pieces.items()}
+    trained: dict[str, Section] = {"world": Section(world_losses, [])}
+    if isinstance(world, ProfilableWorld):
+        trained = world.sections(state, batch, rng)
+    trained["actor and critic"] = Section(actor_critic_losses, [replay_feat])
+    sections = {
+        name: _forward_and_backward(section, opt.leaves)
+        for name, section in trained.items()
+    }
+    sections["imagination"] = lambda: (imagine(), ())[1]
+    sections["optimizer"] = lambda: (opt.apply(zero_loss, zero_grads), ())[1]
+    graphs = {key: agent.fast.graph(call, key, rng) for key, call in sections.items()}
     return {"feed": lambda: feed("train"), **graphs}
 
 
-def _trained(work: Section, weights: list[Tensor]) -> Callable[[], Any]:
-    """Forward and backward of a piece, as one."""
-
-    def both() -> Any:
-        outs = [out for out in work.forward() if out.requires_grad]
-        ones = [torch.ones_like(out) for out in outs]
-        leaves = [*work.inputs, *weights]
-        torch.autograd.grad(outs, leaves, ones, allow_unused=True)
+def _forward_and_backward(
+    section: Section, weights: list[Tensor]
+) -> Callable[[], tuple[()]]:
+    def call() -> tuple[()]:
+        outputs = [x for x in section.forward() if x.requires_grad]
+        grads = [torch.ones_like(x) for x in outputs]
+        leaves = [*section.inputs, *weights]
+        torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
         return ()
 
-    return both
+    return call

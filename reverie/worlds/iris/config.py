@@ -112,8 +112,8 @@ def check_image_size(
     latents = [n for n in candidates if area * n % heads == 0]
     nearest = min(latents, key=lambda n: abs(area * n - embed))
     fix = (
-        f"--iris.world_model.frame.latent {nearest} "
-        f"--iris.world_model.transformer.width {area * nearest}"
+        f"set world_model.frame.latent to {nearest} and "
+        f"world_model.transformer.width to {area * nearest}"
     )
     if area * nearest > 8 * embed:
         fix = "add downsampling: longer `mults` and `halve`, the same in each network"

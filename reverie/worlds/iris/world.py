@@ -42,6 +42,7 @@ from reverie.worlds.iris.config import (
     check_image_size,
 )
 from reverie.worlds.iris.dynamics import TransformerDynamics
+from reverie.worlds.iris.encoder import ITokenEncoder
 from reverie.worlds.iris.segment import EpisodeSegment, to_float
 from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
@@ -133,6 +134,10 @@ class IrisWorld(nn.Module):
     @property
     def image_keys(self) -> tuple[str, ...]:
         return (self.key,)
+
+    @property
+    def encoder(self) -> ITokenEncoder:
+        return ITokenEncoder(self.dynamics, self.key)
 
     # Training
 

@@ -1,0 +1,29 @@
+"""Actions that led to a row (`prevact`), from the actions chosen in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from reverie.api import Batch
+from reverie.spaces import Spaces
+
+
+def zero_actions(
+    act_space: Spaces, batch: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Return the previous actions at the start of an episode."""
+    return {
+        key: torch.as_tensor(space.zeros(batch), device=device)
+        for key, space in act_space.items()
+    }
+
+
+def previous_actions(batch: Batch, keys: Iterable[str]) -> dict[str, Tensor]:
+    """Return the actions `(B, T, ...)` that led to each row; zero for the first."""
+    return {
+        key: torch.cat([torch.zeros_like(batch[key][:, :1]), batch[key][:, :-1]], 1)
+        for key in keys
+    }
