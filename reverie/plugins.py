@@ -1,4 +1,4 @@
-"""Import agents, worlds and other classes that users name as `package.module:Class`."""
+"""Import what users name as `package.module:Class`, and optional packages."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def import_object(name: str, flag: str) -> Any:
             f"  Fix: {hint}"
         )
     return getattr(module, attribute)
+
+
+def import_optional(module: str, extra: str, needed_by: str) -> Any:
+    """Import a module, or raise an error that names the extra to install."""
+    package = module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if getattr(error, "name", None) == package:
+            problem = f"needs the {package} package, which is not installed"
+        else:  # one of its dependencies is missing or incompatible
+            problem = f"cannot import the {package} package ({error})"
+        raise UserError(
+            f"{needed_by} {problem}.\n  Fix: pip install 'reverie[{extra}]'"
+        ) from error
 
 
 def settings_name(name: str) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from reverie.api import UserError
 from reverie.nets.dreamerv3_torch import DreamerV3TorchEncoderConfig
-from reverie.storage.torch_file import read_torch_file
+from reverie.storage.torch_file import read_tensors
 
 
 def is_torch_file(path: str) -> bool:
@@ -24,19 +23,10 @@ def is_torch_file(path: str) -> bool:
 
 def read_encoder(path: str | Path) -> dict[str, Tensor]:
     """Return the encoder's weights with the names of `nets/dreamerv3_torch.py`."""
-    data = read_torch_file(path)
-    state = data.get("agent_state_dict", data) if isinstance(data, Mapping) else None
-    if not isinstance(state, Mapping):
-        raise _no_encoder(path)
-    named = {key: value for key, value in state.items() if isinstance(key, str)}
-    return _extract_encoder(named, path)
-
-
-def _extract_encoder(state: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     encoder = {}
-    for key, value in state.items():
+    for key, value in read_tensors(path, "agent_state_dict").items():
         plain = key.replace("_orig_mod.", "")
-        if plain.startswith("_wm.encoder.") and isinstance(value, Tensor):
+        if plain.startswith("_wm.encoder."):
             encoder[plain.removeprefix("_wm.encoder.")] = value
     renamed: dict[str, Tensor] = {}
     for part, rank, names in (
@@ -52,7 +42,10 @@ def _extract_encoder(state: Mapping[str, Any], path: str | Path) -> dict[str, Te
             for i, value in enumerate(norms):
                 renamed[f"{names[1]}.{i}.{leaf}"] = value
     if not renamed:
-        raise _no_encoder(path)
+        raise UserError(
+            f"{path} has no encoder of dreamerv3-torch (`_wm.encoder.*`).\n  Fix: use "
+            "a latest.pt of dreamerv3-torch, or the folder of a Reverie run."
+        )
     return renamed
 
 
@@ -66,11 +59,4 @@ def sizes_of(weights: Mapping[str, Tensor]) -> DreamerV3TorchEncoderConfig:
         stages=len(convs) or default.stages,
         layers=len(linears) or default.layers,
         units=linears[0].shape[0] if linears else default.units,
-    )
-
-
-def _no_encoder(path: str | Path) -> UserError:
-    return UserError(
-        f"{path} has no encoder of dreamerv3-torch (`_wm.encoder.*`).\n"
-        "  Fix: use a latest.pt of dreamerv3-torch, or the folder of a Reverie run."
     )

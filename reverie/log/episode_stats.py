@@ -85,11 +85,10 @@ class EpisodeStats:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        def copy(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: np.array(value) for name, value in arrays.items()}
-
-        self._values = copy(state["values"])
-        self._sum, self._max = copy(state["sum"]), copy(state["max"])
+        self._values, self._sum, self._max = (
+            {name: np.array(array) for name, array in state[part].items()}
+            for part in ("values", "sum", "max")
+        )
         self._ended = [(float(s), float(n)) for s, n in state["ended"]]
         self._frames = {}
 

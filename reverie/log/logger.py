@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,13 @@ from torch import Tensor
 
 from reverie.api import Metrics, StateDict, UserError
 from reverie.capabilities import Stateful
+from reverie.log.jsonl import JsonlSink
+from reverie.log.media import MediaSink
 from reverie.log.record import Record, Score, Sink
-
-OUTPUTS = ("terminal", "jsonl", "media", "tensorboard", "wandb", "scope")
+from reverie.log.scope import ScopeSink
+from reverie.log.tensorboard import TensorboardSink
+from reverie.log.terminal import TerminalSink
+from reverie.log.wandb import WandbSink
 
 SCORE = "episode/score"
 """Every value of this metric is also written as a line of `scores.jsonl`."""
@@ -97,8 +101,8 @@ class Logger:
     def write(self, step: int) -> Record:
         """Pass the metrics since the last write to all sinks."""
         scores = tuple(
-            Score(step if at is None else at, name, value)
-            for at, name, value in self._scores
+            Score(step if score_step is None else score_step, name, value)
+            for score_step, name, value in self._scores
         )
         pictures = {name: _to_uint8(value) for name, value in self._images.items()}
         record = Record(
@@ -139,7 +143,7 @@ class Logger:
             total, count = sums.read()
             device_sums.append(_pack_sums(names, total, count) | {"device": device})
         host_sums = self._host_sums.values()
-        steps = [-1 if at is None else at for at, _, _ in self._scores]
+        steps = [-1 if step is None else step for step, _, _ in self._scores]
         return {
             "step": self.step,
             "host_sums": _pack_sums(
@@ -173,7 +177,7 @@ class Logger:
             sums.count = torch.as_tensor(saved["count"])
             self._device_sums[(saved["device"], *saved["names"])] = sums
         self._texts = dict(state["texts"])
-        steps = [None if at < 0 else int(at) for at in state["score_steps"]]
+        steps = [None if step < 0 else int(step) for step in state["score_steps"]]
         values = [float(value) for value in state["score_values"]]
         self._scores = list(zip(steps, state["score_names"], values, strict=True))
         for sink in self.sinks:
@@ -193,7 +197,9 @@ class Logger:
             copy = value.detach().clone() if isinstance(value, Tensor) else value.copy()
             self._images[name] = copy
         elif ndim < 2:
-            values = _to_numpy(value).astype(np.float64).reshape(-1)
+            if isinstance(value, Tensor):
+                value = value.detach().float().cpu().numpy()
+            values = np.asarray(value, np.float64).reshape(-1)
             if _is_score(name):
                 self._scores += [(step, name, float(score)) for score in values]
             total, count = self._host_sums.get(name, (0.0, 0))
@@ -206,20 +212,14 @@ class Logger:
                 "vector, text, image (h w c) or video (t h w c)."
             )
 
-    def _totals(self) -> dict[str, tuple[float, int]]:
-        """Sum and count of each scalar. Waits for the devices."""
-        totals = dict(self._host_sums)
-        for (_, *names), sums in self._device_sums.items():
-            for name, total, count in zip(names, *sums.read(), strict=True):
-                other_total, other_count = totals.get(name, (0.0, 0))
-                totals[name] = (other_total + total, other_count + count)
-        return totals
-
     def _averages(self) -> dict[str, float]:
-        return {
-            name: total / count if count else math.nan
-            for name, (total, count) in self._totals().items()
-        }
+        """Average of each scalar. Waits for the devices."""
+        sums = dict(self._host_sums)
+        for (_, *names), device_sums in self._device_sums.items():
+            for name, total, count in zip(names, *device_sums.read(), strict=True):
+                host_total, host_count = sums.get(name, (0.0, 0))
+                sums[name] = (host_total + total, host_count + count)
+        return {k: total / n if n else math.nan for k, (total, n) in sums.items()}
 
     def _clear(self) -> None:
         for pending in (self._device_sums, self._host_sums, self._texts, self._images):
@@ -251,20 +251,19 @@ class _DeviceSums:
 
     def add(self, scalars: list[Tensor]) -> None:
         device = scalars[0].device
-        wide = torch.float32 if device.type == "mps" else torch.float64
+        dtype = torch.float32 if device.type == "mps" else torch.float64
         with torch.no_grad():
             # Nearly all scalars are float32 and are stacked without a conversion; if
             # others (counters) need more digits, stacking promotes all of them.
-            usual = torch.float32
             values = torch.stack(
-                [s if s.dtype == usual else s.to(wide) for s in scalars]
+                [x if x.dtype == torch.float32 else x.to(dtype) for x in scalars]
             )
             counted = ~values.isnan()
-            values = values.to(wide).nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
+            values = values.to(dtype).nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
             if self.sum is None or self.count is None:
                 self.sum, self.count = values, counted.to(torch.int64)
             else:
-                self.sum = self.sum.to(device, wide) + values
+                self.sum = self.sum.to(device, dtype) + values
                 self.count = self.count.to(device) + counted
 
     def read(self) -> tuple[list[float], list[int]]:
@@ -284,55 +283,31 @@ def make_logger(
     `total` is the last step of the run, for the progress line; `settings` is the
     resolved config, for sinks that display it.
     """
+    makers: dict[str, Callable[[], Sink]] = {
+        "terminal": lambda: TerminalSink(
+            config.filter, total, progress_metrics=config.progress_metrics
+        ),
+        "jsonl": lambda: JsonlSink(logdir, config.timing_metrics),
+        "media": lambda: MediaSink(logdir, config.fps, config.keep_media),
+        "tensorboard": lambda: TensorboardSink(logdir, config.fps),
+        "wandb": lambda: WandbSink(logdir, config.fps, settings),
+        "scope": lambda: ScopeSink(logdir),
+    }
     sinks = []
     for name in dict.fromkeys(config.outputs):
+        if name not in makers:
+            raise UserError(
+                f"logger.outputs has {name!r}, which is not a known output.\n"
+                f"  Fix: choose from {', '.join(makers)}"
+            )
         try:
-            sinks.append(_make_sink(name, config, logdir, total, settings))
+            sinks.append(makers[name]())
         except UserError:
             raise
         except Exception as error:
             # For example a server that is not reachable, or missing permissions.
             warn(f"The {name} log cannot start, the run continues without: {error}")
     return Logger(sinks)
-
-
-def _make_sink(
-    name: str,
-    config: LoggerConfig,
-    logdir: Path,
-    total: int | None,
-    settings: dict[str, Any] | None,
-) -> Sink:
-    """Build a sink. Imports are local, so that only used sinks are loaded."""
-    if name == "terminal":
-        from reverie.log.terminal import TerminalSink
-
-        progress = config.progress_metrics
-        return TerminalSink(config.filter, total, progress_metrics=progress)
-    if name == "jsonl":
-        from reverie.log.jsonl import JsonlSink
-
-        return JsonlSink(logdir, config.timing_metrics)
-    if name == "media":
-        from reverie.log.media import MediaSink
-
-        return MediaSink(logdir, config.fps, config.keep_media)
-    if name == "tensorboard":
-        from reverie.log.tensorboard import TensorboardSink
-
-        return TensorboardSink(logdir, config.fps)
-    if name == "wandb":
-        from reverie.log.wandb import WandbSink
-
-        return WandbSink(logdir, config.fps, settings)
-    if name == "scope":
-        from reverie.log.scope import ScopeSink
-
-        return ScopeSink(logdir)
-    raise UserError(
-        f"logger.outputs has {name!r}, which is not a known output.\n"
-        f"  Fix: choose from {', '.join(OUTPUTS)}"
-    )
 
 
 def warn(message: str) -> None:
@@ -352,12 +327,6 @@ def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateD
 
 def _is_score(name: str) -> bool:
     return name == SCORE or name.endswith("/" + SCORE)
-
-
-def _to_numpy(value: Any) -> np.ndarray:
-    if isinstance(value, Tensor):
-        return value.detach().float().cpu().numpy()
-    return np.asarray(value)
 
 
 def _to_uint8(value: Tensor | np.ndarray) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reverie.log.optional import import_optional
 from reverie.log.record import Record
+from reverie.plugins import import_optional
 
 
 class ScopeSink:
@@ -16,7 +16,7 @@ class ScopeSink:
 
     def __init__(self, logdir: Path):
         self._logdir = logdir
-        self._scope = import_optional("scope", "scope")
+        self._scope = import_optional("scope", "scope", "The scope log")
         self._writer = self._open()
 
     def write(self, record: Record) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from reverie.log.append_file import AppendFile
-from reverie.log.optional import import_optional
 from reverie.log.record import Record
+from reverie.plugins import import_optional
 from reverie.render.video import encode_gif, encode_png
 
 
@@ -27,7 +27,7 @@ class TensorboardSink:
     name = "tensorboard"
 
     def __init__(self, logdir: Path, fps: int = 15):
-        import_optional("tensorboard", "tensorboard")
+        import_optional("tensorboard", "tensorboard", "The tensorboard log")
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
         from tensorboard.plugins.text import metadata
         from tensorboard.summary.writer.record_writer import RecordWriter

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from reverie.log.optional import import_optional
 from reverie.log.record import Record
+from reverie.plugins import import_optional
 from reverie.render.channels import to_rgb
 from reverie.render.video import encode_gif
 
@@ -25,7 +25,7 @@ class WandbSink:
     def __init__(
         self, logdir: Path, fps: int = 15, settings: dict[str, Any] | None = None
     ):
-        wandb = import_optional("wandb", "wandb")
+        wandb = import_optional("wandb", "wandb", "The wandb log")
         self.fps = fps
         self._wandb = wandb
         self._folder = logdir / "wandb"

@@ -61,20 +61,12 @@ def boundary_video(
 ) -> UInt8[np.ndarray, "S height width 3"]:
     """Make a video with the truth above the model and one column per sequence."""
     is_event = np.zeros_like(boundaries) if events is None else events
-    rows = (truth, is_event, EVENT_COLOR), (model, boundaries, BOUNDARY_COLOR)
-    return np.concatenate(
-        [
-            np.concatenate(
-                [
-                    np.stack([_tile(f, m, color) for f, m in zip(*pair, strict=True)])
-                    for pair in zip(images, marks, strict=True)
-                ],
-                2,
-            )
-            for images, marks, color in rows
-        ],
-        1,
-    )
+    frames = []
+    for t in range(truth.shape[1]):
+        top = _row(truth[:, t], is_event[:, t], EVENT_COLOR)
+        bottom = _row(model[:, t], boundaries[:, t], BOUNDARY_COLOR)
+        frames.append(np.concatenate([top, bottom]))
+    return np.stack(frames)
 
 
 def _row(frames: np.ndarray, marks: np.ndarray, color: tuple[int, ...]) -> np.ndarray:

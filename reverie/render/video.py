@@ -16,7 +16,7 @@ from reverie.render.channels import to_rgb
 from reverie.storage.atomic import write_file
 
 MIN_SIZE = 192
-"""Minimum length of the longer side of an enlarged image, in pixels."""
+"""Minimum length of the longer side of an upscaled image, in pixels."""
 
 
 def write_video(

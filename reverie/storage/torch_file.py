@@ -76,6 +76,14 @@ def read_torch_file(path: str | Path, keys: Collection[str] | None = None) -> An
         ) from None
 
 
+def read_tensors(path: str | Path, entry: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a saved dict, or of its `entry` if it has one, by name."""
+    data = read_torch_file(path)
+    data = data.get(entry, data) if isinstance(data, Mapping) else {}
+    items = data.items() if isinstance(data, Mapping) else ()
+    return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
+
+
 class _Reader(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile, root: str, path: str):
         super().__init__(io.BytesIO(archive.read(root + "data.pkl")))

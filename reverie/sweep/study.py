@@ -17,6 +17,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.log.jsonl import remove_incomplete_line
+from reverie.plugins import import_optional
 from reverie.sweep.spec import DEFAULT_TRIALS, SweepSpec
 from reverie.sweep.trials import Trial, TrialState
 
@@ -45,7 +46,7 @@ class Study:
     """Proposes hyperparameters and keeps the results of trials on disk."""
 
     def __init__(self, path: Path, spec: SweepSpec):
-        self.optuna = optuna = _import_optuna()
+        self.optuna = optuna = import_optional("optuna", "sweep", "A sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.spec = spec
         remove_incomplete_line(path)
@@ -177,14 +178,3 @@ class Study:
             if index not in enqueued:
                 params = dict(zip(grid, values, strict=True))
                 self._study.enqueue_trial(params, user_attrs={"grid": index})
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "A sweep needs the optuna package, which is not installed.\n"
-            "  Fix: pip install 'reverie[sweep]'"
-        ) from None
-    return optuna

@@ -121,7 +121,10 @@ def copy_weights(
 
 
 def _last_layers(name: str, targets: Iterable[Target]) -> str:
-    """Rename layers after the last residual block: norm and activation are one here."""
+    """Rename the layers after the last residual block.
+
+    The original counts the activation as a layer; here it is part of the norm.
+    """
     match = re.fullmatch(r"(\w+\.layers\.)(\d+)\.(weight|bias)", name)
     if not match or name.startswith("transformer."):
         return name

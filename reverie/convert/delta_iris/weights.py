@@ -18,7 +18,7 @@ from torch import Tensor
 from reverie.agents.iris.config import PARTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, copy_weights
-from reverie.storage.torch_file import read_torch_file
+from reverie.storage.torch_file import read_tensors
 
 ACTOR_CRITIC = [
     (r"cnn\.0\.encoder", "frame.layers"),
@@ -30,9 +30,7 @@ NETS = {"model.": "online.", "target_model.": "target."}
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of `last.pt` by their original names."""
-    data = read_torch_file(path)
-    entries = data.items() if isinstance(data, Mapping) else ()
-    tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
+    tensors = read_tensors(path)
     if not any(key.startswith("tokenizer.") for key in tensors):
         raise UserError(
             f"{path} has no agent of Δ-IRIS.\n"

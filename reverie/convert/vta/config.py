@@ -1,7 +1,7 @@
-"""Import JSON config files of the port of VTA to bouncing balls and the maze.
+"""Import JSON config files of the VTA reimplementation for bouncing balls and mazes.
 
 They are flat JSON objects, recognized by the key `env_type`. Unknown keys are reported
-and ignored.
+and ignored. Below, this reimplementation is called "the port".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class VTAFile(NamedTuple):
     """Settings of a config file."""
 
     block: str
-    """Preset block on which the settings are based."""
+    """Preset on which the settings are based."""
     defaults: dict[str, Any]
     """Defaults of the port; lower precedence than any other setting."""
     settings: dict[str, Any]

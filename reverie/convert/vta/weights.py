@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import StateDict, UserError
-from reverie.storage.torch_file import read_torch_file
+from reverie.storage.torch_file import read_tensors
 
 _HEADS = ("prior_abs", "prior_obs", "post_abs", "post_obs")
 _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
@@ -28,11 +28,10 @@ _NOT_IMPORTED = r"^age$|^temperature$|num_batches_tracked$"
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Return the weights of a file with the names used here."""
-    data = read_torch_file(path)
-    entries = data.items() if isinstance(data, Mapping) else ()
-    tensors = {k: v for k, v in entries if isinstance(v, Tensor) and isinstance(k, str)}
+    tensors = read_tensors(path)
+    is_vta = any(key.startswith("state_model.") for key in tensors)
     try:
-        weights = rename_tensors(tensors) if _is_vta(tensors) else {}
+        weights = rename_tensors(tensors) if is_vta else {}
         problem = f"{path} has no VTA model."
     except KeyError as missing:
         weights, problem = {}, f"{path} has no {missing.args[0]!r}."
@@ -105,9 +104,10 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Also works for gradients and batch norm statistics; missing tensors are skipped.
     """
-    remaining = {_plain(key): value for key, value in originals.items()}
     remaining = {
-        k: v for k, v in remaining.items() if not k.endswith("num_batches_tracked")
+        _plain(key): value
+        for key, value in originals.items()
+        if not key.endswith("num_batches_tracked")
     }
     renamed: dict[str, Tensor] = {}
     for head in _HEADS:
@@ -139,10 +139,6 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
         layer = "out" if last else f"{kind}{index}"
         renamed[f"{_NETS[part]}.{layer}.{leaf}"] = remaining.pop(key)
     return renamed
-
-
-def _is_vta(tensors: Mapping[str, Tensor]) -> bool:
-    return any(key.startswith("state_model.") for key in tensors)
 
 
 def _plain(key: str) -> str:

@@ -29,6 +29,7 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
 from reverie.datasets.readers import Reader, natural_sort
 from reverie.datasets.readers.key_map import KeyMap
+from reverie.plugins import import_optional
 from reverie.spaces import FLAGS
 
 
@@ -389,11 +390,4 @@ def _as_bad_episode() -> Iterator[None]:
 
 
 def import_h5py() -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise UserError(
-            "HDF5 files need the package 'h5py', which is not installed.\n"
-            "  Fix: pip install 'reverie[hdf5]'"
-        ) from None
-    return h5py
+    return import_optional("h5py", "hdf5", "The HDF5 format")

@@ -16,6 +16,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode, from_steps, is_image
 from reverie.datasets.readers import Reader, infer_spaces
+from reverie.plugins import import_optional
 from reverie.spaces import Space, Spaces
 
 
@@ -104,13 +105,7 @@ def _discrete_spaces(space: Any, name: str) -> Spaces:
 
 
 def _load(name: str) -> Any:
-    try:
-        import minari
-    except ImportError:
-        raise UserError(
-            f"The dataset {name!r} needs the package 'minari', which is not installed."
-            "\n  Fix: pip install 'reverie[minari]'"
-        ) from None
+    minari = import_optional("minari", "minari", f"The dataset {name!r}")
     try:
         return minari.load_dataset(name)
     except (FileNotFoundError, ValueError, KeyError) as error:
