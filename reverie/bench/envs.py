@@ -159,19 +159,17 @@ def _measure_task(
     finally:
         for variant in variants:
             variant.close()
-    totals = {
-        name: StepTiming(*map(sum, zip(*each, strict=True)))
-        for name, each in timings.items()
-    }
-    return {
-        variant.name: {
-            "rate": totals[variant.name].rate,
-            "cost": totals[variant.name].cost,
+    results = {}
+    for variant in variants:
+        own, baseline = timings[variant.name], timings[variant.baseline]
+        total = StepTiming(*map(sum, zip(*own, strict=True)))
+        results[variant.name] = {
+            "rate": total.rate,
+            "cost": total.cost,
             "baseline": variant.baseline,
-            "overhead": overhead(timings[variant.name], timings[variant.baseline]),
+            "overhead": overhead(own, baseline),
         }
-        for variant in variants
-    }
+    return results
 
 
 def overhead(timings: list[StepTiming], baseline: list[StepTiming]) -> float:
@@ -205,7 +203,7 @@ def _make_variants(
 
     env = factory(0)
     add("simulator", simulators(task, settings), lambda: None, 1)
-    add("env", measure_env(env), env.close, 1)
+    add("env", _timed(_make_step(env, 0)), env.close, 1)
     for count in config.counts:
         bare = _simulators(count)
         add(bare, simulators(task, settings, range(count)), lambda: None, count)
@@ -226,11 +224,6 @@ def _native_backends(task: str) -> list[Any]:
 
     backends = {"ale": "ale_py", "envpool": "envpool"} if task[:5] == "atari" else {}
     return [name for name, package in backends.items() if find_spec(package)]
-
-
-def measure_env(env: Env) -> Measure:
-    """Measure one environment with random actions."""
-    return _timed(_make_step(env, 0))
 
 
 def _make_step(env: Env, index: int, seed: int | None = None) -> Step:
@@ -375,7 +368,7 @@ def _cpu_seconds(pids: Any) -> float:
 
 
 class ParallelSimulators:
-    """Measures bare simulators in several independent processes at the same time."""
+    """Measures bare simulators in several independent processes."""
 
     def __init__(self, task: str, settings: envs.EnvConfig, count: int, processes: int):
         import cloudpickle

@@ -90,11 +90,11 @@ def measure_update(
             benchmark = stack.enter_context(make_benchmark(config, options, make_env))
             benchmark.warm_up()
         with machine_lock(exclusive=True):
-            update = benchmark.update()
+            update_ms = benchmark.update()
         return {
             "parameters": benchmark.parameters(),
-            "update_ms": update.mean,
-            "update_ms_all": update.ms,
+            "update_ms": sum(update_ms) / len(update_ms),
+            "update_ms_all": update_ms,
             **benchmark.memory(),
         }
 

@@ -2,9 +2,9 @@
 
 Updates are timed as in a run: many in a row, with batches from a full replay buffer,
 and one synchronization at the end. The sections of an update are timed separately for
-agents that define them (`capabilities.Profilable`). Agents that train on sequence
-datasets are measured in `sequences.py`. The time of a policy call includes the copies
-of observations and actions between host and device. Every measurement is repeated.
+agents that define them (`capabilities.Profilable`). The time of a policy call includes
+the copies of observations and actions between host and device. Every measurement is
+repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import gc
+import itertools
 import json
 import math
 import os
@@ -20,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import resolve_logdir, system_info
-from reverie.run.sequences import trains_on_sequences
+from reverie.run.sequences import Sequences, trains_on_sequences
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
@@ -84,16 +85,6 @@ WARMUP_CALLS = 4
 """Calls before the first measurement, which build kernels and capture graphs."""
 
 
-class CallTiming(NamedTuple):
-    """Repeated measurements of the time of one call."""
-
-    ms: list[float]
-
-    @property
-    def mean(self) -> float:
-        return sum(self.ms) / len(self.ms)
-
-
 def bench_config(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> dict[str, Any]:
@@ -114,34 +105,27 @@ def bench_speedup(
 
     Both are measured alternately, so that other load on the machine affects both.
     """
-    fast_config = (
-        config if config.compile != "none" else replace(config, compile="auto")
-    )
-    plain_config = replace(config, compile="none")
+    mode = "auto" if config.compile == "none" else config.compile
     with (
         machine_lock(exclusive=True),
-        make_benchmark(plain_config, options, make_env) as plain,
-        make_benchmark(fast_config, options, make_env) as fast,
+        make_benchmark(replace(config, compile="none"), options, make_env) as plain,
+        make_benchmark(replace(config, compile=mode), options, make_env) as fast,
     ):
         plain_calls, fast_calls = plain.calls(), fast.calls()
         results: dict[str, Any] = {"plain_ms": {}, "fast_ms": {}, "ratios": {}}
         for name in plain_calls:
-            slow, quick = plain.time(plain_calls[name], fast_calls[name])
-            results["plain_ms"][name], results["fast_ms"][name] = slow.ms, quick.ms
-            pairs = zip(slow.ms, quick.ms, strict=True)
+            plain_ms, fast_ms = plain.time(plain_calls[name], fast_calls[name])
+            results["plain_ms"][name], results["fast_ms"][name] = plain_ms, fast_ms
+            pairs = zip(plain_ms, fast_ms, strict=True)
             results["ratios"][name] = [a / b for a, b in pairs]
-    print(
-        f"Speedup of --compile {fast_config.compile} over --compile none\n"
-        + format_rows(results["ratios"].items())
-    )
+    print(f"Speedup of --compile {mode} over --compile none")
+    print(format_rows(results["ratios"].items()))
     return write_results(config, options, {"about": system_info(), **results})
 
 
 def make_benchmark(
     config: Config, options: BenchConfig, make_env: MakeEnv | None = None
 ) -> UpdateBenchmark:
-    from reverie.bench.sequences import SequenceBenchmark
-
     benchmark = SequenceBenchmark if trains_on_sequences(config) else UpdateBenchmark
     return benchmark(config, options, make_env)
 
@@ -149,11 +133,12 @@ def make_benchmark(
 class UpdateBenchmark:
     """Measures one config with its environments, agent and a full replay buffer."""
 
+    agent: Agent
     feed: Feed
     capacity = 0
     """Steps in the replay buffer."""
     device_copy: DeviceCopy | None = None
-    """The copy of the replay buffer on the device, if there is one."""
+    """Copy of the replay buffer on the device."""
 
     def __init__(
         self, config: Config, options: BenchConfig, make_env: MakeEnv | None = None
@@ -161,10 +146,11 @@ class UpdateBenchmark:
         self.config, self.options = config, options
         self.device = devices.pick_device(config.device)
         self._make_env = make_env
-        self._closing: list[Callable[[], None]] = []
+        self._cleanup = ExitStack()
 
     def __enter__(self) -> UpdateBenchmark:
         try:
+            self._prepare()
             self._open()
         except BaseException:
             self.__exit__()
@@ -172,8 +158,7 @@ class UpdateBenchmark:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._closing:
-            self._closing.pop()()
+        self._cleanup.close()
         for name in ("agent", "feed", "device_copy", "replay", "envs"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -190,11 +175,10 @@ class UpdateBenchmark:
         self.precision = devices.pick_precision(config.precision, self.device)
 
     def _open(self) -> None:
-        self._prepare()
         config, precision = self.config, self.precision
         self.envs: VecEnv = make_envs(config, config.run.envs, 0, self._make_env)
-        self._closing.append(self.envs.close)
-        self.agent: Agent = make_agent(config, self.envs, self.device, precision)
+        self._cleanup.callback(self.envs.close)
+        self.agent = make_agent(config, self.envs, self.device, precision)
         self.capacity = min(self.options.steps, config.replay.capacity)
         self.replay = Replay(
             {**self.envs.obs_space, **self.envs.act_space},
@@ -206,7 +190,7 @@ class UpdateBenchmark:
             directory=None,
             seed=config.seed,
         )
-        self._closing.append(self.replay.close)
+        self._cleanup.callback(self.replay.close)
         feed = ReplayFeed(
             self.replay,
             self.agent.windows,
@@ -214,7 +198,7 @@ class UpdateBenchmark:
             prefetch=self.device.type == "cuda",
             on_device=device_copy.fits_on_device(self.replay, self.device),
         )
-        self._closing.append(feed.close)
+        self._cleanup.callback(feed.close)
         self.feed, self.device_copy = feed, feed.device_copy
 
     def measure(self, waited: float = 0.0) -> dict[str, Any]:
@@ -229,7 +213,7 @@ class UpdateBenchmark:
             "replay_on_device": self.device_copy is not None,
         }
         results["first_update_s"] = self.first_update() - waited
-        results["update_ms"] = self.update().ms
+        results["update_ms"] = self.update()
         results.update(self.memory())  # before the other measurements use memory
         results["sections_ms"], results["sections_gb"] = self.sections()
         return {**results, **self.measure_collection()}
@@ -237,14 +221,15 @@ class UpdateBenchmark:
     def measure_collection(self) -> dict[str, Any]:
         """Measurements of policy, environments and replay buffer."""
         return {
-            "policy_ms": {str(n): self.policy(n).ms for n in (1, 16)},
+            "policy_ms": {str(n): self.time(self._policy_call(n))[0] for n in (1, 16)},
             "env_steps_per_s": self.env_rate(),
             "replay_mb_per_s": self.replay_rates(),
         }
 
     def first_update(self) -> float:
         """Seconds from the start of this process to the end of the first update."""
-        self.fill(self._min_steps())
+        windows = self.agent.windows.values()
+        self.fill(max(w.batch * (w.length + w.context) + w.span for w in windows))
         self.agent.train(self.feed)
         self.synchronize()
         return time.time() - process_start_time()
@@ -256,20 +241,17 @@ class UpdateBenchmark:
             self.agent.train(self.feed)
         self.synchronize()
 
-    def update(self) -> CallTiming:
-        """Time of an update with a full replay buffer."""
+    def update(self) -> list[float]:
+        """Milliseconds of an update with a full replay buffer."""
         self.fill(self.capacity)
         return self.time(lambda: self.agent.train(self.feed))[0]
 
     def calls(self) -> dict[str, Callable[[], Any]]:
         """Functions to compare: the update, its sections, and the policy."""
         self.fill(self.capacity)
-        sections = (
-            self.agent.sections(self.feed) if isinstance(self.agent, Profilable) else {}
-        )
         return {
             "update": lambda: self.agent.train(self.feed),
-            **{f"  {name}": section for name, section in sections.items()},
+            **{f"  {name}": section for name, section in self._sections().items()},
             "policy, 1 env": self._policy_call(1),
             "policy, 16 envs": self._policy_call(16),
         }
@@ -279,23 +261,23 @@ class UpdateBenchmark:
 
         The memory includes the weights of the agent, but not the replay buffer.
         """
-        if not isinstance(self.agent, Profilable):
-            return {}, {}
         times, peaks = dict[str, list[float]](), dict[str, float]()
-        for name, section in self.agent.sections(self.feed).items():
+        for name, section in self._sections().items():
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times[name] = self.time(section)[0].ms
+            times[name] = self.time(section)[0]
             memory = self.memory()
             if "gpu_peak_gb" in memory:
                 peaks[name] = memory["gpu_peak_gb"] - memory["gpu_replay_gb"]
         return times, peaks
 
-    def policy(self, envs: int) -> CallTiming:
-        """Time of a policy call, from NumPy arrays to NumPy arrays."""
-        return self.time(self._policy_call(envs))[0]
+    def _sections(self) -> dict[str, Callable[[], Any]]:
+        if isinstance(self.agent, Profilable):
+            return self.agent.sections(self.feed)
+        return {}
 
     def _policy_call(self, envs: int) -> Callable[[], None]:
+        """A policy call, from NumPy arrays to NumPy arrays."""
         rng = np.random.default_rng(0)
         obs = sample(self.envs.obs_space, rng, envs)
         carry = self.agent.initial(envs)
@@ -312,15 +294,13 @@ class UpdateBenchmark:
         """Agent steps per second of all environments together."""
         rng = np.random.default_rng(0)
         self.envs.reset()
-        actions = [sample(self.envs.act_space, rng, len(self.envs)) for _ in range(16)]
-        count = 0
+        space, envs = self.envs.act_space, len(self.envs)
+        actions = itertools.cycle([sample(space, rng, envs) for _ in range(16)])
 
         def call() -> None:
-            nonlocal count
-            count += 1
-            self.envs.step(actions[count % len(actions)])
+            self.envs.step(next(actions))
 
-        return [1000 * len(self.envs) / ms for ms in self.time(call)[0].ms]
+        return [1000 * len(self.envs) / ms for ms in self.time(call)[0]]
 
     def replay_rates(self) -> dict[str, list[float]]:
         """Throughput of adding steps and of sampling batches, in MB per second."""
@@ -334,13 +314,15 @@ class UpdateBenchmark:
         add = self.time(lambda: self.replay.add(rows))[0]
         sampling = self.time(lambda: self.feed(name))[0]
         return {
-            "add": [self.config.run.envs * row_bytes / ms / 1e3 for ms in add.ms],
-            "sample": [steps * row_bytes / ms / 1e3 for ms in sampling.ms],
+            "add": [self.config.run.envs * row_bytes / ms / 1e3 for ms in add],
+            "sample": [steps * row_bytes / ms / 1e3 for ms in sampling],
         }
 
     def memory(self) -> dict[str, float]:
         """Peak memory in GB."""
-        peaks = {"peak_gb": _peak_memory() / 1e9}
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peaks = {"peak_gb": peak / 1e9}
         if self.device.type == "cuda":
             peaks["gpu_peak_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
             replay_bytes = 0 if self.device_copy is None else self.device_copy.nbytes
@@ -365,9 +347,9 @@ class UpdateBenchmark:
                 block["is_terminal"][:] = False
             self.replay.add_episode(block)
 
-    def time(self, *calls: Callable[[], Any]) -> list[CallTiming]:
-        """Measure the time per call of each function, alternating between them."""
-        timings: list[CallTiming] = []
+    def time(self, *calls: Callable[[], Any]) -> list[list[float]]:
+        """Measure milliseconds per call of each function, alternating between them."""
+        timings: list[list[float]] = [[] for _ in calls]
         counts = []
         for call in calls:
             for _ in range(WARMUP_CALLS):
@@ -375,10 +357,9 @@ class UpdateBenchmark:
             self.synchronize()
             once = max(self._seconds(call, 1), 1e-7)
             counts.append(max(1, math.ceil(self.options.seconds / once)))
-            timings.append(CallTiming([]))
         for _ in range(self.options.repeats):
             for call, count, timing in zip(calls, counts, timings, strict=True):
-                timing.ms.append(1000 * self._seconds(call, count) / count)
+                timing.append(1000 * self._seconds(call, count) / count)
         return timings
 
     def _seconds(self, call: Callable[[], Any], count: int) -> float:
@@ -392,15 +373,34 @@ class UpdateBenchmark:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _min_steps(self) -> int:
-        """Steps in the replay buffer that the first update needs."""
-        windows = self.agent.windows.values()
-        return max(w.batch * (w.length + w.context) + w.span for w in windows)
-
     def _device_name(self) -> str:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{self.device.type} with {torch.get_num_threads()} threads"
+
+
+class SequenceBenchmark(UpdateBenchmark):
+    """Measures an agent that trains on a sequence dataset instead of environments."""
+
+    def _open(self) -> None:
+        dataset = Sequences(self.config)
+        self._cleanup.callback(dataset.close)
+        self.agent = make_agent(self.config, dataset, self.device, self.precision)
+        feed = dataset.open(self.agent, self.device)
+        self._cleanup.callback(feed.close)
+        self.feed = feed
+
+    def fill(self, steps: int) -> None:
+        """Do nothing: there is no replay buffer."""
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        return {"update": lambda: self.agent.train(self.feed)}
+
+    def measure_collection(self) -> dict[str, Any]:
+        """Time to load a batch, and sequences per second."""
+        batch = self.agent.windows["train"].batch
+        times = self.time(lambda: self.feed("train"))[0]
+        return {"batch_ms": times, "sequences_per_s": [1000 * batch / t for t in times]}
 
 
 @contextmanager
@@ -445,11 +445,6 @@ def process_start_time() -> float:
 
 
 _IMPORT_TIME = time.time()
-
-
-def _peak_memory() -> int:
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
 def write_results(
