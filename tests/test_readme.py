@@ -16,12 +16,12 @@ import pytest
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, to_config
-from reverie.cli.bench import bench_envs_request, bench_request
-from reverie.cli.data import data_request, data_verbs
+from reverie.cli.bench import parse_bench_arguments, parse_bench_envs_arguments
+from reverie.cli.data import data_commands, parse_data_arguments
 from reverie.cli.draw import FIGURES, DrawOptions
 from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
-from reverie.cli.sweep import sweep_request
+from reverie.cli.sweep import parse_sweep_arguments
 from reverie.cli.train import BASE_BLOCKS, command_config
 from reverie.run.config import Config
 
@@ -117,14 +117,16 @@ def understand(words: list[str]) -> None:
         to_config(arguments)
     elif name == "sweep":
         if rest and "FILE" not in rest:
-            sweep_request(rest if rest[0][:2] != "--" else [saved_plans()[0], *rest])
+            parse_sweep_arguments(
+                rest if rest[0][:2] != "--" else [saved_plans()[0], *rest]
+            )
     elif name == "bench" and rest[:1] == ["envs"]:
-        bench_envs_request(rest[1:])
+        parse_bench_envs_arguments(rest[1:])
     elif name == "bench":
-        bench_request(rest)[1]([], {})
+        parse_bench_arguments(rest)[1]([], {})
     elif name == "data":
-        assert rest[0] in data_verbs()
-        assert not rest[1:] or data_request(rest[0], rest[1:])
+        assert rest[0] in data_commands()
+        assert not rest[1:] or parse_data_arguments(rest[0], rest[1:])
     elif name == "draw":
         assert rest[0] in FIGURES
         arguments = parse_arguments(rest[1:], max_positional=1)

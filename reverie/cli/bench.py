@@ -10,15 +10,16 @@ from reverie.cli.arguments import parse_arguments, path_errors, to_config
 
 
 def bench(words: list[str]) -> int:
+    """Measure the speed of updates or of environments on this machine."""
     from reverie.bench import update
     from reverie.bench.envs import bench_envs
     from reverie.bench.scaling import bench_scaling
 
     with path_errors():
         if words[:1] == ["envs"]:
-            bench_envs(*bench_envs_request(words[1:]))
+            bench_envs(*parse_bench_envs_arguments(words[1:]))
             return 0
-        options, resolve = bench_request(words)
+        options, resolve = parse_bench_arguments(words)
         if options.vary:
             bench_scaling(resolve, options)
         elif options.compare:
@@ -28,7 +29,7 @@ def bench(words: list[str]) -> int:
     return 0
 
 
-def bench_request(words: list[str]) -> tuple[Any, Callable[..., Any]]:
+def parse_bench_arguments(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     """The options, and a function that adds blocks and settings to the config."""
     from reverie.bench.update import BenchFlags
 
@@ -44,7 +45,7 @@ def bench_request(words: list[str]) -> tuple[Any, Callable[..., Any]]:
     return options, resolve
 
 
-def bench_envs_request(words: list[str]) -> tuple[Any, Any]:
+def parse_bench_envs_arguments(words: list[str]) -> tuple[Any, Any]:
     """The options, and the settings of the environments."""
     from reverie.bench.envs import EnvBenchConfig
 

@@ -8,6 +8,7 @@ from reverie.cli.arguments import parse_arguments, to_config
 
 
 def show_config(words: list[str]) -> int:
+    """Print the resolved settings, or explain settings."""
     from reverie.run.config import Config
 
     arguments = parse_arguments(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    pass
+    """`reverie data export` has no options."""
 
 
 @dataclass(frozen=True)
@@ -58,52 +59,53 @@ class BallsOptions(MazeOptions):
 
 
 def data(words: list[str]) -> int:
-    name, verbs = words[0] if words else "", data_verbs()
-    if name not in verbs:
+    """Inspect, convert, split and write recorded episodes."""
+    name, commands = words[0] if words else "", data_commands()
+    if name not in commands:
+        hint = configs.suggest(name, commands)
         raise UserError(
-            f"`reverie data` has no command {name!r}.{configs.suggest(name, verbs)}\n"
-            f"  Fix: choose from {', '.join(verbs)}, for example "
-            "reverie data inspect PATH"
+            f"`reverie data` has no command {name!r}.{hint}\n  Fix: choose from "
+            f"{', '.join(commands)}, for example reverie data inspect PATH"
         )
     with path_errors():
-        positional, options = data_request(name, words[1:])
-        return verbs[name].function(*positional, options)
+        positional, options = parse_data_arguments(name, words[1:])
+        return commands[name].function(*positional, options)
 
 
-def data_verbs() -> dict[str, DataCommand]:
+def data_commands() -> dict[str, DataCommand]:
     """The commands below `reverie data`, by name."""
     from reverie.recordings.commands import DATA_COMMANDS, DataCommand
 
     return {
         **DATA_COMMANDS,
         "export": DataCommand(_export, ExportOptions, ("LOGDIR", "FOLDER")),
-        "balls": DataCommand(_write_balls, BallsOptions, ()),
-        "maze": DataCommand(_write_maze, MazeOptions, ()),
+        "balls": DataCommand(partial(_write_sequences, "balls"), BallsOptions, ()),
+        "maze": DataCommand(partial(_write_sequences, "maze"), MazeOptions, ()),
     }
 
 
 def data_help(words: list[str]) -> str:
     """Usage and options of one command, or how to get them."""
-    verbs = data_verbs()
-    name = next((word for word in words if word in verbs), "")
+    commands = data_commands()
+    name = next((word for word in words if word in commands), "")
     if not name:
         return "`reverie data COMMAND --help` lists the options of a command."
-    usage = " ".join(["reverie data", name, *verbs[name].positional])
-    return f"{usage}\n{configs.explain(verbs[name].options)}"
+    usage = " ".join(["reverie data", name, *commands[name].positional])
+    return f"{usage}\n{configs.explain(commands[name].options)}"
 
 
-def data_request(name: str, words: list[str]) -> tuple[list[str], Any]:
+def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
     """The positional arguments and the options for a command below `reverie data`."""
-    verb = data_verbs()[name]
-    arguments = parse_arguments(words, max_positional=len(verb.positional))
-    if len(arguments.positional) != len(verb.positional):
+    command = data_commands()[name]
+    arguments = parse_arguments(words, max_positional=len(command.positional))
+    if len(arguments.positional) != len(command.positional):
         raise UserError(
-            f"`reverie data {name}` needs {' and '.join(verb.positional)}.\n"
-            f"  Fix: reverie data {name} {' '.join(verb.positional)}"
+            f"`reverie data {name}` needs {' and '.join(command.positional)}.\n"
+            f"  Fix: reverie data {name} {' '.join(command.positional)}"
         )
-    layers = [("the blocks", _settings_from_blocks(name, arguments, verb.run_settings))]
-    options: Any = arguments.take_options(verb.options, layers)
-    known = configs.setting_names(verb.options)
+    shared = _settings_from_blocks(name, arguments, command.run_settings)
+    options: Any = arguments.take_options(command.options, [("the blocks", shared)])
+    known = configs.setting_names(command.options)
     arguments.refuse_other_flags(f"reverie data {name}", known)
     return arguments.positional, options
 
@@ -130,19 +132,10 @@ def _export(logdir: str, folder: str, _: ExportOptions) -> int:
     return 0
 
 
-def _write_balls(options: BallsOptions) -> int:
+def _write_sequences(name: str, options: MazeOptions) -> int:
     from reverie.datasets.synthetic.balls import write_balls
-
-    return _write_sequences("balls", write_balls, options)
-
-
-def _write_maze(options: MazeOptions) -> int:
     from reverie.datasets.synthetic.maze import write_maze
 
-    return _write_sequences("maze", write_maze, options)
-
-
-def _write_sequences(name: str, write: Callable[..., int], options: MazeOptions) -> int:
     arguments = asdict(options)
     folder = arguments.pop("out")
     if not folder:
@@ -150,6 +143,7 @@ def _write_sequences(name: str, write: Callable[..., int], options: MazeOptions)
             f"`reverie data {name}` needs an output folder.\n"
             f"  Fix: reverie data {name} --out FOLDER"
         )
+    write: Callable[..., int] = write_balls if name == "balls" else write_maze
     count = write(Path(folder).expanduser(), **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, path_errors
+
+FIGURES = ("boundaries",)
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class DrawOptions:
 
 
 def draw(words: list[str]) -> int:
+    """Draw the segment boundaries that an agent found."""
+    from reverie.evaluation.draw import draw_boundaries
+
     name = words[0] if words else ""
     if name not in FIGURES:
         raise UserError(
@@ -29,14 +33,7 @@ def draw(words: list[str]) -> int:
             f"  Fix: choose from {', '.join(FIGURES)}, for example "
             "reverie draw boundaries LOGDIR"
         )
-    with path_errors():
-        return FIGURES[name](words[1:])
-
-
-def _draw_boundaries(words: list[str]) -> int:
-    from reverie.evaluation.draw import draw_boundaries
-
-    arguments = parse_arguments(words, max_positional=1)
+    arguments = parse_arguments(words[1:], max_positional=1)
     if not arguments.positional:
         raise UserError(
             "`reverie draw boundaries` needs the folder of a run.\n"
@@ -46,11 +43,9 @@ def _draw_boundaries(words: list[str]) -> int:
     options = arguments.take_options(DrawOptions)
     logdir = Path(arguments.positional[0])
     folder = Path(options.out).expanduser() if options.out else None
-    for path in draw_boundaries(
-        logdir, options.idx, options.num_samples, folder, arguments.flags
-    ):
-        print(path)
+    with path_errors():
+        for path in draw_boundaries(
+            logdir, options.idx, options.num_samples, folder, arguments.flags
+        ):
+            print(path)
     return 0
-
-
-FIGURES: dict[str, Callable[[list[str]], int]] = {"boundaries": _draw_boundaries}

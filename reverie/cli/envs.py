@@ -7,6 +7,7 @@ from reverie.cli.arguments import parse_arguments, to_config
 
 
 def list_envs(words: list[str]) -> int:
+    """List environment suites, their tasks and how to install them."""
     from reverie import envs
 
     if len(words) > 1:
@@ -19,7 +20,9 @@ def list_envs(words: list[str]) -> int:
 
 
 def check_env(words: list[str]) -> int:
+    """Check an environment for errors."""
     from reverie import envs
+    from reverie.datasets.sequences import is_sequence_task
     from reverie.envs import checker
     from reverie.envs.vector.env_slot import summarize_error
 
@@ -30,7 +33,12 @@ def check_env(words: list[str]) -> int:
         )
     arguments.flags.append(("task", arguments.positional[0]))
     config = to_config(arguments)
-    _require_env(config.task)
+    if is_sequence_task(config.task):
+        raise UserError(
+            f"Task {config.task} is a dataset of sequences and has no environment.\n"
+            f"  Fix: reverie train --agent vta --task {config.task}, or choose a task "
+            "that `reverie envs` lists."
+        )
     try:
         env = envs.make(config.task, config.env, config.seed)
     except UserError:
@@ -46,14 +54,3 @@ def check_env(words: list[str]) -> int:
         env.close()
     print(checker.describe(config.task, env, findings))
     return 2 if any(finding.severity == "error" for finding in findings) else 0
-
-
-def _require_env(task: str) -> None:
-    from reverie.datasets.sequences import is_sequence_task
-
-    if is_sequence_task(task):
-        raise UserError(
-            f"Task {task} is a dataset of sequences and has no environment.\n"
-            f"  Fix: reverie train --agent vta --task {task}, or choose a task that "
-            "`reverie envs` lists."
-        )

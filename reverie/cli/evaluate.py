@@ -20,10 +20,9 @@ class EvalOptions:
 
 
 def evaluate(words: list[str]) -> int:
+    """Evaluate a trained agent in its task or on held-out recordings."""
     from reverie.datasets.sequences import is_sequence_task
-    from reverie.evaluation import boundaries as measure
-    from reverie.evaluation import episodes as loop
-    from reverie.evaluation import recordings as judge
+    from reverie.evaluation import boundaries, episodes, recordings
     from reverie.run.checkpoint import find_checkpoint
     from reverie.run.folder import read_config, run_folder_of
 
@@ -37,7 +36,7 @@ def evaluate(words: list[str]) -> int:
         if getattr(options, name) < least:
             raise UserError(f"--{name} must be at least {least}.\n  Fix: --{name} 5")
     arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
-    flags, episodes = arguments.flags, options.episodes
+    flags, count = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])
     config = read_config(run_folder_of(find_checkpoint(logdir)))
     in_env = "task" in dict(flags) or not (
@@ -57,16 +56,16 @@ def evaluate(words: list[str]) -> int:
                 f"  Fix: reverie eval {logdir}"
             )
         other = Path(arguments.positional[1])
-        result = measure.compare_boundaries(logdir, other, episodes, flags)
-        print(measure.agreement_in_words(result))
+        result = boundaries.compare_boundaries(logdir, other, count, flags)
+        print(boundaries.agreement_in_words(result))
     elif config.offline.data and "task" not in dict(flags):
-        print(judge.in_words(judge.judge_run(logdir, flags)))
+        print(recordings.in_words(recordings.judge_run(logdir, flags)))
     elif is_sequence_task(config.task):
-        result = measure.measure_boundaries(logdir, episodes, flags)
-        print(measure.in_words(result))
+        result = boundaries.measure_boundaries(logdir, count, flags)
+        print(boundaries.in_words(result))
     else:
-        result = loop.evaluate(
-            logdir, episodes, flags, videos=options.videos, failures=options.failures
+        result = episodes.evaluate(
+            logdir, count, flags, videos=options.videos, failures=options.failures
         )
-        print(loop.in_words(result))
+        print(episodes.in_words(result))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import sys
 import textwrap
 import warnings
@@ -53,10 +54,14 @@ group (`run`, `dreamer.rssm`); `reverie config` prints the values of all setting
 
 class Command(NamedTuple):
     function: Callable[[list[str]], int]
+    """Its docstring is the summary of the command."""
     usage: str
-    summary: str
-    help: Callable[[list[str]], str]
+    help: Callable[[list[str]], str] = lambda words: ""
     """Returns the rest of the help text, given the other words of the command line."""
+
+    @property
+    def summary(self) -> str:
+        return inspect.getdoc(self.function) or ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +107,8 @@ def _show_warning(message: Any, *_: Any, **__: Any) -> None:
 def _dispatch(words: list[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("-h", "--help", "help"):
-        rows = [f"  {name:<11} {c.summary}" for name, c in COMMANDS.items()]
+        summaries = {name: command.summary for name, command in COMMANDS.items()}
+        rows = [f"  {n:<11} {s[:1].lower()}{s[1:-1]}" for n, s in summaries.items()]
         print(HELP.format(commands="\n".join(rows)), end="")
         return 0
     if name in ("-V", "--version"):
@@ -118,8 +124,8 @@ def _dispatch(words: list[str]) -> int:
     command = COMMANDS[name]
     if "-h" in rest or "--help" in rest:
         usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
-        summary = command.summary[0].upper() + command.summary[1:]
-        print(f"{summary}.\n\nUsage\n  {usage}\n\n{command.help(rest)}".rstrip())
+        text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(rest)}"
+        print(text.rstrip())
         return 0
     return command.function(rest)
 
@@ -143,90 +149,47 @@ def _options_help(schema: type) -> Callable[[list[str]], str]:
     return lambda words: f"Options\n{configs.explain(schema)}"
 
 
-def _no_help(words: list[str]) -> str:
-    return ""
-
-
 SETTINGS = "[--configs BLOCK ...] [--config FILE ...] [--SETTING VALUE ...]"
+RECORDINGS = f"--offline.data PATH {SETTINGS}"
 
 COMMANDS: dict[str, Command] = {
-    "train": Command(train, SETTINGS, "train an agent online", _settings_help),
-    "train_eval": Command(
-        train_eval,
-        SETTINGS,
-        "train an agent online and evaluate it regularly",
-        _settings_help,
-    ),
-    "offline": Command(
-        offline,
-        f"--offline.data PATH {SETTINGS}",
-        "train a world model on recorded episodes",
-        _settings_help,
-    ),
-    "bc": Command(
-        bc,
-        f"--offline.data PATH [--bc.run LOGDIR] {SETTINGS}",
-        "train a policy on recorded episodes by behavior cloning",
-        _settings_help,
-    ),
+    "train": Command(train, SETTINGS, _settings_help),
+    "train_eval": Command(train_eval, SETTINGS, _settings_help),
+    "offline": Command(offline, RECORDINGS, _settings_help),
+    "bc": Command(bc, f"[--bc.run LOGDIR] {RECORDINGS}", _settings_help),
     "eval": Command(
         evaluate,
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
         "LOGDIR LOGDIR [--episodes 100]",
-        "evaluate a trained agent in its task or on held-out recordings",
         _options_help(EvalOptions),
     ),
     "sweep": Command(
         sweep,
         "FILE [COMMAND] [--jobs 1] [--trials 20] [--logdir DIR] [--SETTING VALUE ...]\n"
         "--logdir DIR",
-        "search for hyperparameters with many runs of a training command",
         sweep_help,
     ),
-    "demo": Command(
-        demo,
-        "[--logdir DIR]",
-        "train on `catch` for a few minutes and save videos of imagined rollouts",
-        _no_help,
-    ),
+    "demo": Command(demo, "[--logdir DIR]"),
     "bench": Command(
         bench,
         f"{SETTINGS}\n"
         "--compare [--configs BLOCK ...] [--SETTING VALUE ...]\n"
         "--bench.vary size|batch|length|image [--SETTING VALUE ...]\n"
         "envs [--tasks TASK ...] [--counts 8 16] [--env.SETTING VALUE ...]",
-        "measure the speed of updates or of environments on this machine",
         bench_help,
     ),
-    "config": Command(
-        show_config,
-        f"{SETTINGS}\n--explain [PREFIX]",
-        "print the resolved settings, or explain settings",
-        _settings_help,
-    ),
+    "config": Command(show_config, f"{SETTINGS}\n--explain [PREFIX]", _settings_help),
     "data": Command(
         data,
         "inspect|stats|view PATH\nconvert|split SRC DST\ndemos FILE\n"
         "export LOGDIR FOLDER\nballs|maze --out FOLDER",
-        "inspect, convert, split and write recorded episodes",
         data_help,
     ),
     "draw": Command(
         draw,
         "boundaries LOGDIR [--idx 0] [--num-samples 10] [--out FOLDER]",
-        "draw the segment boundaries that an agent found",
         _options_help(DrawOptions),
     ),
-    "envs": Command(
-        list_envs,
-        "[SUITE]",
-        "list environment suites, their tasks and how to install them",
-        _no_help,
-    ),
-    "check-env": Command(
-        check_env,
-        "TASK [--SETTING VALUE ...]",
-        "check an environment for errors",
-        _no_help,
-    ),
+    "envs": Command(list_envs, "[SUITE]"),
+    "check-env": Command(check_env, "TASK [--SETTING VALUE ...]"),
 }

@@ -12,18 +12,19 @@ from reverie.cli.train import command_config
 
 
 def sweep(words: list[str]) -> int:
+    """Search for hyperparameters with many runs of a training command."""
     from reverie.run.signals import Interrupted
     from reverie.sweep import search
 
     try:
-        search.sweep(sweep_request(words))
+        search.sweep(parse_sweep_arguments(words))
     except Interrupted as stop:
         print("Saved. Run the same command again to continue.", file=sys.stderr)
         return stop.exit_code
     return 0
 
 
-def sweep_request(words: list[str]) -> Any:
+def parse_sweep_arguments(words: list[str]) -> Any:
     """The sweep described by a file, or saved in the folder of an earlier sweep."""
     from reverie.run.folder import resolve_logdir
     from reverie.sweep.search import SPEC_FILE

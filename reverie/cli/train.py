@@ -22,30 +22,35 @@ BASE_BLOCKS: dict[str, tuple[str, ...]] = {
 
 
 def train(words: list[str]) -> int:
+    """Train an agent online."""
     from reverie.run import train as loop
 
     return _run(loop.train, "train", words)
 
 
 def train_eval(words: list[str]) -> int:
+    """Train an agent online and evaluate it regularly."""
     from reverie.run import train as loop
 
     return _run(partial(loop.train, evaluate=True), "train_eval", words)
 
 
 def offline(words: list[str]) -> int:
+    """Train a world model on recorded episodes."""
     from reverie.run import offline as loop
 
     return _run(loop.offline, "offline", words)
 
 
 def bc(words: list[str]) -> int:
+    """Train a policy on recorded episodes by behavior cloning."""
     from reverie.run import offline as loop
 
     return _run(loop.offline, "bc", words)
 
 
 def demo(words: list[str]) -> int:
+    """Train on `catch` for a few minutes and save videos of imagined rollouts."""
     from reverie.run import demo as loop
 
     arguments = parse_arguments(words)

@@ -11,7 +11,7 @@ import torch
 from episode_helpers import ACTION, make_episode, write_npz
 
 from reverie.api import UserError
-from reverie.cli.data import data_request
+from reverie.cli.data import parse_data_arguments
 from reverie.cli.main import main as run_cli
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.feed import EpisodeFeed
@@ -106,7 +106,7 @@ def test_transforming_while_reading_gives_the_batches_of_a_conversion(tmp_path, 
     out = tmp_path / "out"
     words = ["data", "convert", str(source), str(out), *WORDS, *mapped]
     assert run_cli(words) == 0
-    options = data_request("convert", words[2:])[1]
+    options = parse_data_arguments("convert", words[2:])[1]
     read = ReaderConfig(
         **{f: getattr(options, f) for f in ReaderConfig.__dataclass_fields__}
     )

@@ -10,7 +10,7 @@ from episode_helpers import ACTION, alignment_error, make_episode, write_npz
 from PIL import Image
 
 from reverie.api import UserError
-from reverie.cli.data import data_verbs
+from reverie.cli.data import data_commands
 from reverie.cli.main import main
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers import npz
@@ -47,7 +47,7 @@ def error_of(words: str, capsys) -> str:
 
 
 def test_every_command_is_available():
-    assert set(data_verbs()) == {*DATA_COMMANDS, "export", "balls", "maze"}
+    assert set(data_commands()) == {*DATA_COMMANDS, "export", "balls", "maze"}
 
 
 def test_inspect_prints_a_summary_and_writes_a_contact_sheet(here, capsys):
