@@ -14,13 +14,13 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from reverie.api import UserError
 from reverie.datasets.episode_cache import OnBadEpisode
-from reverie.datasets.episode_format import BadEpisode, check_episode
+from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.metadata import DatasetMetadata, spaces_to_json
 from reverie.datasets.readers.npz import write_npz_episode
@@ -32,18 +32,16 @@ PARTIAL = ".partial"
 SETTINGS = "settings.json"
 """Settings of an unfinished conversion or split, in its partial folder."""
 
+FileFormat = Literal["npz", "safetensors"]
+
 Progress = Callable[[int, int], None]
 """Called with the number of finished episodes and their total."""
 
 
 @dataclass(frozen=True)
-class ConvertConfig:
+class WriterConfig:
     """How episodes are written."""
 
-    transforms: Transforms = field(default_factory=Transforms)
-    format: Literal["npz", "safetensors"] = "npz"
-    """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
-    faster to read."""
     bad: OnBadEpisode = "stop"
     """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
     `stop`."""
@@ -52,7 +50,7 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise ValueError("jobs must be at least 1")
+            raise ValueError(f"jobs must be at least 1, not {self.jobs}")
 
 
 @dataclass(frozen=True)
@@ -70,18 +68,20 @@ class ConversionResult:
 def convert(
     reader: Reader,
     destination: Path,
-    config: ConvertConfig | None = None,
+    transforms: Transforms | None = None,
+    config: WriterConfig | None = None,
     names: Iterable[str] | None = None,
     progress: Progress | None = None,
+    format: FileFormat = "npz",
 ) -> ConversionResult:
     """Write all episodes, or those named, to a folder that must not exist."""
-    config = config or ConvertConfig()
+    config = config or WriterConfig()
     check_new(destination)
-    source = TransformedReader(reader, config.transforms)
+    source = TransformedReader(reader, transforms or Transforms())
     selected = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
-    start_or_resume(partial, _settings(source, config, selected), destination)
-    writer = _EpisodeWriter(source, partial, config)
+    start_or_resume(partial, _settings(source, format, selected), destination)
+    writer = _EpisodeWriter(source, partial, config, format)
     writer.run(selected, progress or (lambda done, total: None))
     if writer.existing + writer.written == 0:
         shutil.rmtree(partial)
@@ -105,11 +105,18 @@ def convert(
 class _EpisodeWriter:
     """Writes episodes with several threads and a bounded queue."""
 
-    def __init__(self, source: TransformedReader, folder: Path, config: ConvertConfig):
+    def __init__(
+        self,
+        source: TransformedReader,
+        folder: Path,
+        config: WriterConfig,
+        format: FileFormat,
+    ):
         self.source, self.folder, self.config = source, folder, config
+        self.format = format
         self.written = self.existing = 0
         self.bad: dict[str, str] = {}
-        self._existing_names = _list_written(folder, config.format)
+        self._existing_names = _list_written(folder, format)
         self._stopping = threading.Event()
 
     def run(self, names: list[str], progress: Progress) -> None:
@@ -147,8 +154,7 @@ class _EpisodeWriter:
             return
         source = self.source
         try:
-            episode = source.read(name)
-            check_episode(episode, source.obs_space, source.act_space)
+            episode = source.read_valid(name)
         except BadEpisode as error:
             if self.config.bad == "stop":
                 raise UserError(
@@ -157,21 +163,21 @@ class _EpisodeWriter:
                 ) from None
             self.bad[name] = str(error)
             return
-        if self.config.format == "npz":
+        if self.format == "npz":
             write_npz_episode(self.folder, name, episode, source.act_space)
         else:
             write_episode(self.folder, name, episode)
 
 
 def _settings(
-    source: TransformedReader, config: ConvertConfig, names: list[str]
+    source: TransformedReader, format: str, names: list[str]
 ) -> dict[str, Any]:
     """Everything that must be equal to resume a conversion."""
     return {
         "source": source.origin,
         "options": source.options,
-        "transforms": {k: list(v) for k, v in asdict(config.transforms).items()},
-        "format": config.format,
+        "transforms": {k: list(v) for k, v in asdict(source.transforms).items()},
+        "format": format,
         "obs": spaces_to_json(source.obs_space),
         "act": spaces_to_json(source.act_space),
         "names": names,

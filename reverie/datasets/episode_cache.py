@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, check_episode
+from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS
 
@@ -106,10 +106,8 @@ class EpisodeCache:
                 self.bytes -= sum(value.nbytes for value in removed.values())
 
     def _read(self, index: int) -> Episode | None:
-        reader, name = self.reader, self.names[index]
         try:
-            episode = reader.read(name)
-            check_episode(episode, reader.obs_space, reader.act_space)
+            episode = self.reader.read_valid(self.names[index])
             if len(episode["reward"]) != self.rows[index]:
                 raise BadEpisode(
                     f"has {len(episode['reward'])} rows, expected {self.rows[index]}"

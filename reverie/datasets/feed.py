@@ -5,11 +5,10 @@ to its length, then a start row. If the episode ends before the sequence, anothe
 episode is appended from its start, with `is_first` at the joint. Windows with
 `select="episodes"` stay within one episode and have a `mask`.
 
-Batch k depends only on the seed and on k, so a run resumes from a counter. If a dataset
-does not fit in the cache, episodes are sampled from a set of slots. Each slot holds one
-episode and slots are refilled in turn, so that about as many rows are decompressed as
-are returned. Refills are proportional to length and slots are chosen uniformly, so
-every episode is sampled in proportion to its length.
+Batch k depends only on the seed and on k, so a run resumes from a counter. A dataset
+that does not fit in the cache is sampled through a shuffle buffer: a number of slots
+that hold one episode each, of which a batch chooses some. Slots are refilled one after
+another, at a rate at which about as many rows are decompressed as are returned.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from reverie.storage.array_file import Arrays
 from reverie.storage.episode_windows import episode_probabilities, window_start
 
 PREFETCH = 2
-"""Number of batches per window that are prepared ahead."""
+"""Number of batches per window that are prepared in advance."""
 
 SAMPLE, REFILL, AUGMENT = 0, 1, 2
-"""Purposes of random draws, part of their seed."""
+"""Uses of random numbers, part of their seed."""
 _ROW_BITS = 32  # lower bits of a `stepid`; the upper bits are the episode index
 
 Augment = Callable[[Arrays, np.random.Generator], Arrays]
@@ -57,35 +56,41 @@ class EpisodeWindowSampler:
         self.window, self.cache = window, cache
         self.seed = (seed, purpose)
         self._uniform = window.select == "episodes"  # regardless of length
-        self._slots, self._refills_per_turn = self._plan_slots()
+        self._slots, self._refills_per_sample = self._plan_slots()
 
     def sample(self, step: int, counts: np.ndarray) -> list[list[EpisodeSlice]]:
         """Return the slices of each sequence of batch `step`."""
-        turn, chunk = divmod(step, self.window.consec)
-        rng = make_rng(*self.seed, SAMPLE, turn)
+        number, chunk = divmod(step, self.window.consec)
+        rng = make_rng(*self.seed, SAMPLE, number)
         if self._uniform:
-            return self._within_episodes(rng, turn, counts)
-        return [self._sequence(rng, turn, chunk) for _ in range(self.window.batch)]
+            return self._within_episodes(rng, number, counts)
+        return [self._sequence(rng, number, chunk) for _ in range(self.window.batch)]
 
     def _sequence(
-        self, rng: np.random.Generator, turn: int, chunk: int
+        self, rng: np.random.Generator, number: int, chunk: int
     ) -> list[EpisodeSlice]:
-        """Sample a sequence across episodes; return its part number `chunk`."""
+        """Sample a sequence across episodes; return one chunk of it."""
         window, slices, length = self.window, list[EpisodeSlice](), 0
         while length < window.span:
-            episode = self._choose(rng, turn)
+            if self._slots:
+                episode = self._episode_in_slot(int(rng.integers(self._slots)), number)
+            else:
+                episode = self._sample_episode(rng)
             rows = int(self.cache.rows[episode])
             start = 0 if slices else int(rng.integers(rows - 1))
             stop = min(rows, start + window.span - length)
             slices.append(EpisodeSlice(episode, np.arange(start, stop)))
             length += stop - start
-        return _between(slices, chunk * window.length, (chunk + 1) * window.length)
+        return _select_rows(slices, chunk * window.length, (chunk + 1) * window.length)
 
     def _within_episodes(
-        self, rng: np.random.Generator, turn: int, counts: np.ndarray
+        self, rng: np.random.Generator, number: int, counts: np.ndarray
     ) -> list[list[EpisodeSlice]]:
         window, sequences = self.window, []
-        candidates = self._candidates(turn)
+        candidates = np.flatnonzero(self._is_usable())
+        if self._slots:
+            slots = range(self._slots)
+            candidates = np.unique([self._episode_in_slot(i, number) for i in slots])
         cumulative = np.cumsum(episode_probabilities(counts[candidates], window.alpha))
         for _ in range(window.batch):
             draw = rng.random() * cumulative[-1]
@@ -99,22 +104,11 @@ class EpisodeWindowSampler:
             sequences.append([EpisodeSlice(episode, span)])
         return sequences
 
-    def _choose(self, rng: np.random.Generator, turn: int) -> int:
-        if not self._slots:
-            return self._sample_episode(rng)
-        return self._episode_in_slot(int(rng.integers(self._slots)), turn)
-
-    def _candidates(self, turn: int) -> np.ndarray:
-        if not self._slots:
-            return np.flatnonzero(self._is_usable())
-        episodes = [self._episode_in_slot(slot, turn) for slot in range(self._slots)]
-        return np.unique(np.array(episodes, np.int64))
-
-    def _episode_in_slot(self, slot: int, turn: int) -> int:
-        """Return the episode of the slot's most recent refill."""
-        refills = self._slots + int(turn * self._refills_per_turn)
-        number = (refills - 1 - slot) // self._slots * self._slots + slot
-        return self._sample_episode(make_rng(*self.seed, REFILL, number))
+    def _episode_in_slot(self, slot: int, number: int) -> int:
+        """Return the episode of the slot's most recent refill at this sample."""
+        refills = self._slots + int(number * self._refills_per_sample)
+        refill = (refills - 1 - slot) // self._slots * self._slots + slot
+        return self._sample_episode(make_rng(*self.seed, REFILL, refill))
 
     def _sample_episode(self, rng: np.random.Generator) -> int:
         """Sample by length, or uniformly; bad episodes are rejected."""
@@ -138,7 +132,7 @@ class EpisodeWindowSampler:
         return np.asarray(usable)
 
     def _plan_slots(self) -> tuple[int, float]:
-        """Return the number of slots and refills per turn; 0 if the dataset fits."""
+        """Return the number of slots and refills per sample; 0 if the dataset fits."""
         reader, rows = self.cache.reader, self.cache.rows
         spaces = with_flag_spaces({**reader.obs_space, **reader.act_space})
         row_bytes = sum(space.nbytes for space in spaces.values())
@@ -158,14 +152,14 @@ class SampledBatch(NamedTuple):
 
 
 class _WindowState:
-    """Position in the batches of one window, and batches prepared ahead."""
+    """Number of batches returned for one window, and prefetched batches."""
 
     def __init__(self, sampler: EpisodeWindowSampler):
         self.sampler = sampler
         self.step = 0
-        self.counting = False
+        self.is_counting = False
         self.counts = np.zeros(len(sampler.cache.names), np.int64)
-        self.ahead: deque[Future[SampledBatch]] = deque()
+        self.prefetched: deque[Future[SampledBatch]] = deque()
 
 
 class EpisodeFeed:
@@ -210,7 +204,12 @@ class EpisodeFeed:
             self._held_out = EpisodeCache(held_out, capacity, *options)
         self._states = {
             name: _WindowState(
-                EpisodeWindowSampler(window, self._cache(name), seed, number)
+                EpisodeWindowSampler(
+                    window,
+                    self._held_out if name == "report" else self._train,
+                    seed,
+                    number,
+                )
             )
             for number, (name, window) in enumerate(windows.items())
         }
@@ -222,11 +221,7 @@ class EpisodeFeed:
         state.step += 1
         state.counts = counts
         self.served += self.windows[name].batch * self.windows[name].length
-        if out is None:
-            return batch
-        for key, value in out.items():
-            value.copy_(batch[key], non_blocking=True)
-        return out
+        return batch if out is None else copy_batch(batch, out)
 
     def ready(self, name: str) -> bool:
         return True
@@ -239,8 +234,8 @@ class EpisodeFeed:
 
     def count_uses(self, name: str, on: bool) -> None:
         state = self._states[name]
-        self._discard_ahead(state)
-        state.counting = on
+        self._discard_prefetched(state)
+        state.is_counting = on
 
     def episodes(
         self, batch: int = 1, length: int | None = None, limit: int | None = None
@@ -258,14 +253,14 @@ class EpisodeFeed:
                 rows = {key: value[:length] for key, value in episode.items()}
                 pending.append((index, rows))
             if len(pending) == batch:
-                yield self._to_device(pad_episodes(pending))
+                yield to_device(pad_episodes(pending), self.device)
                 pending = []
         if pending:
-            yield self._to_device(pad_episodes(pending))
+            yield to_device(pad_episodes(pending), self.device)
 
     def close(self) -> None:
         for state in self._states.values():
-            self._discard_ahead(state)
+            self._discard_prefetched(state)
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
         for cache in (self._train, self._held_out):
@@ -276,7 +271,7 @@ class EpisodeFeed:
         return {
             name: {
                 "step": state.step,
-                "counting": state.counting,
+                "is_counting": state.is_counting,
                 "counts": state.counts.copy(),
             }
             for name, state in self._states.items()
@@ -284,7 +279,7 @@ class EpisodeFeed:
 
     def load_state_dict(self, state: StateDict) -> None:
         for name, window_state in self._states.items():
-            self._discard_ahead(window_state)
+            self._discard_prefetched(window_state)
             saved = state[name]
             counts = np.asarray(saved["counts"], np.int64)
             if len(counts) != len(window_state.counts):
@@ -294,65 +289,50 @@ class EpisodeFeed:
                     "the run was started with, or another --logdir."
                 )
             window_state.step = int(saved["step"])
-            window_state.counting = bool(saved["counting"])
+            window_state.is_counting = bool(saved["is_counting"])
             window_state.counts = counts.copy()
-
-    def _cache(self, name: str) -> EpisodeCache:
-        return self._held_out if name == "report" else self._train
 
     def _next(self, name: str) -> SampledBatch:
         state = self._states[name]
         if self._thread is None:
-            return self._sample(name, state.step, state.counts, state.counting)
-        while len(state.ahead) < PREFETCH + 1:
-            previous = state.ahead[-1] if state.ahead else None
-            args = (name, state.step + len(state.ahead), previous, state.counts)
-            future = self._thread.submit(self._sample_after, *args, state.counting)
-            state.ahead.append(future)
-        return state.ahead.popleft().result()
+            return self._sample(state, state.step, state.counts)
+        prefetched = state.prefetched
+        while len(prefetched) < PREFETCH + 1:
+            counts = prefetched[-1] if prefetched else state.counts
+            step = state.step + len(prefetched)
+            prefetched.append(self._thread.submit(self._sample, state, step, counts))
+        return prefetched.popleft().result()
 
-    def _sample_after(
-        self,
-        name: str,
-        step: int,
-        previous: Future[SampledBatch] | None,
-        counts: np.ndarray,
-        counting: bool,
-    ) -> SampledBatch:
-        if previous:
-            counts = previous.result().counts
-        return self._sample(name, step, counts, counting)
-
-    def _discard_ahead(self, state: _WindowState) -> None:
-        while state.ahead:
-            future = state.ahead.pop()
+    def _discard_prefetched(self, state: _WindowState) -> None:
+        while state.prefetched:
+            future = state.prefetched.pop()
             if not future.cancel():
                 future.exception()
 
     def _sample(
-        self, name: str, step: int, counts: np.ndarray, counting: bool
+        self, state: _WindowState, step: int, counts: np.ndarray | Future[SampledBatch]
     ) -> SampledBatch:
-        sampler, window = self._states[name].sampler, self.windows[name]
-        cache = self._cache(name)
+        """Sample a batch; `counts` may be those of the batch before it."""
+        if isinstance(counts, Future):
+            counts = counts.result().counts
+        sampler, window = state.sampler, state.sampler.window
         while True:  # sample again if an episode cannot be used
-            plan = sampler.sample(step, counts)
-            episodes = cache.get(piece.episode for row in plan for piece in row)
+            sequences = sampler.sample(step, counts)
+            used = (piece.episode for slices in sequences for piece in slices)
+            episodes = sampler.cache.get(used)
             if episodes is not None:
                 break
-        arrays = _gather(plan, episodes, window)
+        arrays = _gather(sequences, episodes, window)
         chunk = step % window.consec
         arrays["consec"] = np.full_like(arrays["stepid"], chunk)
         if window.select != "episodes" and chunk == 0:
             arrays["is_first"][:, 0] = True
         if self.augment is not None:
             arrays = self.augment(arrays, make_rng(*sampler.seed, AUGMENT, step))
-        if counting:
+        if state.is_counting:
             counts = counts.copy()
-            np.add.at(counts, [row[0].episode for row in plan], 1)
-        return SampledBatch(self._to_device(arrays), counts)
-
-    def _to_device(self, arrays: Arrays) -> Batch:
-        return to_device(arrays, self.device)
+            np.add.at(counts, [slices[0].episode for slices in sequences], 1)
+        return SampledBatch(to_device(arrays, self.device), counts)
 
 
 def to_device(arrays: Arrays, device: torch.device) -> Batch:
@@ -364,6 +344,13 @@ def to_device(arrays: Arrays, device: torch.device) -> Batch:
             tensor = tensor.pin_memory()
         batch[key] = tensor.to(device, non_blocking=True)
     return batch
+
+
+def copy_batch(batch: Batch, out: Batch) -> Batch:
+    """Copy the keys of `out` from a batch; returns `out`."""
+    for key, value in out.items():
+        value.copy_(batch[key], non_blocking=True)
+    return out
 
 
 def pad_episodes(episodes: list[tuple[int, Arrays]]) -> Arrays:
@@ -385,9 +372,9 @@ def pad_episodes(episodes: list[tuple[int, Arrays]]) -> Arrays:
 
 
 def _gather(
-    plan: list[list[EpisodeSlice]], episodes: dict[int, Arrays], window: Window
+    sequences: list[list[EpisodeSlice]], episodes: dict[int, Arrays], window: Window
 ) -> Arrays:
-    """Copy the planned rows into arrays `(B, T, ...)`."""
+    """Copy the rows of all slices into arrays `(B, T, ...)`."""
     example: Arrays = next(iter(episodes.values()))
     shape = (window.batch, window.length)
     batch = {k: np.empty((*shape, *v.shape[1:]), v.dtype) for k, v in example.items()}
@@ -395,7 +382,7 @@ def _gather(
     has_mask = window.select == "episodes"
     if has_mask:
         batch["mask"] = np.empty(shape, bool)
-    for i, slices in enumerate(plan):
+    for i, slices in enumerate(sequences):
         start = 0
         for index, rows in slices:
             episode, target = episodes[index], slice(start, start + len(rows))
@@ -412,12 +399,14 @@ def _gather(
     return batch
 
 
-def _between(slices: list[EpisodeSlice], start: int, stop: int) -> list[EpisodeSlice]:
+def _select_rows(
+    slices: list[EpisodeSlice], start: int, stop: int
+) -> list[EpisodeSlice]:
     """Return rows `start` to `stop` of a sequence."""
-    part, at = [], 0
+    selected, offset = [], 0
     for episode, rows in slices:
-        selected = rows[max(0, start - at) : max(0, stop - at)]
-        if len(selected):
-            part.append(EpisodeSlice(episode, selected))
-        at += len(rows)
-    return part
+        part = rows[max(0, start - offset) : max(0, stop - offset)]
+        if len(part):
+            selected.append(EpisodeSlice(episode, part))
+        offset += len(rows)
+    return selected

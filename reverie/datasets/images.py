@@ -51,7 +51,7 @@ class ImageCrop:
     def enabled(self) -> bool:
         return max(self.config.crop) > 0
 
-    def center(self, obs: Obs) -> Obs:
+    def center_crop(self, obs: Obs) -> Obs:
         """Crop arrays or tensors with any leading axes at the center."""
         if not self.enabled:
             return obs
@@ -69,7 +69,7 @@ class ImageCrop:
     def augment(self, batch: Arrays, rng: np.random.Generator) -> Arrays:
         """Crop sequences `(B, T, h, w, c)`, each at its own random position."""
         if not self.enabled or not self.config.random:
-            return self.center(batch)
+            return self.center_crop(batch)
         h, w = self.config.crop
         cropped = dict(batch)
         for key in self.keys:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reverie.datasets.episode_format import BadEpisode, Episode, check_episode
+from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, evenly_spaced
 from reverie.datasets.readers.hdf5 import Hdf5Reader
 from reverie.spaces import Spaces
@@ -89,8 +89,7 @@ def inspect_episodes(reader: Reader, limit: int = 0) -> InspectionReport:
     for name in evenly_spaced(names, limit or len(names)):
         report.inspected += 1
         try:
-            episode = reader.read(name)
-            check_episode(episode, *spaces)
+            episode = reader.read_valid(name)
         except BadEpisode as error:
             report.bad[name] = str(error)
             continue
@@ -138,7 +137,7 @@ class ActionAlignment:
         self._inputs = action.shape[1] + 1
 
     def explained_variance(self) -> dict[int, float]:
-        """Return R^2 of a linear fit by shift of the action, of the best entry."""
+        """Return the R^2 of a linear fit for each shift, the largest of all entries."""
         return {
             shift: self._fit(np.concatenate(p)) for shift, p in self._tables.items()
         }

@@ -6,5 +6,5 @@ import numpy as np
 
 
 def make_rng(*seed: int) -> np.random.Generator:
-    """Return the generator of a seed and what identifies the draw (purpose, step)."""
+    """Return a generator seeded by these integers, such as a seed and a step."""
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))

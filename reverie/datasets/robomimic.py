@@ -22,15 +22,15 @@ def write_robomimic(
     *,
     masks: Mapping[str, list[str]] | None = None,
     env_args: Mapping[str, Any] | None = None,
-) -> int:
-    """Write episodes atomically to a file that robomimic reads; return their number.
+) -> None:
+    """Write episodes atomically to a file that robomimic reads.
 
     `dones` are the terminal flags. Keys under `log/` are not written.
     """
     (action_key,) = act_space  # the layout has a single array of actions
     h5py = import_h5py()
     path.parent.mkdir(parents=True, exist_ok=True)
-    count = total = 0
+    total = 0
     with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
         data = file.create_group("data")
         for name, episode in episodes:
@@ -49,9 +49,8 @@ def write_robomimic(
                     compression = {"compression": "gzip", "chunks": chunk}
                 for part, rows in (("obs", value[:-1]), ("next_obs", value[1:])):
                     group.create_dataset(f"{part}/{key}", data=rows, **compression)
-            count, total = count + 1, total + steps
+            total += steps
         data.attrs["total"] = total
         data.attrs["env_args"] = json.dumps(dict(env_args or {}))
         for name, members in (masks or {}).items():
             file[f"mask/{name}"] = np.array(members, dtype="S")
-    return count

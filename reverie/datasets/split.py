@@ -79,11 +79,3 @@ def names_in_mask(reader: Reader, mask: str) -> list[str]:
         )
     members = set(reader.masks[mask])
     return [name for name in reader.names() if name in members]
-
-
-def split_reader(
-    reader: Reader, fraction: float = FRACTION, seed: int = 0
-) -> tuple[Reader, Reader]:
-    """Return readers of the training episodes and the held-out episodes."""
-    train, held_out = split_by_seed(reader.names(), fraction, seed)
-    return Subset(reader, train), Subset(reader, held_out)

@@ -15,12 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import (
-    BadEpisode,
-    Episode,
-    check_episode,
-    is_image,
-)
+from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
 from reverie.datasets.readers.npz import save_arrays
 from reverie.storage.array_file import Arrays
@@ -58,8 +53,7 @@ def compute_statistics(
     keys = [*reader.obs_space, *reader.act_space, "reward"]
     for name in reader.names() if names is None else names:
         try:
-            episode = reader.read(name)
-            check_episode(episode, reader.obs_space, reader.act_space)
+            episode = reader.read_valid(name)
         except BadEpisode as error:
             warnings.warn(
                 f"{reader.origin}: {name} {error}; not counted",

@@ -150,7 +150,7 @@ class Prepared:
     def policy(
         self, carry: Carry, obs: Obs, mode: Mode = "train"
     ) -> tuple[Carry, Action, Extras]:
-        return self.agent.policy(carry, self.images.center(obs), mode)
+        return self.agent.policy(carry, self.images.center_crop(obs), mode)
 
 
 def check_same_actions(learnt: Spaces, wanted: Spaces, task: str) -> None:

@@ -170,7 +170,7 @@ def _batches(
     numbers: list[int] = []
     for batch in feed.episodes(config.batch, *limits):
         numbers = batch.pop("episode").tolist()
-        yield [names[number] for number in numbers], images.center(batch)
+        yield [names[number] for number in numbers], images.center_crop(batch)
     if not numbers:
         raise nothing_to_judge(feed)
 
@@ -180,7 +180,7 @@ def _mean_rows(feed: EpisodeFeed, images: ImageCrop, keys: list[str]) -> Arrays:
     total: Arrays = {}
     rows = 0
     for batch in feed.episodes(1, limit=AVERAGED):
-        seen = images.center(batch)
+        seen = images.center_crop(batch)
         for key in keys:
             if key in seen:
                 sums = seen[key][0].sum(0, dtype=torch.float64).cpu().numpy()

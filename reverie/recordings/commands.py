@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from reverie.datasets import statistics
 from reverie.datasets.convert import (
     PARTIAL,
     SETTINGS,
-    ConvertConfig,
+    FileFormat,
+    WriterConfig,
     check_new,
     convert,
     start_or_resume,
 )
-from reverie.datasets.episode_cache import OnBadEpisode
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.inspect import inspect_episodes
@@ -84,42 +84,32 @@ class InspectOptions(MapOptions):
 
 
 @dataclass(frozen=True)
-class ConvertOptions(ReaderConfig):
-    format: Literal["npz", "safetensors"] = "npz"
+class ConvertOptions(ReaderConfig, WriterConfig):
+    format: FileFormat = "npz"
     """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
     faster to read."""
-    bad: OnBadEpisode = "stop"
-    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
-    `stop`."""
-    jobs: int = 1
-    """Number of threads."""
     first: int = 0
     """Convert only the first episodes, this many; 0 for all."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.jobs < 1 or self.first < 0:
-            raise ValueError("jobs must be at least 1 and first at least 0")
+        ReaderConfig.__post_init__(self)
+        WriterConfig.__post_init__(self)
+        if self.first < 0:
+            raise ValueError(f"first must be at least 0, not {self.first}")
 
 
 @dataclass(frozen=True)
-class SplitOptions(MapOptions):
+class SplitOptions(MapOptions, WriterConfig):
     fraction: float = FRACTION
     """Fraction of episodes to hold out."""
     seed: int = 0
     mask: tuple[str, ...] = ()
     """Two masks of the dataset, for training and for held-out episodes."""
-    bad: OnBadEpisode = "stop"
-    """What to do with episodes that have NaN, wrong lengths or missing keys: `skip` or
-    `stop`."""
-    jobs: int = 1
-    """Number of threads."""
 
     def __post_init__(self) -> None:
+        WriterConfig.__post_init__(self)
         if len(self.mask) not in (0, 2):
             raise ValueError("mask takes two names, such as `--mask train valid`")
-        if self.jobs < 1:
-            raise ValueError(f"jobs must be at least 1, not {self.jobs}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, not {self.seed}")
 
@@ -192,9 +182,11 @@ def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     result = convert(
         reader,
         Path(folder).expanduser(),
-        ConvertConfig(options.transforms, options.format, options.bad, options.jobs),
+        options.transforms,
+        options,
         names,
         bar,
+        options.format,
     )
     bar.end()
     reader.close()
@@ -228,8 +220,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
             _link(reader, names, partial / part)
         elif not (partial / part).exists():  # else written before an interruption
             bar = Progress(part)
-            config = ConvertConfig(bad=options.bad, jobs=options.jobs)
-            convert(reader, partial / part, config, names, bar)
+            convert(reader, partial / part, None, options, names, bar)
             bar.end()
         metadata = read_metadata(partial / part)
         bad = metadata.extra.get("left_out", {}) if metadata else {}

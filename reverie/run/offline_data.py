@@ -147,7 +147,7 @@ class Recordings:
             assert isinstance(agent, HasBase), type(agent)
             agent.load_base(self._weights(self.run))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
-            found = compute_statistics(self.training, prepare=self.images.center)
+            found = compute_statistics(self.training, prepare=self.images.center_crop)
             agent.set_statistics(
                 {k: Moments(s.mean, s.std, s.min, s.max) for k, s in found.items()}
             )

@@ -25,7 +25,7 @@ def make_balls(**settings) -> balls.BouncingBalls:
 
 
 def test_a_collision_changes_the_color_of_the_ball_that_hit():
-    sampler = balls.NumpyBallSampler(np.random.default_rng(0))
+    sampler = balls.BallSampler(np.random.default_rng(0))
     track = balls.simulate(sampler, 200, 30, 2.0)
     on_wall = ((track.pos <= 3) | (track.pos >= 29)).any(-1)
     changed = np.diff(track.color, axis=1) != 0
@@ -148,7 +148,7 @@ def test_balls_are_written_and_read(tmp_path):
                 "image": np.zeros((4, 14, 32, 32, 3), np.uint8),
                 "event": np.full((4, 14), np.nan),
             },
-            "'event' is float64",
+            "'event' of float64",
         ),
     ],
 )

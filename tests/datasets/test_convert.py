@@ -19,7 +19,7 @@ from episode_helpers import (
 
 from reverie.api import UserError
 from reverie.datasets import convert as conversion
-from reverie.datasets.convert import ConvertConfig, convert
+from reverie.datasets.convert import WriterConfig, convert
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.readers import Reader, npz
@@ -66,7 +66,7 @@ STACK = Transforms(images=("wrist", "side"), vectors=("joints",), flip=("wrist",
 
 def test_a_converted_demo_has_the_layout_of_dreamerv3_torch(tmp_path):
     arm = ArmReader()
-    done = convert(arm, tmp_path / "out", ConvertConfig(transforms=STACK))
+    done = convert(arm, tmp_path / "out", STACK)
     assert (done.written, done.existing, done.bad) == (4, 0, {})
     stored = npz.load_arrays(tmp_path / "out" / "demo_2-8.npz")
     episode = arm.read("demo_2")
@@ -83,8 +83,7 @@ def test_a_converted_demo_has_the_layout_of_dreamerv3_torch(tmp_path):
 @pytest.mark.parametrize("format", ["npz", "safetensors"])
 def test_converted_episodes_equal_episodes_transformed_on_the_fly(tmp_path, format):
     arm = ArmReader()
-    config = ConvertConfig(transforms=STACK, format=format, jobs=3)
-    convert(arm, tmp_path / "out", config)
+    convert(arm, tmp_path / "out", STACK, WriterConfig(jobs=3), format=format)
     there, flying = (
         open_episodes(tmp_path / "out"),
         TransformedReader(ArmReader(), STACK),
@@ -101,16 +100,14 @@ def test_converted_episodes_equal_episodes_transformed_on_the_fly(tmp_path, form
 
 def test_keys_keep_the_given_order(tmp_path):
     transforms = Transforms(vectors=("speed", "joints"), aux=("joints",))
-    convert(ArmReader(), tmp_path / "out", ConvertConfig(transforms=transforms))
+    convert(ArmReader(), tmp_path / "out", transforms)
     reader = open_episodes(tmp_path / "out")
     assert list(reader.obs_space) == ["speed", "joints", "aux_joints"]
     assert "image" not in reader.read("demo_0")
 
 
 def test_images_are_resized_and_all_keys_kept_without_a_selection(tmp_path):
-    convert(
-        ArmReader(), tmp_path / "out", ConvertConfig(transforms=Transforms(size=(4, 6)))
-    )
+    convert(ArmReader(), tmp_path / "out", Transforms(size=(4, 6)))
     reader = open_episodes(tmp_path / "out")
     assert set(reader.obs_space) == {"side", "wrist", "joints", "speed"}
     assert reader.read("demo_1")["side"].shape == (7, 4, 6, 3)
@@ -136,7 +133,7 @@ def test_an_interrupted_conversion_resumes_and_is_never_visible_incomplete(
     assert not out.exists()
     monkeypatch.setattr(conversion, "write_npz_episode", write)
     with pytest.raises(UserError, match="left over from another conversion"):
-        convert(ArmReader(), out, ConvertConfig(transforms=STACK))
+        convert(ArmReader(), out, STACK)
     (tmp_path / "out.partial" / ".demo_3-9.npz.tmp").write_bytes(b"half")
     again, calls_of_progress = ArmReader(), []
     done = convert(
@@ -166,7 +163,7 @@ def test_a_bad_demo_is_skipped_or_stops_the_conversion(tmp_path, spoilt, complai
     with pytest.raises(UserError, match=f"(?s){complaint}.*Fix: .*--bad skip"):
         convert(arm, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    done = convert(arm, tmp_path / "out", ConvertConfig(bad="skip", jobs=2))
+    done = convert(arm, tmp_path / "out", config=WriterConfig(bad="skip", jobs=2))
     assert list(done.bad) == ["demo_1"]
     reader = open_episodes(tmp_path / "out")
     assert reader.names() == ["demo_0", "demo_2", "demo_3"]
@@ -176,10 +173,12 @@ def test_a_bad_demo_is_skipped_or_stops_the_conversion(tmp_path, spoilt, complai
 def test_no_folder_is_left_if_no_episode_is_usable(tmp_path):
     spoil = {f"demo_{i}": BadEpisode("is empty") for i in range(4)}
     with pytest.raises(UserError, match=r"None of the 4 .*demo_\d is empty"):
-        convert(ArmReader(spoil=spoil), tmp_path / "out", ConvertConfig(bad="skip"))
+        convert(
+            ArmReader(spoil=spoil), tmp_path / "out", config=WriterConfig(bad="skip")
+        )
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="jobs"):
-        ConvertConfig(jobs=0)
+        WriterConfig(jobs=0)
 
 
 @pytest.mark.parametrize(
@@ -251,10 +250,10 @@ def test_a_killed_conversion_resumes_to_the_same_result(tmp_path):
     there = {path.name for path in partial.glob("*.npz")}
     assert not out.exists()
     assert 5 <= len(there) < 40
-    config = ConvertConfig(Transforms(images=("image",), size=(24, 24)), jobs=2)
-    done = convert(open_episodes(source), out, config)
+    settings = (Transforms(images=("image",), size=(24, 24)), WriterConfig(jobs=2))
+    done = convert(open_episodes(source), out, *settings)
     assert (done.existing, done.written) == (len(there), 40 - len(there))
-    convert(open_episodes(source), whole, config)
+    convert(open_episodes(source), whole, *settings)
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in out.iterdir()} == names
     one, other = open_episodes(out), open_episodes(whole)

@@ -16,7 +16,7 @@ from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.feed import EpisodeFeed, pad_episodes
 from reverie.datasets.readers import Reader, npz
-from reverie.datasets.split import Subset, split_by_mask, split_by_seed, split_reader
+from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Space
 
@@ -199,7 +199,7 @@ def test_episode_windows_stay_in_one_episode_and_prefer_rarely_used_ones():
     assert max(used.values()) < 1.2 * min(used.values())
     state = feed.state_dict()["tokenizer"]
     assert state["counts"].sum() == 480
-    assert state["counting"]
+    assert state["is_counting"]
     feed.count_uses("tokenizer", False)
     feed("tokenizer")
     assert feed.state_dict()["tokenizer"]["counts"].sum() == 480
@@ -257,7 +257,9 @@ def test_stored_latents_cannot_be_requested():
 
 
 def test_held_out_episodes_are_padded_and_masked():
-    train, held = split_reader(GeneratedReader((4, 9, 6, 7, 5, 8)), 0.5, seed=1)
+    reader = GeneratedReader((4, 9, 6, 7, 5, 8))
+    parts = split_by_seed(reader.names(), 0.5, seed=1)
+    train, held = (Subset(reader, names) for names in parts)
     assert not set(train.names()) & set(held.names())
     feed = EpisodeFeed(train, TRAIN, held_out=held)
     seen = []

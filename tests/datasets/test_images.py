@@ -38,12 +38,16 @@ def test_the_center_crop_of_84_pixels_to_78_starts_at_3():
     assert center_offset((84, 84), (78, 78)) == (3, 3)
     images = ImageCrop(ImageConfig((78, 78)), spaces())
     assert images.obs_space["image"].shape == (78, 78, 3)
-    cut = images.center({"image": numbered(2, 84, 84, 3), "proprio": np.ones((2, 2))})
+    cut = images.center_crop(
+        {"image": numbered(2, 84, 84, 3), "proprio": np.ones((2, 2))}
+    )
     assert cut["image"].shape == (2, 78, 78, 3)
     assert cut["image"].flags.c_contiguous
     assert tuple(cut["image"][0, 0, 0]) == (3, 3, 0)
     assert cut["proprio"].shape == (2, 2)
-    tensor = images.center({"image": torch.as_tensor(numbered(5, 84, 84, 3))})["image"]
+    tensor = images.center_crop({"image": torch.as_tensor(numbered(5, 84, 84, 3))})[
+        "image"
+    ]
     assert tensor.is_contiguous()
     np.testing.assert_array_equal(tensor[:2].numpy(), cut["image"])
 

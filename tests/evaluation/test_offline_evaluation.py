@@ -191,7 +191,7 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
     standard = agent.feature_extractor.encoder.standards["image"]
     assert torch.equal(standard.get_buffer("mean"), kept[key])
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
-    seen = torch.as_tensor(agent.images.center(row)["image"]).float() / 255
+    seen = torch.as_tensor(agent.images.center_crop(row)["image"]).float() / 255
     assert standard(seen).abs().max() > 0.1  # a frame of its own is not zeroed
     _, chosen, _ = agent.policy(agent.initial(1), row, "eval")
     row["image"] = row["image"][:, 2:14, 2:14]  # what it was trained on

@@ -11,7 +11,7 @@ from reverie.datasets.synthetic import balls, maze
 BALLS, MAZE = load("bouncing_balls"), load("maze")
 
 
-class LegacyBallSampler:
+class LegacyBallSampler(balls.BallSampler):
     """Samples one sequence at a time from the stream of `np.random.seed`.
 
     The stream depends on the simulation: a color is sampled only for a ball that hit.

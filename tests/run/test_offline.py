@@ -579,7 +579,7 @@ def test_padding_counts_nowhere(data, world):
     images = ImageCrop(ImageConfig((14, 14)), open_episodes(data).obs_space)
     feed = feed_of(data)
     (batch,) = list(feed.episodes(1, limit=1))
-    batch = images.center(batch)
+    batch = images.center_crop(batch)
     rows = int(batch["mask"].sum())
     more = {
         k: torch.cat([v, v[:, -1:].repeat_interleave(7, 1)], 1)

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import LOG, BadEpisode, Episode
+from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
 from reverie.spaces import FLAGS, Space, Spaces
 
-SAMPLE = 8
+NUM_SAMPLED = 8
 """Number of episodes, evenly spaced, from which spaces are inferred."""
 
 
@@ -71,6 +71,10 @@ class Reader(ABC):
     @abstractmethod
     def read(self, name: str) -> Episode:
         """Return one episode; raises `BadEpisode` if it cannot be read."""
+
+    def read_valid(self, name: str) -> Episode:
+        """Return one episode; raises `BadEpisode` if it does not match the spaces."""
+        return check_episode(self.read(name), self.obs_space, self.act_space)
 
     def read_keys(self, name: str, keys: Collection[str]) -> Episode:
         """Return one episode with at least these observations.
@@ -268,7 +272,7 @@ def natural_sort(names: Iterable[str]) -> list[str]:
     return sorted(names, key=parts)
 
 
-def evenly_spaced(names: Sequence[str], count: int = SAMPLE) -> list[str]:
+def evenly_spaced(names: Sequence[str], count: int = NUM_SAMPLED) -> list[str]:
     """Return up to `count` names, evenly spaced from the first to the last."""
     chosen = np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)
     return [names[i] for i in dict.fromkeys(chosen.tolist())]

@@ -16,8 +16,10 @@ class FolderReader(Reader):
         self.folder = Path(path)
         self._paths = self._list_files()
         self._names = natural_sort(self._paths)
-        self._metadata = read_metadata(self.folder)
-        self.masks = self._metadata.masks if self._metadata else {}
+        metadata = read_metadata(self.folder)
+        self.masks = metadata.masks if metadata else {}
+        if metadata:
+            self._spaces = metadata.obs_space, metadata.act_space
 
     def _list_files(self) -> dict[str, Path]:
         """Return the file of each episode by the episode's name."""

@@ -106,20 +106,17 @@ class Hdf5Reader(Reader):
         return self._lengths[name]
 
     def read(self, name: str) -> Episode:
-        return self._read(name, None)
+        return self.read_keys(name)
 
-    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
-        return self._read(name, keys)
-
-    def _read(self, name: str, keys: Collection[str] | None) -> Episode:
+    def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
         self._check(name)
         with self._lock, _as_bad_episode():
             group = self._group(name)
             obs = _observations(group, self.map, keys)
-            then = _next_observations(group, self.map, obs)
+            next_obs = _next_observations(group, self.map, obs)
             # rows after the first are in `next_obs`, if it exists
-            before = {k: np.asarray(v[:1] if then else v) for k, v in obs.items()}
-            after = {key: np.asarray(value) for key, value in then.items()}
+            before = {k: np.asarray(v[:1] if next_obs else v) for k, v in obs.items()}
+            after = {key: np.asarray(value) for key, value in next_obs.items()}
             action = np.asarray(_get(group, self.map.action))
             reward = _optional(group, self.map.reward, len(action))
             terminal = _optional(group, self.map.terminal, len(action))

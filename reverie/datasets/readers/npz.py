@@ -72,7 +72,7 @@ class NpzReader(FolderReader):
         return headers["reward"][0][0]
 
     def read(self, name: str) -> Episode:
-        episode = self._convert(self._load(name), *self._spaces)
+        episode = self._convert(load_arrays(self._paths[name]), *self._spaces)
         rows = self._paths[name].stem.rpartition("-")[2]
         if self._paths[name].stem != name and int(rows) != len(episode["is_first"]):
             raise BadEpisode(
@@ -82,8 +82,6 @@ class NpzReader(FolderReader):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
-        if self._metadata:
-            return self._metadata.obs_space, self._metadata.act_space
         actions = ["action"] if self._has_actions() else []
         obs_space, act_space = infer_spaces(
             self.origin, self._names, self._read_raw, actions
@@ -108,7 +106,7 @@ class NpzReader(FolderReader):
 
     def _read_raw(self, name: str) -> Episode:
         """Read an episode without knowing its spaces: actions stay float vectors."""
-        arrays = self._load(name)
+        arrays = load_arrays(self._paths[name])
         return self._convert(arrays, *_spaces_of(arrays))
 
     def _is_one_hot(self) -> bool:
@@ -123,19 +121,9 @@ class NpzReader(FolderReader):
                 return False
         return True
 
-    def _load(self, name: str) -> Arrays:
-        try:
-            return load_arrays(self._paths[name])
-        except ValueError as error:
-            raise BadEpisode(str(error)) from error
-
     def _convert(self, arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
-        try:
-            if self.incomplete:
-                return _complete(arrays, obs_space, act_space)
-            return from_npz(arrays, obs_space, act_space)
-        except ValueError as error:
-            raise BadEpisode(str(error)) from error
+        convert = _from_incomplete if self.incomplete else from_npz
+        return convert(arrays, obs_space, act_space)
 
 
 def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -159,18 +147,18 @@ def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file; ValueError if it cannot be read."""
+    """Return the arrays of a file; raises `BadEpisode` if it cannot be read."""
     if path.is_file() and not zipfile.is_zipfile(path):
-        raise ValueError("cannot be read (not an NPZ file, or truncated)")
+        raise BadEpisode("cannot be read (not an NPZ file, or truncated)")
     try:
         with np.load(path, allow_pickle=False) as data:
             members = {key: data[key] for key in data.files}
     except ValueError as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
-            raise ValueError("has pickled objects, which are never loaded") from error
-        raise ValueError(f"cannot be read ({error})") from error
+            raise BadEpisode("has pickled objects, which are never loaded") from error
+        raise BadEpisode(f"cannot be read ({error})") from error
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"cannot be read ({error})") from error
+        raise BadEpisode(f"cannot be read ({error})") from error
     # members of the ZIP file that are not arrays are returned as bytes
     return {k: value for k, value in members.items() if isinstance(value, np.ndarray)}
 
@@ -193,16 +181,16 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
-    """Convert the arrays of a file to an episode; ValueError if it is invalid."""
+    """Convert the arrays of a file to an episode; raises `BadEpisode` if invalid."""
     for key in ("reward", "is_first", "is_terminal"):
         if key not in arrays:
-            raise ValueError(f"has no {key!r}")
+            raise BadEpisode(f"has no {key!r}")
     rows = len(arrays["reward"])
     if rows < 1:
-        raise ValueError("is empty")
+        raise BadEpisode("is empty")
     for key, value in arrays.items():
         if value.shape[:1] != (rows,) and not key.startswith("log_"):
-            raise ValueError(f"{key!r} has shape {value.shape}, expected {rows} rows")
+            raise BadEpisode(f"{key!r} has shape {value.shape}, expected {rows} rows")
     episode: Episode = {
         "reward": arrays["reward"].astype(np.float32),
         "is_first": arrays["is_first"].astype(bool),
@@ -216,15 +204,15 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
         if key in FLAGS or key.startswith("log/"):
             continue
         if key not in arrays:
-            raise ValueError(f"has no {key!r}")
+            raise BadEpisode(f"has no {key!r}")
         if arrays[key].shape[1:] != space.shape:
-            raise ValueError(
+            raise BadEpisode(
                 f"{key!r} has shape {arrays[key].shape[1:]}, expected {space.shape}"
             )
         episode[key] = arrays[key].astype(space.dtype)
     for key, space in act_space.items():
         if key not in arrays:
-            raise ValueError(f"has no {key!r}")
+            raise BadEpisode(f"has no {key!r}")
         action = _decode(arrays[key], key, space)
         episode[key] = np.concatenate([action[1:], space.zeros(1)])
     for key, value in arrays.items():
@@ -239,10 +227,10 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     return episode
 
 
-def _complete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
+def _from_incomplete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     """Convert a file that may lack rewards, flags and actions."""
     if not arrays:
-        raise ValueError("has no arrays")
+        raise BadEpisode("has no arrays")
     images = [value for value in arrays.values() if is_image(value)]
     lengths = [len(value) for value in images or arrays.values() if value.ndim]
     rows = max(lengths, default=0)
@@ -254,7 +242,7 @@ def _complete(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
             or value.dtype.kind not in "biuf"
             or (is_flag and value.size != rows)
         ):
-            raise ValueError(
+            raise BadEpisode(
                 f"{key!r} is {value.dtype} {value.shape}, expected numbers in {rows} "
                 "rows"
             )
@@ -316,16 +304,16 @@ def _encode(value: np.ndarray, space: Space) -> np.ndarray:
 
 
 def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
-    """Undo `_encode`; ValueError if a vector is not one-hot."""
+    """Undo `_encode`; raises `BadEpisode` if a vector is not one-hot."""
     if not space.is_discrete:
         if value.shape[1:] != space.shape:
-            raise ValueError(
+            raise BadEpisode(
                 f"{key!r} has shape {value.shape[1:]}, expected {space.shape}"
             )
         return value.astype(space.dtype)
     width = int(np.prod(space.shape, dtype=np.int64)) * space.classes
     if value.shape[1:] != (width,):
-        raise ValueError(
+        raise BadEpisode(
             f"{key!r} has shape {value.shape[1:]}, expected one-hot vectors of {width}"
         )
     vectors = value.reshape(len(value), *space.shape, space.classes)
@@ -333,5 +321,5 @@ def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
     matches = np.isclose(vectors, np.eye(space.classes)[index], atol=1e-3)
     if not matches[1:].all():  # no action led to the first row
         row = 1 + int(np.argwhere(~matches[1:])[0][0])
-        raise ValueError(f"{key!r} is not one-hot in row {row}")
+        raise BadEpisode(f"{key!r} is not one-hot in row {row}")
     return (index + space.low).astype(space.dtype)

@@ -1,8 +1,8 @@
 """Reader of the episodes in the replay buffer of a run.
 
-Every row of a segment file has the index of its environment and its step, so neither a
-checkpoint nor the agent is needed. Only complete episodes are read, without the extras
-of the agent (latents).
+Every row of a segment file has its stream (uninterrupted steps of one environment) and
+its position in it, so neither a checkpoint nor the agent is needed. Only complete
+episodes are read, without the extras of the agent (latents).
 """
 
 from __future__ import annotations
@@ -78,12 +78,7 @@ class ReplayReader(Reader):
         table = table[np.lexsort((table[:, 1], table[:, 0]))]
         _, unique = np.unique(table[:, :2], axis=0, return_index=True)
         table = table[np.sort(unique)]
-        stream, position, first, last = (
-            table[:, 0],
-            table[:, 1],
-            table[:, 4],
-            table[:, 5],
-        )
+        stream, position, _, _, first, last = table.T
         gap = (np.diff(stream) != 0) | (np.diff(position) != 1)
         is_start = np.concatenate([[True], gap]) | (first == 1)
         episodes = {}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from reverie.datasets.episode_format import BadEpisode, Episode
-from reverie.datasets.readers import infer_spaces
 from reverie.datasets.readers.folder import FolderReader
-from reverie.spaces import Spaces
 from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import read_episode
 
@@ -31,10 +28,3 @@ class SafetensorsReader(FolderReader):
             return read_episode(self._paths[name])
         except ValueError as error:
             raise BadEpisode(str(error)) from error
-
-    @functools.cached_property
-    def _spaces(self) -> tuple[Spaces, Spaces]:
-        if self._metadata:
-            return self._metadata.obs_space, self._metadata.act_space
-        obs, act = infer_spaces(self.origin, self._names, self.read, ["action"])
-        return obs, self._discrete_bounds(act)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reverie.api import Batch, Extras, StateDict, UserError
-from reverie.datasets.feed import to_device
+from reverie.datasets.feed import copy_batch, to_device
 from reverie.datasets.sequences import SequenceDataset, errors_of_user_code
 from reverie.spaces import EVENT, Space, Spaces
 from reverie.storage.array_file import Arrays
@@ -38,15 +38,11 @@ class SequenceFeed:
         self.served = 0  # rows returned so far
         self._thread = ThreadPoolExecutor(1, "sequences") if prefetch else None
         self._next: tuple[int, Future[Batch]] | None = None
-        self._fixed: dict[str, Batch] = {}
+        self._cached: dict[str, Batch] = {}
 
     def __call__(self, name: str, out: Batch | None = None) -> Batch:
         batch = self._get(name)
-        if out is None:
-            return batch
-        for key, value in out.items():
-            value.copy_(batch[key], non_blocking=True)
-        return out
+        return batch if out is None else copy_batch(batch, out)
 
     def _get(self, name: str) -> Batch:
         if name == "train":
@@ -55,13 +51,13 @@ class SequenceFeed:
             first = next(iter(batch.values()))
             self.served += int(first.shape[0] * first.shape[1])
             return batch
-        if name not in self._fixed:
+        if name not in self._cached:
             make = self._report if name == "report" else self._labelled
             # the dataset is used by one thread at a time
-            self._fixed[name] = (
+            self._cached[name] = (
                 self._thread.submit(make).result() if self._thread else make()
             )
-        return self._fixed[name]
+        return self._cached[name]
 
     def ready(self, name: str) -> bool:
         return True

@@ -13,12 +13,13 @@ tests can replay recorded streams.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from reverie.api import UserError
+from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.readers.npz import load_arrays, save_arrays
 from reverie.datasets.rng import make_rng
 from reverie.datasets.sequences import Loss, SequenceConfig
@@ -48,20 +49,6 @@ PIXEL = np.dtype("V3")
 """The three bytes of a pixel as one value, which is assigned at once."""
 
 
-class BallSampler(Protocol):
-    """Random initial states, velocity noise and colors for N sequences."""
-
-    def start(
-        self, count: int
-    ) -> tuple[
-        Float[np.ndarray, "N 2 2"], Float[np.ndarray, "N 2 2"], Int[np.ndarray, "N 2"]
-    ]: ...
-
-    def noise(self, count: int) -> Float[np.ndarray, "N 2 2"]: ...
-
-    def new_color(self, hit: Bool[np.ndarray, "N 2"]) -> Int[np.ndarray, "N 2"]: ...
-
-
 class Trajectories(NamedTuple):
     """Simulated balls, before rendering."""
 
@@ -71,13 +58,14 @@ class Trajectories(NamedTuple):
     hit: Bool[np.ndarray, "N T"]
 
 
-class NumpyBallSampler:
-    """Samples for all sequences at once from a NumPy generator."""
+class BallSampler:
+    """Samples initial states, velocity noise and colors for N sequences at once."""
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng
 
     def start(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return positions (N, 2, 2), velocities (N, 2, 2) and colors (N, 2)."""
         pos = self.rng.uniform(RADIUS, SIDE - RADIUS, (count, BALLS, 2))
         vel = self.rng.standard_normal((count, BALLS, 2))
         return pos, vel, self.rng.integers(len(PALETTE), size=(count, BALLS))
@@ -139,7 +127,7 @@ def make_sequences(
     """
     image = np.empty((count, length, SIDE, SIDE, 3), np.uint8)
     event = np.empty((count, length), bool)
-    sampler = NumpyBallSampler(rng)
+    sampler = BallSampler(rng)
     for start in range(0, count, 256):
         rows = slice(start, min(start + 256, count))
         balls = simulate(sampler, rows.stop - rows.start, length, dt)
@@ -181,38 +169,36 @@ def read_balls(path: Path, length: int, minimum: int = 1) -> Arrays:
             f"  Fix: write it with `reverie data balls --out {path.parent}`"
         )
     other = path.parent / "balls"  # do not suggest to overwrite existing files
-    command = f"reverie data balls --out {other}"
-    fix = f"write others with `{command}`, and use --sequences.folder {other}"
+
+    def error(problem: str, options: str = "", alternative: str = "") -> UserError:
+        return UserError(
+            f"{path} {problem}.\n  Fix: write others with `reverie data balls --out "
+            f"{other}{options}`, and use --sequences.folder {other}{alternative}"
+        )
+
     try:
         data = load_arrays(path)
-    except ValueError as error:
-        raise UserError(f"{path} {error}.\n  Fix: {fix}") from None
+    except BadEpisode as reason:
+        raise error(str(reason)) from None
     if missing := [key for key in ("image", "event") if key not in data]:
-        keys = ", ".join(data) or "nothing"
-        raise UserError(f"{path} has no {missing[0]!r}, only {keys}.\n  Fix: {fix}")
+        raise error(f"has no {missing[0]!r}, only {', '.join(data) or 'nothing'}")
     image, event = data["image"], data["event"]
-    shape = (SIDE, SIDE, 3)
-    if image.dtype != np.uint8 or image.shape[2:] != shape:
-        raise UserError(
-            f"{path}: 'image' is {image.dtype} {image.shape}, expected uint8 "
-            f"(N, T, 32, 32, 3).\n  Fix: {fix}"
-        )
+    if image.dtype != np.uint8 or image.shape[2:] != (SIDE, SIDE, 3):
+        kind = f"{image.dtype} {image.shape}"
+        raise error(f"has an 'image' of {kind}, expected uint8 (N, T, 32, 32, 3)")
     if event.dtype.kind not in "biu" and not np.isin(event, (0, 1)).all():
-        raise UserError(
-            f"{path}: 'event' is {event.dtype}, expected bool.\n  Fix: {fix}"
-        )
+        raise error(f"has an 'event' of {event.dtype}, expected bool")
     if event.shape != image.shape[:2] or image.shape[1] < length:
-        raise UserError(
-            f"{path} has sequences of {image.shape[1]} frames and events of shape "
-            f"{event.shape}, the window needs {length} frames.\n"
-            f"  Fix: write others with `{command} --length {length}`, and use "
-            f"--sequences.folder {other}"
+        raise error(
+            f"has sequences of {image.shape[1]} frames and events of shape "
+            f"{event.shape}, the window needs {length} frames",
+            f" --length {length}",
         )
     if len(image) < minimum:
-        raise UserError(
-            f"{path} has {len(image)} sequences, at least {minimum} are needed.\n"
-            f"  Fix: write others with `{command} --{path.stem} {minimum}`, and use "
-            f"--sequences.folder {other}, or a smaller --vta.batch_size"
+        raise error(
+            f"has {len(image)} sequences, at least {minimum} are needed",
+            f" --{path.stem} {minimum}",
+            ", or a smaller --vta.batch_size",
         )
     return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 

@@ -91,7 +91,8 @@ def simulate(rng: RandomSource, length: int) -> MazeTrajectory:
     for _ in range(length):
         options = permitted(x, y, angle)
         action = options[0] if len(options) == 1 else int(rng.choice(list(options)))
-        rows.append(((x, y, angle), action, options, is_junction(x, y)))
+        is_permitted = [act in options for act in range(3)]
+        rows.append(((x, y, angle), action, is_permitted, is_junction(x, y)))
         if action == FORWARD:
             target = x + STEP_LENGTH * np.cos(angle), y + STEP_LENGTH * np.sin(angle)
             x, y = (x, y) if is_wall(*target) else target
@@ -100,9 +101,7 @@ def simulate(rng: RandomSource, length: int) -> MazeTrajectory:
         x += rng.normal(0, 0.005)
         y += rng.normal(0, 0.005)
         angle += rng.normal(0, 0.01)
-    poses, actions, options_, junctions = zip(*rows, strict=True)
-    may = np.array([[act in options for act in range(3)] for options in options_])
-    return MazeTrajectory(np.array(poses), np.array(actions), may, np.array(junctions))
+    return MazeTrajectory(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def _reset(rng: RandomSource) -> tuple[float, float, float]:
@@ -245,12 +244,11 @@ def read_maze_episode(path: Path, window: int, actions: bool = True) -> Arrays:
         raise ValueError("'video' has NaN or infinite entries")
     if video.dtype != np.uint8:
         raise ValueError(f"'video' is {video.dtype}, expected uint8 from 0 to 255")
-    checked_actions = _check_actions(data["actions"], len(video)) if actions else None
     if len(video) < window:
         raise ValueError(f"has {len(video)} frames, fewer than the window of {window}")
     rows = {"image": _resize(video, SIDE)}
-    if checked_actions is not None:
-        rows["action"] = checked_actions
+    if actions:
+        rows["action"] = _check_actions(data["actions"], len(video))
     if "junction" in data:
         junction = data["junction"]
         if junction.shape != video.shape[:1] or junction.dtype.kind not in "biu":
