@@ -75,9 +75,8 @@ class ProcessSlots:
     def __init__(self, program: Sequence[str], count: int, any_gpu: bool = True):
         self.program = list(program)
         self.free = list(range(count))
-        self._environments = [
-            slot_environment(slot, count, any_gpu) for slot in range(count)
-        ]
+        slots = range(count)
+        self._environments = [slot_environment(i, count, any_gpu) for i in slots]
 
     def start(
         self, words: Sequence[str], log: Path, slot: int, variables: dict[str, str]
@@ -92,7 +91,7 @@ class ProcessSlots:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._environments[slot], **variables},
                 start_new_session=True,  # Ctrl-C is handled by the parent
-                preexec_fn=die_with_parent(),
+                preexec_fn=kill_with_parent(),
             )
         return RunProcess(process, log, slot, log_start)
 
@@ -107,13 +106,14 @@ def slot_environment(slot: int, count: int, any_gpu: bool = True) -> dict[str, s
         cores = len(os.sched_getaffinity(0)) if _on_linux() else os.cpu_count() or 1
         variables |= dict.fromkeys(THREAD_VARIABLES, str(max(1, cores // count)))
     visible = os.environ.get(GPU_VARIABLE)
-    gpus = visible.split(",") if visible else [str(i) for i in range(_num_gpus())]
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = visible.split(",") if visible else [str(i) for i in range(num_gpus)]
     if any_gpu and min(count, len(gpus)) > 1:
         variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
     return variables
 
 
-def die_with_parent() -> Callable[[], None] | None:
+def kill_with_parent() -> Callable[[], None] | None:
     """A `preexec_fn` that has the process killed when its parent dies."""
     if not _on_linux():
         return None
@@ -137,10 +137,6 @@ def describe_exit(output: str, exit_code: int) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last_line = f": {lines[-1]}" if lines else ""
     return f"exit code {exit_code}{last_line}"
-
-
-def _num_gpus() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _on_linux() -> bool:

@@ -59,7 +59,7 @@ from reverie.sweep.trials import (
 PROGRAM = (sys.executable, "-m", "reverie")
 SPEC_FILE, JOURNAL = "sweep.yaml", "study.journal"
 
-CHANGEABLE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
+RESUMABLE = ("trials", "jobs", "prune", "sampler", "wandb", "logdir")
 """Options that may differ when a sweep is continued."""
 OBJECTIVE_OPTIONS = ("metric", "summary", "mean_over", "eval", "seeds")
 """Options that may also differ as long as no trial has a result."""
@@ -107,6 +107,7 @@ class Sweep:
         self.path = resolve_logdir(spec.config.logdir)
         self.spec = replace(spec, config=replace(spec.config, logdir=str(self.path)))
         self.config = spec.config
+        self.goal: Goal = "max" if spec.config.goal == "max" else "min"
         self.stopper = Stopper()
         any_gpu = "device" not in {*spec.settings, *spec.ranges}
         self.slots = ProcessSlots(program, spec.config.jobs, any_gpu)
@@ -115,10 +116,6 @@ class Sweep:
         self._series: dict[int, MetricSeries] = {}
         self._lock: IO[str] | None = None
         self._logger: Logger | None = None
-
-    @property
-    def goal(self) -> Goal:
-        return "max" if self.config.goal == "max" else "min"
 
     def __enter__(self) -> Sweep:
         if (self.path / "config.yaml").exists():
@@ -171,17 +168,13 @@ class Sweep:
                     resource.close()
             self._logger = self._lock = None
 
-    # The steps of the loop.
-
     def resume_trials(self) -> None:
         """Queue the trials that were interrupted, and print what will be done."""
         self.pending = self.study.interrupted_trials()
         finished = len(self.study.trials()) - len(self.pending)
-        methods = {"bayes": "Bayesian", "random": "random", "grid": "grid"}
-        method = methods[self.config.sampler]
         _print(f"{self.study.num_trials} trials of `reverie {self.config.command}`")
         _print(f"  {self.goal} {self.config.metric}")
-        _print(f"  {method} search over {', '.join(self.spec.ranges)}")
+        _print(f"  {self.config.sampler} search over {', '.join(self.spec.ranges)}")
         _print(f"  sweep folder {self.path}")
         if finished or self.pending:
             _print(f"  {finished} trials finished, {len(self.pending)} resumed")
@@ -249,8 +242,6 @@ class Sweep:
         write_file(self.path / "table.txt", text.encode())
         write_file(self.path / "table.csv", rows.encode())
         return trials
-
-    # Single runs.
 
     def run_folder(self, number: int, seed: int) -> Path:
         return self.path / "trials" / f"{number:04d}-seed{seed}"
@@ -324,7 +315,11 @@ class Sweep:
         run.prune_checked = now
         series = read_metric(run.folder, self.config.metric)
         done = [t.number for t in self.study.trials() if t.state == "done"]
-        others = [self._finished_series(number) for number in done]
+        for number in done:
+            if number not in self._series:
+                folder = self.run_folder(number, 0)
+                self._series[number] = read_metric(folder, self.config.metric)
+        others = [self._series[number] for number in done]
         if not self._is_worse_than_median(series, others):
             return
         value, step = self._summarize(series), series[-1][0]
@@ -350,12 +345,6 @@ class Sweep:
             return False
         sign = 1 if self.goal == "min" else -1
         return sign * self._summarize(series) > sign * float(np.nanmedian(values))
-
-    def _finished_series(self, number: int) -> MetricSeries:
-        if number not in self._series:
-            folder = self.run_folder(number, 0)
-            self._series[number] = read_metric(folder, self.config.metric)
-        return self._series[number]
 
     def _stop_trial(self, trial: RunningTrial) -> None:
         """Stop the runs of a trial, and start no more of them."""
@@ -386,8 +375,8 @@ def refuse_changed_spec(saved: Path, spec: SweepSpec, trials: Sequence[Trial]) -
     """Raise an error if new trials could not be compared with those in the folder."""
     old, new = read_config_file(saved), yaml.safe_load(spec.to_yaml())
     has_results = any(trial.state in ("done", "pruned") for trial in trials)
-    changeable = CHANGEABLE if has_results else (*CHANGEABLE, *OBJECTIVE_OPTIONS)
-    changed = [k for k in new if k not in changeable and old.get(k) != new[k]]
+    resumable = RESUMABLE if has_results else (*RESUMABLE, *OBJECTIVE_OPTIONS)
+    changed = [k for k in new if k not in resumable and old.get(k) != new[k]]
     if changed:
         key = changed[0]
         raise UserError(

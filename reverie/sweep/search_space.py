@@ -32,19 +32,19 @@ class CategoricalRange:
 
     def suggest(self, trial: Any, name: str) -> str:
         """Let an Optuna trial choose a value."""
-        return trial.suggest_categorical(name, self.test_values())
+        return trial.suggest_categorical(name, self.validation_values())
 
     def to_words(self, value: Any) -> list[str]:
         """The value as words of a command line."""
-        return list(self.options[self.test_values().index(value)])
+        return list(self.options[self.validation_values().index(value)])
 
-    def test_values(self) -> list[Any]:
-        """Values that must be valid for the whole range to be valid."""
+    def validation_values(self) -> list[Any]:
+        """Values to check before the first run: the ends, or all choices."""
         return [" ".join(words) for words in self.options]
 
     def grid(self, name: str) -> list[Any]:
         """The values of a grid search."""
-        return self.test_values()
+        return self.validation_values()
 
     def to_yaml(self) -> Any:
         return [words[0] if len(words) == 1 else list(words) for words in self.options]
@@ -75,7 +75,7 @@ class NumericRange:
     def to_words(self, value: Any) -> list[str]:
         return [repr(value)]
 
-    def test_values(self) -> list[Any]:
+    def validation_values(self) -> list[Any]:
         ends = [self.low, self.high]
         return [int(end) for end in ends] if self.integer else ends
 

@@ -145,7 +145,7 @@ def load_spec(
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.words({}))
     for name, range_ in space.items():
-        for value in range_.test_values():
+        for value in range_.validation_values():
             resolve(config.command, spec.words({name: value}))
         if config.sampler == "grid":
             range_.grid(name)

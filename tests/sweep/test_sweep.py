@@ -478,7 +478,8 @@ def test_slots_divide_cores_and_gpus(monkeypatch):
     for name in processes.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(processes, "_num_gpus", lambda: 2)
+    monkeypatch.setattr(processes.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(processes.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     if sys.platform == "linux":
         assert slot_environment(0, 2)["OMP_NUM_THREADS"] == "3"
