@@ -21,7 +21,7 @@ CONFIG = VTAAgentConfig(batch_size=4, world=VTA)
 
 def make(config=CONFIG, seed=0, precision="float32"):
     settings = SequenceConfig(chunk=8, refresh=0, evaluation=6)
-    source = BouncingBalls(settings, config.window, 0)
+    source = BouncingBalls(settings, config.sequence_window, 0)
     agent = VTAAgent(
         source.obs_space, {}, config, device=CPU, precision=precision, seed=seed
     )
@@ -184,7 +184,7 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
     config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []
     for kind, way in (("float32", "none"), (precision, "graph")):
-        source = BouncingBalls(SequenceConfig(chunk=64, refresh=0), config.window, 0)
+        source = BouncingBalls(SequenceConfig(chunk=64, refresh=0), config.sequence_window, 0)
         cuda = torch.device("cuda")
         feed = SequenceFeed(source, cuda)
         agent = VTAAgent(
