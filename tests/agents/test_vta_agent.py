@@ -184,7 +184,9 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
     config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []
     for kind, way in (("float32", "none"), (precision, "graph")):
-        source = BouncingBalls(SequenceConfig(chunk=64, refresh=0), config.sequence_window, 0)
+        source = BouncingBalls(
+            SequenceConfig(chunk=64, refresh=0), config.sequence_window, 0
+        )
         cuda = torch.device("cuda")
         feed = SequenceFeed(source, cuda)
         agent = VTAAgent(
