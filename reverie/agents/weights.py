@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
+from reverie.config import flatten
 from reverie.nets.optim.optimizer import Optimizer
 
 
@@ -121,8 +122,7 @@ def size_preset_of(state: StateDict) -> str | None:
 def size_presets() -> dict[str, dict[str, Any]]:
     """Read the presets of model sizes (`size12m`, ...)."""
     text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
-    presets: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return presets
+    return {name: flatten(preset) for name, preset in yaml.safe_load(text).items()}
 
 
 def _preset_value(preset: dict[str, Any], field: str) -> Any:
