@@ -133,7 +133,7 @@ class Feed(Protocol):
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None: ...  # sampling
     def count_uses(self, name: str, on: bool) -> None:
-        """Turn counting of episode uses on or off (windows that select episodes)."""
+        """Start or stop counting how often each episode is sampled."""
 
 
 @runtime_checkable

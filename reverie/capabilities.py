@@ -50,14 +50,12 @@ class NeedsStatistics(Protocol):
     @property
     def needs_statistics(self) -> bool:
         """True if this config needs dataset statistics (one pass over the data)."""
-        ...
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Set the statistics of the training data, once, before the first update.
 
         They are part of the checkpoint from then on.
         """
-        ...
 
 
 @runtime_checkable
@@ -70,7 +68,6 @@ class HasEpisodeLosses(Protocol):
         Each sequence starts at the first row of an episode; the batch key `mask` marks
         rows that are not padding. No gradient, and a row does not depend on later rows.
         """
-        ...
 
 
 @runtime_checkable
@@ -79,7 +76,6 @@ class Profilable(Protocol):
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         """Return the sections in order, by name; each may be called repeatedly."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +84,6 @@ class HasParameterCount(Protocol):
 
     def parameter_count(self) -> int:
         """Return the number of trained parameters."""
-        ...
 
 
 @runtime_checkable
@@ -109,11 +104,9 @@ class ObsEncoder(Protocol):
     @property
     def keys(self) -> list[str]:
         """Observation keys in the order in which they enter the network."""
-        ...
 
     def __call__(self, obs: Obs, dtype: Any) -> Tensor:
         """Return embeddings `(*b E)` of observations, computed in `dtype`."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +123,6 @@ class HasBoundaries(Protocol):
 
     def boundaries(self, states: State) -> Tensor:
         """Return a bool tensor `(*b)`: True where a segment begins."""
-        ...
 
 
 @runtime_checkable
@@ -139,7 +131,6 @@ class ProfilableWorld(Protocol):
 
     def sections(self, state: State, batch: Batch, rng: Any) -> dict[str, Any]:
         """Return the sections of `loss` in order, by name."""
-        ...
 
 
 @runtime_checkable
@@ -156,25 +147,21 @@ class WorldModelEnv(Protocol):
     @property
     def predicted_keys(self) -> list[str]:
         """Observation keys that the model predicts; the others are zero in its rows."""
-        ...
 
     def seed(self, seed: int) -> None:
         """Reset the random generator."""
-        ...
 
     def begin(self, context: Batch) -> Any:
         """Return the state after observing real rows `(N, T, ...)` of one episode each.
 
         The action of the last row is ignored: `step` continues from there.
         """
-        ...
 
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         """Return the next state and its observations `(N, ...)`.
 
         Sets `reward` and `is_terminal`; the caller sets `is_first` and `is_last`.
         """
-        ...
 
 
 @runtime_checkable
@@ -190,7 +177,6 @@ class HasBase(Protocol):
 
     def load_base(self, state: StateDict) -> None:
         """Load the weights of the base run."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -243,9 +229,7 @@ class ConfiguresBase(Protocol):
     """Config of an agent that uses the world model or encoder of another run."""
 
     def with_base_agent(self, name: str) -> Any:
-        """Return the config for a base run of this agent."""
-        ...
+        """Return this config for a base run of the named agent."""
 
     def with_encoder(self, encoder: Any) -> Any:
-        """Return the config for an encoder of dreamerv3-torch with these sizes."""
-        ...
+        """Return this config with the sizes of an encoder from dreamerv3-torch."""

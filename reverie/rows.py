@@ -36,6 +36,9 @@ class Window:
     DreamerV3). With `consec` > 1, each sampled sequence is returned as that many
     consecutive batches, counted by the batch key `consec`.
 
+    `select="mixture"` samples with the mixture of uniform, priority and recency weights
+    in the replay settings. With `online`, new sequences are returned first, each once.
+
     `select="episodes"` samples an episode with probability proportional to
     `(1 + n) ** -alpha` after n uses (`Feed.count_uses`), then a sequence around a
     random transition of it. The sequence may extend beyond the episode on both sides or
@@ -54,7 +57,7 @@ class Window:
     def __post_init__(self) -> None:
         if self.select == "episodes":
             assert self.length > 1, "a transition has two rows"
-            assert (self.context, self.consec) == (0, 1), "sequences must be separate"
+            assert (self.context, self.consec) == (0, 1), "not supported for episodes"
 
     @property
     def span(self) -> int:

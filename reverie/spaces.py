@@ -55,7 +55,7 @@ class Space:
             set_(self, "native", pair)
 
     def _bound(self, value: Any, lowest: bool) -> np.ndarray:
-        wide = np.int64 if self.dtype.kind in "iub" else self.dtype
+        dtype = np.int64 if self.dtype.kind in "iub" else self.dtype
         if value is None:
             if self.dtype.kind == "f":
                 value = -np.inf if lowest else np.inf
@@ -64,7 +64,7 @@ class Space:
             else:
                 info = np.iinfo(self.dtype)
                 value = info.min if lowest else min(info.max + 1, 2**63 - 1)
-        bound = np.broadcast_to(np.asarray(value, wide), self.shape)
+        bound = np.broadcast_to(np.asarray(value, dtype), self.shape)
         return np.ascontiguousarray(bound).reshape(self.shape)
 
     def __eq__(self, other: object) -> bool:

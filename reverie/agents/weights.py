@@ -13,7 +13,6 @@ import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
-from reverie.config import flatten
 from reverie.nets.optim.optimizer import Optimizer
 
 
@@ -122,7 +121,9 @@ def size_preset_of(state: StateDict) -> str | None:
 def size_presets() -> dict[str, dict[str, Any]]:
     """Read the presets of model sizes (`size12m`, ...)."""
     text = resources.files("reverie").joinpath("presets/sizes.yaml").read_text()
-    return {name: flatten(preset) for name, preset in yaml.safe_load(text).items()}
+    presets: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    rssm = "dreamer.rssm"
+    return {name: {**x, **x.get(rssm, {})} for name, x in presets.items()}
 
 
 def _preset_value(preset: dict[str, Any], field: str) -> Any:
