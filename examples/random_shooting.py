@@ -1,11 +1,11 @@
-"""An agent of your own: plan with random shooting in an RSSM, with a loss of its own.
+"""A custom agent: plans by random shooting in an RSSM, and adds a loss to it.
 
     reverie train --agent examples.random_shooting:RandomShooting --task catch \
         --random_shooting.candidates 64
 
-Every step samples action sequences, imagines them with the world model, and takes the
-first action of the one with the highest predicted return. The extra loss trains a head
-that predicts which action was taken between two states (inverse dynamics).
+At every step, it samples action sequences, imagines them with the world model, and
+takes the first action of the sequence with the highest predicted return. The additional
+loss trains a head that predicts the action between two states (inverse dynamics).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyConfig, PolicyHead
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
-from reverie.nets.tree import map1
+from reverie.nets.tree import tree_map
 from reverie.rows import Window
 from reverie.spaces import FLAGS, agent_obs_space
 
@@ -79,32 +79,35 @@ class RandomShooting:
         row = {k: torch.as_tensor(obs[k]).to(self.device)[:, None] for k in keys}
         row["prevact"] = {k: x[:, None] for k, x in carry.prevact.items()}
         states = self.world.observe(carry.state, row, self.rng["policy"])
-        state = map1(lambda x: x[:, 0], states)
+        state = tree_map(lambda x: x[:, 0], states)
         action = self.plan(state, len(obs["is_first"]))
-        numpy = {k: x.cpu().numpy() for k, x in action.items()}
-        return PlannerCarry(state, action), numpy, {}
+        arrays = {k: x.cpu().numpy() for k, x in action.items()}
+        return PlannerCarry(state, action), arrays, {}
 
     def plan(self, state, count):
         candidates, rng = self.config.candidates, self.rng["policy"]
-        start = map1(lambda x: x.repeat_interleave(candidates, 0), state)
+        start = tree_map(lambda x: x.repeat_interleave(candidates, 0), state)
         rollout = self.world.imagine(
-            start, lambda _: self.random(count * candidates), self.config.horizon, rng
+            start,
+            lambda _: self.random_actions(count * candidates),
+            self.config.horizon,
+            rng,
         )
         reward, cont = self.world.outcome(self.world.features(rollout.states))
-        weight = torch.cumprod(cont[:, 1:], 1)
+        weight = torch.cumprod(cont[:, :-1], 1)  # of the states before each reward
         value = (reward[:, 1:] * weight).sum(1).reshape(count, candidates)
         best = value.argmax(1) + torch.arange(count, device=self.device) * candidates
         return {key: x[best, 0] for key, x in rollout.actions.items()}
 
-    def random(self, count):
-        rng, shape = self.rng["policy"], lambda space: (count, *space.shape)
+    def random_actions(self, count):
         action = {}
         for key, space in self.act_space.items():
             low, high = torch.tensor(space.low), torch.tensor(space.high)
             if not space.is_discrete:  # continuous actions are in [-1, 1]
                 low, high = low.clamp(min=-1), high.clamp(max=1)
-            unit = rng.uniform(torch.zeros(shape(space), device=self.device))
-            value = low.to(unit) + (high - low).to(unit) * unit
+            zeros = torch.zeros(count, *space.shape, device=self.device)
+            uniform = self.rng["policy"].uniform(zeros)
+            value = low.to(zeros) + (high - low).to(zeros) * uniform
             dtype = torch.as_tensor(space.zeros()).dtype
             action[key] = value.to(dtype)  # rounds down, so `high` is never reached
         return action
@@ -118,14 +121,14 @@ class RandomShooting:
     def loss(self, data, rng):
         batch = {key: data[key] for key in (*self.obs_space, *FLAGS)}
         batch["prevact"] = {k: shift(data[k]) for k in self.act_space}
-        found = self.world.loss(self.world.initial(len(data["is_first"])), batch, rng)
-        feat = self.world.features(found.states)
-        pairs = self.inverse(torch.cat([feat[:, :-1], feat[:, 1:]], -1))
-        wrong = sum(-d.logp(data[k][:, :-1]) for k, d in pairs.items())
-        inside = (~batch["is_first"][:, 1:]).float()  # not across two episodes
-        losses = dict(found.losses)
-        losses["inverse"] = self.config.inverse_scale * wrong * inside
-        return losses, batch
+        start = self.world.initial(len(data["is_first"]))
+        world_loss = self.world.loss(start, batch, rng)
+        feat = self.world.features(world_loss.states)
+        dists = self.inverse(torch.cat([feat[:, :-1], feat[:, 1:]], -1))
+        nll = sum(-dist.logp(data[k][:, :-1]) for k, dist in dists.items())
+        same_episode = (~batch["is_first"][:, 1:]).float()
+        inverse = self.config.inverse_scale * nll * same_episode
+        return {**world_loss.losses, "inverse": inverse}, batch
 
     @torch.no_grad()
     def report(self, feed):

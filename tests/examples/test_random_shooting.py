@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from reverie.api import Rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = """--random_shooting.candidates 8 --random_shooting.horizon 3
@@ -49,6 +54,22 @@ def test_it_trains_with_its_own_settings_and_loss(folder):
     assert "agent: random_shooting:RandomShooting" in config
     assert "candidates: 8" in config
     assert '"train/loss/inverse"' in (folder / "run" / "metrics.jsonl").read_text()
+
+
+def test_reward_of_a_terminal_state_counts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    module = importlib.import_module("examples.random_shooting")
+    agent = object.__new__(module.RandomShooting)
+    agent.config = module.RandomShootingConfig(candidates=2, horizon=1)
+    agent.device, agent.rng = torch.device("cpu"), {"policy": None}
+    rollout = Rollout(None, {"action": torch.tensor([[1, 0], [2, 0]])})
+    reward, cont = torch.tensor([[[0.0, 0], [0, 1]], [[1, 1], [1, 0]]])
+    agent.world = SimpleNamespace(
+        imagine=lambda *_: rollout,
+        features=lambda states: states,
+        outcome=lambda feat: (reward, cont),
+    )
+    assert agent.plan((torch.zeros(1),), 1)["action"].tolist() == [2]
 
 
 def test_it_resumes(folder):
