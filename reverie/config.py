@@ -395,7 +395,7 @@ def _matching_names(
 
 
 def _cast(value: Any, type_: Any) -> Any:
-    """Convert a value to the type of a field; TypeError or ValueError if not possible."""
+    """Convert a value to the type of a field, or raise TypeError or ValueError."""
     origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if type_ is Any:
         return value
