@@ -168,6 +168,15 @@ class Space:
 Spaces = dict[str, Space]
 
 
+def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
+    """Return `[key, space]` pairs, which keep the order of the keys."""
+    return [[key, space.to_json()] for key, space in spaces.items()]
+
+
+def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
+    return {str(key): Space.from_json(space) for key, space in pairs}
+
+
 def agent_obs_space(obs_space: Spaces) -> Spaces:
     """Return the observations an agent may use: no flags and no `log/` keys."""
     return {

@@ -22,9 +22,10 @@ from reverie.api import UserError
 from reverie.datasets.episode_cache import OnBadEpisode
 from reverie.datasets.episode_format import BadEpisode
 from reverie.datasets.readers import Reader
-from reverie.datasets.readers.metadata import DatasetMetadata, spaces_to_json
+from reverie.datasets.readers.metadata import DatasetMetadata
 from reverie.datasets.readers.npz import write_npz_episode
 from reverie.datasets.transforms import TransformedReader, Transforms
+from reverie.spaces import spaces_to_json
 from reverie.storage.atomic import TEMPORARY, write_json
 from reverie.storage.episodes import write_episode
 

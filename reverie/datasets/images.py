@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from reverie.api import Obs, StateDict, UserError
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space, Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.array_file import Arrays
 
 
@@ -88,8 +88,7 @@ class ImageCrop:
         return {
             "crop": list(self.config.crop),
             "random": self.config.random,
-            "spaces": {key: s.to_json() for key, s in self.input_space.items()},
-            "order": list(self.input_space),
+            "spaces": spaces_to_json(self.input_space),
         }
 
 
@@ -97,8 +96,7 @@ def load_image_crop(state: StateDict) -> ImageCrop:
     """Return the `ImageCrop` that a `state_dict` describes."""
     height, width = (int(n) for n in state["crop"])
     config = ImageConfig((height, width), bool(state["random"]))
-    spaces = {key: Space.from_json(state["spaces"][key]) for key in state["order"]}
-    return ImageCrop(config, spaces)
+    return ImageCrop(config, spaces_from_json(state["spaces"]))
 
 
 def center_offset(

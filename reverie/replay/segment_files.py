@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from reverie.api import StateDict
 from reverie.replay.column_store import SCRATCH_SUFFIX, ColumnStore, ReplaySegment
 from reverie.replay.step_index import StepIndex
 from reverie.spaces import Spaces
@@ -32,6 +33,9 @@ WRITERS = 2
 
 MAX_PENDING = WRITERS + 1
 """Maximum number of segments that are being written or wait for a thread."""
+
+Manifest = list[list[Any]]
+"""First step, number of steps, and records of the rows and extras of each segment."""
 
 
 @dataclass
@@ -145,7 +149,7 @@ class SegmentFiles:
             self.segments.pop(0)
         self.store.evict_before(self.index.first)
 
-    def save(self) -> StateDict:
+    def save(self) -> Manifest:
         """Write all steps that no file holds yet, and flush; returns the manifest."""
         self.wait()
         self.evict()
@@ -155,7 +159,7 @@ class SegmentFiles:
         self.wait()
         self._write_partial()
         manifest = self._manifest()
-        listed = {*manifest["rows_name"], *manifest["extras_name"]}
+        listed = {record.name for record in listed_files(manifest)}
         with explain_full_disk(self.directory):
             for name in self._unsynced:
                 if name in listed:
@@ -165,7 +169,7 @@ class SegmentFiles:
         return manifest
 
     def load(
-        self, manifest: StateDict, oldest: int, total: int
+        self, manifest: Manifest, oldest: int, total: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Load the steps from `oldest` on; returns their ids, streams and positions.
 
@@ -191,7 +195,7 @@ class SegmentFiles:
         self._quarantine_rows(segment.rows.record, reason, segment.first, segment.count)
         self.store.remove_segment(segment)
 
-    def delete_unused(self, kept: list[StateDict]) -> None:
+    def delete_unused(self, kept: list[Manifest]) -> None:
         """Delete files that neither the replay nor one of these manifests lists."""
         self.wait()
         self.evict()
@@ -212,55 +216,40 @@ class SegmentFiles:
     def _listed_segments(self) -> list[ReplaySegment]:
         return [*self.segments, *([self.partial] if self.partial else [])]
 
-    def _manifest(self) -> StateDict:
-        segments = self._listed_segments()
-        rows = [segment.rows.record for segment in segments]
-        missing = FileRecord("", 0, 0)
-        extras = [s.extras.record if s.extras else missing for s in segments]
-        return {
-            "first": np.array([segment.first for segment in segments], np.int64),
-            "count": np.array([segment.count for segment in segments], np.int64),
-            **_pack_records("rows", rows),
-            **_pack_records("extras", extras),
-        }
+    def _manifest(self) -> Manifest:
+        return [
+            [s.first, s.count, s.rows.record, s.extras.record if s.extras else None]
+            for s in self._listed_segments()
+        ]
 
     def _open_listed(
-        self, manifest: StateDict, oldest: int
+        self, manifest: Manifest, oldest: int
     ) -> Iterator[tuple[ReplaySegment, Arrays]]:
         """Verify the listed files, then map those with steps from `oldest` on."""
-        firsts, counts = np.asarray(manifest["first"]), np.asarray(manifest["count"])
-        rows = _unpack_records(manifest, "rows")
-        extras = _unpack_records(manifest, "extras")
-        problems = self._verify([*rows, *extras])
-        for i, (first, count) in enumerate(
-            zip(firsts.tolist(), counts.tolist(), strict=True)
-        ):
+        records = listed_files(manifest)
+        find_corruption = partial(array_file.find_corruption, self.directory)
+        with ThreadPoolExecutor(4) as executor:
+            corrupt = executor.map(find_corruption, records)
+            problems = dict(zip(records, corrupt, strict=True))
+        for first, count, rows_record, extras_record in manifest:
             if first + count <= oldest:
                 continue
-            if problem := problems[i]:
-                self._quarantine_rows(rows[i], problem, first, count)
+            rows = FileRecord(*rows_record)
+            if problem := problems[rows]:
+                self._quarantine_rows(rows, problem, first, count)
                 continue
-            file = array_file.read_layout(self.directory, rows[i])
+            file = array_file.read_layout(self.directory, rows)
             segment = ReplaySegment(first, count, file)
             arrays = file.open(self.directory)[1]
-            if problem := problems[len(rows) + i]:
+            extras = FileRecord(*extras_record) if extras_record else None
+            if extras and (problem := problems[extras]):
                 consequence = f"Older extras are used for {_steps(first, count)}."
-                name = extras[i].name
-                array_file.quarantine(self.directory, name, problem, consequence)
-            elif extras[i].name:
-                segment.extras = array_file.read_layout(self.directory, extras[i])
+                array_file.quarantine(self.directory, extras.name, problem, consequence)
+            elif extras:
+                segment.extras = array_file.read_layout(self.directory, extras)
                 arrays |= segment.extras.open(self.directory)[1]
             self.segments.append(segment)
             yield segment, arrays
-
-    def _verify(self, records: list[FileRecord]) -> list[str | None]:
-        def check(record: FileRecord) -> str | None:
-            if not record.name:
-                return None
-            return array_file.find_corruption(self.directory, record)
-
-        with ThreadPoolExecutor(4) as executor:
-            return list(executor.map(check, records))
 
     def _quarantine_rows(
         self, record: FileRecord, problem: str, first: int, count: int
@@ -361,27 +350,9 @@ class SegmentFiles:
             self._pending.popleft().file.exception()
 
 
-def listed_files(manifest: StateDict) -> list[FileRecord]:
+def listed_files(manifest: Manifest) -> list[FileRecord]:
     """Return the records of all files that a manifest lists."""
-    records = _unpack_records(manifest, "rows") + _unpack_records(manifest, "extras")
-    return [record for record in records if record.name]
-
-
-def _pack_records(prefix: str, records: list[FileRecord]) -> StateDict:
-    return {
-        f"{prefix}_name": [record.name for record in records],
-        f"{prefix}_size": np.array([record.size for record in records], np.int64),
-        f"{prefix}_crc": np.array([record.crc for record in records], np.int64),
-    }
-
-
-def _unpack_records(manifest: StateDict, prefix: str) -> list[FileRecord]:
-    """Records of the `rows` or `extras` files; the name is empty if there is none."""
-    columns = (manifest[f"{prefix}_{key}"] for key in ("name", "size", "crc"))
-    return [
-        FileRecord(str(name), int(size), int(crc))
-        for name, size, crc in zip(*columns, strict=True)
-    ]
+    return [FileRecord(*x) for _, _, *records in manifest for x in records if x]
 
 
 def _steps(first: int, count: int) -> str:

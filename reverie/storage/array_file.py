@@ -17,7 +17,7 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ _DTYPES = {short: np.dtype(name) for name, short in _SAFETENSORS_NAMES.items()}
 _BLOCK_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """Name, size in bytes and CRC32 of a file, as listed in an index."""
 
     name: str

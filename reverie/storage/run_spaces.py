@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reverie.api import UserError
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.atomic import write_json
 
 
@@ -20,11 +20,7 @@ class RunSpaces(NamedTuple):
 
 def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
     """Write the spaces, so that the agent can be built without its environment."""
-    spaces = {"obs": obs_space, "act": act_space}
-    data = {
-        kind: {key: space.to_json() for key, space in entries.items()}
-        for kind, entries in spaces.items()
-    }
+    data = {"obs": spaces_to_json(obs_space), "act": spaces_to_json(act_space)}
     write_json(logdir / "spaces.json", data)
 
 
@@ -33,12 +29,8 @@ def read_spaces(logdir: Path) -> RunSpaces:
     path = logdir / "spaces.json"
     try:
         data = json.loads(path.read_text())
-        kinds = [
-            {key: Space.from_json(space) for key, space in data[kind].items()}
-            for kind in ("obs", "act")
-        ]
+        return RunSpaces(spaces_from_json(data["obs"]), spaces_from_json(data["act"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read: {error}.\n  Fix: use the folder of a run."
         ) from None
-    return RunSpaces(*kinds)

@@ -136,8 +136,8 @@ def test_replay_of_a_run(tmp_path):
     replay.save()
     replay.close()
     described = {
-        "obs": {k: s.to_json() for k, s in spaces.items() if k != "action"},
-        "act": {"action": ACTION["action"].to_json()},
+        "obs": [[k, s.to_json()] for k, s in spaces.items() if k != "action"],
+        "act": [["action", ACTION["action"].to_json()]],
     }
     (tmp_path / "spaces.json").write_text(json.dumps(described))
     reader = open_episodes(tmp_path)

@@ -18,6 +18,7 @@ from test_replay import EXTRAS, SPACES, make_replay, make_rows
 from reverie.api import UserError
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig, SelectorFractions
+from reverie.replay.segment_files import listed_files
 from reverie.rows import Window
 from reverie.spaces import Space
 
@@ -127,7 +128,9 @@ def test_unused_files_are_deleted_and_needed_files_kept(storage, tmp_path):
         replay.delete_unused_files(states)
         sizes.append(len(files_in(tmp_path)))
         for state in states:
-            assert set(state["files"]["rows_name"]) <= set(files_in(tmp_path))
+            assert {r.name for r in listed_files(state["files"])} <= set(
+                files_in(tmp_path)
+            )
     assert max(sizes) < 40
     assert not list(tmp_path.glob(".*"))
 
@@ -147,7 +150,7 @@ def test_a_damaged_file_is_reported_and_quarantined(storage, damage, tmp_path):
     replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     fill(replay, rng, 60)
     state = replay.save()
-    victim = tmp_path / state["files"]["rows_name"][3]
+    victim = tmp_path / state["files"][3][2].name
     lost = set(range(48, 64))
     data = bytearray(victim.read_bytes())
     if damage == "missing":
@@ -182,7 +185,7 @@ def test_losing_the_newest_file_starts_new_streams(storage, tmp_path):
     replay = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     fill(replay, rng, 50)
     state = replay.save()
-    (tmp_path / state["files"]["rows_name"][-1]).unlink()
+    (tmp_path / state["files"][-1][2].name).unlink()
     again = make_replay(200, 3, config(storage), tmp_path, **WINDOWS)
     with pytest.warns(RuntimeWarning, match="continues without"):
         again.load(state)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.atomic import write_json
 
 FILE_NAME = "dataset.json"
@@ -38,11 +38,6 @@ class DatasetMetadata:
         write_json(folder / FILE_NAME, data)
 
 
-def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
-    """Return `[key, space]` pairs, which keep the order of the keys."""
-    return [[key, space.to_json()] for key, space in spaces.items()]
-
-
 def read_metadata(folder: Path) -> DatasetMetadata | None:
     """Return the metadata of a folder; None if it has no `dataset.json`."""
     path = folder / FILE_NAME
@@ -50,10 +45,7 @@ def read_metadata(folder: Path) -> DatasetMetadata | None:
         return None
     try:
         data = json.loads(path.read_text())
-        spaces = [
-            {str(key): Space.from_json(space) for key, space in data.pop(kind)}
-            for kind in ("obs", "act")
-        ]
+        spaces = [spaces_from_json(data.pop(kind)) for kind in ("obs", "act")]
         masks = {str(k): [str(n) for n in v] for k, v in data.pop("masks").items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
