@@ -1,11 +1,11 @@
-"""Record Atari 100k runs: scores, a curve per game, and the line for the README.
+"""Record Atari 100k runs: scores, a learning curve per game, and a table of results.
 
     python benchmarks/atari100k.py logdir/boxing logdir/krull
 
-Every folder is that of a finished run of `reverie train --configs atari100k size12m`;
-its `scores.jsonl`, `metrics.jsonl` and `config.yaml` are read, and `time.json` with the
-`seconds` from the command to its end, if there is one. Copies the scores to
-`benchmarks/atari100k/GAME-seedN.jsonl` and draws all seeds of a game.
+Arguments are folders of finished runs of `reverie train --configs atari100k size12m`.
+Reads `scores.jsonl`, `metrics.jsonl`, `config.yaml` and, if it exists, `time.json` with
+the `seconds` that the command took. Copies the scores to
+`benchmarks/atari100k/GAME-seedN.jsonl` and plots all seeds of a game.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PUBLISHED = {
     "krull": "7935 ± 785",
     "pong": "-4.9 ± 3.2",
 }
-"""Of the original, with a model sixteen times as large."""
-LAST = 340_000
-"""The frame after which episodes count as the final score."""
+"""Scores of the original with size200m, by game."""
+FINAL_SCORE_START = 340_000
+"""Frame after which episodes count for the final score."""
 
 
 def main() -> None:
@@ -38,22 +38,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = [record(run, args.out) for run in args.runs]
+    rows = [record(run, args.out) for run in args.runs]
     print("| game | seed | score | episodes | published | s | steps/s | GPU busy |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in found:
+    for row in rows:
         print("| " + " | ".join(map(str, row.values())) + " |")
 
 
 def record(run: Path, out: Path) -> dict[str, Any]:
-    """Keep one run's scores and draw its game again; returns its row of the table."""
+    """Copy the scores of a run, plot its game, and return its row of the table."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     game, seed = config["task"].removeprefix("atari100k_"), config["seed"]
     shutil.copyfile(run / "scores.jsonl", out / f"{game}-seed{seed}.jsonl")
     seeds = sorted(out.glob(f"{game}-seed*.jsonl"))
     names = {f"size12m, seed {path.stem.rpartition('seed')[2]}": path for path in seeds}
     write_curve(out / f"{game}.png", names, f"Atari 100k {game.capitalize()}")
-    scores = np.array([score for frame, score in read_scores(run) if frame > LAST])
+    scores = np.array(
+        [score for frame, score in read_scores(run) if frame > FINAL_SCORE_START]
+    )
     lines = (run / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     time = run / "time.json"
@@ -67,13 +69,13 @@ def record(run: Path, out: Path) -> dict[str, Any]:
         "episodes": len(scores),
         "published": PUBLISHED.get(game, "?"),
         "seconds": seconds,
-        "steps/s": among(metrics, "fps/policy"),
-        "GPU": among(metrics, "usage/gpu"),
+        "steps/s": value_range(metrics, "fps/policy"),
+        "GPU": value_range(metrics, "usage/gpu"),
     }
 
 
-def among(metrics: list[dict[str, Any]], key: str) -> str:
-    """From the lowest to the highest value between the start and the end."""
+def value_range(metrics: list[dict[str, Any]], key: str) -> str:
+    """Return the range of a metric, without its first and last value."""
     values = [float(row[key]) for row in metrics[1:-1] if row.get(key) is not None]
     return f"{min(values):.3g} to {max(values):.3g}" if values else "?"
 

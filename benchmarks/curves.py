@@ -1,14 +1,13 @@
-"""Does the fast path learn like the plain one? Curves of both, over several seeds.
+"""Compare learning curves with and without fused kernels, over several seeds.
 
     python benchmarks/curves.py --out logdir/curves
 
-Trains `catch` on 64 x 64 pixels with the networks of size12m in bfloat16 (`--small`: on
-12 x 12 with its own small ones), with `--compile none` and with `--compile auto`, all
-seeds side by side on one device.
-Writes `curves.json` (scores, binned by steps, and the verdict) and `curves.png` (mean
-of each way on a band from its worst to its best seed). Flags this program does not know
-go to all runs, as `--run.steps=2000`; with `--draw` nothing is trained, and what lies
-in the folder is read again.
+Trains `catch` on images of 64 x 64 pixels with the networks of size12m in bfloat16
+(`--small`: 12 x 12 pixels and small networks), with `--compile none` and with
+`--compile auto`, all seeds in parallel on one device. Writes `curves.json` (scores,
+averaged in bins of steps, and their comparison) and `curves.png` (mean over seeds, with
+a band from the worst to the best seed). Other flags are passed on to all runs, for
+example `--run.steps=2000`. `--draw` only evaluates existing runs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ import numpy as np
 from reverie.render.curve import draw_lines, read_scores
 from reverie.render.video import write_image
 
-WAYS = {"plain": "none", "fast": "auto"}
+MODES = {"plain": "none", "fast": "auto"}
+"""Names of the compared `--compile` settings."""
 TRAIN = [sys.executable, "-m", "reverie", "train", "--configs", "catch"]
 COMMON = {
     "precision": ["bfloat16"],
@@ -43,7 +43,7 @@ LARGE = {
     "dreamer.dec.kernel": ["5"],
     "dreamer.opt.lr": ["3e-4"],
 }
-BINS = 16  # at most
+MAX_BINS = 16
 
 
 def main() -> None:
@@ -53,38 +53,41 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
     parser.add_argument("--small", action="store_true", help="small networks")
     parser.add_argument("--draw", action="store_true", help="train nothing")
-    args, more = parser.parse_known_args()
+    args, flags = parser.parse_known_args()
     seeds = range(args.seeds)
     if not args.draw:
-        flags = COMMON if args.small else COMMON | LARGE
-        words = [w for key, values in flags.items() for w in (f"--{key}", *values)]
+        settings = COMMON if args.small else COMMON | LARGE
+        words = [
+            word for key, values in settings.items() for word in (f"--{key}", *values)
+        ]
         words = ["size12m", *words] if not args.small else words
-        train(args.out, args.seeds, args.minutes, [*words, *more])
-    found = {
-        way: [read_scores(args.out / f"{way}-{seed}") for seed in seeds] for way in WAYS
+        train(args.out, args.seeds, args.minutes, [*words, *flags])
+    scores = {
+        mode: [read_scores(args.out / f"{mode}-{seed}") for seed in seeds]
+        for mode in MODES
     }
-    steps, curves = binned(found)
-    result = {"steps": steps.tolist(), **verdict(curves)}
-    result |= {way: curve.tolist() for way, curve in curves.items()}
+    steps, curves = bin_scores(scores)
+    result = {"steps": steps.tolist(), **compare(curves)}
+    result |= {mode: curve.tolist() for mode, curve in curves.items()}
     (args.out / "curves.json").write_text(json.dumps(result, indent=1))
     lines = {
-        way: (steps, curve.mean(0), curve.min(0), curve.max(0))
-        for way, curve in curves.items()
+        mode: (steps, curve.mean(0), curve.min(0), curve.max(0))
+        for mode, curve in curves.items()
     }
     title = f"catch, bfloat16, {args.seeds} seeds each: mean, worst and best"
     write_image(args.out / "curves.png", draw_lines(lines, title))
-    print(json.dumps({k: v for k, v in result.items() if k not in ("steps", *WAYS)}))
+    print(json.dumps({k: v for k, v in result.items() if k not in ("steps", *MODES)}))
 
 
 def train(out: Path, seeds: int, minutes: float, words: list[str]) -> None:
-    """All runs at once; those that are not done in time save themselves and end."""
+    """Train all runs in parallel; stop those that exceed the time limit."""
     out.mkdir(parents=True, exist_ok=True)
     runs, start = {}, time.time()
-    for way, compile in WAYS.items():
+    for mode, compile in MODES.items():
         for seed in range(seeds):
-            name = f"{way}-{seed}"
-            own = ["--compile", compile, "--seed", str(seed)]
-            command = [*TRAIN, *words, *own, "--logdir", str(out / name)]
+            name = f"{mode}-{seed}"
+            options = ["--compile", compile, "--seed", str(seed)]
+            command = [*TRAIN, *words, *options, "--logdir", str(out / name)]
             with (out / f"{name}.log").open("w") as log:
                 runs[name] = subprocess.Popen(command, stdout=log, stderr=log)
     for name, run in runs.items():
@@ -96,43 +99,46 @@ def train(out: Path, seeds: int, minutes: float, words: list[str]) -> None:
         print(f"{name}: {time.time() - start:.0f} s, exit {code}", flush=True)
 
 
-def binned(found: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Mean scores of every seed (rows) in equal parts of the steps all of them made."""
-    scores = [np.array(run) for runs in found.values() for run in runs]
-    bins = min(BINS, *(len(np.unique(run[:, 0])) // 2 for run in scores))
-    edges = np.linspace(0, min(run[-1, 0] for run in scores), bins + 1)
+def bin_scores(scores: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return bin centers and, by mode, the mean scores `(seeds, bins)`.
+
+    The bins cover the steps that all runs have reached.
+    """
+    all_runs = [np.array(run) for runs in scores.values() for run in runs]
+    bins = min(MAX_BINS, *(len(np.unique(run[:, 0])) // 2 for run in all_runs))
+    edges = np.linspace(0, min(run[-1, 0] for run in all_runs), bins + 1)
     curves = {}
-    for way, runs in found.items():
+    for mode, runs in scores.items():
         means = []
         for run in map(np.array, runs):
-            part = np.digitize(run[:, 0], edges[1:-1])
-            means.append([run[part == i, 1].mean() for i in range(bins)])
-        curves[way] = np.array(means)
+            index = np.digitize(run[:, 0], edges[1:-1])
+            means.append([run[index == i, 1].mean() for i in range(bins)])
+        curves[mode] = np.array(means)
     return (edges[1:] + edges[:-1]) / 2, curves
 
 
-def verdict(curves: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Whether the fast mean is where the plain seeds are.
+def compare(curves: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Compare the mean curves of both modes with the spread of the seeds.
 
-    Over the whole curve: is the difference of the two ways no larger than that between
-    the plain seeds. By part: how often the fast mean is within two standard deviations
-    (of seeds, pooled over both ways) of the plain one.
+    They agree if the means over all steps differ by no more than the seeds of the plain
+    mode do, and if in at least 75 % of the bins the fast mean is within two standard
+    deviations (over seeds, pooled over both modes) of the plain one.
     """
     plain, fast = curves["plain"], curves["fast"]
-    whole = {way: curve.mean(1) for way, curve in curves.items()}
-    apart = abs(whole["fast"].mean() - whole["plain"].mean())
-    spread = np.ptp(whole["plain"])
+    means = {mode: curve.mean(1) for mode, curve in curves.items()}
+    difference = abs(means["fast"].mean() - means["plain"].mean())
+    spread = np.ptp(means["plain"])
     deviation = np.sqrt((plain.var(0, ddof=1) + fast.var(0, ddof=1)) / 2)
     inside = np.abs(fast.mean(0) - plain.mean(0)) <= 2 * deviation
     return {
-        "mean_plain": [round(float(x), 4) for x in whole["plain"]],
-        "mean_fast": [round(float(x), 4) for x in whole["fast"]],
+        "mean_plain": [round(float(x), 4) for x in means["plain"]],
+        "mean_fast": [round(float(x), 4) for x in means["fast"]],
         "last_plain": [round(float(x), 4) for x in plain[:, -1]],
         "last_fast": [round(float(x), 4) for x in fast[:, -1]],
-        "apart": round(float(apart), 4),
-        "spread_of_plain": round(float(spread), 4),
-        "share_of_parts_inside": round(float(inside.mean()), 3),
-        "within_the_spread": bool(apart <= spread and inside.mean() >= 0.75),
+        "difference": round(float(difference), 4),
+        "plain_spread": round(float(spread), 4),
+        "fraction_of_bins_within": round(float(inside.mean()), 3),
+        "agree": bool(difference <= spread and inside.mean() >= 0.75),
     }
 
 

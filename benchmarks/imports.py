@@ -1,4 +1,4 @@
-"""How long `import reverie` takes, as a ratio to `import torch` in the same run."""
+"""Measure the time of `import reverie` relative to that of `import torch`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def main() -> None:
     names = ("pass", "import torch", "import reverie", "from reverie import train")
     for name in names:
         seconds(name)  # warm the file cache
-    taken = {name: [] for name in names}
+    durations = {name: [] for name in names}
     for _ in range(ROUNDS):
         for name in names:
-            taken[name].append(seconds(name))
-    empty = statistics.median(taken["pass"])
-    torch = statistics.median(taken["import torch"]) - empty
+            durations[name].append(seconds(name))
+    empty = statistics.median(durations["pass"])
+    torch = statistics.median(durations["import torch"]) - empty
     for name in names[2:]:
-        ratio = (statistics.median(taken[name]) - empty) / torch
+        ratio = (statistics.median(durations[name]) - empty) / torch
         print(f"{name:30} {ratio:.2f} of `import torch` ({torch:.2f} s here)")
 
 

@@ -1,10 +1,10 @@
-"""Time updates of Δ-IRIS part by part, on batches that are on the device, and kernels.
+"""Measure the time of Δ-IRIS updates on one batch, by part, and profile their kernels.
 
     python benchmarks/iris.py crafter atari --kernels 30
 
-For each part the time of an update, and the most GPU memory that was taken while it ran
-for the first times and was recorded. `reverie bench --configs iris_crafter` measures
-the same with a replay and environments; this is quicker while something is being tuned.
+Prints for each part (tokenizer, world model, actor-critic) the time of an update and
+the peak GPU memory of the first updates and the capture of the CUDA graph. `reverie
+bench --configs iris_crafter` also measures replay and environments, but starts slower.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--full", action="store_true", help="actor-critic in float32")
     parser.add_argument("--updates", type=int, default=15)
-    parser.add_argument("--kernels", type=int, default=0, help="show so many")
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="number of kernels to list"
+    )
     args = parser.parse_args()
     for preset in args.presets:
         measure(preset, args)
@@ -67,19 +69,19 @@ def measure(preset: str, args: argparse.Namespace) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(4):  # two plainly, then recorded
+        for _ in range(4):  # two eager updates, then the capture
             update()
         wait(device)
         memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
         times = [timed(update, args.updates, device) for _ in range(3)]
-        taken = [round(ms, 2) for ms in times]
-        print(f"{preset} {part}: {taken} ms, {memory / 1e9:.2f} GB", flush=True)
+        rounded = [round(ms, 2) for ms in times]
+        print(f"{preset} {part}: {rounded} ms, {memory / 1e9:.2f} GB", flush=True)
         if args.kernels:
             show_kernels(update, args.kernels)
 
 
 def timed(call: Any, count: int, device: torch.device) -> float:
-    """Milliseconds of one call, of many in a row."""
+    """Return the mean time of consecutive calls in milliseconds."""
     start = time.perf_counter()
     for _ in range(count):
         call()

@@ -1,12 +1,12 @@
-"""What a run of Δ-IRIS on Crafter was like: its curve against random play, and a table.
+"""Record a run of Δ-IRIS on Crafter: learning curve, rewards and a table of scores.
 
     python benchmarks/iris_crafter.py LOGDIR --out benchmarks/iris
 
-LOGDIR is a run folder, or one with its `scores.jsonl` and `metrics.jsonl`. Writes
-`crafter.png` (mean score of a window of episodes, on a band of two standard errors),
-`crafter-dreams.png` (reward per step, dreamt and collected: what lies between them is
-promised by dreams alone) and `crafter-seed0.jsonl` (every score), and prints the return
-by tenths of the run after its random steps.
+LOGDIR is a run folder, or a folder with its `scores.jsonl` and `metrics.jsonl`. Writes
+`crafter.png` (moving average of the score, with a band of two standard errors),
+`crafter-dreams.png` (reward per imagined and per collected step; the difference is due
+to errors of the world model) and `crafter-seed0.jsonl` (all scores). Prints the mean
+score in tenths of the run after its random steps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from reverie.render.curve import Curve, draw_curves, read_scores
 from reverie.render.video import write_image
 
 RANDOM = 1.52, 0.12
-"""Score of random play and its standard error, over 100 episodes; see README.md."""
+"""Score of the random agent and its standard error, over 100 episodes."""
 REWARDS = {
-    "dreamt": "train/actor_critic/dream_reward",
+    "imagined": "train/actor_critic/dream_reward",
     "collected": "collect/reward_mean",
 }
 TENTHS = 10
@@ -36,20 +36,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/iris"))
-    parser.add_argument("--first", type=int, default=30_000, help="random steps")
+    parser.add_argument(
+        "--first", type=int, default=30_000, help="number of random steps"
+    )
     parser.add_argument("--name", default="crafter")
     args = parser.parse_args()
     record(args.run, args.out, args.name, args.first)
 
 
 def record(run: Path, out: Path, name: str, first: int) -> None:
-    """Draw the curves of a run, keep its scores, and print the table."""
+    """Write the plots and scores of a run and print the table."""
     out.mkdir(parents=True, exist_ok=True)
     scores = read_scores(run)
     last = max((step for step, _ in scores), default=1.0)
     mean, error = RANDOM
     flat = [(0.0, mean), (last, mean)]
-    title = f"Crafter, iris_crafter_short for 12 minutes; random play {mean} ± {error}"
+    title = f"Crafter, iris_crafter_short for 12 minutes; random agent {mean} ± {error}"
     curves: dict[str, Curve] = {"iris": scores, "random": flat}
     write_image(out / f"{name}.png", draw_curves(curves, title))
     source = run / "scores.jsonl"
@@ -57,11 +59,11 @@ def record(run: Path, out: Path, name: str, first: int) -> None:
     rewards = read_rewards(run / "metrics.jsonl")
     picture = draw_curves(rewards, "reward per step", y_label="reward", smooth=False)
     write_image(out / f"{name}-dreams.png", picture)
-    show(scores, first)
+    print_table(scores, first)
 
 
 def read_rewards(path: Path) -> dict[str, Curve]:
-    """Reward per step by where it was earned, at every line that tells it."""
+    """Return the mean reward per imagined and per collected step over time."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {
         name: [(float(x["step"]), float(x[key])) for x in lines if key in x]
@@ -69,8 +71,8 @@ def read_rewards(path: Path) -> dict[str, Curve]:
     }
 
 
-def show(scores: Curve, first: int) -> None:
-    """Print mean and standard error of the score in parts of the run."""
+def print_table(scores: Curve, first: int) -> None:
+    """Print mean and standard error of the score before and in tenths after `first`."""
     steps, score = np.array(scores).T
     edges = [0.0, *np.linspace(first, steps.max() + 1, TENTHS + 1)]
     for low, high in itertools.pairwise(edges):

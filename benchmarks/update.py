@@ -1,9 +1,9 @@
-"""Time updates of DreamerV3 on batches that are on the device already, and its kernels.
+"""Measure the time of DreamerV3 updates on one batch, and profile their kernels.
 
     python benchmarks/update.py size50m size200m --kernels 40
 
-What `reverie bench` measures besides (replay, environments, parts) is left out, so this
-is quick to run while something is being tuned.
+Unlike `reverie bench`, it measures neither replay nor environments nor the sections of
+an update, so it starts faster.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OBS = {
 ACT = {"action": Space(np.dtype(np.int32), (), 0, 18)}
 
 
-class Fixed:
-    """A feed with one batch."""
+class OneBatchFeed:
+    """Feed that always returns the same batch."""
 
     def __init__(self, batch: Batch):
         self.batch = batch
@@ -45,7 +45,7 @@ class Fixed:
     def ready(self, name: str) -> bool:
         return True
 
-    def update(self, *_: Any) -> None: ...
+    def write_back(self, *_: Any) -> None: ...
 
     def prioritize(self, *_: Any) -> None: ...
 
@@ -58,7 +58,9 @@ def main() -> None:
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--kernels", type=int, default=0, help="show so many")
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="number of kernels to list"
+    )
     args = parser.parse_args()
     for size in args.sizes:
         measure(size, args)
@@ -76,7 +78,7 @@ def measure(size: str, args: argparse.Namespace) -> None:
         compile=devices.pick_compile(args.compile, device),
         overlap=device.type == "cuda",
     )
-    feed, start = Fixed(make_batch(agent)), time.perf_counter()
+    feed, start = OneBatchFeed(make_batch(agent)), time.perf_counter()
     metrics = agent.train(feed)
     wait(device)
     print(f"{size}: first update {time.perf_counter() - start:.1f} s", flush=True)
@@ -90,10 +92,10 @@ def measure(size: str, args: argparse.Namespace) -> None:
             metrics = agent.train(feed)
         wait(device)
         times.append(1000 * (time.perf_counter() - start) / args.updates)
-    loss, taken = float(metrics["opt/loss"]), [round(ms, 3) for ms in times]
-    print(f"{size}: {taken} ms per update, loss {loss:.3f}")
+    loss, rounded = float(metrics["opt/loss"]), [round(ms, 3) for ms in times]
+    print(f"{size}: {rounded} ms per update, loss {loss:.3f}")
     if device.type == "cuda":
-        print(f"{size}: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB at most")
+        print(f"{size}: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB peak memory")
     if args.kernels:
         show_kernels(lambda: agent.train(feed), args.kernels)
 
@@ -113,10 +115,10 @@ def make_batch(agent: Dreamer) -> Batch:
 
 
 def show_kernels(call: Any, count: int) -> None:
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
-    events = [e for e in found.key_averages() if e.device_time_total > 0]
+    events = [e for e in profiler.key_averages() if e.device_time_total > 0]
     total = sum(e.device_time_total for e in events) / 1e3
     print(f"{sum(e.count for e in events)} kernels, {total:.3f} ms")
     for e in sorted(events, key=lambda e: -e.device_time_total)[:count]:

@@ -1,12 +1,12 @@
-"""VTA on bouncing balls: how fast an update is, and whether the data keeps up.
+"""Measure the time of VTA updates on bouncing balls, and the speed of the generator.
 
-    python benchmarks/vta.py                      the default sizes, 128 windows of 30
-    python benchmarks/vta.py bfloat16/graph       only one of the ways to compute them
-    python benchmarks/vta.py --batch 8 --belief 16 --updates 5      a quick look
+    python benchmarks/vta.py                      default sizes, 128 windows of 30
+    python benchmarks/vta.py bfloat16/graph       only this precision and compile mode
+    python benchmarks/vta.py --batch 8 --belief 16 --updates 5      a short test
 
-The generator is measured alone, in one thread, and then at work: while the agent
-learns, fresh sequences come at the rate of the defaults (`sequences.chunk` every
-`sequences.refresh` updates), and the mean over all updates has every wait in it.
+The generator is measured alone, in one thread. Updates are measured on one batch, and
+with new sequences at the default rate (`sequences.chunk` every `sequences.refresh`
+updates); the mean over those updates includes every wait for data.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from reverie.worlds.vta.config import VTAConfig
 
 
 def milliseconds(call: Callable[[], object], times: int, device: torch.device) -> float:
-    """The median over single calls."""
-    found = []
+    """Return the median time of a call."""
+    durations = []
     for _ in range(times):
         _wait(device)
         start = time.perf_counter()
         call()
         _wait(device)
-        found.append(1e3 * (time.perf_counter() - start))
-    return float(np.median(found))
+        durations.append(1e3 * (time.perf_counter() - start))
+    return float(np.median(durations))
 
 
 def _wait(device: torch.device) -> None:
@@ -43,15 +43,16 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-WAYS = {
+MODES = {
     "cuda": ["float32/none", "float32/graph", "bfloat16/none", "bfloat16/graph"],
     "cpu": ["float32/none"],
 }
+"""Precision and compile mode, by type of device."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ways", nargs="*", help="precision/compile")
+    parser.add_argument("modes", nargs="*", help="precision/compile")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--belief", type=int, default=128)
     parser.add_argument("--updates", type=int, default=50)
@@ -69,14 +70,14 @@ def main() -> None:
     start = time.perf_counter()
     make_sequences(rng, args.chunk, window.length, 2.0)
     rate = args.chunk / (time.perf_counter() - start)
-    fresh = SequenceConfig().chunk // SequenceConfig().refresh
+    needed = SequenceConfig().chunk // SequenceConfig().refresh
     print(
-        f"generator: {rate:.0f} sequences/s in one thread; an update needs {fresh}, "
-        f"that is {1e3 * fresh / rate:.2f} ms"
+        f"generator: {rate:.0f} sequences/s in one thread; an update needs {needed}, "
+        f"which take {1e3 * needed / rate:.2f} ms"
     )
-    refresh = max(1, args.chunk // fresh)
-    for way in args.ways or WAYS[device.type]:
-        precision, compile = way.split("/")
+    refresh = max(1, args.chunk // needed)
+    for mode in args.modes or MODES[device.type]:
+        precision, compile = mode.split("/")
         settings = SequenceConfig(chunk=args.chunk, refresh=refresh)
         source = BouncingBalls(settings, window, 0)
         feed = SequenceFeed(source, device, prefetch=device.type == "cuda")
@@ -91,18 +92,20 @@ def main() -> None:
         for _ in range(min(5, args.updates)):
             agent.train(feed)
         data = feed("train")
-        alone = milliseconds(lambda a=agent, d=data: a.update(d), args.updates, device)
+        one_batch = milliseconds(
+            lambda a=agent, d=data: a.update(d), args.updates, device
+        )
         updates = max(args.updates, 2 * refresh) if args.updates > 5 else args.updates
         _wait(device)
         start = time.perf_counter()
         for _ in range(updates):
             agent.train(feed)
         _wait(device)
-        fed = 1e3 * (time.perf_counter() - start) / updates
+        new_data = 1e3 * (time.perf_counter() - start) / updates
         print(
-            f"{precision}, compile {compile}: {alone:.2f} ms per update of "
-            f"{window.batch} x {window.length}; {fed:.2f} ms with fresh data, mean of "
-            f"{updates}",
+            f"{precision}, compile {compile}: {one_batch:.2f} ms per update of "
+            f"{window.batch} x {window.length}; {new_data:.2f} ms with new data, "
+            f"mean of {updates}",
             flush=True,
         )
         feed.close()

@@ -1,13 +1,14 @@
-"""What the README and the docs print is true: commands parse, snippets run, links hold.
+"""Check README and docs: commands are valid, code runs, links and file names exist.
 
-A command that would train for long only has its settings resolved, which fails for
-every flag, block or task that no longer exists; quick ones are run.
+Commands that train for long are only parsed and their settings resolved, which fails
+for every flag, block or task that does not exist. Commands that are quick are run.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,126 +24,162 @@ from reverie.cli.evaluate import EvalOptions
 from reverie.cli.main import COMMANDS, main
 from reverie.cli.sweep import parse_sweep_arguments
 from reverie.cli.train import BASE_BLOCKS, command_config
-from reverie.run.config import Config
+from reverie.run.config import find_schema
 
 ROOT = Path(__file__).resolve().parent.parent
-README, DOCS = ROOT / "README.md", ROOT / "docs"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+README, DOCS, BENCHMARKS = ROOT / "README.md", ROOT / "docs", ROOT / "benchmarks"
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    *sorted(DOCS.glob("*.md")),
+    BENCHMARKS / "README.md",
+]
+LINKED_PAGES = [*PAGES, BENCHMARKS / "log.md"]
 
-QUICK = ("check-env", "config", "envs")
-"""Commands that are run as they stand."""
+QUICK_COMMANDS = ("check-env", "config", "envs")
+"""Commands that are run as they are printed."""
 
-FORMS = ("LOGDIR", "TASK", "COMMAND")
-"""Words that stand for what a reader fills in."""
+PLACEHOLDERS = ("LOGDIR", "TASK", "COMMAND", "PREFIX", "RUN")
+"""Words that a reader replaces."""
 
-FOREIGN = ("--gpus",)
-"""Flags of other programs."""
+FLAGS_OF_OTHER_PROGRAMS = ("--gpus",)
+
+EXAMPLE_FILES = ("reverie/envs/suites/line.py",)
+"""Files that a page asks the reader to add to the package."""
+
+SAVED_FILES = {
+    "my_env.py": ("add-an-environment.md", "python"),
+    "my_agent.py": ("add-an-agent.md", "python"),
+    "my_world.py": ("add-a-world.md", "python"),
+    "my_loss.py": ("change-a-loss.md", "python"),
+    "my_loss.yaml": ("change-a-loss.md", "yaml"),
+}
+"""Files that a page asks the reader to save: the first code block of a language."""
+
+PLUGINS = [
+    {"agent": "my_agent:DQN"},
+    {"dreamer.world": "my_world:GRUWorld"},
+    {"dreamer.world": "my_loss:InverseRSSM"},
+    {"agent": "examples.random_shooting:RandomShooting"},
+]
+"""Agents and worlds of the docs, whose settings are printed, too."""
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
-    """The fenced blocks of a page in these languages."""
+def code_blocks(page: Path, *languages: str) -> list[str]:
+    """Return the fenced code blocks of a page in these languages."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.S | re.M)
     return [text for language, text in fences if language in languages]
 
 
-def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+def inline_code(page: Path) -> list[str]:
+    """Return the text between backticks outside of code blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
-def spans(page: Path) -> list[str]:
-    """What stands between backticks in running text."""
-    return [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", prose(page))]
-
-
-def shell_lines(page: Path) -> list[str]:
-    """Every command, from blocks and from running text."""
-    shell = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
+def commands(page: Path) -> list[str]:
+    """Return every line of a shell block, and all inline code."""
+    shell = "\n".join(code_blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
     lines = [line.strip().removeprefix("$ ") for line in shell.splitlines()]
-    return [*lines, *spans(page)]
+    return [*lines, *inline_code(page)]
 
 
 def printed(start: str) -> list[tuple[str, str]]:
-    """Every printed line that starts so, with its page."""
-    found = {(p.name, x) for p in PAGES for x in shell_lines(p) if x.startswith(start)}
-    return sorted(found)
+    """Return page and text of all commands and inline code with this beginning."""
+    pairs = {
+        (page.relative_to(ROOT).as_posix(), line.replace("\\|", "|"))
+        for page in PAGES
+        for line in commands(page)
+        if line.startswith(start)
+    }
+    return sorted(pairs)
 
 
-def example_env() -> str:
-    """What `docs/add-an-environment.md` asks to save as `my_env.py`."""
-    return blocks(DOCS / "add-an-environment.md", "python")[0]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty folder with the documented environment in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_env.py").write_text(example_env())
-    saved_plans()
-    return tmp_path
-
-
-def saved_plans() -> list[str]:
-    """The files that `docs/sweep.md` shows, here, under the names they have there."""
+def save_sweep_files() -> list[str]:
+    """Save the YAML files of `docs/sweep.md` in the current folder."""
     names = []
-    for text in blocks(DOCS / "sweep.md", "yaml"):
+    for text in code_blocks(DOCS / "sweep.md", "yaml"):
         names.append(text.splitlines()[0].removeprefix("# "))
         Path(names[-1]).write_text(text)
     return names
 
 
-def test_there_is_something_to_check():
+@pytest.fixture
+def user_folder(tmp_path, monkeypatch):
+    """A folder that contains the files that the docs ask a reader to save."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))  # for `examples`
+    for name, (page, language) in SAVED_FILES.items():
+        (tmp_path / name).write_text(code_blocks(DOCS / page, language)[0])
+    save_sweep_files()
+    yield tmp_path
+    for name in SAVED_FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def setting_names() -> set[str]:
+    """Return all setting names, including those of the plug-ins in the docs."""
+    names = {"configs", "config"}
+    for plugin in [{}, *PLUGINS]:
+        names |= set(configs.setting_names(find_schema([plugin])))
+    return names
+
+
+def check_command(words: list[str]) -> None:
+    """Raise unless the command line would be accepted."""
+    name, arguments = words[0], words[1:]
+    assert name in COMMANDS, f"there is no command {name!r}"
+    is_filled_in = bool(arguments) and not set(PLACEHOLDERS) & set(arguments)
+    if "--help" in arguments:
+        assert main(words) == 0
+    elif name in BASE_BLOCKS:
+        command_config(name, arguments)
+    elif name == "envs" or (name in QUICK_COMMANDS and is_filled_in):
+        assert main(words) == 0
+    elif name in ("eval", "check-env"):
+        maximum = 2 if name == "eval" else 1
+        parsed = parse_arguments(arguments, max_positional=maximum)
+        assert parsed.positional or not arguments
+        parsed.take_options(EvalOptions)
+        to_config(parsed)
+    elif name == "sweep":
+        if arguments and "FILE" not in arguments:
+            continues = arguments[0].startswith("--")
+            file = [save_sweep_files()[0]] if continues else []
+            parse_sweep_arguments([*file, *arguments])
+    elif name == "bench" and arguments[:1] == ["envs"]:
+        parse_bench_envs_arguments(arguments[1:])
+    elif name == "bench":
+        parse_bench_arguments(arguments)[1]([], {})
+    elif name == "data":
+        assert arguments[0] in data_commands()
+        assert not arguments[1:] or parse_data_arguments(arguments[0], arguments[1:])
+    elif name == "draw":
+        assert arguments[0] in FIGURES
+        parsed = parse_arguments(arguments[1:], max_positional=1)
+        parsed.take_options(DrawOptions)
+        to_config(parsed)
+    elif name == "config":
+        assert not arguments or arguments[0] == "--explain"
+    else:
+        parsed = parse_arguments(arguments)
+        to_config(parsed)
+        assert {flag for flag, _ in parsed.flags} <= {"logdir"}
+
+
+def test_pages_contain_commands_flags_and_code():
     lines = [line for _, line in printed("reverie ")]
     assert len(lines) > 10
     assert {line.split()[1] for line in lines} >= {"train", "eval", "config"}
     assert len(printed("--")) > 10
-    assert blocks(README, "python")
-
-
-def understand(words: list[str]) -> None:
-    """Raise, or fail, unless the command line would be accepted."""
-    name, rest = words[0], words[1:]
-    assert name in COMMANDS, f"there is no command {name!r}"
-    if "--help" in rest:
-        assert main(words) == 0
-    elif name in BASE_BLOCKS:
-        command_config(name, rest)
-    elif name == "envs" or (name in QUICK and rest and not set(FORMS) & set(rest)):
-        assert main(words) == 0
-    elif name in ("eval", "check-env"):
-        arguments = parse_arguments(rest, max_positional=2 if name == "eval" else 1)
-        assert arguments.positional or not rest
-        arguments.take_options(EvalOptions)
-        to_config(arguments)
-    elif name == "sweep":
-        if rest and "FILE" not in rest:
-            parse_sweep_arguments(
-                rest if rest[0][:2] != "--" else [saved_plans()[0], *rest]
-            )
-    elif name == "bench" and rest[:1] == ["envs"]:
-        parse_bench_envs_arguments(rest[1:])
-    elif name == "bench":
-        parse_bench_arguments(rest)[1]([], {})
-    elif name == "data":
-        assert rest[0] in data_commands()
-        assert not rest[1:] or parse_data_arguments(rest[0], rest[1:])
-    elif name == "draw":
-        assert rest[0] in FIGURES
-        arguments = parse_arguments(rest[1:], max_positional=1)
-        arguments.take_options(DrawOptions)
-        to_config(arguments)
-    elif name == "config":
-        assert rest[0] == "--explain"
-    else:
-        arguments = parse_arguments(rest)
-        to_config(arguments)
-        assert {flag for flag, _ in arguments.flags} <= {"logdir"}
+    assert code_blocks(README, "python")
 
 
 @pytest.mark.parametrize(("page", "line"), printed("reverie "))
-def test_every_printed_command_is_understood(page, line, here):
-    understand(shlex.split(line, comments=True)[1:])
+def test_command_is_accepted(page, line, user_folder):
+    check_command(shlex.split(line, comments=True)[1:])
 
 
 @pytest.mark.parametrize(
@@ -153,28 +190,33 @@ def test_every_printed_command_is_understood(page, line, here):
         "train --configs sizexl",
         "eval LOGDIR --run.steeps 3",
         "check-env my_env:make_envy",
+        "train --agent my_agent:DQN --dqn.epsilonn 1",
     ],
 )
-def test_a_command_that_does_not_exist_is_not_understood(words, here):
+def test_wrong_command_is_not_accepted(words, user_folder):
     with pytest.raises((UserError, AssertionError)):
-        understand(words.split())
+        check_command(words.split())
 
 
 @pytest.mark.parametrize(("page", "line"), printed("--"))
-def test_every_flag_named_in_passing_exists(page, line, here):
+def test_flag_in_text_exists(page, line, user_folder):
     words = shlex.split(line)
-    if words[0] in FOREIGN:
+    if words[0] in FLAGS_OF_OTHER_PROGRAMS:
         return
     if len(words) == 1:
         name = words[0].removeprefix("--").replace("-", "_")
-        assert name in (*configs.setting_names(Config), "configs", "config"), line
+        if name.endswith(".*"):
+            prefix = name.removesuffix("*")
+            assert any(each.startswith(prefix) for each in setting_names()), line
+        else:
+            assert name in setting_names(), line
         return
     for last in words[-1].split("/") if "resample" in line else words[-1:]:
         to_config(parse_arguments([*words[:-1], last]))
 
 
 @pytest.mark.parametrize(("page", "line"), printed("make "))
-def test_every_make_target_exists(page, line):
+def test_make_target_exists(page, line):
     targets = re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), re.M)
     words = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word]
     assert words
@@ -182,33 +224,45 @@ def test_every_make_target_exists(page, line):
 
 
 @pytest.mark.parametrize(("page", "line"), printed("pip install"))
-def test_every_extra_exists(page, line):
+def test_extra_exists(page, line):
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     named = re.findall(r"(?:reverie|\.)\[([\w,]+)\]", line.replace("NAME", "dev"))
     assert {name for names in named for name in names.split(",")} <= set(extras)
 
 
-@pytest.mark.parametrize("page", [p.name for p in PAGES if blocks(p, "python")])
-def test_every_snippet_runs(page, here, monkeypatch, capsys):
-    path = next(p for p in PAGES if p.name == page)
+@pytest.mark.parametrize(("page", "line"), printed("python benchmarks/"))
+def test_benchmark_program_and_its_options_exist(page, line):
+    words = shlex.split(line)
+    text = (ROOT / words[1]).read_text()
+    for word in words[2:]:
+        option = word.partition("=")[0]
+        is_setting = "." in option  # passed on to the runs
+        assert not option.startswith("--") or is_setting or f'"{option}"' in text
+
+
+@pytest.mark.parametrize(
+    "page", [page.name for page in PAGES if code_blocks(page, "python")]
+)
+def test_python_code_runs(page, user_folder, monkeypatch, capsys):
+    path = next(path for path in PAGES if path.name == page)
     monkeypatch.setattr("sys.argv", ["python"])
-    for code in blocks(path, "python"):
+    for code in code_blocks(path, "python"):
         short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>60", code)
         exec(compile(short, page, "exec", dont_inherit=True), {"__name__": "snippet"})
     if page == "README.md":
-        assert (here / "logdir" / "python" / "ckpt").is_dir()
+        assert (user_folder / "logdir" / "python" / "ckpt").is_dir()
 
 
-def test_the_documented_environment_trains_as_printed(here, capsys):
+def test_environment_of_the_docs_trains(user_folder, capsys):
     line = next(x for _, x in printed("reverie train") if "--env.length" in x)
     words = shlex.split(line)[1:]
     short = "--run.steps 40 --run.log_every 0 --run.report_every 0 --logdir run"
     assert main([*words, *short.split(), "--agent", "random"]) == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_somewhere(page):
+@pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.name)
+def test_relative_links_exist(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         target, _, anchor = link.partition("#")
         if "://" in target or target.startswith("mailto:"):
@@ -223,10 +277,30 @@ def test_every_relative_link_leads_somewhere(page):
             assert anchor in slugs, link
 
 
-def test_the_drawn_rooms_exist():
-    """The trees of the README name folders and files that are there."""
-    house = next(text for text in blocks(README, "text") if "api.py" in text)
-    names = re.findall(r"^  ([\w.]+/?)  ", house, re.M)
+@pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.name)
+def test_files_named_in_text_exist(page):
+    """Paths below the folders of the repository, without placeholders."""
+    for span in inline_code(page):
+        match = re.fullmatch(
+            r"(reverie|tests|benchmarks|examples|tools)/[\w./-]+", span
+        )
+        is_example = span in EXAMPLE_FILES
+        assert not match or is_example or (ROOT / span).exists(), span
+
+
+def test_package_tree_of_the_readme_exists():
+    tree = next(text for text in code_blocks(README, "text") if "api.py" in text)
+    package, _, others = tree.partition("\ntests/")
+    names = re.findall(r"^  ([\w.]+/?)  ", package, re.M)
     assert len(names) > 8
     for name in names:
         assert (ROOT / "reverie" / name).exists(), name
+    for name in re.findall(r"^([\w.]+/)  ", f"tests/{others}", re.M):
+        assert (ROOT / name).exists(), name
+
+
+def test_package_tree_of_the_readme_is_complete():
+    tree = next(text for text in code_blocks(README, "text") if "api.py" in text)
+    for path in (ROOT / "reverie").iterdir():
+        if path.is_dir() and not path.name.startswith("_"):
+            assert re.search(rf"\b{path.name}/", tree), path.name
