@@ -83,6 +83,16 @@ def draw_curves(
     lines = {
         name: _to_line(curve, smooth) for name, curve in curves.items() if len(curve)
     }
+    return draw_lines(lines, title, x_label, y_label)
+
+
+def draw_lines(
+    lines: Mapping[str, Line],
+    title: str = "",
+    x_label: str = "environment steps",
+    y_label: str = "score",
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Plot lines with their bands."""
     x_range, y_range = _ranges(lines)
     x_ticks = round_ticks(*x_range, count=8)
     y_ticks = round_ticks(*y_range, count=6)
