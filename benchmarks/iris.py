@@ -19,7 +19,7 @@ import torch
 from update import show_kernels, wait
 
 from reverie.agents.iris.agent import Iris
-from reverie.agents.iris.config import PARTS
+from reverie.agents.iris.config import COMPONENTS
 from reverie.api import Batch
 from reverie.run import device as devices
 from reverie.run.config import resolve
@@ -39,7 +39,7 @@ ACTIONS = {"crafter": 17, "atari": 4}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("presets", nargs="+", choices=list(ACTIONS))
-    parser.add_argument("--parts", nargs="+", default=PARTS)
+    parser.add_argument("--components", nargs="+", default=COMPONENTS)
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--full", action="store_true", help="actor-critic in float32")
@@ -55,7 +55,7 @@ def main() -> None:
 def measure(preset: str, args: argparse.Namespace) -> None:
     device = devices.pick_device("auto")
     devices.enable_autotuning(device)
-    flags = {"iris.actor_critic.half": not args.full}
+    flags = {"iris.actor_critic.low_precision_conv": not args.full}
     agent = Iris(
         OBS,
         {"action": Space(np.dtype(np.int32), (), 0, ACTIONS[preset])},
@@ -64,8 +64,8 @@ def measure(preset: str, args: argparse.Namespace) -> None:
         precision=devices.pick_precision(args.precision, device),
         compile=devices.pick_compile(args.compile, device),
     )
-    for part in args.parts:
-        update = partial(agent.update, part, [make_batch(agent, part)])
+    for component in args.components:
+        update = partial(agent.update, component, [make_batch(agent, component)])
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -75,7 +75,7 @@ def measure(preset: str, args: argparse.Namespace) -> None:
         memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
         times = [timed(update, args.updates, device) for _ in range(3)]
         rounded = [round(ms, 2) for ms in times]
-        print(f"{preset} {part}: {rounded} ms, {memory / 1e9:.2f} GB", flush=True)
+        print(f"{preset} {component}: {rounded} ms, {memory / 1e9:.2f} GB", flush=True)
         if args.kernels:
             show_kernels(update, args.kernels)
 
@@ -89,8 +89,8 @@ def timed(call: Any, count: int, device: torch.device) -> float:
     return 1000 * (time.perf_counter() - start) / count
 
 
-def make_batch(agent: Iris, part: str) -> Batch:
-    window, rng = agent.windows[part], np.random.default_rng(0)
+def make_batch(agent: Iris, component: str) -> Batch:
+    window, rng = agent.windows[component], np.random.default_rng(0)
     rows = (window.batch, window.length)
     batch = {
         key: space.sample(rng, rows[0] * rows[1]).reshape(*rows, *space.shape)

@@ -26,7 +26,7 @@ from reverie.render.video import write_image
 RANDOM = 1.52, 0.12
 """Score of the random agent and its standard error, over 100 episodes."""
 REWARDS = {
-    "imagined": "train/actor_critic/dream_reward",
+    "imagined": "train/actor_critic/imagined_reward",
     "collected": "collect/reward_mean",
 }
 TENTHS = 10

@@ -14,7 +14,7 @@ from reverie.evaluation.episodes import evaluate
 from reverie.run.config import resolve
 from reverie.run.train import train
 
-PARTS = ("tokenizer", "world_model", "actor_critic")
+COMPONENTS = ("tokenizer", "world_model", "actor_critic")
 
 
 def learn(logdir: Path, **flags) -> float:
@@ -38,8 +38,8 @@ def test_catch_is_solved_in_dreams(tmp_path):
 @pytest.mark.slow
 def test_nothing_is_learned_in_an_untrained_world(tmp_path):
     untrained = {
-        f"iris.learn.{part}.{steps}": 0
-        for part in ("tokenizer", "world_model")
+        f"iris.training.{component}.{steps}": 0
+        for component in ("tokenizer", "world_model")
         for steps in ("steps", "first_steps")
     }
     assert learn(tmp_path / "run", **untrained) < 0.5

@@ -1,4 +1,4 @@
-"""The settings that `docs/iris.md` names exist."""
+"""The settings named in `docs/iris.md` exist."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from pathlib import Path
 
 from reverie import config as configs
-from reverie.agents.iris.config import PARTS
+from reverie.agents.iris.config import COMPONENTS
 from reverie.run.config import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "iris.md"
 
 
-def test_every_setting_that_is_named_exists():
-    known = set(configs.setting_names(Config))
+def test_all_named_settings_exist():
+    existing = set(configs.setting_names(Config))
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     checked = 0
     for row in rows:
-        ours, before = row.split(" | ")[-1], ""
-        for name in re.findall(r"`([a-z_.<>*]+)`", ours):
-            whole = before + name if name.startswith(".") else name
-            if not whole.startswith(("iris.", "run.")) or name.endswith("*"):
+        column, prefix = row.split(" | ")[-1], ""
+        for name in re.findall(r"`([a-z_.<>*]+)`", column):
+            setting = prefix + name if name.startswith(".") else name
+            if not setting.startswith(("iris.", "run.")) or name.endswith("*"):
                 continue
-            if not name.startswith("."):  # what follows may leave the beginning out
-                before = name.rsplit(".", 1)[0]
-            for part in PARTS if "<part>" in whole else [""]:
-                full = whole.replace("<part>", part)
-                if full == "iris.learn.actor_critic.length":
-                    continue  # follows from the burn-in
-                assert full in known, full
+            if not name.startswith("."):  # the next settings may omit the prefix
+                prefix = name.rsplit(".", 1)[0]
+            for component in COMPONENTS if "<component>" in setting else [""]:
+                full = setting.replace("<component>", component)
+                if full == "iris.training.actor_critic.length":
+                    continue  # is the burn-in
+                assert full in existing, full
                 checked += 1
     assert checked > 40

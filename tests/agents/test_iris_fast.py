@@ -1,6 +1,6 @@
-"""Δ-IRIS with its GPU twins in place learns and acts as without them.
+"""Δ-IRIS with fast module versions and CUDA graphs trains and acts like without.
 
-On a CPU the kernels run in Triton's interpreter. Recorded updates need a GPU.
+On a CPU the kernels run in Triton's interpreter. CUDA graphs need a GPU.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_iris import lived, make_env, settings
+from iris_helpers import collected_feed, make_env, settings
 
-from reverie.agents.iris.actor_critic import Recall
+from reverie.agents.iris.actor_critic import LSTMState
 from reverie.agents.iris.agent import Iris
-from reverie.agents.iris.config import PARTS
+from reverie.agents.iris.config import COMPONENTS
 from reverie.agents.iris.fast import FastPixelNet
 from reverie.kernels import accelerate
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
@@ -26,11 +26,11 @@ DEVICE = CUDA if torch.cuda.is_available() else CPU
 
 
 SMALL = {
-    "iris.learn.tokenizer.batch": 2,
-    "iris.learn.tokenizer.length": 2,
-    "iris.learn.world_model.batch": 2,
-    "iris.learn.world_model.length": 2,
-    "iris.learn.actor_critic.batch": 1,
+    "iris.training.tokenizer.batch": 2,
+    "iris.training.tokenizer.length": 2,
+    "iris.training.world_model.batch": 2,
+    "iris.training.world_model.length": 2,
+    "iris.training.actor_critic.batch": 1,
     "iris.actor_critic.horizon": 2,
     "iris.world_model.transformer.layers": 1,
 }
@@ -49,185 +49,188 @@ def make(device=CPU, compile="none", precision="float32", **flags) -> Iris:
 
 
 def batches(count=1):
-    """What an agent lived through, to be learnt from by others."""
+    """Batches for each component from data that a random agent collected."""
     agent = make()
-    feed = lived(agent)
-    return {name: [feed(name) for _ in range(count)] for name in PARTS}
+    feed = collected_feed(agent)
+    return {name: [feed(name) for _ in range(count)] for name in COMPONENTS}
 
 
-def on_device(windows_):
+def on_device(batches_):
     return {
         name: [{key: x.to(DEVICE) for key, x in batch.items()} for batch in window]
-        for name, window in windows_.items()
+        for name, window in batches_.items()
     }
 
 
-def kinds(module):
-    return {type(part).__name__ for part in module.modules()}
+def class_names(module):
+    return {type(submodule).__name__ for submodule in module.modules()}
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer", *(pytest.param(x, marks=pytest.mark.slow) for x in PARTS[1:])]
+    "name",
+    ["tokenizer", *(pytest.param(x, marks=pytest.mark.slow) for x in COMPONENTS[1:])],
 )
-def test_twins_learn_what_plain_parts_learn(name, monkeypatch):
+def test_fast_modules_train_like_the_plain_ones(name, monkeypatch):
     monkeypatch.setattr(accelerate, "available", lambda device: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    plain, quick = (make(DEVICE, compile) for compile in ("none", "step"))
-    for module in (quick.world, quick.actor_critic, quick.dreamt):
-        assert "FastFrameEncoder" in kinds(module)
+    plain, fast = (make(DEVICE, compile) for compile in ("none", "step"))
+    for module in (fast.world, fast.actor_critic, fast.imagination_world):
+        assert "FastFrameEncoder" in class_names(module)
     window = on_device(batches())[name]
-    one, two = (agent.update(name, window) for agent in (plain, quick))
-    assert one.keys() == two.keys()
-    for key, value in one.items():
-        torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4, msg=key)
-    for mine, other in zip(
-        plain.opts[name].tensors, quick.opts[name].tensors, strict=True
+    expected, actual = (agent.update(name, window) for agent in (plain, fast))
+    assert expected.keys() == actual.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-3, atol=1e-4, msg=key)
+    for weight, fast_weight in zip(
+        plain.opts[name].tensors, fast.opts[name].tensors, strict=True
     ):
-        torch.testing.assert_close(other, mine, rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(fast_weight, weight, rtol=1e-3, atol=2e-3)
 
 
-def test_an_lstm_that_multiplies_all_inputs_at_once_remembers_the_same():
+def test_the_fast_lstm_matches_the_plain_one():
     plain = make(DEVICE).actor_critic.online
-    quick = copy.deepcopy(plain)
-    quick.__class__ = FastPixelNet
+    fast = copy.deepcopy(plain)
+    fast.__class__ = FastPixelNet
     features = torch.randn(3, 4, plain.lstm.input_size, device=DEVICE)
-    start = Recall(*torch.randn(2, 3, plain.width, device=DEVICE))
-    given = [x.requires_grad_() for x in (features, *start)]
-    found = []
-    for net in (plain, quick):
-        recall, hidden = net.watch(start, features)
-        leaves = [*given, *net.lstm.parameters()]
+    start = LSTMState(*torch.randn(2, 3, plain.width, device=DEVICE))
+    inputs = [x.requires_grad_() for x in (features, *start)]
+    results = []
+    for net in (plain, fast):
+        state, hidden = net.run_lstm(start, features)
+        leaves = [*inputs, *net.lstm.parameters()]
         grads = torch.autograd.grad(hidden.cos().sum(), leaves)
-        found.append((recall, hidden, grads))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-    recall, hidden = quick.watch(start, features[:, :0])
-    assert recall is start
+        results.append((state, hidden, grads))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    state, hidden = fast.run_lstm(start, features[:, :0])
+    assert state is start
     assert hidden.shape == (3, 0, plain.width)
 
 
 @torch.no_grad()
-def test_what_is_remembered_beside_decides_the_same():
+def test_fast_policy_steps_match_the_plain_ones():
     plain = make(DEVICE).actor_critic.online
-    quick = copy.deepcopy(plain)
-    quick.__class__ = FastPixelNet
+    fast = copy.deepcopy(plain)
+    fast.__class__ = FastPixelNet
     image = torch.randint(0, 256, (3, *make_env().obs_space["image"].shape))
     image = image.to(DEVICE, torch.uint8)
-    start = Recall(*torch.randn(2, 3, plain.width, device=DEVICE))
-    wanted, got = (net.decide(start, image) for net in (plain, quick))
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    start = LSTMState(*torch.randn(2, 3, plain.width, device=DEVICE))
+    expected, actual = (net.policy_step(start, image) for net in (plain, fast))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_copy_to_dream_in_has_the_twins_too(monkeypatch):
+def test_the_low_precision_world_has_fast_modules(monkeypatch):
     monkeypatch.setattr(accelerate, "available", lambda device: True)
-    quick = make(DEVICE, "step", "bfloat16")
-    assert quick.dreamt is not quick.world
-    assert {"FastFrameDecoder", "FastTransformer"} <= kinds(quick.dreamt)
+    fast = make(DEVICE, "step", "bfloat16")
+    assert fast.imagination_world is not fast.world
+    assert {"FastFrameDecoder", "FastTransformer"} <= class_names(
+        fast.imagination_world
+    )
 
 
-def test_without_twins_a_gpu_is_told_so(monkeypatch):
+def test_without_triton_modules_are_plain(monkeypatch):
     monkeypatch.setattr(accelerate, "available", lambda device: False)
     assert make(compile="step").fast.has_graphs is False
-    assert "FastFrameEncoder" not in kinds(make(compile="step").world)
+    assert "FastFrameEncoder" not in class_names(make(compile="step").world)
 
 
 @pytest.fixture
 def _without_onednn():
-    """Whose half precision ends the process on some machines."""
+    """Disable oneDNN, which crashes on some machines in half precision."""
     before = torch.backends.mkldnn.set_flags(False)
     yield
     torch.backends.mkldnn.set_flags(*before)
 
 
 @pytest.mark.usefixtures("_without_onednn")
-@pytest.mark.parametrize("name", PARTS)
-def test_every_weight_is_used_through_its_copy(name):
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_every_weight_is_used_through_its_low_precision_copy(name):
     window = batches()[name][0]
-    found = []
-    for shadowed in (False, True):
+    results = []
+    for low_precision in (False, True):
         agent = make(precision="bfloat16")
         tensors = agent.opts[name].tensors
-        if shadowed:
-            seeing = [net.frame for net in agent.actor_critic.children()]
-            shadows = LowPrecisionWeights([agent.world, *seeing], torch.bfloat16)
-            tensors = [shadows.leaf(tensor) for tensor in tensors]
-        losses, _ = agent.losses(name, agent._segment(window))
+        if low_precision:
+            encoders = [net.frame for net in agent.actor_critic.children()]
+            copies = LowPrecisionWeights([agent.world, *encoders], torch.bfloat16)
+            tensors = [copies.leaf(tensor) for tensor in tensors]
+        losses, _ = agent.losses(name, agent._to_segment(window))
         total = torch.stack([x.mean() for x in losses.values()]).sum()
-        found.append(torch.autograd.grad(total, tensors))
-    for plain, copied in zip(*found, strict=True):
-        assert torch.equal(plain, copied.float())
+        results.append(torch.autograd.grad(total, tensors))
+    for grad, low_precision_grad in zip(*results, strict=True):
+        assert torch.equal(grad, low_precision_grad.float())
 
 
-def test_parts_are_timed_with_learners_of_their_own():
+def test_sections_have_their_own_graphs():
     agent = make()
-    pieces = agent.sections(lived(agent))
-    assert list(pieces) == list(PARTS)
-    learners = [piece.args[-1] for piece in pieces.values()]
-    assert not set(map(id, learners)) & set(map(id, agent.learning.values()))
+    sections = agent.sections(collected_feed(agent))
+    assert list(sections) == list(COMPONENTS)
+    updates = [section.args[-1] for section in sections.values()]
+    assert not set(map(id, updates)) & set(map(id, agent._run_update.values()))
     agent.schedule.add_env_steps(0)
     before = agent.opts["tokenizer"].step.clone()
-    pieces["tokenizer"]()
+    sections["tokenizer"]()
     assert agent.opts["tokenizer"].step == before + 1
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", PARTS)
-def test_a_recorded_update_is_the_update(name, count):
-    windows_ = on_device(batches(count))
-    found = []
-    flags = {f"iris.learn.{name}.accumulate": count}
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_updates_as_graphs_equal_plain_updates(name, count):
+    batches_ = on_device(batches(count))
+    results = []
+    flags = {f"iris.training.{name}.accumulate": count}
     for compile in ("none", "step", "graph"):
         agent = make(CUDA, compile, "bfloat16", **flags)
         losses = []
         for _ in range(6):
-            metrics = agent.update(name, windows_[name])
+            metrics = agent.update(name, batches_[name])
             losses.append(float(metrics[f"{name}/opt/loss"]))
-        found.append(losses)
-    learner = agent.learning[name]
-    assert learner.can_capture
-    assert any(not isinstance(x, int) for x in learner.graphs.values())
+        results.append(losses)
+    update = agent._run_update[name]
+    assert update.can_capture
+    assert any(not isinstance(x, int) for x in update.graphs.values())
     assert agent.opts[name].step == 6
-    assert found[1] == pytest.approx(found[0], rel=5e-2, abs=1e-3)
-    assert found[2] == pytest.approx(found[1], rel=5e-2, abs=1e-3)
+    assert results[1] == pytest.approx(results[0], rel=5e-2, abs=1e-3)
+    assert results[2] == pytest.approx(results[1], rel=5e-2, abs=1e-3)
 
 
 @pytest.mark.gpu
-def test_recorded_dreams_see_the_world_of_now():
-    windows_ = on_device(batches())
+def test_imagination_in_graphs_uses_the_current_world():
+    batches_ = on_device(batches())
     agent = make(CUDA, "graph", "bfloat16")
     for _ in range(4):
-        agent.update("actor_critic", windows_["actor_critic"])
+        agent.update("actor_critic", batches_["actor_critic"])
     for _ in range(5):
-        agent.update("tokenizer", windows_["tokenizer"])
-    agent.update("actor_critic", windows_["actor_critic"])
-    world, dreamt = agent.world.tokenizer, agent.dreamt.tokenizer
-    torch.testing.assert_close(dreamt.quantizer.codebook, world.quantizer.codebook)
-    mine, other = world.frame.layers[0].weight, dreamt.frame.layers[0].weight
-    torch.testing.assert_close(other, mine.to(other.dtype))
+        agent.update("tokenizer", batches_["tokenizer"])
+    agent.update("actor_critic", batches_["actor_critic"])
+    world, copied = agent.world.tokenizer, agent.imagination_world.tokenizer
+    torch.testing.assert_close(copied.quantizer.codebook, world.quantizer.codebook)
+    expected, actual = world.frame.layers[0].weight, copied.frame.layers[0].weight
+    torch.testing.assert_close(actual, expected.to(actual.dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", PARTS)
-def test_updates_never_wait_for_the_device(name):
-    windows_ = on_device(batches())
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_updates_do_not_synchronize_with_the_device(name):
+    batches_ = on_device(batches())
     agent = make(CUDA, "graph", "bfloat16")
     for _ in range(4):
-        agent.update(name, windows_[name])
+        agent.update(name, batches_[name])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(2):
-            agent.update(name, windows_[name])
+            agent.update(name, batches_[name])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
-def test_recorded_acting_remembers_and_chooses_as_running_does():
+def test_policy_steps_in_graphs_equal_plain_ones():
     flags = {"iris.acting.eval_sample": False}
     rng = np.random.default_rng(0)
     agents = [make(CUDA, mode, **flags) for mode in ("step", "graph")]
-    memories = [agent.initial(3) for agent in agents]
+    carries = [agent.initial(3) for agent in agents]
     for step in range(8):
         obs = {
             "image": rng.integers(0, 256, (3, 4, 4, 3), dtype=np.uint8),
@@ -235,9 +238,9 @@ def test_recorded_acting_remembers_and_chooses_as_running_does():
             "is_last": np.array([False, step == 4, False]),
         }
         for i, agent in enumerate(agents):
-            memories[i], action, _ = agent.policy(memories[i], obs, mode="eval")
+            carries[i], action, _ = agent.policy(carries[i], obs, mode="eval")
             assert isinstance(action["action"], np.ndarray)
-        one, two = memories
-        assert torch.equal(one.frames, two.frames)
-        torch.testing.assert_close(one.recall, two.recall, rtol=1e-3, atol=1e-3)
-    assert agents[1].acting["eval"].act.graphs
+        plain, graphed = carries
+        assert torch.equal(plain.frames, graphed.frames)
+        torch.testing.assert_close(plain.lstm, graphed.lstm, rtol=1e-3, atol=1e-3)
+    assert agents[1]._policy._run["eval"].act.graphs

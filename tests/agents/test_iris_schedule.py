@@ -1,59 +1,65 @@
-"""When Δ-IRIS should_collect, and which part it trains when."""
+"""The epochs of Δ-IRIS: when it collects data, and which component it trains."""
 
 from __future__ import annotations
 
 import pytest
 
-from reverie.agents.iris.schedule import TURN, Epochs, EpochsConfig, Share
+from reverie.agents.iris.config import COMPONENTS
+from reverie.agents.iris.schedule import (
+    MAX_UPDATES_DUE,
+    EpochSchedule,
+    EpochScheduleConfig,
+    UpdatesPerEpoch,
+)
 from reverie.api import Schedule, UserError
 from reverie.run.config import resolve
 
 
-def make(shares=None, **settings) -> Epochs:
-    usual = {"epochs": 4, "collect_epochs": 3, "first_steps": 20, "steps": 5}
-    return Epochs(
-        EpochsConfig(**{**usual, **settings}),
-        shares or {"a": Share(2, 6, 0), "b": Share(3, 0, 1)},
+def make(updates=None, **settings) -> EpochSchedule:
+    defaults = {"epochs": 4, "collect_epochs": 3, "first_steps": 20, "steps": 5}
+    return EpochSchedule(
+        EpochScheduleConfig(**{**defaults, **settings}),
+        updates or {"a": UpdatesPerEpoch(2, 6, 0), "b": UpdatesPerEpoch(3, 0, 1)},
     )
 
 
-def run(schedule: Epochs, envs: int = 1) -> list:
-    """What happens, turn by turn: numbers of steps taken, names of parts trained."""
-    history, taken = [], 0
+def run(schedule: EpochSchedule, envs: int = 1) -> list:
+    """Return a history of environment step counts and names of updated components."""
+    history, steps = [], 0
     while not schedule.finished:
         if schedule.should_collect:
             schedule.add_env_steps(envs)
-            taken += envs
-        for _ in range(schedule.updates_due(taken)):
-            if taken:
-                history.append(taken)
-                taken = 0
-            history.append(schedule.part)
+            steps += envs
+        for _ in range(schedule.updates_due(steps)):
+            if steps:
+                history.append(steps)
+                steps = 0
+            history.append(schedule.component)
             schedule.add_update()
     return history
 
 
-def test_it_is_a_rhythm():
+def test_it_meets_the_protocol():
     assert isinstance(make(), Schedule)
 
 
-def test_an_epoch_collects_and_then_trains_each_part_in_turn():
+def test_an_epoch_collects_and_then_trains_each_component():
     assert run(make()) == [
-        *(20, *"aaaaaa"),  # b begins after the first epoch
+        *(20, *"aaaaaa"),  # b starts after the first epoch
         *(5, *"aabbb"),
         *(5, *"aabbb"),
         *"aabbb",  # the last epoch only trains
     ]
 
 
-def test_what_is_collected_too_much_counts_for_the_next_epoch():
+def test_excess_steps_count_for_the_next_epoch():
     history = run(make(first_steps=20), envs=8)
-    taken = [n for n in history if isinstance(n, int)]
-    assert taken == [24, 8]  # 20, 25 and 30 are reached after 24, 32 and 32 steps
+    steps = [n for n in history if isinstance(n, int)]
+    assert steps == [24, 8]  # 20, 25 and 30 are reached after 24, 32 and 32 steps
     assert history.count("a") == 6 + 2 + 2 + 2
 
 
-def test_the_first_epoch_is_random_only_if_it_has_steps_of_its_own():
+def test_the_first_epoch_is_random_if_it_has_its_own_number_of_steps():
     schedule = make()
     assert schedule.is_random
     schedule.add_env_steps(20)
@@ -64,18 +70,20 @@ def test_the_first_epoch_is_random_only_if_it_has_steps_of_its_own():
     assert not make(first_steps=0).is_random
 
 
-def test_epochs_without_training_pass_by():
-    """As in Atari: five epochs of collecting before anything is trained."""
-    schedule = make({"a": Share(2, 9, 5)}, epochs=7, collect_epochs=7)
+def test_epochs_without_updates():
+    """As for Atari: five epochs only collect."""
+    schedule = make({"a": UpdatesPerEpoch(2, 9, 5)}, epochs=7, collect_epochs=7)
     assert run(schedule) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
     assert schedule.phase == 7
 
 
-def test_a_turn_is_short_and_ends_with_its_epoch():
-    schedule = make({"a": Share(TURN + 2, 0, 0), "b": Share(3, 0, 0)})
+def test_few_updates_are_due_at_a_time_and_none_of_the_next_epoch():
+    schedule = make(
+        {"a": UpdatesPerEpoch(MAX_UPDATES_DUE + 2, 0, 0), "b": UpdatesPerEpoch(3, 0, 0)}
+    )
     schedule.add_env_steps(20)
     assert not schedule.should_collect
-    for due in (TURN, 2 + 3):
+    for due in (MAX_UPDATES_DUE, 2 + 3):
         assert schedule.updates_due(20) == due
         for _ in range(due):
             schedule.add_update()
@@ -86,7 +94,7 @@ def test_a_turn_is_short_and_ends_with_its_epoch():
 def test_nothing_is_due_while_collecting():
     schedule = make()
     assert schedule.updates_due(0) == 0
-    assert schedule.part is None
+    assert schedule.component is None
     schedule.add_env_steps(19)
     assert schedule.should_collect
     schedule.add_env_steps(1)
@@ -95,72 +103,54 @@ def test_nothing_is_due_while_collecting():
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 20, 26, 33])
-def test_it_resumes_where_it_was_even_within_a_part(at):
-    def turn(schedule):
+def test_a_restored_schedule_continues_identically(at):
+    def step(schedule):
         if schedule.should_collect:
             schedule.add_env_steps(1)
             return None
-        name = schedule.part
+        name = schedule.component
         schedule.add_update()
         return name
 
-    whole, split = make(), make()
-    expected = [turn(whole) for _ in range(45)]
-    found = [turn(split) for _ in range(at)]
+    full, interrupted = make(), make()
+    expected = [step(full) for _ in range(45)]
+    history = [step(interrupted) for _ in range(at)]
     resumed = make()
-    resumed.load_state_dict(split.state_dict())
-    assert (resumed.phase, resumed.left) == (split.phase, split.left)
-    found += [turn(resumed) for _ in range(at, 45)]
-    assert found == expected
+    resumed.load_state_dict(interrupted.state_dict())
+    assert resumed.phase == interrupted.phase
+    assert resumed.updates_left == interrupted.updates_left
+    history += [step(resumed) for _ in range(at, 45)]
+    assert history == expected
 
 
-def test_more_epochs_owe_nothing_for_those_that_only_trained():
-    old = make({"a": Share(1, 0, 0)}, epochs=9, collect_epochs=2)
+def test_added_epochs_do_not_collect_for_epochs_that_only_trained():
+    old = make({"a": UpdatesPerEpoch(1, 0, 0)}, epochs=9, collect_epochs=2)
     assert [n for n in run(old) if isinstance(n, int)] == [20, 5]
-    new = make({"a": Share(1, 0, 0)}, epochs=12, collect_epochs=12)
+    new = make({"a": UpdatesPerEpoch(1, 0, 0)}, epochs=12, collect_epochs=12)
     new.load_state_dict(old.state_dict())
     assert run(new) == [5, "a", 5, "a", 5, "a"]
 
 
-def test_a_checkpoint_without_a_goal_goes_on_as_it_did():
-    def turns(schedule, count):
-        for _ in range(count):
-            if schedule.should_collect:
-                schedule.add_env_steps(1)
-            elif not schedule.finished:
-                schedule.add_update()
-
-    whole, old = make(), make()
-    turns(old, 33)
-    state = old.state_dict()
-    resumed = make()
-    resumed.load_state_dict({k: state[k] for k in state.keys() - {"goal", "counted"}})
-    turns(whole, 45)
-    turns(resumed, 45 - 33)
-    assert resumed.state_dict() == whole.state_dict()
-
-
 @pytest.mark.parametrize(
-    ("block", "steps", "updates"),
+    ("preset", "steps", "updates"),
     [
         ("iris_crafter", 100_000 + 990 * 10_000, [5000 + 999 * 500, 2500 + 999 * 500]),
         ("iris_atari", 2000 + 490 * 200, [595 * 200, 550 * 120]),
     ],
 )
-def test_the_presets_add_up_to_the_original_s_totals(block, steps, updates):
-    config = resolve([block]).iris
-    parts = ("tokenizer", "world_model", "actor_critic")
-    shares = {name: getattr(config.learn, name).share for name in parts}
-    schedule = Epochs(config.schedule, shares)
+def test_presets_have_the_totals_of_the_original(preset, steps, updates):
+    config = resolve([preset]).iris
+    planned = {name: getattr(config.training, name).updates for name in COMPONENTS}
+    schedule = EpochSchedule(config.schedule, planned)
     assert schedule.config.first_steps == steps - schedule.config.steps * (
         config.schedule.collect_epochs - 1
     )
-    every = range(1, config.schedule.epochs + 1)
-    for name, total in zip(parts, updates, strict=False):
-        assert sum(shares[name].in_epoch(epoch) for epoch in every) == total
+    epochs = range(1, config.schedule.epochs + 1)
+    for name, total in zip(COMPONENTS, updates, strict=False):
+        assert sum(planned[name].in_epoch(epoch) for epoch in epochs) == total
 
 
-def test_an_empty_schedule_is_refused():
-    EpochsConfig(epochs=1, collect_epochs=1, first_steps=0, steps=1)
+def test_a_schedule_without_steps_is_an_error():
+    EpochScheduleConfig(epochs=1, collect_epochs=1, first_steps=0, steps=1)
     with pytest.raises(UserError, match=r"at least 1\.\n  Fix: --iris.schedule.steps"):
-        EpochsConfig(steps=0)
+        EpochScheduleConfig(steps=0)

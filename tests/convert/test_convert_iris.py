@@ -62,9 +62,9 @@ def make_agent(**changes) -> Iris:
             burn_in=recorded["in/observations"].shape[1] - 1,
             horizon=recorded["imagine/actions"].shape[1],
         ),
-        learn=replace(
-            IrisConfig().learn,
-            world_model=replace(IrisConfig().learn.world_model, length=4),
+        training=replace(
+            IrisConfig().training,
+            world_model=replace(IrisConfig().training.world_model, length=4),
         ),
     )
     kinds = {key: Space(np.float32 if key == "reward" else bool) for key in FLAGS}
@@ -93,9 +93,9 @@ def test_an_imported_agent_has_the_recorded_outputs(file):
     for name in ("online", "target"):
         net = getattr(agent.actor_critic, name)
         with torch.no_grad():
-            _, opinion = net(net.initial(len(frames)), frames)
+            _, output = net(net.initial(len(frames)), frames)
         wanted = recorded[f"unroll/{name}/logits_actions"]
-        np.testing.assert_allclose(opinion.policy, wanted, atol=1e-4)
+        np.testing.assert_allclose(output.policy, wanted, atol=1e-4)
     io = load("tokenizer_io")
     tokens = agent.world.tokenize(
         as_bytes(io["in/observations"]), torch.tensor(io["in/actions"])

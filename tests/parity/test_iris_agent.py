@@ -24,7 +24,7 @@ from iris_world_recording import (
 )
 
 from reverie.agents.iris.actor_critic import PixelActorCritic, PixelActorCriticConfig
-from reverie.agents.iris.agent import to_segment
+from reverie.agents.iris.batches import to_segment
 from reverie.agents.iris.report import episode_losses
 from reverie.agents.returns import lambda_return
 from reverie.api import WorldLoss
@@ -71,7 +71,7 @@ def recording(form: str) -> dict[str, np.ndarray]:
     return load(f"actor_critic_{form}_io")
 
 
-def learn(form: str, nets: PixelActorCritic):
+def loss_of(form: str, nets: PixelActorCritic):
     r = recording(form)
     context, frames = as_bytes(r["in/observations"]), as_bytes(r["frames"])
     none = torch.zeros(len(context), 1)
@@ -93,7 +93,7 @@ def close(ours, theirs, tolerance=2e-4, name=""):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("which", ["online", "target"])
-def test_opinions_step_by_step(form, which):
+def test_outputs_step_by_step(form, which):
     nets, r = build(form), recording(form)
     wanted = under(r, f"unroll/{which}/")
     net = getattr(nets, which)
@@ -101,41 +101,41 @@ def test_opinions_step_by_step(form, which):
     with torch.no_grad():
         features = net.features(frames)
         close(features, wanted["features"], name="features")
-        recall, cells = net.initial(len(frames)), []
+        state, states = net.initial(len(frames)), []
         for t in range(frames.shape[1]):
-            recall, _ = net.watch(recall, features[:, t : t + 1])
-            cells.append(recall)
-        close(torch.stack([c.hidden for c in cells], 1), wanted["hx"], name="hx")
-        close(torch.stack([c.cell for c in cells], 1), wanted["cx"], name="cx")
-        _, opinion = net(net.initial(len(frames)), frames)
-    close(opinion.policy, wanted["logits_actions"], name="policy")
-    close(opinion.value, wanted["logits_values"], name="value")
+            state, _ = net.run_lstm(state, features[:, t : t + 1])
+            states.append(state)
+        close(torch.stack([x.hidden for x in states], 1), wanted["hx"], name="hx")
+        close(torch.stack([x.cell for x in states], 1), wanted["cx"], name="cx")
+        _, output = net(net.initial(len(frames)), frames)
+    close(output.policy, wanted["logits_actions"], name="policy")
+    close(output.value, wanted["logits_values"], name="value")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_a_dream_teaches(form):
+def test_losses_of_imagined_rollouts(form):
     nets, r = build(form), recording(form)
-    learned = learn(form, nets)
-    close(learned.opinion.policy, r["imagine/logits_actions"], name="policy")
-    value = learned.opinion.value
+    loss = loss_of(form, nets)
+    close(loss.output.policy, r["imagine/logits_actions"], name="policy")
+    value = loss.output.value
     value = value if nets.config.two_hot_values else value[..., 0]
     close(value, r["imagine/logits_values"], name="value")
-    close(learned.values[:, :-1], r["imagine/target_values"], name="target")
-    close(learned.values[:, -1], r["imagine/value_bootstrap"], name="bootstrap")
-    close(learned.returns, r["lambda_returns"], 1e-4, "returns")
-    np.testing.assert_array_equal(learned.mask, r["mask"])
-    means = {name: loss.mean() for name, loss in learned.losses.items()}
-    for name, loss in means.items():
-        close(loss, r[f"loss/loss_{name}"], name=name)
+    close(loss.values[:, :-1], r["imagine/target_values"], name="target")
+    close(loss.values[:, -1], r["imagine/value_bootstrap"], name="bootstrap")
+    close(loss.returns, r["lambda_returns"], 1e-4, "returns")
+    np.testing.assert_array_equal(loss.mask, r["mask"])
+    means = {name: x.mean() for name, x in loss.losses.items()}
+    for name, mean in means.items():
+        close(mean, r[f"loss/loss_{name}"], name=name)
     close(sum(means.values()), r["loss_total"], name="total")
-    close(learned.metrics["policy_entropy"], r["metric/policy_entropy"], name="entropy")
+    close(loss.metrics["policy_entropy"], r["metric/policy_entropy"], name="entropy")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_and_the_step_they_lead_to(form):
     nets, r = build(form), recording(form)
-    learned = learn(form, nets)
-    total = torch.stack([loss.mean() for loss in learned.losses.values()]).sum()
+    loss = loss_of(form, nets)
+    total = torch.stack([x.mean() for x in loss.losses.values()]).sum()
     grads = torch.autograd.grad(total, list(nets.online.parameters()))
     wanted = under(r, "grad/model.")
     ours = by_original_name(nets.online, grads, ACTOR_CRITIC, wanted)

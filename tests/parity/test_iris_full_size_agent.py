@@ -32,10 +32,10 @@ def case(request):
         dims = tuple(int(n) for n in re.findall(r"\d+", str(shape)))
         value = by_rule("actor_critic", str(name), dims, int(data["rule_seed"]))
         filled[str(name)] = torch.tensor(value)
-    learn = resolve([f"iris_{request.param}"]).iris
+    agent_config = resolve([f"iris_{request.param}"]).iris
     low, high = data["imagine/context_slice"]
     config = replace(
-        learn.actor_critic,
+        agent_config.actor_critic,
         burn_in=int(high - low) - 1,
         horizon=data["imagine/actions"].shape[1],
     )
@@ -45,7 +45,7 @@ def case(request):
     for net, prefix in ((nets.online, "model."), (nets.target, "target_model.")):
         state = copy_weights(under(filled, prefix), ACTOR_CRITIC, net.state_dict())
         net.load_state_dict(state)
-    return nets, data, learn.learn.actor_critic.opt
+    return nets, data, agent_config.training.actor_critic.opt
 
 
 def close(ours, theirs, tolerance=2e-4, name=""):
@@ -61,40 +61,40 @@ def test_it_has_as_many_parameters(case):
 
 
 @pytest.mark.parametrize("which", ["online", "target"])
-def test_opinions(case, which):
+def test_outputs(case, which):
     nets, data, _ = case
     wanted, net = under(data, f"actor_critic/{which}/"), getattr(nets, which)
     frames = as_bytes(data["in/observations_uint8"])[
         :, : wanted["logits_actions"].shape[1]
     ]
     with torch.no_grad():
-        recall, opinion = net(net.initial(len(frames)), frames)
-    close(opinion.policy, wanted["logits_actions"], name="policy")
-    close(opinion.value, wanted["logits_values"], name="value")
-    close(recall.hidden, wanted["hx_last"], name="hidden")
+        state, output = net(net.initial(len(frames)), frames)
+    close(output.policy, wanted["logits_actions"], name="policy")
+    close(output.value, wanted["logits_values"], name="value")
+    close(state.hidden, wanted["hx_last"], name="hidden")
 
 
-def test_what_a_dream_teaches(case):
+def test_losses_of_imagined_rollouts(case):
     nets, data, opt = case
     low, high = data["imagine/context_slice"]
     context = as_bytes(data["in/observations_uint8"])[:, low:high]
     frames = as_bytes(data["imagine/frames_uint8"])
     none = torch.zeros(len(context), 1)
-    learned = nets.loss(
+    loss = nets.loss(
         context[:, :-1],
         torch.cat([context[:, -1:], frames], 1),
         torch.tensor(data["imagine/actions"]),
         torch.cat([none, torch.tensor(data["imagine/rewards"])], 1),
         torch.cat([none, torch.tensor(data["imagine/ends"])], 1).bool(),
     )
-    close(learned.opinion.policy, data["imagine/logits_actions"], name="policy")
+    close(loss.output.policy, data["imagine/logits_actions"], name="policy")
     wanted = data["imagine/logits_values"]
-    close(learned.opinion.value.reshape(wanted.shape), wanted, name="value")
-    close(learned.values[:, :-1], data["imagine/target_values"], name="values")
-    close(learned.values[:, -1], data["imagine/value_bootstrap"], name="bootstrap")
-    for name, loss in learned.losses.items():
-        close(loss.mean(), data[f"actor_critic/loss/loss_{name}"], name=name)
-    total = torch.stack([loss.mean() for loss in learned.losses.values()]).sum()
+    close(loss.output.value.reshape(wanted.shape), wanted, name="value")
+    close(loss.values[:, :-1], data["imagine/target_values"], name="values")
+    close(loss.values[:, -1], data["imagine/value_bootstrap"], name="bootstrap")
+    for name, x in loss.losses.items():
+        close(x.mean(), data[f"actor_critic/loss/loss_{name}"], name=name)
+    total = torch.stack([x.mean() for x in loss.losses.values()]).sum()
     learner = Optimizer(dict(nets.online.named_parameters()), opt)
     ours = dict(zip(learner.names, learner.gradients(total), strict=True))
     wanted = under(data, "actor_critic/model/grad_norm/")

@@ -39,16 +39,16 @@ SMALL = {
     "iris.schedule.collect_epochs": 3,
     "iris.schedule.first_steps": 40,
     "iris.schedule.steps": 20,
-    "iris.learn.tokenizer.batch": 2,
-    "iris.learn.tokenizer.steps": 2,
-    "iris.learn.tokenizer.first_steps": 3,
-    "iris.learn.world_model.batch": 2,
-    "iris.learn.world_model.steps": 3,
-    "iris.learn.world_model.first_steps": 0,
-    "iris.learn.world_model.start_after": 1,
-    "iris.learn.actor_critic.batch": 3,
-    "iris.learn.actor_critic.steps": 2,
-    "iris.learn.actor_critic.first_steps": 2,
+    "iris.training.tokenizer.batch": 2,
+    "iris.training.tokenizer.steps": 2,
+    "iris.training.tokenizer.first_steps": 3,
+    "iris.training.world_model.batch": 2,
+    "iris.training.world_model.steps": 3,
+    "iris.training.world_model.first_steps": 0,
+    "iris.training.world_model.start_after": 1,
+    "iris.training.actor_critic.batch": 3,
+    "iris.training.actor_critic.steps": 2,
+    "iris.training.actor_critic.first_steps": 2,
     "iris.actor_critic.horizon": 2,
     "iris.world_model.transformer.layers": 1,
 }
@@ -95,7 +95,7 @@ def whole(tmp_path_factory) -> Path:
 def test_epochs_end_the_run_and_each_is_logged(whole):
     schedule = state_of(whole)["loop"]["clock"]["schedule"]
     assert schedule["epoch"] == 5  # four are done
-    assert schedule["taken"] >= 40 + 2 * 20
+    assert schedule["env_steps"] >= 40 + 2 * 20
     logged = lines(whole)
     updates = {"tokenizer": 3 + 3 * 2, "world_model": 3 * 3, "actor_critic": 4 * 2}
     opt = state_of(whole)["agent"]["opt"]
@@ -125,7 +125,11 @@ def until(run: OnlineRun, part: str, done: int):
             run.collect()
             run.logger.progress(run.clock.frames)
         for _ in range(run.clock.updates_due(run.ready)):
-            if (schedule.epoch, schedule.part, schedule.done) == (2, part, done):
+            if (schedule.epoch, schedule.component, schedule.updates) == (
+                2,
+                part,
+                done,
+            ):
                 return
             run.logger.add(run.update(), prefix="train")
         if run.clock.every("report"):
@@ -149,8 +153,8 @@ def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, 
     shutil.copytree(path, copy)
     with OnlineRun(settings(copy)) as run:
         run.start()
-        assert (run.agent.schedule.epoch, run.agent.schedule.part) == (2, part)
-        assert run.agent.schedule.done == done
+        assert (run.agent.schedule.epoch, run.agent.schedule.component) == (2, part)
+        assert run.agent.schedule.updates == done
         assert not run.clock.should_collect
     train(settings(copy))
     resumed, straight = state_of(copy), state_of(whole)
@@ -170,7 +174,7 @@ def test_a_real_kill_resumes(tmp_path):
     """kill -9 while a part trains, whenever it hits; then the same settings go on."""
     path = tmp_path / "run"
     flags = {**SMALL, "run.clock": "seconds", "run.save_every": -1}
-    flags |= {"iris.learn.tokenizer.first_steps": 100_000, "logdir": str(path)}
+    flags |= {"iris.training.tokenizer.first_steps": 100_000, "logdir": str(path)}
     words = [
         sys.executable,
         "-m",
@@ -193,12 +197,12 @@ def test_a_real_kill_resumes(tmp_path):
     with OnlineRun(resolve(["iris_tiny"], flags=flags)) as run:
         run.start()
         schedule, step = run.agent.schedule, run.clock.step
-        assert schedule.part == "tokenizer"
-        assert schedule.done > 0
+        assert schedule.component == "tokenizer"
+        assert schedule.updates > 0
         assert not run.clock.should_collect
-        assert float(run.agent.opts["tokenizer"].step) == schedule.done
+        assert float(run.agent.opts["tokenizer"].step) == schedule.updates
         run.update()
-        assert float(run.agent.opts["tokenizer"].step) == schedule.done
+        assert float(run.agent.opts["tokenizer"].step) == schedule.updates
         assert run.clock.step == step
 
 
@@ -208,7 +212,7 @@ def trained(path: Path) -> bool:
         loop = checkpoint.read_part(paths[-1], "loop")
     except (IndexError, UserError):  # none yet, or replaced by a newer one meanwhile
         return False
-    return loop["clock"]["schedule"]["done"] > 0
+    return loop["clock"]["schedule"]["updates"] > 0
 
 
 def test_every_epoch_can_be_kept(tmp_path):

@@ -420,8 +420,8 @@ def test_the_tokenizer_and_the_world_of_iris_learn_through_the_same_loop(tmp_pat
         "offline.split": 0.5,
         "offline.look.context": 1,
         "run.steps": 2,
-        "iris.learn.world_model.batch": 4,
-        "iris.learn.tokenizer.batch": 4,
+        "iris.training.world_model.batch": 4,
+        "iris.training.tokenizer.batch": 4,
     }
     path = offline(resolve(["iris_tiny", "offline"], flags=flags))
     assert lines(path, "train/loss/tokenizer/l1")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from reverie.agents.iris.schedule import Epochs, EpochsConfig, Share
+from reverie.agents.iris.schedule import (
+    EpochSchedule,
+    EpochScheduleConfig,
+    UpdatesPerEpoch,
+)
 from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 
 def make(steps=1000, **every) -> Clock:
-    config = EpochsConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
-    schedule = Epochs(config, {"a": Share(12, 0, 0)})
+    config = EpochScheduleConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
+    schedule = EpochSchedule(config, {"a": UpdatesPerEpoch(12, 0, 0)})
     return Clock(RunConfig(steps=steps, clock="phases", **every), schedule)
 
 

@@ -1,12 +1,12 @@
-"""The actor-critic of Δ-IRIS: sees dreamt pixels, remembers with an LSTM.
+"""Actor-critic of Δ-IRIS: a convolutional network and an LSTM on frames.
 
-It learns in dreams alone. A dream begins from a few real frames, which both the network
-and its slow copy (the target) watch first; then the network acts. The target foresees
-the values of every frame: they bootstrap the lambda-returns, and they are the baseline
-from which the policy's actions are judged.
+It is trained on imagined rollouts only. A rollout starts from a few real frames, the
+burn-in, which initialize the LSTM states of the network and of its slow copy (the
+target network). The target network predicts the values of all frames; they bootstrap
+the lambda-returns, and are the baseline of the policy gradient.
 
-The dream is dreamt without gradients; its frames are then looked at again, all at once,
-to learn from them. Rows of a dream count up to its first end.
+Rollouts are imagined without gradients; the network then runs on all their frames again
+for the losses. Frames after the first end of a rollout do not count.
 """
 
 from __future__ import annotations
@@ -37,78 +37,79 @@ from reverie.nets.streams import SideStream, on_stream, wait_for
 BINS = 255
 """Bins of two-hot values."""
 TARGET = SideStream("target")
-"""The lane in which the slow copy looks at a dream."""
+"""Stream on which the target network runs."""
 
 
 @dataclass(frozen=True)
 class PixelActorCriticConfig:
-    """Sizes and losses of the actor-critic; the defaults are those for Crafter."""
+    """Sizes and losses of the actor-critic. The defaults are those for Crafter."""
 
     frame: FrameConfig = field(default_factory=lambda: FrameConfig(32, 16))
-    """Sees the frame."""
+    """Convolutional encoder of frames."""
     width: int = 512
-    """Size of the LSTM."""
+    """Units of the LSTM."""
     burn_in: int = 5
-    """Real frames it watches before a dream, and before a stretch of acting."""
+    """Real frames that initialize the LSTM before imagination, and at the start of each
+    collection epoch."""
     horizon: int = 15
-    """Steps of a dream."""
+    """Imagination horizon in steps."""
     discount: float = 0.997
-    """What a reward is worth one step later."""
+    """Discount factor per step."""
     lam: float = 0.95
     """Lambda of the returns."""
     entropy_scale: float = 0.001
-    """What a nat of policy entropy is worth."""
+    """Scale of the entropy bonus of the actor."""
     two_hot_values: bool = True
-    """Values as numbers with two-hot targets in symlog; otherwise by squared error."""
+    """Predict values with two-hot targets in symlog space; False for squared error."""
     target_rate: float = 0.005
-    """How much of the network flows into its slow copy at each batch."""
-    half: bool = True
-    """Where the run computes in bfloat16, let convolutions do so too; the original's
-    compute in float32 here. The LSTM and all losses always do."""
+    """Rate of the moving average of the target network, per batch."""
+    low_precision_conv: bool = True
+    """Compute convolutions in bfloat16 if the run has that precision; the original
+    uses float32. The LSTM and the losses are always in float32."""
 
     def __post_init__(self) -> None:
-        for name, least in {"width": 1, "horizon": 1, "burn_in": 0}.items():
-            if getattr(self, name) < least:
+        for name, minimum in {"width": 1, "horizon": 1, "burn_in": 0}.items():
+            if getattr(self, name) < minimum:
                 raise UserError(
                     f"iris.actor_critic.{name} is {getattr(self, name)}, but must be "
-                    f"at least {least}.\n  Fix: --iris.actor_critic.{name} {least}"
+                    f"at least {minimum}.\n  Fix: --iris.actor_critic.{name} {minimum}"
                 )
         for name in ("discount", "lam", "target_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                good = type(self).__dataclass_fields__[name].default
+                default = type(self).__dataclass_fields__[name].default
                 raise UserError(
                     f"iris.actor_critic.{name} is {getattr(self, name)}, but must be "
-                    f"from 0 to 1.\n  Fix: --iris.actor_critic.{name} {good}"
+                    f"from 0 to 1.\n  Fix: --iris.actor_critic.{name} {default}"
                 )
 
 
-class Recall(NamedTuple):
-    """What an LSTM remembers."""
+class LSTMState(NamedTuple):
+    """Hidden and cell state of the LSTM."""
 
     hidden: Float[Tensor, "N W"]
     cell: Float[Tensor, "N W"]
 
 
-class Opinion(NamedTuple):
-    """What a network thinks of frames."""
+class ActorCriticOutput(NamedTuple):
+    """Logits of the policy, and outputs of the value head."""
 
     policy: Float[Tensor, "*b A"]
     value: Float[Tensor, "*b V"]
 
 
-class Learned(NamedTuple):
-    """The losses of a dream, scaled so that their plain mean counts; see `loss`."""
+class ActorCriticLoss(NamedTuple):
+    """Losses of imagined rollouts, scaled so that their means add up to the total."""
 
     losses: dict[str, Float[Tensor, "N H"]]
     returns: Float[Tensor, "N H"]
     mask: Bool[Tensor, "N H"]
-    opinion: Opinion
+    output: ActorCriticOutput
     values: Float[Tensor, "N H1"]
     metrics: Metrics
 
 
-class DreamWorld(Protocol):
-    """What the actor-critic asks of a world: `worlds/iris/world.py` has it."""
+class FrameWorld(Protocol):
+    """A world that imagines from frames, such as `worlds/iris/world.py`."""
 
     def state_from_frames(self, image: Any, action: Any) -> Any: ...
 
@@ -116,7 +117,7 @@ class DreamWorld(Protocol):
 
 
 class LSTM(nn.LSTMCell):
-    """A cell that computes in float32 and is initialized from a generator."""
+    """LSTM cell in float32 that is initialized from a generator."""
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -125,8 +126,8 @@ class LSTM(nn.LSTMCell):
             parameter.uniform_(-bound, bound, generator=generator)
 
 
-class Plain(Linear):
-    """A dense layer that starts as PyTorch's own."""
+class UniformLinear(Linear):
+    """Linear layer with the default initialization of PyTorch."""
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -135,8 +136,8 @@ class Plain(Linear):
             parameter.uniform_(-bound, bound, generator=generator)
 
 
-class Zero(Linear):
-    """A dense layer that starts at zero."""
+class ZeroLinear(Linear):
+    """Linear layer that is initialized with zeros."""
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -145,7 +146,7 @@ class Zero(Linear):
 
 
 class PixelNet(nn.Module):
-    """Frames, through a convolutional network and an LSTM, to a policy and a value."""
+    """Convolutional encoder and LSTM with a policy head and a value head."""
 
     def __init__(
         self,
@@ -156,13 +157,13 @@ class PixelNet(nn.Module):
     ):
         super().__init__()
         self.dtype = dtype
-        height, width, colours = shape
+        height, width, channels = shape
         area = config.frame.side(height) * config.frame.side(width)
         self.width = config.width
-        self.frame = FrameEncoder(colours, config.frame)
+        self.frame = FrameEncoder(channels, config.frame)
         self.lstm = LSTM(area * config.frame.latent, config.width)
-        self.actor = Plain(config.width, actions)
-        self.critic = Zero(config.width, BINS if config.two_hot_values else 1)
+        self.actor = UniformLinear(config.width, actions)
+        self.critic = ZeroLinear(config.width, BINS if config.two_hot_values else 1)
 
     @staticmethod
     def fast_version() -> type[nn.Module]:
@@ -170,48 +171,49 @@ class PixelNet(nn.Module):
 
         return FastPixelNet
 
-    def initial(self, rows: int) -> Recall:
-        zeros = self.actor.weight.new_zeros(rows, self.width)
-        return Recall(zeros, zeros)
+    def initial(self, batch: int) -> LSTMState:
+        """Return the LSTM state at the start of an episode."""
+        zeros = self.actor.weight.new_zeros(batch, self.width)
+        return LSTMState(zeros, zeros)
 
     def features(self, image: UInt8[Tensor, "*b h w c"]) -> Float[Tensor, "*b F"]:
-        """What is seen in frames; channels run fastest."""
-        rows = image.flatten(0, -4).to(self.dtype) / 255
-        maps: Tensor = self.frame(rows)
+        """Return the flattened features of frames, channels fastest."""
+        frames = image.flatten(0, -4).to(self.dtype) / 255
+        maps: Tensor = self.frame(frames)
         return maps.float().reshape(*image.shape[:-3], -1)
 
-    def watch(
-        self, recall: Recall, features: Float[Tensor, "N T F"]
-    ) -> tuple[Recall, Float[Tensor, "N T W"]]:
-        """Remember frames one after the other; the hidden state at each."""
-        states = []
+    def run_lstm(
+        self, state: LSTMState, features: Float[Tensor, "N T F"]
+    ) -> tuple[LSTMState, Float[Tensor, "N T W"]]:
+        """Return the last state, and the hidden states of all frames."""
+        hidden = []
         for t in range(features.shape[1]):
-            recall = Recall(*self.lstm(features[:, t], tuple(recall)))
-            states.append(recall.hidden)
-        if not states:
-            return recall, features.new_zeros(len(features), 0, self.width)
-        return recall, torch.stack(states, 1)
+            state = LSTMState(*self.lstm(features[:, t], tuple(state)))
+            hidden.append(state.hidden)
+        if not hidden:
+            return state, features.new_zeros(len(features), 0, self.width)
+        return state, torch.stack(hidden, 1)
 
-    def judge(self, hidden: Float[Tensor, "*b W"]) -> Opinion:
-        return Opinion(self.actor(hidden), self.critic(hidden))
-
-    def decide(
-        self, recall: Recall, image: UInt8[Tensor, "N h w c"]
-    ) -> tuple[Recall, Float[Tensor, "N A"]]:
-        """What to do in view of one more frame, whatever it is worth."""
-        recall, hidden = self.watch(recall, self.features(image)[:, None])
-        return recall, self.actor(hidden[:, 0])
+    def policy_step(
+        self, state: LSTMState, image: UInt8[Tensor, "N h w c"]
+    ) -> tuple[LSTMState, Float[Tensor, "N A"]]:
+        """Return the next LSTM state and the policy logits of one frame."""
+        state, hidden = self.run_lstm(state, self.features(image)[:, None])
+        return state, self.actor(hidden[:, 0])
 
     def forward(
-        self, recall: Recall, image: UInt8[Tensor, "N T h w c"]
-    ) -> tuple[Recall, Opinion]:
-        """Opinions on each of some frames in a row."""
-        recall, hidden = self.watch(recall, self.features(image))
-        return recall, self.judge(hidden)
+        self, state: LSTMState, image: UInt8[Tensor, "N T h w c"]
+    ) -> tuple[LSTMState, ActorCriticOutput]:
+        """Return the last LSTM state and the outputs for a sequence of frames."""
+        state, hidden = self.run_lstm(state, self.features(image))
+        return state, ActorCriticOutput(self.actor(hidden), self.critic(hidden))
 
 
 class PixelActorCritic(nn.Module):
-    """See the top of this file. `dtype` is what convolutions may compute in."""
+    """The network `online` and its moving average `target`.
+
+    `dtype` is the format of the convolutions.
+    """
 
     bins: Tensor
 
@@ -224,101 +226,104 @@ class PixelActorCritic(nn.Module):
     ):
         super().__init__()
         self.config = config
-        dtype = dtype if config.half else torch.float32
+        dtype = dtype if config.low_precision_conv else torch.float32
         self.online = PixelNet(shape, actions, config, dtype)
         self.target = PixelNet(shape, actions, config, dtype).requires_grad_(False)
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Fill the network from one generator; the target begins as its copy."""
+        """Initialize the network from a generator; the target is its copy."""
         for layer in self.online.modules():
             if hasattr(layer, "initialize"):
                 layer.initialize(generator)  # type: ignore[operator]
         self.target.load_state_dict(self.online.state_dict())
 
     def value(self, logits: Float[Tensor, "*b V"]) -> Distribution:
+        """Return the distribution of values from outputs of the value head."""
         if self.config.two_hot_values:
             return SymlogTwoHot(logits, self.bins)
         return MSE(logits[..., 0])
 
     @torch.no_grad()
-    def dream(
+    def imagine(
         self,
-        world: DreamWorld,
+        world: FrameWorld,
         image: UInt8[Tensor, "N L h w c"],
         action: Int[Tensor, "N L"],
         rng: Rng,
-        recall: Recall | None = None,
+        lstm: LSTMState | None = None,
         acts_last: bool = True,
     ) -> Rollout:
-        """Act in the world from where some real frames end.
+        """Imagine a rollout with the policy, starting from the last real frame.
 
-        `action` is what was done in each of them; the last frame's is not used.
-        `recall` is what is remembered of the frames before it, if that is known. In
-        the last frame of the dream an action leads nowhere; it may be left out, as 0.
+        `action` are the actions chosen in the real frames; the last one is not used.
+        `lstm` is the state before the last frame, if it is already computed. The action
+        in the last frame of the rollout has no effect; without `acts_last` it is 0 and
+        the network does not run.
         """
         net, steps = self.online, self.config.horizon
-        carry: list[Recall] = [recall or self.burn_in(image[:, :-1])]
+        state: LSTMState = lstm or self.burn_in(image[:, :-1])
         frames = count()
 
-        def policy(state: Any) -> dict[str, Tensor]:
+        def policy(world_state: Any) -> dict[str, Tensor]:
+            nonlocal state
             if next(frames) == steps and not acts_last:
-                return {"action": torch.zeros_like(state.reward, dtype=torch.int64)}
-            carry[0], logits = net.decide(carry[0], state.image)
+                zeros = torch.zeros_like(world_state.reward, dtype=torch.int64)
+                return {"action": zeros}
+            state, logits = net.policy_step(state, world_state.image)
             return {"action": Categorical(logits).sample(rng)}
 
-        state = world.state_from_frames(image, action[:, :-1])
-        return world.imagine(state, policy, steps, rng)
+        start = world.state_from_frames(image, action[:, :-1])
+        return world.imagine(start, policy, steps, rng)
 
     @torch.no_grad()
     def burn_in(
         self, image: UInt8[Tensor, "N T h w c"], net: PixelNet | None = None
-    ) -> Recall:
-        """What is remembered after watching some frames."""
+    ) -> LSTMState:
+        """Return the LSTM state after some frames, of `online` or another network."""
         net = net or self.online
         start = net.initial(len(image))
         if not image.shape[1]:
             return start
-        recall, _ = net.watch(start, net.features(image))
-        return recall
+        state, _ = net.run_lstm(start, net.features(image))
+        return state
 
     def loss(
         self,
-        before: UInt8[Tensor, "N L h w c"],
+        context: UInt8[Tensor, "N L h w c"],
         image: UInt8[Tensor, "N H1 h w c"],
         action: Int[Tensor, "N H"],
         reward: Float[Tensor, "N H1"],
         end: Bool[Tensor, "N H1"],
-        recall: Recall | None = None,
-    ) -> Learned:
-        """What dreams teach: losses `actions`, `entropy` and `values`.
+        lstm: LSTMState | None = None,
+    ) -> ActorCriticLoss:
+        """Return the losses `actions`, `entropy` and `values` of imagined rollouts.
 
-        `before` are the real frames watched first, and `recall` what the network
-        remembers of them, if that is known. A dream of H actions has H + 1
-        frames; `reward` and `end` belong to *arriving* at a frame, so the first has
-        none. The total is the sum of the means.
+        `context` are the real frames before the rollout, and `lstm` the state of the
+        network after them, if it is already computed. A rollout of H actions has H + 1
+        frames; `reward` and `end` belong to *arriving* at a frame.
         """
         config = self.config
         with torch.no_grad(), on_stream(image, TARGET):
-            _, seen = self.target(self.burn_in(before, self.target), image)
-            values = self.value(seen.value).pred()
-        recall = recall or self.burn_in(before)
-        _, opinion = self.online(recall, image[:, :-1])
+            _, target = self.target(self.burn_in(context, self.target), image)
+            values = self.value(target.value).pred()
+        lstm = lstm or self.burn_in(context)
+        _, output = self.online(lstm, image[:, :-1])
         wait_for(image, TARGET)
         with torch.no_grad():
-            done = end.float()
-            never = torch.zeros_like(done)
+            is_terminal = end.float()
+            is_last = torch.zeros_like(is_terminal)
             returns = lambda_return(
-                reward, values, never, done, config.discount, config.lam
+                reward, values, is_last, is_terminal, config.discount, config.lam
             )
-            mask = end[:, :-1].long().cumsum(1) == 0  # up to and including the first
-        policy = Categorical(opinion.policy)
+            mask = end[:, :-1].long().cumsum(1) == 0  # until the first end is reached
+        policy = Categorical(output.policy)
         advantage = returns - values[:, :-1]
         entropy = policy.entropy()
         losses = {
             "actions": -policy.logp(action) * advantage,
             "entropy": -config.entropy_scale * entropy,
-            "values": self.value(opinion.value).loss(returns),
+            "values": self.value(output.value).loss(returns),
         }
         weight = mask / mask.sum() * mask.numel()
         losses = {k: torch.where(mask, x, 0) * weight for k, x in losses.items()}
@@ -326,14 +331,14 @@ class PixelActorCritic(nn.Module):
             "policy_entropy": (entropy.detach() * weight).mean(),
             "returns": (returns * weight).mean(),
             "advantage_size": (advantage.abs() * weight).mean(),
-            "dream_reward": (reward[:, 1:] * weight).mean(),
-            "dream_length": mask.float().sum(1).mean(),
+            "imagined_reward": (reward[:, 1:] * weight).mean(),
+            "imagined_length": mask.float().sum(1).mean(),
         }
-        return Learned(losses, returns, mask, opinion, values, metrics)
+        return ActorCriticLoss(losses, returns, mask, output, values, metrics)
 
     @torch.no_grad()
     def update_target(self) -> None:
-        """Let the network flow into its slow copy."""
+        """Update the moving average of the weights in the target network."""
         torch._foreach_lerp_(
             list(self.target.parameters()),
             list(self.online.parameters()),

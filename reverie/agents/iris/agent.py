@@ -1,13 +1,13 @@
-"""Δ-IRIS: a tokenizer of changes, a transformer that foresees them, and an actor-critic
-that learns in its dreams.
+"""Δ-IRIS: a tokenizer of frame differences, a transformer that predicts their tokens,
+and an actor-critic that is trained on imagined rollouts.
 
-The three parts are trained apart, each with an optimizer, batches and a start of its
-own, in epochs: collect, then update each part a number of times (`epochs.py`). Every
-call of `train` is one update of the part that is due.
+The three components are trained separately, each with its own optimizer, batches and
+start, in epochs: collect data, then update each component a number of times
+(`schedule.py`). Every call of `train` is one update of the component that is due.
 
-Time is that of the original inside this agent and its world: reward and end belong to
-the action that earned them, and the last observation of an episode does not exist. Rows
-of the replay are shifted at the border (`iris_rows.py`).
+Time convention inside this agent and its world, as in the original: reward and end
+belong to the action that caused them, and the last observation of an episode is not
+used. `batches.py` converts replay batches.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from reverie.agents.iris.actor_critic import PixelActorCritic, PixelNet, Recall
+from reverie.agents.iris.acting import PixelPolicy
+from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.agents.iris.batches import (
-    at_least,
-    choose_action,
-    choose_image,
+    pad_rows,
+    select_action,
+    select_image,
     to_segment,
-    with_axes_of,
 )
-from reverie.agents.iris.config import PARTS, IrisConfig
-from reverie.agents.iris.report import episode_losses, look
-from reverie.agents.iris.schedule import Epochs, Share
-from reverie.agents.weights import load_components
+from reverie.agents.iris.config import COMPONENTS, IrisConfig
+from reverie.agents.iris.report import episode_losses, report_metrics
+from reverie.agents.iris.schedule import EpochSchedule, UpdatesPerEpoch
+from reverie.agents.weights import count_parameters, init_generator, load_components
 from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.api import (
     Action,
@@ -57,32 +56,15 @@ from reverie.spaces import Spaces
 from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
 
-__all__ = ["Iris", "IrisConfig", "to_segment"]
-
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Learner = Callable[[tuple[Batch, ...]], Metrics]
-IN_ROW = "opt/nonfinite_in_row"
-REPORTED = 8
-"""Sequences of a report."""
-
-
-class IrisCarry(NamedTuple):
-    """What goes on from one step of acting to the next."""
-
-    recall: Recall
-    frames: UInt8[Tensor, "N T h w c"]  # the newest of the episode; black before it
-    stretch: Int[Tensor, " N"]  # of collecting in which `recall` began; on the CPU
-
-
-class Looking(NamedTuple):
-    """The part of it that lives on the device."""
-
-    recall: Recall
-    frames: UInt8[Tensor, "N T h w c"]
+Update = Callable[[tuple[Batch, ...]], Metrics]
+NONFINITE_IN_ROW = "opt/nonfinite_in_row"
+REPORT_SEQUENCES = 8
+"""Sequences in the batch of a report."""
 
 
 class Iris:
-    """See the top of this file."""
+    """The Δ-IRIS agent; meets `api.Agent`."""
 
     def __init__(
         self,
@@ -97,14 +79,14 @@ class Iris:
         overlap: bool = False,
     ):
         if precision not in PRECISIONS:
-            known = " or ".join(PRECISIONS)
             raise UserError(
-                f"Δ-IRIS does not train in {precision}.\n  Fix: --precision {known}."
+                f"Δ-IRIS does not support the precision {precision!r}.\n"
+                f"  Fix: --precision {' or '.join(PRECISIONS)}"
             )
         self.config, self.device = config, device
         self.obs_space, self.act_space = obs_space, act_space
-        self.image = choose_image(obs_space, config.image)
-        self.action, self.low, actions = choose_action(act_space)
+        self.image = select_image(obs_space, config.image)
+        self.action, self.low, actions = select_action(act_space)
         space = obs_space[self.image]
         self.world = IrisWorld(
             space,
@@ -122,302 +104,213 @@ class Iris:
             self.world.save_memory()
         self.fast = Accelerator(compile, device, overlap)
         self.fast.modules(self.world, self.actor_critic)
-        # What dreams are dreamt in: the world itself, or a copy in half precision.
-        self.dreamt = self.world
+        # imagination uses the world itself, or a copy with low-precision weights
+        self.imagination_world = self.world
         if self.world.dtype != torch.float32:
-            self.dreamt = self.world.frozen_copy(self.world.dtype)
-        self._dreamt_is_old = True
+            self.imagination_world = self.world.frozen_copy(self.world.dtype)
+        self._copy_is_outdated = True
 
         nets = (self.actor_critic.online, self.actor_critic.target)
-        frames = [net.frame for net in nets if net.dtype != torch.float32]
-        self.fast.low_precision([self.world, *frames], self.world.dtype)
-        self.opts = {name: self._optimizer(name) for name in PARTS}
+        encoders = [net.frame for net in nets if net.dtype != torch.float32]
+        self.fast.low_precision([self.world, *encoders], self.world.dtype)
+        self.opts = {name: self._make_optimizer(name) for name in COMPONENTS}
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
-        shares = {name: getattr(config.learn, name).share for name in PARTS}
+        updates = {name: getattr(config.training, name).updates for name in COMPONENTS}
         if not config.behaviour:
-            shares["actor_critic"] = Share(0, 0, 0)
-        self.schedule = Epochs(config.schedule, shares)
+            updates["actor_critic"] = UpdatesPerEpoch(0, 0, 0)
+        self.schedule = EpochSchedule(config.schedule, updates)
         self.extras: Spaces = {}
-        self.windows = {name: self._window(name) for name in PARTS}
-        longest = max(config.learn.world_model.length, config.actor_critic.burn_in + 2)
+        self.windows = {name: self._make_window(name) for name in COMPONENTS}
+        trained_frames = config.training.world_model.length
+        longest = max(trained_frames, config.actor_critic.burn_in + 2)
         self.windows["report"] = Window(
-            REPORTED, longest + 1, select="episodes", online=False
+            REPORT_SEQUENCES, longest + 1, select="episodes", online=False
         )
-        trained, dreamt = config.learn.world_model.length, config.dreamt
-        if config.behaviour and trained < dreamt:
+        frames = config.rollout_frames
+        if config.behaviour and trained_frames < frames:
             warnings.warn(
-                f"The transformer learns from sequences of {trained} frames and dreams "
-                f"of {dreamt}, whose last places nobody teaches it. "
-                f"--iris.learn.world_model.length {dreamt} would.",
+                f"The transformer is trained on sequences of {trained_frames} frames, "
+                f"but imagined rollouts have {frames}: the last positions are never "
+                f"trained.\n  Fix: --iris.training.world_model.length {frames}",
                 stacklevel=2,
             )
-        self._last: dict[str, Metrics] = {}  # losses of the last update, by part
-        self.learning = {name: self._learner(name) for name in PARTS}
-        net = (self.actor_critic.online,)
-        self.acting = {
-            purpose: self.fast.policy(
-                partial(self.act, purpose), net, self.rng[purpose], purpose == "policy"
-            )
-            for purpose in ("policy", "eval")
-        }
+        self._last_losses: dict[str, Metrics] = {}  # of the last update, by component
+        self._run_update = {name: self._capture_update(name) for name in COMPONENTS}
+        self._policy = PixelPolicy(
+            self.actor_critic, actions, space.shape, config.acting, self.rng, self.fast
+        )
 
     # Acting
 
     def initial(self, batch: int) -> Carry:
-        shape = (batch, self.config.actor_critic.burn_in, *self.world.shape)
-        return IrisCarry(
-            self.actor_critic.online.initial(batch),
-            torch.zeros(shape, dtype=torch.uint8, device=self.device),
-            torch.full((batch,), -1, dtype=torch.int64),
-        )
+        return self._policy.initial(batch)
 
-    @torch.inference_mode()
     def policy(
         self, carry: Carry, obs: Obs, mode: Mode = "train"
     ) -> tuple[Carry, Action, Extras]:
-        """Choose actions; when a stretch of acting begins, look back first.
-
-        At that time the LSTM forgets, and watches the newest frames of the running
-        episode again, black before its first. Episodes that begin within a stretch
-        begin with an empty carry.
-        """
+        """Choose actions; see `acting.py` for burn-in and exploration."""
         training = mode == "train"
-        purpose = "policy" if training else "eval"
-        first = torch.as_tensor(np.asarray(obs["is_first"]))
-        last = torch.as_tensor(np.asarray(obs["is_last"]))
-        looking = Looking(carry.recall, carry.frames)
-        seen = {"image": torch.as_tensor(obs[self.image]), "first": first}
-        stretch, began = self.schedule.epoch if training else 0, carry.stretch
-        if training and self.schedule.is_random:
-            looking, choice = self._wander(looking, seen)
-        elif (late := (began != stretch) & ~last).any():
-            looking = self._look_back(looking, first, late)
-            seen["first"] = torch.zeros_like(first)
-            net = self.actor_critic.online
-            looking, choice, _ = self.act(purpose, net, looking, seen)
-            began = torch.where(late, stretch, began)
-        else:
-            looking, choice, _ = self.acting[purpose](looking, seen)
-        dtype = self.act_space[self.action].dtype
-        index: Any = choice["index"]  # replays answer in host memory
-        index = index.cpu().numpy() if isinstance(index, Tensor) else index
-        action = (index + self.low).astype(dtype)
-        carry = IrisCarry(looking.recall, looking.frames, began)
-        return carry, {self.action: action}, {}
-
-    def act(
-        self, purpose: str, net: PixelNet, looking: Looking, seen: Batch
-    ) -> tuple[Looking, dict[str, Tensor], Extras]:
-        """See the newest frames and choose; all on the device."""
-        image = seen["image"].to(self.device)
-        recall, frames = self._forget(looking, seen["first"])
-        recall, index = self._choose(net, recall, image, purpose)
-        return Looking(recall, _newest(frames, image)), {"index": index}, {}
-
-    def _wander(
-        self, looking: Looking, seen: Batch
-    ) -> tuple[Looking, dict[str, Tensor]]:
-        """Choose anything, and remember only what was seen."""
-        image = seen["image"].to(self.device)
-        frames = torch.where(
-            with_axes_of(looking.frames, seen["first"]), 0, looking.frames
+        carry, index = self._policy(
+            "policy" if training else "eval",
+            carry,
+            obs[self.image],
+            obs["is_first"],
+            obs["is_last"],
+            epoch=self.schedule.epoch if training else 0,
+            random=training and self.schedule.is_random,
         )
-        index = self._random(len(image), self.rng["policy"])
-        return Looking(looking.recall, _newest(frames, image)), {"index": index}
+        dtype = self.act_space[self.action].dtype
+        return carry, {self.action: (index + self.low).astype(dtype)}, {}
 
-    def _forget(self, looking: Looking, first: Bool[Tensor, " N"]) -> Looking:
-        """Begin anew where an episode does."""
-        recall, frames = looking
-        empty = self.actor_critic.online.initial(len(frames))
-        frames = torch.where(with_axes_of(frames, first), 0, frames)
-        return Looking(_where(first, empty, recall), frames)
-
-    def _look_back(
-        self, looking: Looking, first: Bool[Tensor, " N"], late: Bool[Tensor, " N"]
-    ) -> Looking:
-        """Burn in where a stretch of acting begins."""
-        recall, frames = self._forget(looking, first)
-        return Looking(_where(late, self.actor_critic.burn_in(frames), recall), frames)
-
-    def _choose(
-        self, net: PixelNet, recall: Recall, image: Tensor, purpose: str
-    ) -> tuple[Recall, Int[Tensor, " N"]]:
-        acting, training = self.config.acting, purpose == "policy"
-        rng = self.rng[purpose]
-        epsilon = acting.epsilon if training else acting.eval_epsilon
-        temperature = acting.temperature if training else acting.eval_temperature
-        sample = acting.sample if training else acting.eval_sample
-
-        def choose(logits: Tensor) -> Tensor:
-            if not sample:
-                return logits.argmax(-1)
-            return rng.categorical((logits / temperature).softmax(-1))
-
-        recall, logits = net.decide(recall, image)
-        index = choose(logits)
-        if epsilon > 0:
-            tosses = 1 if acting.coin == "vector" else len(image)
-            coin = rng.uniform(torch.zeros(tosses, device=self.device)) < epsilon
-            index = torch.where(coin, self._random(len(image), rng), index)
-        return recall, index
-
-    def _random(self, rows: int, rng: Rng) -> Int[Tensor, " N"]:
-        even = torch.ones(rows, self.world.actions, device=self.device)
-        return rng.categorical(even)
-
-    # Learning
+    # Training
 
     def train(self, feed: Feed) -> Metrics:
-        """One update of the part that is due; of every part, if none is."""
-        name = self.schedule.part
-        if name is None:
-            acts = self.config.behaviour
-            parts = [part for part in PARTS if acts or part != "actor_critic"]
-            self._last = {}
-            found = [self._update(part, feed) for part in parts]
-            worst = torch.stack([metrics[IN_ROW] for metrics in found]).amax()
-            return {**{k: x for each in found for k, x in each.items()}, IN_ROW: worst}
-        self._last = {}
-        # In the first epoch every episode counts the same, however often it is seen.
-        feed.count_uses(name, self.schedule.epoch > 1)
-        metrics = self._update(name, feed)
-        metrics["epoch"] = self.schedule.epoch
-        return metrics
+        """Run one update of the component that is due.
 
-    def _update(self, name: str, feed: Feed, learn: Learner | None = None) -> Metrics:
-        rounds = getattr(self.config.learn, name).accumulate
-        return self.update(name, [feed(name) for _ in range(rounds)], learn)
+        If none is due, as in offline training, run one update of every component.
+        """
+        name = self.schedule.component
+        self._last_losses = {}
+        if name is None:
+            names = COMPONENTS if self.config.behaviour else COMPONENTS[:2]
+            metrics = [self._sample_and_update(name, feed) for name in names]
+            worst = torch.stack([x[NONFINITE_IN_ROW] for x in metrics]).amax()
+            merged = {key: x for each in metrics for key, x in each.items()}
+            return {**merged, NONFINITE_IN_ROW: worst}
+        # in the first epoch, all episodes are sampled equally often
+        feed.count_uses(name, self.schedule.epoch > 1)
+        return {**self._sample_and_update(name, feed), "epoch": self.schedule.epoch}
+
+    def _sample_and_update(
+        self, name: str, feed: Feed, run: Update | None = None
+    ) -> Metrics:
+        count = getattr(self.config.training, name).accumulate
+        return self.update(name, [feed(name) for _ in range(count)], run)
 
     def update(
-        self, name: str, batches: Sequence[Batch], learn: Learner | None = None
+        self, name: str, batches: Sequence[Batch], run: Update | None = None
     ) -> Metrics:
-        """One update of a part, from the gradients of all batches together."""
+        """Run one update of a component with the mean gradient of all batches."""
         if name == "actor_critic":
-            self._dream_world()
+            self._refresh_imagination_world()
             self.fast.before_update()
-        metrics = dict((learn or self.learning[name])(tuple(batches)))
-        self._last[name] = {k: x for k, x in metrics.items() if k[:5] == "loss/"}
+        metrics = dict((run or self._run_update[name])(tuple(batches)))
+        self._last_losses[name] = {k: x for k, x in metrics.items() if k[:5] == "loss/"}
         if name != "actor_critic":
-            self._dreamt_is_old = True
+            self._copy_is_outdated = True
         return metrics
 
-    def learn(self, name: str, batches: tuple[Batch, ...]) -> Metrics:
-        """Everything an update does on the device, in place: what a graph records."""
-        opt, rounds = self.opts[name], len(batches)
-        total, found = torch.zeros((), device=self.device), dict[str, Any]()
+    def _update(self, name: str, batches: tuple[Batch, ...]) -> Metrics:
+        """Run the device part of an update, in place; captured as a CUDA graph."""
+        opt, count = self.opts[name], len(batches)
+        total, sums = torch.zeros((), device=self.device), dict[str, Any]()
         grads: list[Tensor] = []
         for batch in batches:
-            losses, metrics = self.losses(name, self._segment(batch))
-            loss = torch.stack([x.mean() for x in losses.values()]).sum() / rounds
+            losses, metrics = self.losses(name, self._to_segment(batch))
+            loss = torch.stack([x.mean() for x in losses.values()]).sum() / count
             new = opt.gradients(loss)
             if grads:
                 torch._foreach_add_(grads, new)
             else:
                 grads = new
             total = total + loss.detach()
-            seen = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
-            seen |= {f"{name}/{k}": x for k, x in metrics.items()}
-            found = seen if not found else {k: found[k] + x for k, x in seen.items()}
-        if rounds > 1:
-            found = {key: value / rounds for key, value in found.items()}
+            values = {f"loss/{name}/{k}": x.mean().detach() for k, x in losses.items()}
+            values |= {f"{name}/{k}": x for k, x in metrics.items()}
+            sums = {k: sums[k] + x for k, x in values.items()} if sums else values
+        if count > 1:
+            sums = {key: value / count for key, value in sums.items()}
         _, metrics = opt.apply(total, grads)
-        in_row = {IN_ROW: metrics.pop(IN_ROW)}
-        return {**found, **{f"{name}/{k}": x for k, x in metrics.items()}, **in_row}
+        nonfinite = {NONFINITE_IN_ROW: metrics.pop(NONFINITE_IN_ROW)}
+        return {**sums, **{f"{name}/{k}": x for k, x in metrics.items()}, **nonfinite}
 
     def losses(
         self, name: str, segment: EpisodeSegment
     ) -> tuple[dict[str, Float[Tensor, ...]], Metrics]:
-        """The losses of one part on a batch, scaled; their means add up to its total.
+        """Return the scaled losses of a component; their means add up to the total.
 
-        The codebook of the tokenizer, and the slow copy of the actor-critic, follow.
+        Updates the codebook of the tokenizer or the target network of the actor-critic.
         """
         rng = self.rng["train"]
         if name == "tokenizer":
-            found = self.world.tokenizer_loss(segment, rng)
-            return found.losses, found.metrics
+            loss = self.world.tokenizer_loss(segment, rng)
+            return loss.losses, loss.metrics
         if name == "world_model":
-            found = self.world.dynamics_loss(segment)
-            return found.losses, found.metrics
-        nets = self.actor_critic
-        world = self._dream_world()
-        before = segment.image[:, :-1]
-        recall = nets.burn_in(before)
-        dream = nets.dream(
-            world,
-            segment.image,
-            segment.action,
-            rng,
-            recall=recall,
-            acts_last=False,
+            loss = self.world.dynamics_loss(segment)
+            return loss.losses, loss.metrics
+        actor_critic = self.actor_critic
+        world = self._refresh_imagination_world()
+        context = segment.image[:, :-1]
+        lstm = actor_critic.burn_in(context)
+        rollout = actor_critic.imagine(
+            world, segment.image, segment.action, rng, lstm=lstm, acts_last=False
         )
-        view, action = dream.states, dream.actions["action"][:, :-1]
-        learned = nets.loss(before, view.image, action, view.reward, view.end, recall)
-        nets.update_target()
+        frames, action = rollout.states, rollout.actions["action"][:, :-1]
+        ac_loss = actor_critic.loss(
+            context, frames.image, action, frames.reward, frames.end, lstm
+        )
+        actor_critic.update_target()
         self.fast.refresh_frozen()
-        return learned.losses, learned.metrics
+        return ac_loss.losses, ac_loss.metrics
 
     def nonfinite(self) -> list[str]:
-        """The losses, then the gradients, that were not finite in the last update."""
-        losses = {key: x for part in self._last.values() for key, x in part.items()}
-        bad = [key for key, loss in losses.items() if not torch.isfinite(loss)]
-        for name in self._last:
-            bad += [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
-        return bad
+        losses = {k: x for each in self._last_losses.values() for k, x in each.items()}
+        names = [key for key, loss in losses.items() if not torch.isfinite(loss)]
+        for name in self._last_losses:
+            names += [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
+        return names
 
-    def _dream_world(self) -> IrisWorld:
-        """The world to dream in, with the weights of now."""
-        if self._dreamt_is_old and self.dreamt is not self.world:
-            self.world.refresh(self.dreamt)
-        self._dreamt_is_old = False
-        return self.dreamt
+    def _refresh_imagination_world(self) -> IrisWorld:
+        """Return the world for imagination, with the current weights."""
+        if self._copy_is_outdated and self.imagination_world is not self.world:
+            self.world.refresh(self.imagination_world)
+        self._copy_is_outdated = False
+        return self.imagination_world
 
-    def _segment(self, batch: Batch) -> EpisodeSegment:
-        ends = "is_last" if self.config.ends == "last" else "is_terminal"
-        return to_segment(batch, self.image, self.action, self.low, ends)
+    def _to_segment(self, batch: Batch) -> EpisodeSegment:
+        end_key = "is_last" if self.config.ends == "last" else "is_terminal"
+        return to_segment(batch, self.image, self.action, self.low, end_key)
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
-        """An update of each part, to be timed; that of the last one with its dream.
+        """Return one update of each component; that of the actor-critic imagines.
 
-        Each is recorded anew, so that the memory it takes shows as well.
+        Each is captured again, so that `reverie bench` measures its memory, too.
         """
         return {
-            name: partial(self._update, name, feed, self._learner(name))
-            for name in PARTS
+            name: partial(
+                self._sample_and_update, name, feed, self._capture_update(name)
+            )
+            for name in COMPONENTS
         }
 
-    # Looking
+    # Reporting and evaluation
 
     @torch.no_grad()
     def report(self, feed: Feed) -> Metrics:
-        """Losses without learning, and pictures of what the world and policy do."""
-        segment, rng = self._segment(feed("report")), self.rng["report"]
-        return look(
+        """Return losses, codebook statistics and videos; see `report.py`."""
+        return report_metrics(
             self.world,
-            self._dream_world(),
+            self._refresh_imagination_world(),
             self.actor_critic,
-            segment,
-            rng,
-            self.config.learn.tokenizer.length,
+            self._to_segment(feed("report")),
+            self.rng["report"],
+            self.config.training.tokenizer.length,
         )
 
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Losses of each row, by what led to it; of the first one nothing is said."""
-        rows, learn = batch["mask"].shape[1], self.config.learn
-        lengths = {name: getattr(learn, name).length for name in PARTS[:2]}
+        """Return the world model losses of episodes; the first row has none."""
+        length, training = batch["mask"].shape[1], self.config.training
+        lengths = {name: getattr(training, name).length for name in COMPONENTS[:2]}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
-        # two frames and the outcome of the second are the least there is to judge
-        segment = self._segment({key: at_least(batch[key], 3) for key in keys})
-        losses, counts = episode_losses(
-            self.world, segment, lengths, self.rng["report"]
-        )
-        shifted = {key: F.pad(loss, (1, 0))[:, :rows] for key, loss in losses.items()}
-        return shifted, F.pad(counts, (1, 0))[:, :rows]
+        # a loss needs two frames and the reward and end after the second
+        segment = self._to_segment({key: pad_rows(batch[key], 3) for key in keys})
+        losses, mask = episode_losses(self.world, segment, lengths, self.rng["report"])
+        shifted = {key: F.pad(loss, (1, 0))[:, :length] for key, loss in losses.items()}
+        return shifted, F.pad(mask, (1, 0))[:, :length]
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
-        """Walks through the world it has learned."""
         return IrisWorldModelEnv(
-            self._dream_world(),
+            self._refresh_imagination_world(),
             self.obs_space,
             self.act_space,
             self.action,
@@ -425,18 +318,21 @@ class Iris:
             seed,
         )
 
-    # Keeping
+    def parameter_count(self) -> int:
+        return count_parameters(self.opts.values())
+
+    # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        """Everything with weights or statistics, by name."""
+        """Return all modules with weights or running statistics, by name."""
         world = self.world
-        parts = (world.tokenizer, world.dynamics, self.actor_critic)
-        return dict(zip(PARTS, parts, strict=True))
+        modules = (world.tokenizer, world.dynamics, self.actor_critic)
+        return dict(zip(COMPONENTS, modules, strict=True))
 
     def state_dict(self) -> StateDict:
-        parts = {k: dict(m.state_dict()) for k, m in self.components().items()}
+        weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
         return {
-            **parts,
+            **weights,
             "opt": {name: opt.state_dict() for name, opt in self.opts.items()},
             "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
         }
@@ -449,28 +345,26 @@ class Iris:
             rng.load_state_dict(state["rng"][name])
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        """Take over the weights of the parts that match."""
-        chosen = load_components(self.components(), state, components)
+        names = load_components(self.components(), state, components)
         self.fast.weights_changed()
-        self._dreamt_is_old = True
-        return chosen
+        self._copy_is_outdated = True
+        return names
 
-    # Private
+    # Construction
 
-    def _learner(self, name: str) -> Learner:
-        """How to update a part: by running it, or on a GPU by replaying it."""
+    def _capture_update(self, name: str) -> Update:
+        """Return the update of a component, as a CUDA graph if graphs are on."""
         label = f"update of the {name.replace('_', ' ')}"
-        return self.fast.graph(partial(self.learn, name), label, self.rng["train"])
+        return self.fast.graph(partial(self._update, name), label, self.rng["train"])
 
     def _initialize(self, seed: int) -> None:
-        seeds = np.random.SeedSequence([seed, *b"init"]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seeds[0]) >> 1)
+        generator = init_generator(seed)
         self.world.initialize(generator)
         self.actor_critic.initialize(generator)
         self.world.to(self.device)
         self.actor_critic.to(self.device)
 
-    def _optimizer(self, name: str) -> Optimizer:
+    def _make_optimizer(self, name: str) -> Optimizer:
         module = self.components()[name]
         trained: dict[str, Tensor] = {
             key: parameter
@@ -478,39 +372,24 @@ class Iris:
             if parameter.requires_grad
         }
         decayed = [key for key in dense_weights(module) if key in trained]
-        learn = getattr(self.config.learn, name)
+        training = getattr(self.config.training, name)
         return self.fast.optimizer(
-            trained, learn.opt, decayed, accumulates=learn.accumulate > 1
+            trained, training.opt, decayed, accumulates=training.accumulate > 1
         )
 
-    def _window(self, name: str) -> Window:
-        """Sequences of so many frames, and the row that tells the outcome of each."""
-        learn: Any = getattr(self.config.learn, name)
-        if name == "actor_critic":
-            length = self.config.actor_critic.burn_in + 1
-        else:
-            length = learn.length
+    def _make_window(self, name: str) -> Window:
+        """Return the batches of a component: one more row than frames.
+
+        The last row has the reward and end of the last frame's action.
+        """
+        training: Any = getattr(self.config.training, name)
+        is_actor_critic = name == "actor_critic"
+        burn_in = self.config.actor_critic.burn_in
         return Window(
-            learn.batch,
-            length + 1,
+            training.batch,
+            (burn_in + 1 if is_actor_critic else training.length) + 1,
             select="episodes",
             online=False,
-            pad="left" if name == "actor_critic" else "both",
-            alpha=learn.alpha,
+            pad="left" if is_actor_critic else "both",
+            alpha=training.alpha,
         )
-
-
-def _newest(
-    frames: UInt8[Tensor, "N T h w c"], image: UInt8[Tensor, "N h w c"]
-) -> UInt8[Tensor, "N T h w c"]:
-    """The last frames when one more was seen."""
-    return torch.cat([frames, image[:, None]], 1)[:, 1:]
-
-
-def _where(mask: Bool[Tensor, " N"], new: Recall, old: Recall) -> Recall:
-    return Recall(
-        *(
-            torch.where(with_axes_of(b, mask), a, b)
-            for a, b in zip(new, old, strict=True)
-        )
-    )

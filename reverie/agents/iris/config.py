@@ -1,7 +1,7 @@
-"""The options of Δ-IRIS. Defaults are those of the original for Crafter.
+"""Settings of Δ-IRIS. The defaults are those of the original for Crafter.
 
-`tokenizer`, `world_model` and `actor_critic` are its three parts; `learn` says how each
-of them is trained, `schedule` when, and `acting` how experience is collected.
+`tokenizer`, `world_model` and `actor_critic` are its three components; `training`
+configures the updates of each, `schedule` the epochs, and `acting` exploration.
 """
 
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
@@ -12,125 +12,130 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
-from reverie.agents.iris.schedule import EpochsConfig, Share
+from reverie.agents.iris.schedule import EpochScheduleConfig, UpdatesPerEpoch
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.nets.optim.adam import AdamConfig
 from reverie.worlds.iris.config import DynamicsConfig, TokenizerConfig
 
-PARTS = ("tokenizer", "world_model", "actor_critic")
-LEAST = {
+COMPONENTS = ("tokenizer", "world_model", "actor_critic")
+MINIMUMS = {
     "batch": 1,
     "accumulate": 1,
     "steps": 0,
     "first_steps": 0,
     "start_after": 0,
     "alpha": 0,
-    "length": 2,  # a change is between two frames
+    "length": 2,  # a transition needs two frames
 }
-"""What the settings of a part must not be below."""
+"""Minimum values of the settings of a component."""
 
 
 @dataclass(frozen=True)
-class PartConfig:
-    """How one part is trained."""
+class ComponentTrainingConfig:
+    """Training of one component."""
 
     batch: int = 32
     """Sequences per batch."""
     accumulate: int = 1
-    """Batches whose gradients make one update."""
+    """Batches per update, whose gradients are averaged."""
     steps: int = 500
     """Updates per epoch."""
     first_steps: int = 0
-    """Updates of the very first epoch, if the part trains then; 0 for as many."""
+    """Updates in the first epoch, if the component trains in it; 0 for `steps`."""
     start_after: int = 0
-    """Epochs before the part begins to train."""
+    """Number of epochs before the component starts to train."""
     alpha: float = 5.0
-    """How strongly episodes it has often seen give way to others."""
+    """Preference for rarely used episodes: an episode is sampled with probability
+    proportional to (1 + n) ** -alpha after n uses; 0 for uniform sampling."""
     opt: AdamConfig = AdamConfig()
     """Optimizer."""
 
-    def check(self, part: str) -> None:
-        """Raise if something about this part cannot be."""
-        for name, least in LEAST.items():
-            if getattr(self, name, least) < least:
+    def check(self, component: str) -> None:
+        """Raise if a setting is not valid."""
+        for name, minimum in MINIMUMS.items():
+            if getattr(self, name, minimum) < minimum:
                 raise UserError(
-                    f"iris.learn.{part}.{name} is {getattr(self, name)}, but must be "
-                    f"at least {least}.\n  Fix: --iris.learn.{part}.{name} {least}"
+                    f"iris.training.{component}.{name} is {getattr(self, name)}, but "
+                    f"must be at least {minimum}.\n"
+                    f"  Fix: --iris.training.{component}.{name} {minimum}"
                 )
         if not self.alpha < math.inf:
             raise UserError(
-                f"With an alpha of {self.alpha} no episode could be chosen.\n"
-                f"  Fix: --iris.learn.{part}.alpha 5"
+                f"iris.training.{component}.alpha is {self.alpha}, but must be finite."
+                f"\n  Fix: --iris.training.{component}.alpha 5"
             )
 
     @property
-    def share(self) -> Share:
-        return Share(self.steps, self.first_steps, self.start_after)
+    def updates(self) -> UpdatesPerEpoch:
+        return UpdatesPerEpoch(self.steps, self.first_steps, self.start_after)
 
 
 @dataclass(frozen=True)
-class SequencePartConfig(PartConfig):
-    """The same, of a part that chooses how long its sequences are."""
+class SequenceTrainingConfig(ComponentTrainingConfig):
+    """Training of a component on sequences of configurable length."""
 
     length: int = 21
     """Frames per sequence."""
 
 
 @dataclass(frozen=True)
-class LearnConfig:
-    """How each part is trained."""
+class TrainingConfig:
+    """Training of each component."""
 
-    tokenizer: SequencePartConfig = SequencePartConfig(first_steps=5000)
+    tokenizer: SequenceTrainingConfig = SequenceTrainingConfig(first_steps=5000)
     """Tokenizer."""
-    world_model: SequencePartConfig = SequencePartConfig(first_steps=2500)
+    world_model: SequenceTrainingConfig = SequenceTrainingConfig(first_steps=2500)
     """Transformer."""
-    actor_critic: PartConfig = PartConfig(batch=86, opt=AdamConfig(wd=0.0))
-    """Policy and critic; their sequences are the burn-in and the frame after it."""
+    actor_critic: ComponentTrainingConfig = ComponentTrainingConfig(
+        batch=86, opt=AdamConfig(wd=0.0)
+    )
+    """Actor and critic; their sequences are the burn-in and one more frame."""
 
     def __post_init__(self) -> None:
-        for part in PARTS:
-            getattr(self, part).check(part)
+        for component in COMPONENTS:
+            getattr(self, component).check(component)
 
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """How actions are chosen."""
+    """Choice of actions."""
 
     epsilon: float = 0.01
-    """Chance of a random action while collecting."""
-    coin: Literal["vector", "each"] = "vector"
-    """Toss for all environments together, as the original does, or for each."""
+    """Probability of a random action in training."""
+    epsilon_draw: Literal["shared", "per_env"] = "shared"
+    """Decide about random actions for all environments together (`shared`), as the
+    original does, or for each environment."""
     temperature: float = 1.0
-    """Of the policy while collecting."""
+    """Softmax temperature of the policy in training."""
     sample: bool = True
-    """Sample while collecting; otherwise the likeliest action."""
+    """Sample actions in training; False for the most probable action."""
     eval_epsilon: float = 0.0
-    """Chance of a random action in evaluation."""
+    """Probability of a random action in evaluation."""
     eval_temperature: float = 1.0
-    """Of the policy in evaluation."""
+    """Softmax temperature of the policy in evaluation."""
     eval_sample: bool = True
-    """Sample in evaluation."""
+    """Sample actions in evaluation; False for the most probable action."""
 
     def __post_init__(self) -> None:
         for prefix in ("", "eval_"):
-            epsilon, heat = f"{prefix}epsilon", f"{prefix}temperature"
+            epsilon, temperature = f"{prefix}epsilon", f"{prefix}temperature"
             if not 0 <= getattr(self, epsilon) <= 1:
                 raise UserError(
-                    f"iris.acting.{epsilon} is {getattr(self, epsilon)}, but it is a "
+                    f"iris.acting.{epsilon} is {getattr(self, epsilon)}, but must be a "
                     f"probability.\n  Fix: --iris.acting.{epsilon} 0.01"
                 )
-            if not getattr(self, heat) > 0:
+            if not getattr(self, temperature) > 0:
                 raise UserError(
-                    f"iris.acting.{heat} must be above zero.\n  Fix: --iris.acting."
-                    f"{heat} 1 --iris.acting.{prefix}sample False, which takes the "
-                    "likeliest action"
+                    f"iris.acting.{temperature} must be above zero.\n"
+                    f"  Fix: --iris.acting.{temperature} 1 --iris.acting.{prefix}"
+                    "sample False, which selects the most probable action"
                 )
 
 
 @dataclass(frozen=True)
 class IrisConfig(AgentConfig):
-    """Settings of Δ-IRIS; see the top of this file."""
+    """Settings of Δ-IRIS."""
 
     importer: ClassVar[str] = "reverie.convert.delta_iris.weights:import_state"
     resumable: ClassVar[tuple[str, ...]] = (
@@ -139,46 +144,46 @@ class IrisConfig(AgentConfig):
     )
 
     image: str = ""
-    """The image to see, where an environment shows several; by itself `image`."""
+    """Image key to use; empty for the only one, or `image`."""
     ends: Literal["last", "terminal"] = "last"
-    """What the world model learns as an end: every last row, as the original, which
-    does not tell a time limit from the end of the task, or only terminal ones."""
+    """Which rows the world model learns as the end of an episode: every last row, as
+    the original does, or only terminal rows, not time limits."""
     behaviour: bool = True
-    """Learn to act as well; without, only the world is learnt."""
-    schedule: EpochsConfig = EpochsConfig()
-    """When what happens."""
+    """Train actor and critic; False trains the world model only."""
+    schedule: EpochScheduleConfig = EpochScheduleConfig()
+    """Epochs and environment steps."""
     acting: ActingConfig = ActingConfig()
-    """How actions are chosen."""
-    learn: LearnConfig = LearnConfig()
-    """How each part is trained."""
+    """Choice of actions."""
+    training: TrainingConfig = TrainingConfig()
+    """Training of each component."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Tokenizer."""
     world_model: DynamicsConfig = DynamicsConfig()
     """Transformer."""
     actor_critic: PixelActorCriticConfig = PixelActorCriticConfig()
-    """Policy and critic."""
+    """Actor and critic."""
     save_memory: bool = True
-    """On a GPU, let training make parts of the tokenizer's and the transformer's
-    activations again instead of keeping them."""
+    """On a GPU, recompute some activations of tokenizer and transformer in the backward
+    pass instead of storing them."""
 
     def __post_init__(self) -> None:
-        blocks, dream = self.world_model.transformer.blocks, self.dreamt
-        if dream > blocks:
+        blocks, frames = self.world_model.transformer.blocks, self.rollout_frames
+        if frames > blocks:
             raise UserError(
-                f"A dream of {self.actor_critic.burn_in} + 1 + "
-                f"{self.actor_critic.horizon} frames is longer than the {blocks} the "
-                "transformer looks at.\n"
-                f"  Fix: --iris.world_model.transformer.blocks {dream} "
-                f"--iris.learn.world_model.length {dream}"
+                f"An imagined rollout of {self.actor_critic.burn_in} + 1 + "
+                f"{self.actor_critic.horizon} frames is longer than the context of the "
+                f"transformer, {blocks} frames.\n"
+                f"  Fix: --iris.world_model.transformer.blocks {frames} "
+                f"--iris.training.world_model.length {frames}"
             )
-        if self.learn.world_model.length > blocks:
+        if self.training.world_model.length > blocks:
             raise UserError(
-                f"Sequences of {self.learn.world_model.length} frames are longer than "
-                f"the {blocks} the transformer looks at.\n"
-                f"  Fix: --iris.learn.world_model.length {blocks}"
+                f"Sequences of {self.training.world_model.length} frames are longer "
+                f"than the context of the transformer, {blocks} frames.\n"
+                f"  Fix: --iris.training.world_model.length {blocks}"
             )
 
     @property
-    def dreamt(self) -> int:
-        """Frames of a dream, those before it included."""
+    def rollout_frames(self) -> int:
+        """Frames of an imagined rollout, including the burn-in."""
         return self.actor_critic.burn_in + self.actor_critic.horizon + 1

@@ -1,9 +1,9 @@
-"""The actor-critic of Δ-IRIS on a GPU: what does not wait for the LSTM is done at once.
+"""Fast version of the actor-critic network: LSTM products batched over time.
 
-The inputs of all steps are multiplied with their weights together; in the loop only the
-product with the hidden state is left, and one kernel for the gates. On the way back the
-gradient of its weights is one product over all steps as well. Where one frame is looked
-at, the product with the hidden state is made beside.
+The input products of all steps are one matrix product; the loop over time has only the
+product with the hidden state, and one kernel for the gates. In the backward pass, the
+gradient of the recurrent weights is one product over all steps. For a single frame, the
+product with the hidden state runs on a side stream, in parallel with the encoder.
 """
 
 from __future__ import annotations
@@ -15,75 +15,76 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from reverie.agents.iris.actor_critic import PixelNet, Recall
+from reverie.agents.iris.actor_critic import LSTMState, PixelNet
 from reverie.nets.streams import SideStream, on_stream, wait_for
 
-REMEMBER = SideStream("remember", priority=2)
-"""The lane of what does not wait for the frame."""
+RECURRENT = SideStream("recurrent", priority=2)
+"""Stream of the recurrent product, which does not depend on the frame."""
 
 
 class FastPixelNet(PixelNet):
-    def decide(
-        self, recall: Recall, image: UInt8[Tensor, "N h w c"]
-    ) -> tuple[Recall, Float[Tensor, "N A"]]:
+    def policy_step(
+        self, state: LSTMState, image: UInt8[Tensor, "N h w c"]
+    ) -> tuple[LSTMState, Float[Tensor, "N A"]]:
         if torch.is_grad_enabled():
-            return super().decide(recall, image)
+            return super().policy_step(state, image)
         lstm = self.lstm
-        with on_stream(image, REMEMBER):
-            remembered = F.linear(recall.hidden, lstm.weight_hh)
-        seen = F.linear(self.features(image), lstm.weight_ih)
-        wait_for(image, REMEMBER)
+        with on_stream(image, RECURRENT):
+            recurrent = F.linear(state.hidden, lstm.weight_hh)
+        inputs = F.linear(self.features(image), lstm.weight_ih)
+        wait_for(image, RECURRENT)
         biases = (lstm.bias_ih, lstm.bias_hh)
-        recall = Recall(*_gates(seen, remembered, recall.cell, *biases))
-        return recall, self.actor(recall.hidden)
+        state = LSTMState(*_lstm_step(inputs, recurrent, state.cell, *biases))
+        return state, self.actor(state.hidden)
 
-    def watch(
-        self, recall: Recall, features: Float[Tensor, "N T F"]
-    ) -> tuple[Recall, Float[Tensor, "N T W"]]:
+    def run_lstm(
+        self, state: LSTMState, features: Float[Tensor, "N T F"]
+    ) -> tuple[LSTMState, Float[Tensor, "N T W"]]:
         if not features.shape[1]:
-            return super().watch(recall, features)
-        lstm, states, before = self.lstm, list[Tensor](), list[Tensor]()
+            return super().run_lstm(state, features)
+        lstm, hidden, previous = self.lstm, list[Tensor](), list[Tensor]()
         bias = lstm.bias_ih + lstm.bias_hh
         gates = F.linear(features.transpose(0, 1), lstm.weight_ih, bias)
-        gates = _Tied.apply(gates, lstm.weight_hh, before)  # type: ignore[no-untyped-call]
-        for seen in gates:
-            before.append(recall.hidden.detach())
-            remembered = F.linear(recall.hidden, lstm.weight_hh.detach())
-            recall = Recall(*_gates(seen, remembered, recall.cell))
-            states.append(recall.hidden)
-        return recall, torch.stack(states, 1)
+        gates = _RecurrentWeightGrad.apply(gates, lstm.weight_hh, previous)  # type: ignore[no-untyped-call]
+        for inputs in gates:
+            previous.append(state.hidden.detach())
+            recurrent = F.linear(state.hidden, lstm.weight_hh.detach())
+            state = LSTMState(*_lstm_step(inputs, recurrent, state.cell))
+            hidden.append(state.hidden)
+        return state, torch.stack(hidden, 1)
 
 
-class _Tied(torch.autograd.Function):
-    """Nothing, but for the gradient of the weights that `before` is multiplied with.
+class _RecurrentWeightGrad(torch.autograd.Function):
+    """Identity on the gates; its backward computes the recurrent weights' gradient.
 
-    To each step's gates their product is added, so its gradient is that of the gates.
-    `before` is filled later, and complete when a gradient comes.
+    The product of `weight` and the hidden state in `previous` is added to the gates of
+    each step, so their gradients are the same. `previous` is filled by the loop after
+    the forward pass, and complete in the backward pass.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, gates: Tensor, weight: Tensor, before: list[Tensor]
+        ctx: Any, gates: Tensor, weight: Tensor, previous: list[Tensor]
     ) -> Tensor:
-        ctx.before = before
+        ctx.previous = previous
         return gates.view_as(gates)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden = torch.stack(ctx.before).flatten(0, 1)
-        return slope, slope.flatten(0, 1).T @ hidden, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden = torch.stack(ctx.previous).flatten(0, 1)
+        return grad, grad.flatten(0, 1).T @ hidden, None
 
 
-def _gates(
-    seen: Tensor, remembered: Tensor, cell: Tensor, *biases: Tensor
+def _lstm_step(
+    inputs: Tensor, recurrent: Tensor, cell: Tensor, *biases: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Hidden state and cell after one step; two biases, or none if they were added."""
-    if seen.device.type == "cuda":
-        # what `nn.LSTMCell` calls, but for the products
+    """Return hidden and cell state from both products; `biases` are added if given."""
+    if inputs.device.type == "cuda":
+        # the kernel of `nn.LSTMCell`, without the products
         hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(
-            seen, remembered, cell, *biases
+            inputs, recurrent, cell, *biases
         )
         return hidden, cell
-    enter, keep, new, leave = sum(biases, seen + remembered).chunk(4, -1)
-    cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(cell), cell
+    enter, forget, new, out = sum(biases, inputs + recurrent).chunk(4, -1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell

@@ -1,12 +1,13 @@
-"""The schedule of Δ-IRIS: collect for a while, then train one part after the other.
+"""Schedule of Δ-IRIS: epochs of collecting data and training each component.
 
-An epoch is a number of environment steps (more in the first), then a number of updates
-of each part, in order; a part begins after some epochs. Late epochs only train. What is
-collected beyond an epoch's share counts for the next. A run that is given more epochs
-owes nothing for those that only trained.
+An epoch takes a number of environment steps (more in the first epoch), then runs a
+number of updates of each component in order. A component starts to train after some
+epochs. Late epochs only train. Steps in excess of an epoch's number count for the next
+epoch. If `epochs` is increased in a resumed run, epochs that only trained are not
+collected later.
 
-Environment steps are actions taken: unlike agent steps (see `run/clock.py`), the row
-that closes an episode is none.
+Environment steps are actions: unlike agent steps (see `run/clock.py`), the last row of
+an episode is not counted.
 """
 
 from __future__ import annotations
@@ -16,45 +17,52 @@ from dataclasses import dataclass
 
 from reverie.api import StateDict, UserError
 
-COUNTS = ("epoch", "taken", "goal", "counted", "done", "phase")
-TURN = 10
-"""Most updates between two looks of the loop at its clock and its signals."""
+COUNTERS = (
+    "epoch",
+    "env_steps",
+    "env_steps_goal",
+    "collected_epoch",
+    "updates",
+    "phase",
+)
+MAX_UPDATES_DUE = 10
+"""Maximum number of updates between two checks of the clock and of signals."""
 
 
 @dataclass(frozen=True)
-class EpochsConfig:
-    """How long each epoch should_collect; the defaults are those for Crafter."""
+class EpochScheduleConfig:
+    """Epochs and environment steps. The defaults are those for Crafter."""
 
     epochs: int = 1000
-    """Epochs in all."""
+    """Total number of epochs."""
     collect_epochs: int = 991
-    """Epochs that collect; those after them only train."""
+    """Number of epochs that collect data; later ones only train."""
     first_steps: int = 100_000
-    """Environment steps of the first epoch, all taken at random; 0 for as many as the
-    others, taken by the policy."""
+    """Environment steps of the first epoch, with random actions; 0 for the same number
+    as in other epochs, with the policy."""
     steps: int = 10_000
     """Environment steps of every other epoch."""
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "collect_epochs": 1, "first_steps": 0, "steps": 1}
-        for name, count in least.items():
-            if getattr(self, name) < count:
+        minimums = {"epochs": 1, "collect_epochs": 1, "first_steps": 0, "steps": 1}
+        for name, minimum in minimums.items():
+            if getattr(self, name) < minimum:
                 raise UserError(
                     f"iris.schedule.{name} is {getattr(self, name)}, but must be at "
-                    f"least {count}.\n  Fix: --iris.schedule.{name} {count}"
+                    f"least {minimum}.\n  Fix: --iris.schedule.{name} {minimum}"
                 )
 
 
 @dataclass(frozen=True)
-class Share:
-    """How much one part trains in an epoch."""
+class UpdatesPerEpoch:
+    """Number of updates of one component in each epoch."""
 
     steps: int
     """Updates per epoch."""
     first_steps: int
-    """Updates of the first epoch, if it trains already; 0 for as many."""
+    """Updates in the first epoch, if the component trains in it; 0 for `steps`."""
     start_after: int
-    """Epochs before it begins."""
+    """Number of epochs before the component starts to train."""
 
     def in_epoch(self, epoch: int) -> int:
         if epoch <= self.start_after:
@@ -62,19 +70,21 @@ class Share:
         return self.first_steps if epoch == 1 and self.first_steps else self.steps
 
 
-class Epochs:
-    """Implements `api.Schedule`. `part` is what to train now, None while collecting."""
+class EpochSchedule:
+    """Meets `api.Schedule`. Counts the steps and updates of the current epoch."""
 
-    def __init__(self, config: EpochsConfig, shares: Mapping[str, Share]):
-        self.config, self.shares = config, dict(shares)
+    def __init__(
+        self, config: EpochScheduleConfig, updates: Mapping[str, UpdatesPerEpoch]
+    ):
+        self.config, self.updates_per_epoch = config, dict(updates)
         self.epoch = 1
-        self.taken = 0  # environment steps
-        self.goal = 0  # how many there are to be when this epoch has collected
-        self.counted = 0  # the last epoch whose share is in the goal
-        self.index = 0  # of the part in training
-        self.done = 0  # updates of that part in this epoch
-        self.phase = 0  # epochs that are through with collecting
-        self._settle()
+        self.env_steps = 0  # environment steps so far
+        self.env_steps_goal = 0  # environment steps after collecting in this epoch
+        self.collected_epoch = 0  # last epoch whose steps are included in the goal
+        self.index = 0  # of the component to train
+        self.updates = 0  # updates of that component in this epoch
+        self.phase = 0  # epochs whose data is collected
+        self._advance()
 
     @property
     def finished(self) -> bool:
@@ -82,79 +92,71 @@ class Epochs:
 
     @property
     def should_collect(self) -> bool:
-        return not self.finished and self.taken < self.goal
+        return not self.finished and self.env_steps < self.env_steps_goal
 
     @property
     def is_random(self) -> bool:
-        """Whether what is collected now is to be random."""
+        """True if data is collected with random actions now."""
         return self.epoch == 1 and self.config.first_steps > 0
 
     @property
-    def part(self) -> str | None:
+    def component(self) -> str | None:
+        """The component to train now; None while collecting."""
         if self.should_collect or self.finished:
             return None
-        return list(self.shares)[self.index]
+        return list(self.updates_per_epoch)[self.index]
 
     @property
-    def left(self) -> int:
-        """Updates left in this epoch, before more is collected."""
+    def updates_left(self) -> int:
+        """Updates of all components left in this epoch, once it is collected."""
         if self.should_collect or self.finished:
             return 0
-        rest = [s.in_epoch(self.epoch) for s in self.shares.values()][self.index :]
-        return sum(rest) - self.done
+        planned = [x.in_epoch(self.epoch) for x in self.updates_per_epoch.values()]
+        return sum(planned[self.index :]) - self.updates
 
     def updates_due(self, step: int) -> int:
-        return min(TURN, self.left)
+        return min(MAX_UPDATES_DUE, self.updates_left)
 
     def add_env_steps(self, steps: int) -> None:
-        """So many actions were taken."""
-        before = self.should_collect
-        self.taken += steps
-        if before and not self.should_collect:
+        was_collecting = self.should_collect
+        self.env_steps += steps
+        if was_collecting and not self.should_collect:
             self.phase += 1
-        self._settle()
+        self._advance()
 
     def add_update(self) -> None:
-        """The part that was due has been updated once."""
-        self.done += 1
-        self._settle()
+        self.updates += 1
+        self._advance()
 
     def state_dict(self) -> StateDict:
-        part = list(self.shares)[self.index]
-        return {**{name: getattr(self, name) for name in COUNTS}, "part": part}
+        component = list(self.updates_per_epoch)[self.index]
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        return {**counters, "component": component}
 
     def load_state_dict(self, state: StateDict) -> None:
-        state = {**self._of_older(int(state["epoch"])), **state}
-        for name in COUNTS:
+        for name in COUNTERS:
             setattr(self, name, int(state[name]))
-        self.index = list(self.shares).index(state["part"])
-        self._settle()
+        self.index = list(self.updates_per_epoch).index(state["component"])
+        self._advance()
 
-    def _of_older(self, epoch: int) -> StateDict:
-        """What checkpoints did not keep once."""
-        config = self.config
-        first = config.first_steps or config.steps
-        goal = first + (min(epoch, config.collect_epochs) - 1) * config.steps
-        return {"goal": goal, "counted": epoch}
-
-    def _begin(self) -> None:
-        """If an epoch begins now, and should_collect: add its share to the goal."""
-        begins = (self.index, self.done) == (0, 0) and not self.finished
-        if begins and self.counted < self.epoch <= self.config.collect_epochs:
+    def _add_goal(self) -> None:
+        """At the start of an epoch that collects, add its steps to the goal."""
+        starts = (self.index, self.updates) == (0, 0) and not self.finished
+        if starts and self.collected_epoch < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0
-            self.goal += first or self.config.steps
-            self.counted = self.epoch
+            self.env_steps_goal += first or self.config.steps
+            self.collected_epoch = self.epoch
 
-    def _settle(self) -> None:
-        """Move on from parts, and epochs, that have nothing left to train."""
-        self._begin()
-        shares = list(self.shares.values())
+    def _advance(self) -> None:
+        """Skip components and epochs that have no updates left."""
+        self._add_goal()
+        updates_per_epoch = list(self.updates_per_epoch.values())
         while not self.should_collect and not self.finished:
-            if self.done < shares[self.index].in_epoch(self.epoch):
+            if self.updates < updates_per_epoch[self.index].in_epoch(self.epoch):
                 return
-            self.index, self.done = self.index + 1, 0
-            if self.index == len(shares):
+            self.index, self.updates = self.index + 1, 0
+            if self.index == len(updates_per_epoch):
                 self.index = 0
                 self.epoch += 1
-                self._begin()
+                self._add_goal()
                 self.phase += int(not self.should_collect and not self.finished)

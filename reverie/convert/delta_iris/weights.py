@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from reverie.agents.iris.config import PARTS
+from reverie.agents.iris.config import COMPONENTS
 from reverie.api import StateDict, UserError
 from reverie.convert.delta_iris.names import TOKENIZER, WORLD_MODEL, copy_weights
 from reverie.storage.torch_file import read_tensors
@@ -46,13 +46,13 @@ def import_state(
     tensors = read_checkpoint(path)
     available = {name.split(".")[0] for name in tensors}
     try:
-        wanted = [part for part in PARTS if re.fullmatch(components, part)]
+        wanted = [name for name in COMPONENTS if re.fullmatch(components, name)]
     except re.error:  # reported by `load_weights`
         wanted = []
     if missing := [part for part in wanted if part not in available]:
         raise UserError(
             f"{path} has no {missing[0]}.\n  Fix: --run.from_components "
-            f"'{'|'.join(sorted(available & set(PARTS)))}'"
+            f"'{'|'.join(sorted(available & set(COMPONENTS)))}'"
         )
     chosen = {k: v for k, v in tensors.items() if k.split(".")[0] in wanted}
     return from_original(chosen, template)
