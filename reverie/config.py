@@ -408,22 +408,13 @@ def _cast(value: Any, type_: Any) -> Any:
         raise ValueError
     if origin is tuple:
         return _cast_tuple(value, arguments)
-    if type_ is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        raise TypeError
-    if type_ is int:
-        return _cast_int(value)
-    if type_ is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise TypeError
-        return float(value)
-    if type_ is str:
-        if isinstance(value, (list, tuple, dict)) or value is None:
-            raise TypeError
+    if type_ is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if type_ is str and not (isinstance(value, (list, tuple, dict)) or value is None):
         return str(value)
+    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    if type_ in (int, float) and is_number:
+        return float(value) if type_ is float else _cast_int(value)
     raise TypeError
 
 
@@ -457,19 +448,12 @@ def _cast_tuple(value: Any, types_: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_cast(item, t) for item, t in zip(items, types_, strict=True))
 
 
-def _cast_int(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, str):
-        value = value.replace("_", "")
-        value = int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise ValueError
-        return int(value)
-    if not isinstance(value, int):
-        raise TypeError
-    return value
+def _cast_int(value: int | float | str) -> int:
+    if isinstance(value, str):  # exact for large integers, and accepts `1e6`
+        value = int(value) if re.fullmatch(r"[+-]?[\d_]+", value) else float(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return int(value)
 
 
 def _describe_type(type_: Any) -> str:
