@@ -83,11 +83,11 @@ class GRU(nn.Module):
         self,
         gates: Float[Tensor, "G B T W"],
         start: Float[Tensor, "G B D"],
-        route: StateUpdate,
+        state_update: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
         """States of all steps; the GRUs in `backwards` run from the last step."""
-        parts = [gates, *route]
+        parts = [gates, *state_update]
         steps = zip(*(_steps(part, backwards, gates) for part in parts), strict=True)
         state, states = start, []
         for gate, keep, move, stay, fresh in steps:

@@ -1,11 +1,12 @@
 """Fast version of the GRU's loop over time (`nets/gru.py`): one kernel per direction.
 
-A program computes some rows of one unit for all steps and keeps the recurrent weights
-of the unit. The backward kernel stores the gradients of all gates, from which the
-weight gradients follow as one product over all steps.
+A program computes some rows of one of the `G` GRUs (a unit) for all steps and keeps its
+recurrent weights. The backward kernel stores the gradients of all gates; the weight
+gradients are then one product over all steps. `nets.gru.StateUpdate` explains the
+factors `keep`, `move` and `stay` and the term `fresh`.
 
-Letters: `G` units, `D` width, `W` three times `D`. States are float32; products are
-computed in the GRU's dtype.
+Shapes: `D` width, `W` three times `D`. States are float32; products are computed in the
+GRU's dtype.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class FastGRU(GRU):
         self,
         gates: Float[Tensor, "G B T W"],
         start: Float[Tensor, "G B D"],
-        route: StateUpdate,
+        state_update: StateUpdate,
         backwards: Collection[int] = (),
     ) -> Float[Tensor, "G B T D"]:
         fits = self.width in WIDTHS.get(self.dtype.itemsize, ())
         if not fits or not can_launch(gates.device, gates.dtype):
-            return super().scan(gates, start, route, backwards)
+            return super().scan(gates, start, state_update, backwards)
         weight, bias = self.weight_hh.to(self.dtype), self.bias_hh
         reversed_units = sum(1 << unit for unit in backwards)
-        tensors = (gates, start, weight, bias, *route)
+        tensors = (gates, start, weight, bias, *state_update)
         return apply_autograd(_GRUScan, *tensors, reversed_units)
 
 
@@ -59,10 +60,10 @@ class FastSegmentHold(SegmentHold):
     ) -> Float[Tensor, "B T Z"]:
         if not can_launch(fresh.device, fresh.dtype):
             return super().forward(fresh, read, copy)
-        return apply_autograd(_Hold, fresh, read, copy)
+        return apply_autograd(_SegmentHold, fresh, read, copy)
 
 
-class _Hold(torch.autograd.Function):
+class _SegmentHold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fresh: Tensor, read: Tensor, copy: Tensor) -> Tensor:
         fresh, read, copy = (x.contiguous() for x in (fresh, read, copy))
@@ -102,42 +103,42 @@ class _GRUScan(torch.autograd.Function):
         units, rows, steps, width = *gates.shape[:3], start.shape[-1]
         gates = gates if gates.stride(-1) == 1 else gates.contiguous()
         weight, bias, start = (x.contiguous() for x in (weight, bias, start))
-        route = [None if x is None else x.contiguous() for x in (keep, move, stay)]
+        factors = [None if x is None else x.contiguous() for x in (keep, move, stay)]
         fresh = None if fresh is None else fresh.contiguous()
         out = gates.new_empty(units, rows, steps, width, dtype=torch.float32)
-        activated = gates.new_empty(units, rows, steps, 4, width, dtype=torch.float32)
+        saved_gates = gates.new_empty(units, rows, steps, 4, width, dtype=torch.float32)
         previous = torch.empty_like(out, dtype=weight.dtype)
         sizes = (rows, steps, *gates.stride()[:3], reversed_units, width, ROWS)
         _scan_forward[(units, triton.cdiv(rows, ROWS))](
-            *(gates, weight, bias, start, *route, fresh, out, activated, previous),
+            *(gates, weight, bias, start, *factors, fresh, out, saved_gates, previous),
             *sizes,
             num_warps=WARPS,
         )
-        ctx.save_for_backward(out, activated, previous, start, weight, *route)
+        ctx.save_for_backward(out, saved_gates, previous, start, weight, *factors)
         ctx.reversed_units, ctx.has_fresh = reversed_units, fresh is not None
         ctx.layout = gates.shape, gates.stride(), gates.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, activated, previous, start, weight, *route = ctx.saved_tensors
+        out, saved_gates, previous, start, weight, *factors = ctx.saved_tensors
         units, rows, steps, width = out.shape
         shape, stride, dtype = ctx.layout
         dgates = out.new_empty_strided(shape, stride, dtype=dtype)
         dhidden = previous.new_empty(units, rows, steps, 3 * width)
         dstart = torch.empty_like(start)
         dfresh = torch.empty_like(out) if ctx.has_fresh else None
-        droute = [None if x is None else torch.empty_like(x) for x in route]
+        dfactors = [None if x is None else torch.empty_like(x) for x in factors]
         sizes = (rows, steps, *dgates.stride()[:3], ctx.reversed_units, width, ROWS)
         _scan_backward[(units, triton.cdiv(rows, ROWS))](
-            *(grad.contiguous(), weight, start, *route, out, activated),
-            *(dgates, dhidden, dstart, *droute, dfresh, *sizes),
+            *(grad.contiguous(), weight, start, *factors, out, saved_gates),
+            *(dgates, dhidden, dstart, *dfactors, dfresh, *sizes),
             num_warps=WARPS,
         )
         dhidden, previous = dhidden.flatten(1, 2), previous.flatten(1, 2)
         dweight = torch.bmm(dhidden.mT, previous)
         dbias = dhidden.sum(1, dtype=torch.float32)
-        return dgates, dstart, dweight, dbias, *droute, dfresh, None
+        return dgates, dstart, dweight, dbias, *dfactors, dfresh, None
 
 
 # fmt: off
@@ -155,8 +156,8 @@ def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
     """Rows and columns of this program, and their masks."""
     row = tl.program_id(axis) * R + tl.arange(0, R)
     col = tl.arange(0, D)
-    inside = row < rows
-    return row, col, inside, inside[:, None] & (col < D)[None, :]
+    row_mask = row < rows
+    return row, col, row_mask, row_mask[:, None] & (col < D)[None, :]
 
 
 @triton.jit
@@ -164,9 +165,9 @@ def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
 def _unit_tile(rows, reversed_units, D: tl.constexpr, R: tl.constexpr):
     """Unit and rows of this program, and the positions of their initial states."""
     unit = tl.program_id(0)
-    row, col, inside, mask = _row_tile(rows, 1, D, R)
-    begin = (unit * rows + row)[:, None] * D + col[None, :]
-    return unit, row, col, inside, mask, begin, (reversed_units >> unit) & 1
+    row, col, row_mask, mask = _row_tile(rows, 1, D, R)
+    start_offsets = (unit * rows + row)[:, None] * D + col[None, :]
+    return unit, row, col, row_mask, mask, start_offsets, (reversed_units >> unit) & 1
 
 
 @triton.jit
@@ -178,8 +179,8 @@ def _load_three(pointers, stride):
 
 @triton.jit
 @no_type_check
-def _load_flags(flags, at, inside):
-    return tl.load(flags + at, inside, 0.0)[:, None]
+def _load_flags(flags, at, row_mask):
+    return tl.load(flags + at, row_mask, 0.0)[:, None]
 
 
 @triton.jit
@@ -193,18 +194,18 @@ def _store_three(pointers, stride, mask, reset, update, candidate):
 @triton.jit(do_not_specialize=["steps", "reversed_units"])
 @no_type_check
 def _scan_forward(
-    gates, weight, bias, start, keep, move, stay, fresh, out, activated, previous,
+    gates, weight, bias, start, keep, move, stay, fresh, out, saved_gates, previous,
     rows, steps, unit_stride, row_stride, step_stride, reversed_units,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit, row, col, inside, mask, begin, is_reversed = _unit_tile(
+    unit, row, col, row_mask, mask, start_offsets, is_reversed = _unit_tile(
         rows, reversed_units, D, R
     )
     dtype = weight.dtype.element_ty
     weight += unit * 3 * D * D + col[None, :] * D + col[:, None]  # transposed
     reset_weight, update_weight, candidate_weight = _load_three(weight, D * D)
     reset_bias, update_bias, candidate_bias = _load_three(bias + unit * 3 * D + col, D)
-    state = tl.load(start + begin, mask, 0.0).to(tl.float32)
+    state = tl.load(start + start_offsets, mask, 0.0).to(tl.float32)
 
     for i in range(steps):
         t = tl.where(is_reversed == 1, steps - 1 - i, i)
@@ -214,11 +215,11 @@ def _scan_forward(
         update = tl.load(at + D, mask, 0.0).to(tl.float32)
         candidate = tl.load(at + 2 * D, mask, 0.0).to(tl.float32)
         step = (unit * rows + row) * steps + t
-        place = step[:, None] * D + col[None, :]
+        offsets = step[:, None] * D + col[None, :]
 
         kept = state
         if keep is not None:
-            kept = state * _load_flags(keep, step, inside)
+            kept = state * _load_flags(keep, step, row_mask)
         rounded = kept.to(dtype)
         zeros = tl.zeros((R, D), tl.float32)
         reset += _dot(rounded, reset_weight, zeros) + reset_bias[None, :]
@@ -228,16 +229,16 @@ def _scan_forward(
         candidate = 2 * tl.sigmoid(2 * (candidate + reset * hidden)) - 1  # tanh
         value = candidate + update * (kept - candidate)
         if move is not None:
-            value *= _load_flags(move, step, inside)
+            value *= _load_flags(move, step, row_mask)
         if stay is not None:
-            value += state * _load_flags(stay, step, inside)
+            value += state * _load_flags(stay, step, row_mask)
         if fresh is not None:
-            value += tl.load(fresh + place, mask, 0.0)
+            value += tl.load(fresh + offsets, mask, 0.0)
         state = value
 
-        tl.store(out + place, state, mask)
-        tl.store(previous + place, rounded, mask)
-        at = activated + step[:, None] * (4 * D) + col[None, :]
+        tl.store(out + offsets, state, mask)
+        tl.store(previous + offsets, rounded, mask)
+        at = saved_gates + step[:, None] * (4 * D) + col[None, :]
         _store_three(at, D, mask, reset, update, candidate)
         tl.store(at + 3 * D, hidden, mask)
 
@@ -245,12 +246,12 @@ def _scan_forward(
 @triton.jit(do_not_specialize=["steps", "reversed_units"])
 @no_type_check
 def _scan_backward(
-    grad, weight, start, keep, move, stay, out, activated, dgates, dhidden, dstart,
+    grad, weight, start, keep, move, stay, out, saved_gates, dgates, dhidden, dstart,
     dkeep, dmove, dstay, dfresh,
     rows, steps, unit_stride, row_stride, step_stride, reversed_units,
     D: tl.constexpr, R: tl.constexpr,
 ):
-    unit, row, col, inside, mask, begin, is_reversed = _unit_tile(
+    unit, row, col, row_mask, mask, start_offsets, is_reversed = _unit_tile(
         rows, reversed_units, D, R
     )
     dtype = weight.dtype.element_ty
@@ -260,30 +261,30 @@ def _scan_backward(
 
     for i in range(steps):
         t = tl.where(is_reversed == 1, i, steps - 1 - i)
-        before = tl.where(is_reversed == 1, t + 1, t - 1)
+        prev_t = tl.where(is_reversed == 1, t + 1, t - 1)
         step = (unit * rows + row) * steps + t
-        place = step[:, None] * D + col[None, :]
-        at = activated + step[:, None] * (4 * D) + col[None, :]
+        offsets = step[:, None] * D + col[None, :]
+        at = saved_gates + step[:, None] * (4 * D) + col[None, :]
         reset = tl.load(at, mask, 0.0)
         update = tl.load(at + D, mask, 0.0)
         candidate = tl.load(at + 2 * D, mask, 0.0)
         hidden = tl.load(at + 3 * D, mask, 0.0)
-        has_before = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
-        last = tl.load(out + place + (before - t) * D, mask & has_before, 0.0)
-        last += tl.load(start + begin, mask & ~has_before, 0.0).to(tl.float32)
-        dstate += tl.load(grad + place, mask, 0.0).to(tl.float32)
+        has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
+        prev = tl.load(out + offsets + (prev_t - t) * D, mask & has_prev, 0.0)
+        prev += tl.load(start + start_offsets, mask & ~has_prev, 0.0).to(tl.float32)
+        dstate += tl.load(grad + offsets, mask, 0.0).to(tl.float32)
 
-        kept = last
+        kept = prev
         if keep is not None:
-            keep_flags = _load_flags(keep, step, inside)
-            kept = last * keep_flags
+            keep_flags = _load_flags(keep, step, row_mask)
+            kept = prev * keep_flags
         dvalue = dstate
         if move is not None:
             value = candidate + update * (kept - candidate)
-            tl.store(dmove + step, tl.sum(dstate * value, 1), inside)
-            dvalue = dstate * _load_flags(move, step, inside)
+            tl.store(dmove + step, tl.sum(dstate * value, 1), row_mask)
+            dvalue = dstate * _load_flags(move, step, row_mask)
         if dfresh is not None:
-            tl.store(dfresh + place, dstate, mask)
+            tl.store(dfresh + offsets, dstate, mask)
 
         dkept = dvalue * update
         dupdate = dvalue * (kept - candidate) * update * (1 - update)
@@ -300,16 +301,16 @@ def _scan_backward(
         dkept = _dot(dupdate, update_weight, dkept)
         dkept = _dot(dproduct, candidate_weight, dkept)
 
-        dlast = dkept
+        dprev = dkept
         if keep is not None:
-            tl.store(dkeep + step, tl.sum(dkept * last, 1), inside)
-            dlast = dkept * keep_flags
+            tl.store(dkeep + step, tl.sum(dkept * prev, 1), row_mask)
+            dprev = dkept * keep_flags
         if stay is not None:
-            tl.store(dstay + step, tl.sum(dstate * last, 1), inside)
-            dlast += dstate * _load_flags(stay, step, inside)
-        dstate = dlast
+            tl.store(dstay + step, tl.sum(dstate * prev, 1), row_mask)
+            dprev += dstate * _load_flags(stay, step, row_mask)
+        dstate = dprev
 
-    tl.store(dstart + begin, dstate, mask)
+    tl.store(dstart + start_offsets, dstate, mask)
 
 
 @triton.jit
@@ -317,16 +318,16 @@ def _scan_backward(
 def _hold_forward(
     fresh, read, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
 ):
-    row, col, inside, _ = _row_tile(rows, 0, Z, R)
-    mask = inside[:, None] & (col < width)[None, :]
+    row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
+    mask = row_mask[:, None] & (col < width)[None, :]
     value = tl.zeros((R, Z), tl.float32)
     for t in range(steps):
         step = row * steps + t
-        place = step[:, None] * width + col[None, :]
-        new = tl.load(fresh + place, mask, 0.0)
-        new *= _load_flags(read, step, inside)
-        value = new + value * _load_flags(copy, step, inside)
-        tl.store(held + place, value, mask)
+        offsets = step[:, None] * width + col[None, :]
+        new = tl.load(fresh + offsets, mask, 0.0)
+        new *= _load_flags(read, step, row_mask)
+        value = new + value * _load_flags(copy, step, row_mask)
+        tl.store(held + offsets, value, mask)
 
 
 @triton.jit
@@ -335,18 +336,18 @@ def _hold_backward(
     fresh, read, copy, held, grad, dfresh, dread, dcopy, rows, steps, width,
     Z: tl.constexpr, R: tl.constexpr,
 ):
-    row, col, inside, _ = _row_tile(rows, 0, Z, R)
-    mask = inside[:, None] & (col < width)[None, :]
+    row, col, row_mask, _ = _row_tile(rows, 0, Z, R)
+    mask = row_mask[:, None] & (col < width)[None, :]
     dvalue = tl.zeros((R, Z), tl.float32)
     for i in range(steps):
         step = row * steps + (steps - 1 - i)
-        place = step[:, None] * width + col[None, :]
-        has_before = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
-        last = tl.load(held + place - width, mask & has_before, 0.0)
-        new = tl.load(fresh + place, mask, 0.0)
-        dvalue += tl.load(grad + place, mask, 0.0)
-        tl.store(dread + step, tl.sum(dvalue * new, 1), inside)
-        tl.store(dcopy + step, tl.sum(dvalue * last, 1), inside)
-        dnew = dvalue * _load_flags(read, step, inside)
-        tl.store(dfresh + place, dnew, mask)
-        dvalue *= _load_flags(copy, step, inside)
+        offsets = step[:, None] * width + col[None, :]
+        has_prev = (tl.full((R, 1), steps - 1, tl.int32) - i) > 0
+        prev = tl.load(held + offsets - width, mask & has_prev, 0.0)
+        new = tl.load(fresh + offsets, mask, 0.0)
+        dvalue += tl.load(grad + offsets, mask, 0.0)
+        tl.store(dread + step, tl.sum(dvalue * new, 1), row_mask)
+        tl.store(dcopy + step, tl.sum(dvalue * prev, 1), row_mask)
+        dnew = dvalue * _load_flags(read, step, row_mask)
+        tl.store(dfresh + offsets, dnew, mask)
+        dvalue *= _load_flags(copy, step, row_mask)

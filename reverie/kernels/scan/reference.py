@@ -55,14 +55,14 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
     weights, saved, is_first, grads, settings = scan
     from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
-    wide, blocks = weights.obs_scale.dtype, from_deter.shape[0]
+    dtype, blocks = weights.obs_scale.dtype, from_deter.shape[0]
     like = (saved.in0_pre, saved.in1_pre, saved.hid_pre, saved.gates, saved.obs_pre)
     din0, din1, dhid, dgates, dobs = (torch.empty_like(x) for x in like)
     dlogits = torch.empty_like(saved.logits)
     norms = (saved.in0_pre, saved.in1_pre, saved.hid_pre, saved.obs_pre)
-    dscales = [torch.empty_like(x, dtype=wide) for x in norms]
-    ddeter = torch.zeros_like(saved.deter[0], dtype=wide)
-    dstoch = torch.zeros_like(saved.stoch[0], dtype=wide)
+    dscales = [torch.empty_like(x, dtype=dtype) for x in norms]
+    ddeter = torch.zeros_like(saved.deter[0], dtype=dtype)
+    dstoch = torch.zeros_like(saved.stoch[0], dtype=dtype)
     for t in reversed(range(is_first.shape[1])):
         inv_rms = saved.inv_rms[t, :, :, None]
         dlogits[t] = grads.logits[:, t] + sample_backward(
@@ -89,7 +89,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         )
         ddeter = ddeter + block_matmul(dhid[t], from_deter.transpose(1, 2))
         ddeter = ddeter + din0[t] @ weights.in0_weight
-        dstoch = (din1[t] @ weights.in1_weight).to(wide)
+        dstoch = (din1[t] @ weights.in1_weight).to(dtype)
         first = is_first[:, t, None]
         ddeter, dstoch = ddeter.masked_fill(first, 0), dstoch.masked_fill(first, 0)
     names = (
@@ -117,9 +117,9 @@ def norm_act(
     x: Float[Tensor, "B F"], scale: Float[Tensor, " F"], eps: float
 ) -> tuple[Float[Tensor, "B F"], Float[Tensor, " B"]]:
     """Apply RMS norm and SiLU; also return the reciprocal root mean squares."""
-    wide = x.to(scale.dtype)
-    inv_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return F.silu((wide * inv_rms * scale).to(x.dtype)), inv_rms[:, 0]
+    y = x.to(scale.dtype)
+    inv_rms = torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return F.silu((y * inv_rms * scale).to(x.dtype)), inv_rms[:, 0]
 
 
 def norm_act_backward(
@@ -171,8 +171,8 @@ def sample(
     logits: Float[Tensor, "B L"], noise: Float[Tensor, "B S K"], unimix: float
 ) -> Float[Tensor, "B L"]:
     """Sample one-hot classes by an exponential race: argmax(probs / noise)."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    probs = torch.softmax(logits.view_as(noise).to(wide), -1)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    probs = torch.softmax(logits.view_as(noise).to(dtype), -1)
     probs = (1 - unimix) * probs + unimix / noise.shape[-1]
     index = torch.argmax(probs / noise, -1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, index, 1.0).to(logits.dtype).flatten(1)

@@ -54,8 +54,8 @@ def make_inputs(
 def states_and_gradients(units: GRU, inputs: list[Tensor | None], backwards: set[int]):
     """Return the states, and the gradients of all inputs and parameters."""
     leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
-    x, start, *route = leaves
-    states = units.scan(units.gates(x), start, StateUpdate(*route), backwards)
+    x, start, *state_update = leaves
+    states = units.scan(units.gates(x), start, StateUpdate(*state_update), backwards)
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(states.shape, generator=generator).to(states)
     targets = [leaf for leaf in leaves if leaf is not None] + list(units.parameters())

@@ -1,5 +1,5 @@
 // The backward kernel: gradients of the activations, from the last step to the first.
-// Every step has five exchanges:
+// A step has six phases:
 //
 //   logits   in1 of the next step -> dlogits -> partial sums of obs
 //   obs      partial sums -> dobs                       waits for 8 blocks: partial sums
@@ -37,11 +37,11 @@ constexpr int SUMS = SUM_LOGITS + LOGITS;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     scan_backward(BackwardArguments p) {
-  constexpr int SMALL = 24, LARGE = 56;  // pitches of the warps' sums
+  constexpr int PITCH = 24, INPUT_PITCH = 56;  // padded rows of the warps' sums
   extern __shared__ __align__(16) float dynamic[];
-  float* deter_sums = dynamic;                          // WARPS * ROWS * SMALL
-  float* hid_sums = deter_sums + WARPS * ROWS * SMALL;  // WARPS * ROWS * SMALL
-  float* input_sums = hid_sums + WARPS * ROWS * SMALL;     // WARPS * ROWS * LARGE
+  float* deter_sums = dynamic;                          // WARPS * ROWS * PITCH
+  float* hid_sums = deter_sums + WARPS * ROWS * PITCH;  // WARPS * ROWS * PITCH
+  float* input_sums = hid_sums + WARPS * ROWS * PITCH;     // WARPS * ROWS * INPUT_PITCH
   __shared__ float row_mean[ROWS], warp_sums[24], stoch_grads[OWN_LOGITS];
   __shared__ __align__(16) bf16 in1_row[UNITS], logit_row[OWN_LOGITS];
 
@@ -49,10 +49,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int gru_block = block / SLICES, slice = block % SLICES;
   const int own_row = block / HELPERS, helper = block % HELPERS;
   const int upper = lane / 4, quad = lane % 4, lower = upper + 8;
-  const int window = 32 * warp + 8 * quad;
+  const int input_column = 32 * warp + 8 * quad;
   const int row = tid / COLUMNS, column = tid % COLUMNS;
-  const int inside = slice * COLUMNS + column, out_column = gru_block * WIDTH + inside;
-  const int block_window = gru_block * WIDTH + window;
+  const int block_column = slice * COLUMNS + column;
+  const int out_column = gru_block * WIDTH + block_column;
+  const int block_input = gru_block * WIDTH + input_column;
   const int own_logit = helper * OWN_LOGITS + tid;
   const int length = p.length;
 
@@ -103,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float prob = 0, grad_stoch = 0, grad_logit = 0;
   auto load_logits = [&](int t) {
     if (warp >= OWN_LOGITS / 32 || t < 0) return;
-    int given = (own_row * length + t) * LOGITS + own_logit;
+    int grad_index = (own_row * length + t) * LOGITS + own_logit;
     loaded_logit = p.logits[(t * ROWS + own_row) * LOGITS + own_logit];
-    loaded_grad_stoch = p.grad_stoch[given];
-    loaded_grad_logit = p.grad_logits[given];
+    loaded_grad_stoch = p.grad_stoch[grad_index];
+    loaded_grad_logit = p.grad_logits[grad_index];
   };
   auto compute_probs = [&]() {
     if (warp >= OWN_LOGITS / 32) return;
@@ -159,10 +160,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // load everything else that this step needs before the first wait
     const float grad_deter =
         to_float(p.grad_deter[(row * length + t) * DETER + out_column]);
-    const float before = to_float(p.prev_deter[at_row * DETER + out_column]);
+    const float prev_deter = to_float(p.prev_deter[at_row * DETER + out_column]);
     const float hid_inv_rms = p.inv_rms[at_row * 4 + 2];
     const float hid = to_float(p.hid_pre[at_row * DETER + out_column]) * hid_inv_rms;
-    const int gate = gru_block * 3 * WIDTH + inside;
+    const int gate = gru_block * 3 * WIDTH + block_column;
     const bf16* gates = p.gates + at_row * (3 * DETER) + gate;
     const float reset = sigmoid(to_float(gates[0])), candidate = to_float(gates[WIDTH]);
     const float update = sigmoid(to_float(gates[2 * WIDTH]) - 1.f);
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 in1_inv_rms = p.inv_rms[at_own * 4 + 1];
     const float in0 = to_float(p.in0_pre[at_own * UNITS + tid]) * in0_inv_rms;
     const float in1 = to_float(p.in1_pre[at_own * UNITS + tid]) * in1_inv_rms;
-    const bf16* hid_pre = p.hid_pre + block_window;
+    const bf16* hid_pre = p.hid_pre + block_input;
     const Fragment h = fragment(*(const uint4*)(hid_pre + at_upper * DETER),
                                 *(const uint4*)(hid_pre + at_lower * DETER));
     const float upper_inv_rms = p.inv_rms[at_upper * 4 + 2];
@@ -218,18 +219,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float c[2][4] = {};
       if (t + 1 < length) {
         Fragment x =
-            wait_fragment(p.din0 + (at_upper + ROWS) * UNITS + window, 8 * UNITS);
+            wait_fragment(p.din0 + (at_upper + ROWS) * UNITS + input_column, 8 * UNITS);
         clear_rows(x, next_first_upper, next_first_lower);
         multiply<2>(c, x, w_in0);
       }
-      Fragment x = wait_fragment(p.dobs + at_upper * UNITS + window, 8 * UNITS);
+      Fragment x = wait_fragment(p.dobs + at_upper * UNITS + input_column, 8 * UNITS);
       multiply<2>(c, x, w_obs);
-      store_warp_sums<2, SMALL>(deter_sums, warp, lane, c);
+      store_warp_sums<2, PITCH>(deter_sums, warp, lane, c);
       __syncthreads();
-      float grad = ddeter + grad_deter + sum_warps<SMALL>(deter_sums, row, column);
+      float grad = ddeter + grad_deter + sum_warps<PITCH>(deter_sums, row, column);
       float activated = tanh_(reset * candidate);
       float dtanh = grad * update * (1.f - activated * activated);
-      float dupdate = rounded(grad * (activated - before) * update * (1.f - update));
+      float dmix = grad * (activated - prev_deter);
+      float dupdate = rounded(dmix * update * (1.f - update));
       float dcandidate = rounded(dtanh * reset);
       float dreset = rounded(dtanh * candidate * reset * (1.f - reset));
       ddeter = grad * (1.f - update);
@@ -246,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float dhid;
     {
       const bf16* dgates =
-          p.dgates + at_upper * (3 * DETER) + gru_block * 3 * WIDTH + window;
+          p.dgates + at_upper * (3 * DETER) + gru_block * 3 * WIDTH + input_column;
       constexpr int to_lower = 8 * 3 * DETER;
       uint4 v[6];
       UNROLL for (int m = 0; m < 6; m++)
@@ -264,9 +266,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float c[2][4] = {};
       UNROLL for (int m = 0; m < 3; m++)
         multiply<2>(c, fragment(v[2 * m], v[2 * m + 1]), w_gru[m]);
-      store_warp_sums<2, SMALL>(hid_sums, warp, lane, c);
+      store_warp_sums<2, PITCH>(hid_sums, warp, lane, c);
       __syncthreads();
-      float x = sum_warps<SMALL>(hid_sums, row, column) * silu_grad(hid * hid_scale);
+      float x = sum_warps<PITCH>(hid_sums, row, column) * silu_grad(hid * hid_scale);
       sum_hid_scale += x * hid;
       dhid = rounded(x * hid_scale);
       store_pair(p.dhid_norm + at_row * DETER + out_column, column, dhid);
@@ -283,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             wait_row_sum<40>(p.product_sums + (t * ROWS + tid) * ROW_SUM_STRIDE) *
             (1.f / DETER);
       Fragment x =
-          wait_fragment(p.dhid_norm + at_upper * DETER + block_window, 8 * DETER);
+          wait_fragment(p.dhid_norm + at_upper * DETER + block_input, 8 * DETER);
       __syncthreads();
       dhid = rounded(hid_inv_rms * (dhid - hid * row_mean[row]));
       sum_hid_bias += dhid;
@@ -297,14 +299,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float c[4][4] = {}, d[2][4] = {};
       multiply<4>(c, x, w_in);
       multiply<2>(d, x, w_deter);
-      store_warp_sums<4, LARGE>(input_sums, warp, lane, c);
-      store_warp_sums<2, LARGE>(input_sums, warp, lane, d, 32);
+      store_warp_sums<4, INPUT_PITCH>(input_sums, warp, lane, c);
+      store_warp_sums<2, INPUT_PITCH>(input_sums, warp, lane, d, 32);
       __syncthreads();
-      float2 v = sum_warps2<LARGE>(input_sums, row, 2 * column);
+      float2 v = sum_warps2<INPUT_PITCH>(input_sums, row, 2 * column);
       store2(p.input_partials + ((t * GRU_BLOCKS + gru_block) * ROWS + row) * TWO_UNITS +
                  slice * 32 + 2 * column,
              v.x, v.y);
-      ddeter += sum_warps<LARGE>(input_sums, row, 32 + column);
+      ddeter += sum_warps<INPUT_PITCH>(input_sums, row, 32 + column);
       if (first_here) ddeter = 0;
       p.dhid[at_row * DETER + out_column] = to_bf16(dhid);
     }
@@ -350,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float* sums = p.vector_sums + row * SUMS;
   sums[SUM_HID_SCALE + out_column] = sum_hid_scale;
   sums[SUM_HID_BIAS + out_column] = sum_hid_bias;
-  sums += SUM_GATES + gru_block * 3 * WIDTH + inside;
+  sums += SUM_GATES + gru_block * 3 * WIDTH + block_column;
   sums[0] = sum_reset;
   sums[WIDTH] = sum_candidate;
   sums[2 * WIDTH] = sum_update;

@@ -1,4 +1,4 @@
-// The forward kernel. Every step has five exchanges:
+// The forward kernel. A step has five phases:
 //
 //   hidden   in0, in1 -> hid_pre                    waits for all blocks: in0, in1
 //   gates    hid_act -> gates -> new deter          waits for all blocks: row sums
@@ -28,7 +28,7 @@ DEVICE float squares8(const u32* w) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     scan_forward(ForwardArguments p) {
-  constexpr int HID = 24, GATES = 56, INPUTS = 40;  // pitches of the warps' sums
+  constexpr int HID = 24, GATES = 56, INPUTS = 40;  // padded rows of the warps' sums
   __shared__ float hid_sums[WARPS * ROWS * HID];
   __shared__ float gate_sums[WARPS * ROWS * GATES];
   extern __shared__ __align__(16) float dynamic[];
@@ -42,10 +42,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int gru_block = block / SLICES, slice = block % SLICES;
   const int own_row = block / HELPERS, helper = block % HELPERS;
   const int upper = lane / 4, quad = lane % 4, lower = upper + 8;
-  const int window = 32 * warp + 8 * quad;                // this thread's 8 inputs
+  const int input_column = 32 * warp + 8 * quad;          // this thread's 8 inputs
   const int row = tid / COLUMNS, column = tid % COLUMNS;  // this thread's output
-  const int inside = slice * COLUMNS + column, out_column = gru_block * WIDTH + inside;
-  const int block_window = gru_block * WIDTH + window;
+  const int block_column = slice * COLUMNS + column;
+  const int out_column = gru_block * WIDTH + block_column;
+  const int block_input = gru_block * WIDTH + input_column;
   const int own_logit = helper * OWN_LOGITS + tid;
   const int length = p.length;
 
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   u32 w_hid[3][2][2][2], w_gru[2][6][2], w_input[2][4][2], w_logit[8][2][2];
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int e = 0; e < 2; e++) {
-      int k = window + 4 * half + 2 * e;
+      int k = input_column + 4 * half + 2 * e;
       UNROLL for (int n = 0; n < 2; n++)
         UNROLL for (int i = 0; i < 3; i++)
           w_hid[i][half][n][e] =
@@ -82,24 +83,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         p.in1_weight[(helper * 32 + x / LOGITS) * LOGITS + x % LOGITS];
   float in1_scale[8], hid_scale[8];
   UNROLL for (int i = 0; i < 8; i++) {
-    in1_scale[i] = p.in1_scale[window + i];
-    hid_scale[i] = p.hid_scale[block_window + i];
+    in1_scale[i] = p.in1_scale[input_column + i];
+    hid_scale[i] = p.hid_scale[block_input + i];
   }
   const float in0_bias = to_float(p.in0_bias[tid]), in0_scale = p.in0_scale[tid];
   const float obs_scale = p.obs_scale[tid];
   const float logit_bias = tid < OWN_LOGITS ? to_float(p.logit_bias[own_logit]) : 0.f;
-  const int pick = helper * 32 + warp * 4 + lane % 2 * 2;  // two columns of in1
-  const float in1_bias0 = to_float(p.in1_bias[pick]),
-              in1_bias1 = to_float(p.in1_bias[pick + 1]);
-  const bf16* bias = p.gru_bias + gru_block * 3 * WIDTH + inside;
+  const int in1_column = helper * 32 + warp * 4 + lane % 2 * 2;  // two columns of in1
+  const float in1_bias0 = to_float(p.in1_bias[in1_column]),
+              in1_bias1 = to_float(p.in1_bias[in1_column + 1]);
+  const bf16* bias = p.gru_bias + gru_block * 3 * WIDTH + block_column;
   const float reset_bias = to_float(bias[0]), candidate_bias = to_float(bias[WIDTH]);
   const float update_bias = to_float(bias[2 * WIDTH]);
 
   // ---- the state before the first step
-  float before = to_float(p.prev_deter[row * DETER + out_column]);
+  float prev_deter = to_float(p.prev_deter[row * DETER + out_column]);
   float acc[2][4] = {};  // sums of the hidden layer
   {
-    const bf16* deter = p.prev_deter + upper * DETER + block_window;
+    const bf16* deter = p.prev_deter + upper * DETER + block_input;
     multiply<2>(acc, fragment(load4(deter), load4(deter + 8 * DETER)), w_hid[0]);
   }
   // in0 of one row: all helpers of the row compute it, and each stores a part of it
@@ -131,10 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     // ---- hidden
     {
-      Fragment x = wait_fragment(p.shared_input + at_upper * SHARED_INPUT + window,
-                                 8 * SHARED_INPUT);
+      const bf16* shared = p.shared_input + at_upper * SHARED_INPUT + input_column;
+      Fragment x = wait_fragment(shared, 8 * SHARED_INPUT);
       multiply<2>(acc, x, w_hid[1]);
-      x = wait_fragment(p.in1_pre + at_upper * UNITS + window, 8 * UNITS);
+      x = wait_fragment(p.in1_pre + at_upper * UNITS + input_column, 8 * UNITS);
       float a = squares8(x.w), b = squares8(x.w + 4);
       a = lane_sum<4>(a);
       b = lane_sum<4>(b);
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           p.inv_rms[at_upper * 4 + 1] = a;
           p.inv_rms[at_lower * 4 + 1] = b;
         }
-        bf16* out = p.shared_input + UNITS + window;
+        bf16* out = p.shared_input + UNITS + input_column;
         store_upper(out + at_upper * SHARED_INPUT, x);
         store_lower(out + at_lower * SHARED_INPUT, x);
       }
@@ -188,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         hid_inv_rms[tid] = inv_rms;
         if (block == 0) p.inv_rms[(t * ROWS + tid) * 4 + 2] = inv_rms;
       }
-      Fragment x = wait_fragment(p.hid_pre + at_upper * DETER + block_window, 8 * DETER);
+      Fragment x = wait_fragment(p.hid_pre + at_upper * DETER + block_input, 8 * DETER);
       __syncthreads();
       norm_silu(x.w, hid_inv_rms[upper], hid_scale);
       norm_silu(x.w + 4, hid_inv_rms[lower], hid_scale);
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       multiply<6>(c, x, w_gru);
       store_warp_sums<6, GATES>(gate_sums, warp, lane, c);
       if (slice == warp) {
-        bf16* out = p.hid_act + at_upper * DETER + block_window;
+        bf16* out = p.hid_act + at_upper * DETER + block_input;
         store_upper(out, x);
         store_lower(out + 8 * DETER, x);
       }
@@ -206,22 +207,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           rounded(sum_warps<GATES>(gate_sums, row, 16 + column) + candidate_bias);
       float update =
           rounded(sum_warps<GATES>(gate_sums, row, 32 + column) + update_bias);
-      float mix = sigmoid(update - 1.f);
-      float deter = mix * tanh_(sigmoid(reset) * candidate) + (1.f - mix) * before;
-      deter = rounded(deter);
+      float gate = sigmoid(update - 1.f);
+      float deter =
+          rounded(gate * tanh_(sigmoid(reset) * candidate) + (1.f - gate) * prev_deter);
       store_pair(p.deter + at_row * DETER + out_column, column, deter);
-      before = first_here ? 0.f : deter;
-      bf16* out = p.gates + at_row * (3 * DETER) + gru_block * 3 * WIDTH + inside;
+      prev_deter = first_here ? 0.f : deter;
+      bf16* out = p.gates + at_row * (3 * DETER) + gru_block * 3 * WIDTH + block_column;
       out[0] = to_bf16(reset);
       out[WIDTH] = to_bf16(candidate);
       out[2 * WIDTH] = to_bf16(update);
       if (t + 1 < length)
-        p.prev_deter[(at_row + ROWS) * DETER + out_column] = to_bf16(before);
+        p.prev_deter[(at_row + ROWS) * DETER + out_column] = to_bf16(prev_deter);
     }
 
     // ---- inputs: this GRU block's part of in0 (of the next step) and of obs
     {
-      Fragment x = wait_fragment(p.deter + at_upper * DETER + block_window, 8 * DETER);
+      Fragment x = wait_fragment(p.deter + at_upper * DETER + block_input, 8 * DETER);
       float c[4][4] = {};
       multiply<4>(c, x, w_input);
       store_warp_sums<4, INPUTS>(input_sums, warp, lane, c);
@@ -312,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
       if (first_own) x = y = 0;
       if (lane < 2)
-        store1(p.in1_pre + (at_own + ROWS) * UNITS + pick,
+        store1(p.in1_pre + (at_own + ROWS) * UNITS + in1_column,
                pack(x + in1_bias0, y + in1_bias1));
     }
   }

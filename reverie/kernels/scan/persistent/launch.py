@@ -119,9 +119,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             torch.bfloat16,
             {name: (groups, length, ROWS, x) for name, x in exchanged.items()},
         ),
-        **{
-            name: like.new_empty(groups, length, ROWS, x) for name, x in written.items()
-        },
+        **{k: like.new_empty(groups, length, ROWS, x) for k, x in written.items()},
     )
     actions = rearrange(inputs.actions, "(n r) t u -> n t r u", r=ROWS)
     saved.shared_input[..., 2 * UNITS :] = actions
@@ -132,7 +130,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         first = state.masked_fill(inputs.is_first[:, :1], 0)
         prev[:, 0] = first.view(groups, ROWS, -1)
         pre[:, 0] = F.linear(first, weight, bias).view(groups, ROWS, -1)
-    given = {
+    sequences = {
         "projected_actions": tensors.project_actions(weights, inputs),
         "tokens": inputs.tokens,
         "noise": inputs.noise,
@@ -145,7 +143,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     }
     buffers = {
         **saved._asdict(),
-        **{name: _group_rows(x) for name, x in given.items()},
+        **{name: _group_rows(x) for name, x in sequences.items()},
         **_allocate_unset(like.device, torch.float32, partial_sums),
     }
     kernels = load_kernels(like.device)
@@ -170,7 +168,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     def shapes(widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {name: (groups, length, ROWS, width) for name, width in widths.items()}
 
-    given = {f"grad_{name}": x for name, x in grads._asdict().items()}
+    incoming = {f"grad_{name}": x for name, x in grads._asdict().items()}
     exchanged = {"dobs": UNITS, "din0": UNITS, "dgates": 3 * DETER, "dhid_norm": DETER}
     partial_sums = {
         "obs_partials": (groups, length, ROWS, THREAD_BLOCKS // ROWS, UNITS),
@@ -180,9 +178,8 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     written = shapes({"din1": UNITS, "dhid": DETER, "dlogits": LOGITS})
     buffers = {
         **saved._asdict(),
-        **{
-            name: _group_rows(x) for name, x in (("is_first", is_first), *given.items())
-        },
+        "is_first": _group_rows(is_first),
+        **{name: _group_rows(x) for name, x in incoming.items()},
         **_allocate_unset(device, torch.bfloat16, shapes(exchanged)),
         **_allocate_unset(device, torch.float32, partial_sums),
         **{name: saved.deter.new_empty(shape) for name, shape in written.items()},

@@ -48,8 +48,8 @@ struct NormOutputGrad {
     if (!exists) return;
     normed = load_two(pre);
     scale = load_two(scales);
-    const float by = load_float(inv_rms);
-    normed = make_float2(normed.x * by, normed.y * by);
+    const float inv = load_float(inv_rms);
+    normed = make_float2(normed.x * inv, normed.y * inv);
   }
   // Store the gradient, and the tile's partial sum for `mean` of `norm_grad`.
   template <int LANES>
@@ -107,7 +107,7 @@ KERNEL backward_logits(BackwardArguments p) {
     const int row = tid / 16, own = min(first + row, p.batch - 1);
     const int at = (base + own) * LOGITS + variable * CLASSES;
     const int given = (own * p.length + t) * LOGITS + variable * CLASSES;
-    const bool is_cut = !has_next || p.is_first[own * p.length + t + 1];
+    const bool starts_next = !has_next || p.is_first[own * p.length + t + 1];
     float2 grad[PAIRS], probs[PAIRS], grad_logits[PAIRS];
     each_class_pair([&](int i, int label) {
       grad[i] = load_two(p.grad_stoch + given + label);
@@ -135,7 +135,7 @@ KERNEL backward_logits(BackwardArguments p) {
             return norm_grad(x, p.in1_scale + k, inv_rms, mean);
           });
     }
-    if (!is_cut)
+    if (!starts_next)
       each_class_pair([&](int i, int label) {
         grad[i] = add(grad[i], product.total(sums, row, label));
       });
@@ -145,11 +145,11 @@ KERNEL backward_logits(BackwardArguments p) {
     mean = lane_sum<16>(mean) * total;
     if (first + row < p.batch)
       each_class_pair([&](int i, int label) {
-        const float part = (1.f - p.unimix) * total;
+        const float factor = (1.f - p.unimix) * total;
         store_two(p.dlogits + at + label,
                   make_float2(
-                      grad_logits[i].x + part * probs[i].x * (grad[i].x - mean),
-                      grad_logits[i].y + part * probs[i].y * (grad[i].y - mean)));
+                      grad_logits[i].x + factor * probs[i].x * (grad[i].x - mean),
+                      grad_logits[i].y + factor * probs[i].y * (grad[i].y - mean)));
       });
     __syncthreads();
   }
@@ -185,16 +185,16 @@ KERNEL backward_gates(BackwardArguments p) {
     const RowSums<UNIT_TILES> obs_products(p.obs_partials, first, p.batch);
     const float2 obs_inv_rms = rows.load(p.inv_rms + base * 4 + 3, 4);
     const float2 in0_inv_rms = has_next ? rows.load(p.inv_rms + after * 4, 4) : zero2();
-    const bool cut_upper = !has_next || p.is_first[rows.upper * p.length + t + 1];
-    const bool cut_lower = !has_next || p.is_first[rows.lower * p.length + t + 1];
-    float2 grad = zero2(), r = zero2(), c = zero2(), u = zero2(), before = zero2();
+    const bool starts_upper = !has_next || p.is_first[rows.upper * p.length + t + 1];
+    const bool starts_lower = !has_next || p.is_first[rows.lower * p.length + t + 1];
+    float2 grad = zero2(), r = zero2(), c = zero2(), u = zero2(), prev_deter = zero2();
     float* ddeter = p.ddeter + own * DETER + at;
     if (out.exists) {
       grad = load_two(p.grad_deter + (own * p.length + t) * DETER + at);
       r = load_two(p.gates + gate);
       c = load_two(p.gates + gate + WIDTH);
       u = load_two(p.gates + gate + 2 * WIDTH);
-      before = load_two(p.prev_deter + row * DETER + at);
+      prev_deter = load_two(p.prev_deter + row * DETER + at);
       grad = add(grad, load_two(ddeter));
     }
     float2 mean[2];
@@ -220,14 +220,14 @@ KERNEL backward_gates(BackwardArguments p) {
             return norm_grad(x, p.obs_scale + k - UNITS, obs_inv_rms, mean[1]);
           Fragment y =
               has_next ? norm_grad(x, p.in0_scale + k, in0_inv_rms, mean[0]) : Fragment{};
-          clear_rows(y, cut_upper, cut_lower);
+          clear_rows(y, starts_upper, starts_lower);
           return y;
         });
     if (out.exists) {
       float2 dreset, dcandidate, dupdate;
       grad = add(grad, product.total(sums, out.row, out.column));
       // returns the gradient of the previous deter
-      auto gru_grad = [](float grad, float r, float c, float u, float before,
+      auto gru_grad = [](float grad, float r, float c, float u, float prev_deter,
                          float& dreset, float& dcandidate, float& dupdate) {
         r = sigmoid(r);
         u = sigmoid(u - 1.f);
@@ -235,12 +235,12 @@ KERNEL backward_gates(BackwardArguments p) {
         float dtanh = grad * u * (1.f - candidate * candidate);
         dreset = dtanh * c * r * (1.f - r);
         dcandidate = dtanh * r;
-        dupdate = grad * (candidate - before) * u * (1.f - u);
+        dupdate = grad * (candidate - prev_deter) * u * (1.f - u);
         return grad * (1.f - u);
       };
-      float a = gru_grad(grad.x, r.x, c.x, u.x, before.x, dreset.x, dcandidate.x,
+      float a = gru_grad(grad.x, r.x, c.x, u.x, prev_deter.x, dreset.x, dcandidate.x,
                          dupdate.x);
-      float b = gru_grad(grad.y, r.y, c.y, u.y, before.y, dreset.y, dcandidate.y,
+      float b = gru_grad(grad.y, r.y, c.y, u.y, prev_deter.y, dreset.y, dcandidate.y,
                          dupdate.y);
       store_two(p.dgates + gate, dreset);
       store_two(p.dgates + gate + WIDTH, dcandidate);
@@ -330,12 +330,12 @@ KERNEL backward_inputs(BackwardArguments p) {
       const RowSums<BLOCK_TILES> products(p.hid_partials, first, p.batch);
       float* ddeter = p.ddeter + out.batch_row * DETER + column + out.column;
       const bool is_first = out.exists && p.is_first[out.batch_row * p.length + t];
-      float2 before = zero2();
-      if (out.exists) before = load_two(ddeter);
+      float2 sum = zero2();
+      if (out.exists) sum = load_two(ddeter);
       multiply_dhid(p, product, sums, means, first, weight, rows, products,
                     gru_block * WIDTH);
       if (out.exists) {
-        float2 x = add(before, product.total(sums, out.row, out.column));
+        float2 x = add(sum, product.total(sums, out.row, out.column));
         *(float2*)ddeter = is_first ? zero2() : x;
       }
       __syncthreads();

@@ -94,11 +94,11 @@ KERNEL forward_gates(ForwardArguments p) {
     const bool has_next = out.exists && t + 1 < p.length;
     const RowPair rows(first, p.batch);
     const RowSums<BLOCK_TILES> squares(p.hid_partials, first, p.batch);
-    float2 gates[3] = {}, before = zero2();
+    float2 gates[3] = {}, prev_deter = zero2();
     if (out.exists) {
       UNROLL for (int m = 0; m < 3; m++)
         gates[m] = load_two(p.gru_bias + gate + m * WIDTH);
-      before = load_two(p.prev_deter + at);
+      prev_deter = load_two(p.prev_deter + at);
     }
     const bool next_first =
         has_next && p.is_first[out.batch_row * p.length + t + 1];
@@ -126,8 +126,8 @@ KERNEL forward_gates(ForwardArguments p) {
       }
       float a = sigmoid(gates[2].x - 1.f), b = sigmoid(gates[2].y - 1.f);
       float2 deter = rounded(make_float2(
-          a * tanh_(sigmoid(gates[0].x) * gates[1].x) + (1.f - a) * before.x,
-          b * tanh_(sigmoid(gates[0].y) * gates[1].y) + (1.f - b) * before.y));
+          a * tanh_(sigmoid(gates[0].x) * gates[1].x) + (1.f - a) * prev_deter.x,
+          b * tanh_(sigmoid(gates[0].y) * gates[1].y) + (1.f - b) * prev_deter.y));
       store_two(p.deter + at, deter);
       if (has_next)
         store_two(p.prev_deter + at + p.batch * DETER, next_first ? zero2() : deter);
@@ -149,13 +149,13 @@ KERNEL forward_inputs(ForwardArguments p) {
   EACH_16_ROWS {
     const Output<UNIT_COLUMNS> out(first, p.batch);
     const int at = unit % UNITS + out.column, row = base + out.batch_row;
-    const int given = out.batch_row * p.length + t;
+    const int input_index = out.batch_row * p.length + t;
     const bool has_next = out.exists && !is_obs && t + 1 < p.length;
-    const bool next_first = has_next && p.is_first[given + 1];
+    const bool next_first = has_next && p.is_first[input_index + 1];
     const RowPair rows(first, p.batch);
     float2 bias = zero2();
     if (out.exists)
-      bias = load_two(is_obs ? p.tokens + given * UNITS + at : p.in0_bias + at);
+      bias = load_two(is_obs ? p.tokens + input_index * UNITS + at : p.in0_bias + at);
     product.multiply_rows(sums, first > 0, weight, [&](int k) {
       return rows.load(p.deter + base * DETER, DETER, k);
     });
@@ -188,13 +188,13 @@ KERNEL forward_logits(ForwardArguments p) {
     const int row = tid / 16, own = min(first + row, p.batch - 1);
     const bool exists = first + row < p.batch, has_next = t + 1 < p.length;
     const int at = (base + own) * LOGITS + variable * CLASSES;
-    const int given = (own * p.length + t) * LOGITS + variable * CLASSES;
+    const int input_index = (own * p.length + t) * LOGITS + variable * CLASSES;
     const RowPair rows(first, p.batch);
     const RowSums<UNIT_TILES> squares(p.obs_partials, first, p.batch);
     float2 probs[PAIRS], noise[PAIRS];
     each_class_pair([&](int i, int label) {
       probs[i] = load_two(p.logit_bias + variable * CLASSES + label);
-      noise[i] = load_two(p.noise + given + label);
+      noise[i] = load_two(p.noise + input_index + label);
     });
     const bool next_first = has_next && p.is_first[own * p.length + t + 1];
     product.multiply_rows(
@@ -255,9 +255,9 @@ KERNEL forward_in1(ForwardArguments p) {
   allow_next_kernel();
   wait_previous_kernel();
   const bool next_first = p.is_first[row * p.length + p.t + 1];
-  constexpr int EACH = (STOCH + WARPS - 1) / WARPS;
-  int label[EACH];
-  UNROLL for (int i = 0; i < EACH; i++) {
+  constexpr int VARIABLES_PER_WARP = (STOCH + WARPS - 1) / WARPS;
+  int label[VARIABLES_PER_WARP];
+  UNROLL for (int i = 0; i < VARIABLES_PER_WARP; i++) {
     const int variable = i * WARPS + warp;
     label[i] = -1;
     if (variable < STOCH && inside)
@@ -265,7 +265,7 @@ KERNEL forward_in1(ForwardArguments p) {
   }
   float2 x = zero2();
   if (warp == 0 && inside) x = load_two(p.in1_bias + at);
-  UNROLL for (int i = 0; i < EACH; i++)
+  UNROLL for (int i = 0; i < VARIABLES_PER_WARP; i++)
     if (!next_first && label[i] >= 0) {
       u32 w = *(const u32*)(p.in1_columns + label[i] * UNITS + at);
       x = add(x, make_float2(low(w), high(w)));

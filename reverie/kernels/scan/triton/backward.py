@@ -49,21 +49,20 @@ def logits_backward(
         inv_rms1 = tl.load(inv_rms + after * 4 + 1, mask=rows < batch, other=0.0)
         mean = sum_partials(in1_partials, rows, batch, TILES, PADDED) / U
         for k in range(0, U, BK):
-            read = k + tl.arange(0, BK)
-            there = after[:, None] * U + read[None, :]
-            both = there + after[:, None] * U
+            offs_k = k + tl.arange(0, BK)
+            offs = after[:, None] * U + offs_k[None, :]
             a = norm_grad(
-                din_norm + U, in1_pre, in1_scale, both, there, read, mask, inv_rms1,
-                mean,
+                din_norm + U, in1_pre, in1_scale, offs + after[:, None] * U, offs,
+                offs_k, mask, inv_rms1, mean,
             )
-            b = weight + read[:, None] * L + columns[None, :]
+            b = weight + offs_k[:, None] * L + columns[None, :]
             grad = dot(a, tl.load(b, mask=valid[None, :], other=0.0), grad, PRECISION)
         first = load_is_first(is_first, t + 1, length, batch, rows)
         grad = tl.where(first, 0.0, grad)
-    here = at[:, None] * L + columns[None, :]
+    offs = at[:, None] * L + columns[None, :]
     given = given * L + columns[None, :]
     grad += tl.load(grad_stoch + given, mask=mask_valid, other=0.0).to(tl.float32)
-    value = tl.load(logits + here, mask=mask_valid, other=float("-inf")).to(tl.float32)
+    value = tl.load(logits + offs, mask=mask_valid, other=float("-inf")).to(tl.float32)
     value = tl.where(valid[None, :] & (value == value), value, float("-inf"))
     exps, total = softmax_terms(tl.where(mask, value, 0.0), BM, BS, PADDED_K)
     probs = exps / total
@@ -71,7 +70,7 @@ def logits_backward(
     grad = (1 - unimix) * probs * (grad - tl.sum(grad * probs, 2)[:, :, None])
     grad = tl.reshape(grad, (BM, BN))
     grad += tl.load(grad_logits + given, mask=mask_valid, other=0.0).to(tl.float32)
-    store_rounded(dlogits + here, mask_valid, grad)
+    store_rounded(dlogits + offs, mask_valid, grad)
 
 
 @no_type_check
@@ -96,9 +95,9 @@ def norm_output_backward(
         acc, inputs + at[:, None] * ROW + block * K, weight, columns, mask, K,
         INPUT_STRIDE, OUTPUT_STRIDE, BK, PRECISION,
     )
-    here = at[:, None] * F + columns[None, :]
+    offs = at[:, None] * F + columns[None, :]
     store_norm_output_grad(
-        acc, pre, here, scale, columns, inv_rms + at * 4 + NORM, dnorm + here, partials,
+        acc, pre, offs, scale, columns, inv_rms + at * 4 + NORM, dnorm + offs, partials,
         tile, rows, batch,
     )
 
@@ -124,25 +123,25 @@ def gates_backward(
         inv_rms0 = tl.load(inv_rms + after * 4, mask=rows < batch, other=0.0)
         mean0 = sum_partials(in0_partials, rows, batch, TILES0, PADDED0) / U
         for k in range(0, U, BK):
-            read = k + tl.arange(0, BK)
-            there = after[:, None] * U + read[None, :]
-            both = there + after[:, None] * U
+            offs_k = k + tl.arange(0, BK)
+            offs = after[:, None] * U + offs_k[None, :]
             a = norm_grad(
-                din_norm, in0_pre, in0_scale, both, there, read, mask, inv_rms0, mean0
+                din_norm, in0_pre, in0_scale, offs + after[:, None] * U, offs, offs_k,
+                mask, inv_rms0, mean0,
             )
-            b = tl.load(weight + read[:, None] * D + columns[None, :])
+            b = tl.load(weight + offs_k[:, None] * D + columns[None, :])
             acc = dot(a, b, acc, PRECISION)
         first = load_is_first(is_first, t + 1, length, batch, rows)
         acc = tl.where(first, 0.0, acc)
     inv_rms3 = tl.load(inv_rms + at * 4 + 3, mask=rows < batch, other=0.0)
     mean3 = sum_partials(obs_partials, rows, batch, TILES, PADDED) / U
     for k in range(0, U, BK):
-        read = k + tl.arange(0, BK)
-        here = at[:, None] * U + read[None, :]
+        offs_k = k + tl.arange(0, BK)
+        offs = at[:, None] * U + offs_k[None, :]
         a = norm_grad(
-            dobs_norm, obs_pre, obs_scale, here, here, read, mask, inv_rms3, mean3
+            dobs_norm, obs_pre, obs_scale, offs, offs, offs_k, mask, inv_rms3, mean3
         )
-        b = tl.load(weight + (U + read)[:, None] * D + columns[None, :])
+        b = tl.load(weight + (U + offs_k)[:, None] * D + columns[None, :])
         acc = dot(a, b, acc, PRECISION)
     given = given * D + columns[None, :]
     grad = acc + tl.load(grad_deter + given, mask=mask, other=0.0).to(tl.float32)
@@ -153,12 +152,12 @@ def gates_backward(
     candidate = tl.load(gates + gate + W, mask=mask, other=0.0).to(tl.float32)
     update = tl.load(gates + gate + 2 * W, mask=mask, other=0.0).to(tl.float32)
     update = tl.sigmoid(update - 1)
-    here = at[:, None] * D + columns[None, :]
-    before = tl.load(prev_deter + here, mask=mask, other=0.0).to(tl.float32)
+    offs = at[:, None] * D + columns[None, :]
+    prev = tl.load(prev_deter + offs, mask=mask, other=0.0).to(tl.float32)
     new = tanh(reset * candidate)
     dtanh = grad * update * (1 - new * new)
     dreset = dtanh * candidate * reset * (1 - reset)
-    dupdate = grad * (new - before) * update * (1 - update)
+    dupdate = grad * (new - prev) * update * (1 - update)
     store_rounded(dgates + gate, mask, dreset)
     store_rounded(dgates + gate + W, mask, dtanh * reset)
     store_rounded(dgates + gate + 2 * W, mask, dupdate)
@@ -184,14 +183,14 @@ def inputs_backward(
     if tile < 2 * U // BN:
         units = tile * BN + tl.arange(0, BN)
         for k in range(0, D, BK):
-            read = k + tl.arange(0, BK)
+            offs_k = k + tl.arange(0, BK)
             block = k // W
-            here = at[:, None] * D + read[None, :]
+            offs = at[:, None] * D + offs_k[None, :]
             a = norm_grad(
-                dhid_norm, hid_pre, hid_scale, here, here, read, mask, inv_rms2, mean
+                dhid_norm, hid_pre, hid_scale, offs, offs, offs_k, mask, inv_rms2, mean
             )
-            line = (block * (W + 3 * U) + W + units) * W
-            b = tl.load(weight + line[None, :] + (read - block * W)[:, None])
+            weight_rows = (block * (W + 3 * U) + W + units) * W
+            b = tl.load(weight + weight_rows[None, :] + (offs_k - block * W)[:, None])
             acc = dot(a, b, acc, PRECISION)
         dnorm = din_norm + at[:, None] * (2 * U) + units[None, :]
         if tile < U // BN:
@@ -208,15 +207,15 @@ def inputs_backward(
     else:
         columns = (tile - 2 * U // BN) * BN + tl.arange(0, BN)
         block = (tile - 2 * U // BN) * BN // W
-        line = (block * (W + 3 * U) + columns - block * W) * W
+        weight_rows = (block * (W + 3 * U) + columns - block * W) * W
         for k in range(0, W, BK):
-            read = k + tl.arange(0, BK)
-            inputs = block * W + read
-            here = at[:, None] * D + inputs[None, :]
+            offs_k = k + tl.arange(0, BK)
+            inputs = block * W + offs_k
+            offs = at[:, None] * D + inputs[None, :]
             a = norm_grad(
-                dhid_norm, hid_pre, hid_scale, here, here, inputs, mask, inv_rms2, mean
+                dhid_norm, hid_pre, hid_scale, offs, offs, inputs, mask, inv_rms2, mean
             )
-            b = tl.load(weight + line[None, :] + read[:, None])
+            b = tl.load(weight + weight_rows[None, :] + offs_k[:, None])
             acc = dot(a, b, acc, PRECISION)
         previous = ddeter + rows[:, None] * D + columns[None, :]
         acc += tl.load(previous, mask=mask, other=0.0)

@@ -52,19 +52,19 @@ def hidden_forward(
     unit = at[:, None] * U
     shared = at[:, None] * (3 * U)
     for k in range(0, U, BU):
-        read = k + tl.arange(0, BU)
-        a = norm_act(in0_pre, in0_scale, unit + read[None, :], read, mask, inv_rms0)
-        b = tl.load(weight + read[:, None] * W + inside[None, :])
+        offs_k = k + tl.arange(0, BU)
+        a = norm_act(in0_pre, in0_scale, unit + offs_k[None, :], offs_k, mask, inv_rms0)
+        b = tl.load(weight + offs_k[:, None] * W + inside[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
-            tl.store(shared_input + shared + read[None, :], a, mask=mask)
+            tl.store(shared_input + shared + offs_k[None, :], a, mask=mask)
     for k in range(0, U, BU):
-        read = k + tl.arange(0, BU)
-        a = norm_act(in1_pre, in1_scale, unit + read[None, :], read, mask, inv_rms1)
-        b = tl.load(weight + (U + read)[:, None] * W + inside[None, :])
+        offs_k = k + tl.arange(0, BU)
+        a = norm_act(in1_pre, in1_scale, unit + offs_k[None, :], offs_k, mask, inv_rms1)
+        b = tl.load(weight + (U + offs_k)[:, None] * W + inside[None, :])
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
-            tl.store(shared_input + shared + U + read[None, :], a, mask=mask)
+            tl.store(shared_input + shared + U + offs_k[None, :], a, mask=mask)
     given = given * D + columns[None, :]
     acc += tl.load(projected_actions + given, mask=mask, other=0.0).to(tl.float32)
     value = store_rounded(hid_pre + at[:, None] * D + columns[None, :], mask, acc)
@@ -95,15 +95,15 @@ def gates_forward(
     candidate = tl.zeros((BM, BN), tl.float32)
     update = tl.zeros((BM, BN), tl.float32)
     for k in range(0, W, BK):
-        read = k + tl.arange(0, BK)
-        here = at[:, None] * D + block * W + read[None, :]
-        a = norm_act(hid_pre, scale, here, block * W + read, mask, inv_rms2)
-        b = weight + read[:, None] * (3 * W) + inside[None, :]
+        offs_k = k + tl.arange(0, BK)
+        offs = at[:, None] * D + block * W + offs_k[None, :]
+        a = norm_act(hid_pre, scale, offs, block * W + offs_k, mask, inv_rms2)
+        b = weight + offs_k[:, None] * (3 * W) + inside[None, :]
         reset = dot(a, tl.load(b), reset, PRECISION)
         candidate = dot(a, tl.load(b + W), candidate, PRECISION)
         update = dot(a, tl.load(b + 2 * W), update, PRECISION)
         if tile * BN == block * W:
-            tl.store(hid_act + here, a, mask=mask)
+            tl.store(hid_act + offs, a, mask=mask)
     bias += block * 3 * W + inside
     gates += at[:, None] * (3 * D) + block * 3 * W + inside[None, :]
     reset = store_rounded(gates, mask, reset + tl.load(bias)[None, :].to(tl.float32))
@@ -111,14 +111,14 @@ def gates_forward(
     candidate = store_rounded(gates + W, mask, candidate)
     update += tl.load(bias + 2 * W)[None, :].to(tl.float32)
     update = store_rounded(gates + 2 * W, mask, update)
-    here = at[:, None] * D + columns[None, :]
-    before = tl.load(prev_deter + here, mask=mask, other=0.0).to(tl.float32)
+    offs = at[:, None] * D + columns[None, :]
+    prev = tl.load(prev_deter + offs, mask=mask, other=0.0).to(tl.float32)
     candidate = tanh(tl.sigmoid(reset) * candidate)
     update = tl.sigmoid(update - 1)
-    new = store_rounded(deter + here, mask, update * candidate + (1 - update) * before)
+    new = store_rounded(deter + offs, mask, update * candidate + (1 - update) * prev)
     if t + 1 < length:
         first = load_is_first(is_first, t + 1, length, batch, rows)
-        store_rounded(prev_deter + here + batch * D, mask, tl.where(first, 0.0, new))
+        store_rounded(prev_deter + offs + batch * D, mask, tl.where(first, 0.0, new))
     if tile == 0:
         tl.store(inv_rms + at * 4 + 2, inv_rms2, mask=rows < batch)
 
@@ -173,33 +173,33 @@ def logits_forward(
     inv_rms3 = tl.rsqrt(squares / U + eps)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, U, BK):
-        read = k + tl.arange(0, BK)
-        here = at[:, None] * U + read[None, :]
-        a = norm_act(obs_pre, scale, here, read, mask, inv_rms3)
-        b = weight + columns[None, :] * U + read[:, None]
+        offs_k = k + tl.arange(0, BK)
+        offs = at[:, None] * U + offs_k[None, :]
+        a = norm_act(obs_pre, scale, offs, offs_k, mask, inv_rms3)
+        b = weight + columns[None, :] * U + offs_k[:, None]
         acc = dot(a, tl.load(b, mask=valid[None, :], other=0.0), acc, PRECISION)
         if tile == 0:
-            tl.store(obs_act + here, a, mask=mask)
+            tl.store(obs_act + offs, a, mask=mask)
     acc += tl.load(bias + columns, mask=valid, other=0.0)[None, :].to(tl.float32)
-    here = at[:, None] * L + columns[None, :]
+    offs = at[:, None] * L + columns[None, :]
     mask_valid = mask & valid[None, :]
-    value = store_rounded(logits + here, mask_valid, acc)
+    value = store_rounded(logits + offs, mask_valid, acc)
     value = tl.where(valid[None, :], value, float("-inf"))
     exps, total = softmax_terms(value, BM, BS, PADDED_K)
     probs = (1 - unimix) * exps / total + unimix / K
     given = given * L + columns[None, :]
-    race = tl.load(noise + given, mask=mask_valid, other=float("inf"))
-    sample = tl.argmax(probs / tl.reshape(race, (BM, BS, PADDED_K)), 2)
+    noise_values = tl.load(noise + given, mask=mask_valid, other=float("inf"))
+    sample = tl.argmax(probs / tl.reshape(noise_values, (BM, BS, PADDED_K)), 2)
     one_hot = tl.arange(0, PADDED_K)[None, None, :] == sample[:, :, None]
     one_hot = tl.reshape(one_hot.to(tl.float32), (BM, BN))
-    store_rounded(stoch + here, mask_valid, one_hot)
+    store_rounded(stoch + offs, mask_valid, one_hot)
     variables = tile * BS + tl.arange(0, BS)
-    place = samples + rows[:, None] * S + variables[None, :]
-    tl.store(place, sample, mask=mask & (variables < S)[None, :])
+    sample_offs = samples + rows[:, None] * S + variables[None, :]
+    tl.store(sample_offs, sample, mask=mask & (variables < S)[None, :])
     if t + 1 < length:
         first = load_is_first(is_first, t + 1, length, batch, rows)
-        kept = tl.where(first, 0.0, one_hot)
-        store_rounded(prev_stoch + here + batch * L, mask_valid, kept)
+        masked = tl.where(first, 0.0, one_hot)
+        store_rounded(prev_stoch + offs + batch * L, mask_valid, masked)
     if tile == 0:
         tl.store(inv_rms + at * 4 + 3, inv_rms3, mask=rows < batch)
 

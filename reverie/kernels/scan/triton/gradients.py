@@ -97,19 +97,19 @@ def _row_gradients(
     for k in range(0, F, BK):
         at = k + tl.arange(0, BK)
         mask = at < F
-        normed, up = _load_normed(
+        normed, dout = _load_normed(
             pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
         )
-        total += up * tl.load(scale + at, mask=mask, other=0.0) * normed
+        total += dout * tl.load(scale + at, mask=mask, other=0.0) * normed
     mean = tl.sum(total, 0) / F
     for k in range(0, F, BK):
         at = k + tl.arange(0, BK)
         mask = at < F
-        normed, up = _load_normed(
+        normed, dout = _load_normed(
             pre, dnorm, row * F + at, row * STRIDE + at, mask, inverse
         )
         gain = tl.load(scale + at, mask=mask, other=0.0)
-        grad = inverse * (up * gain - normed * mean)
+        grad = inverse * (dout * gain - normed * mean)
         tl.store(dpre + row * F + at, grad.to(dpre.dtype.element_ty), mask=mask)
 
 
@@ -137,11 +137,11 @@ def _column_sums(
         mask = (row < ROWS)[:, None] & (at < F)[None, :]
         inverse = tl.load(inv_rms + row * 4 + column, mask=row < ROWS, other=0.0)
         row = row[:, None].to(tl.int64)
-        here = row * F + at[None, :]
-        normed, up = _load_normed(
-            pre, dnorm, here, row * STRIDE + at[None, :], mask, inverse[:, None]
+        offs = row * F + at[None, :]
+        normed, dout = _load_normed(
+            pre, dnorm, offs, row * STRIDE + at[None, :], mask, inverse[:, None]
         )
-        scales += up * normed
-        biases += tl.load(dpre + here, mask=mask, other=0.0).to(tl.float32)
+        scales += dout * normed
+        biases += tl.load(dpre + offs, mask=mask, other=0.0).to(tl.float32)
     tl.store(dscale + at, tl.sum(scales, 0), mask=at < F)
     tl.store(dbias + at, tl.sum(biases, 0), mask=at < F)

@@ -56,9 +56,9 @@ def dot_rows(
 ):
     """Add the product of rows of K inputs with columns of a weight of given strides."""
     for k in range(0, K, BK):
-        read = k + tl.arange(0, BK)
-        a = tl.load(inputs + read[None, :], mask=mask, other=0.0)
-        at = read[:, None] * INPUT_STRIDE + columns[None, :] * OUTPUT_STRIDE
+        offs_k = k + tl.arange(0, BK)
+        a = tl.load(inputs + offs_k[None, :], mask=mask, other=0.0)
+        at = offs_k[:, None] * INPUT_STRIDE + columns[None, :] * OUTPUT_STRIDE
         acc = dot(a, tl.load(weight + at), acc, PRECISION)
     return acc
 
@@ -142,8 +142,8 @@ def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean)
     x = tl.load(pre + at_pre, mask=mask, other=0.0)
     normed = x.to(tl.float32) * inv_rms[:, None]
     gain = tl.load(scale + columns)[None, :]
-    up = tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
-    return (inv_rms[:, None] * (up * gain - normed * mean[:, None])).to(x.dtype)
+    dout = tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
+    return (inv_rms[:, None] * (dout * gain - normed * mean[:, None])).to(x.dtype)
 
 
 @no_type_check
