@@ -270,7 +270,6 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _change(config: Any, changes: dict[str, Any], prefix: str) -> Any:
-    """Return the config with nested changes."""
     names = {field.name for field in fields(config)}
     new = {}
     for name, value in changes.items():

@@ -50,7 +50,6 @@ def read_encoder(path: str | Path) -> dict[str, Tensor]:
 
 
 def sizes_of(weights: Mapping[str, Tensor]) -> DreamerV3TorchEncoderConfig:
-    """Return the sizes of the encoder with these weights."""
     convs = [v for k, v in weights.items() if k.startswith("convs.")]
     linears = [v for k, v in weights.items() if k.startswith("linears.")]
     default = DreamerV3TorchEncoderConfig()

@@ -56,14 +56,12 @@ class WriterConfig:
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """Outcome of a conversion."""
-
     folder: Path
     written: int
     existing: int
     """Episodes that an earlier, interrupted conversion had written."""
     bad: dict[str, str]
-    """Episodes that were left out, with the reason."""
+    """Episodes that were skipped, with the reason."""
 
 
 def convert(
@@ -95,7 +93,7 @@ def convert(
         mask: [name for name in members if name in selected and name not in writer.bad]
         for mask, members in reader.masks.items()
     }
-    extra = {"source": reader.origin, "left_out": writer.bad}
+    extra = {"source": reader.origin, "skipped": writer.bad}
     DatasetMetadata(source.obs_space, source.act_space, masks, extra).write(partial)
     (partial / SETTINGS).unlink()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +184,6 @@ def _settings(
 
 
 def check_new(destination: Path) -> None:
-    """Raise if the destination exists."""
     if destination.exists():
         raise UserError(
             f"{destination} exists already.\n  Fix: remove it, or choose another name."

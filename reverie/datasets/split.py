@@ -70,7 +70,6 @@ def split_by_mask(
 
 
 def names_in_mask(reader: Reader, mask: str) -> list[str]:
-    """Return the names of the episodes in a mask of the dataset."""
     if mask not in reader.masks:
         known = ", ".join(sorted(reader.masks)) or "none"
         raise UserError(

@@ -190,7 +190,7 @@ def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     )
     bar.end()
     reader.close()
-    _print_left_out(result.bad)
+    _print_skipped(result.bad)
     earlier = f", {result.existing} of them earlier" if result.existing else ""
     print(f"{result.written + result.existing} episodes in {result.folder}{earlier}.")
     return 0
@@ -223,8 +223,8 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
             convert(reader, partial / part, None, options, names, bar)
             bar.end()
         metadata = read_metadata(partial / part)
-        bad = metadata.extra.get("left_out", {}) if metadata else {}
-        _print_left_out(bad)
+        bad = metadata.extra.get("skipped", {}) if metadata else {}
+        _print_skipped(bad)
         names_by_part[part] = [name for name in names if name not in bad]
     write_json(partial / "split.json", {**header, **names_by_part})
     (partial / SETTINGS).unlink()
@@ -333,9 +333,9 @@ class Progress:
             print(file=sys.stderr)
 
 
-def _print_left_out(bad: dict[str, str]) -> None:
+def _print_skipped(bad: dict[str, str]) -> None:
     for name, why in bad.items():
-        print(f"left out: {name} {why}", file=sys.stderr)
+        print(f"skipped: {name} {why}", file=sys.stderr)
 
 
 def _all_cameras(episode: Episode) -> np.ndarray | None:

@@ -145,7 +145,6 @@ def linear_axis(
 def tick_labels(
     ticks: Sequence[float], to_pixel: Callable[[float], float]
 ) -> list[tuple[float, str]]:
-    """Return pixels and labels of ticks."""
     return [(to_pixel(tick), format_tick(tick)) for tick in ticks]
 
 

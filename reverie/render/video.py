@@ -42,7 +42,6 @@ def write_image(path: Path | str, image: UInt8[np.ndarray, "h w c"]) -> Path:
 
 
 def encode_png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
-    """Return the content of a PNG file."""
     buffer = io.BytesIO()
     _to_pillow(image).save(buffer, "PNG")
     return buffer.getvalue()
@@ -64,7 +63,6 @@ def encode_gif(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
 
 
 def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
-    """Return the content of an MP4 file."""
     if not can_write_mp4():
         raise UserError(
             "Writing .mp4 needs imageio with ffmpeg, which is not installed.\n"

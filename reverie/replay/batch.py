@@ -12,7 +12,6 @@ from reverie.storage.array_file import Arrays
 
 
 def empty_batch(spaces: Spaces, window: Window) -> Arrays:
-    """Allocate arrays for one batch of a window."""
     shape = (window.batch, window.context + window.length)
     batch = {k: np.empty((*shape, *s.shape), s.dtype) for k, s in spaces.items()}
     batch["stepid"] = np.empty(shape, np.int64)

@@ -8,7 +8,6 @@ priorities are written back.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,11 +20,11 @@ from reverie.replay.config import ReplayConfig
 from reverie.replay.episode_sampler import EpisodeIndex
 from reverie.replay.memory_plan import make_memory_plan, required_capacity
 from reverie.replay.segment_files import MAX_PENDING, SegmentFiles
-from reverie.replay.selectors import Selector, UniformSelector, make_selector
 from reverie.replay.step_index import StepIndex
 from reverie.replay.window_sampler import WindowSampler
 from reverie.rows import Window
 from reverie.spaces import Spaces
+from reverie.storage.array_file import Arrays
 
 PRIORITY_BYTES = 26
 """Memory per step of a prioritized selector."""
@@ -117,14 +116,7 @@ class Replay:
             self.episodes = EpisodeIndex(self.index)
         self._recorded_stream: int | None = None  # for recorded episodes
         self._samplers = {
-            name: WindowSampler(
-                name,
-                window,
-                self.index,
-                partial(self._make_selector, window),
-                self.episodes,
-                seed,
-            )
+            name: WindowSampler(name, window, self.index, config, self.episodes, seed)
             for name, window in windows.items()
         }
         self._online_samplers = [
@@ -137,12 +129,9 @@ class Replay:
         self.listeners: list[ReplayListener] = []
 
     def __len__(self) -> int:
-        """Number of stored steps."""
         return len(self.index)
 
-    def add(
-        self, rows: dict[str, np.ndarray], envs: np.ndarray | None = None
-    ) -> np.ndarray:
+    def add(self, rows: Arrays, envs: np.ndarray | None = None) -> np.ndarray:
         """Store one row of each environment, or of those in `envs`; return step ids."""
         count = len(self.index.env_stream) if envs is None else len(envs)
         for key, space in self.spaces.items():
@@ -158,7 +147,7 @@ class Replay:
             self._write(ids, rows)
         return ids
 
-    def add_episode(self, episode: dict[str, np.ndarray]) -> np.ndarray:
+    def add_episode(self, episode: Arrays) -> np.ndarray:
         """Store a recorded episode; missing extras are zero. Returns the step ids.
 
         Recorded episodes form a stream of their own.
@@ -215,9 +204,7 @@ class Replay:
             min_windows = min(window.batch, self.capacity - incomplete)
             return len(self) >= min_steps and self.num_windows(name) >= min_windows
 
-    def sample(
-        self, name: str, out: dict[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
+    def sample(self, name: str, out: Arrays | None = None) -> Arrays:
         """Sample the next batch of this window: (B, context + length, ...) per key.
 
         Fills and returns `out` if given: arrays from `empty_batch`, of which all but
@@ -232,11 +219,10 @@ class Replay:
                 except SegmentLost as error:
                     self._remove_lost(error)
 
-    def empty_batch(self, name: str) -> dict[str, np.ndarray]:
-        """Allocate arrays for one batch of this window."""
+    def empty_batch(self, name: str) -> Arrays:
         return empty_batch(self.spaces, self.windows[name])
 
-    def read(self, ids: np.ndarray, out: dict[str, np.ndarray]) -> bool:
+    def read(self, ids: np.ndarray, out: Arrays) -> bool:
         """Copy live steps into `out`; returns False if some of them were just lost."""
         with self._lock:
             try:
@@ -254,12 +240,12 @@ class Replay:
             self._counts["samples"] -= sampler.window.batch
             self._counts["replayed"] -= sampler.window.batch * sampler.window.length
 
-    def write_back(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> None:
+    def write_back(self, stepid: np.ndarray, extras: Arrays) -> None:
         """Replace the extras of these steps; evicted steps are skipped."""
         with self._lock:
             self._counts["updates"] += self.write_extras(stepid, extras)
 
-    def write_extras(self, stepid: np.ndarray, extras: dict[str, np.ndarray]) -> int:
+    def write_extras(self, stepid: np.ndarray, extras: Arrays) -> int:
         """Replace extras without counting them in the metrics; return the number."""
         with self._lock:
             ids = stepid.reshape(-1)
@@ -283,7 +269,6 @@ class Replay:
             return len(ids)
 
     def prioritize(self, stepid: np.ndarray, priority: np.ndarray) -> None:
-        """Set the priorities of these steps for prioritized sampling."""
         with self._lock:
             flat = np.asarray(priority, np.float64).reshape(-1)
             for sampler in self._samplers.values():
@@ -385,7 +370,7 @@ class Replay:
             assert self.files is not None
             self.files.prepare_add(count)
 
-    def _write(self, ids: np.ndarray, rows: dict[str, np.ndarray]) -> None:
+    def _write(self, ids: np.ndarray, rows: Arrays) -> None:
         """Store the contents of steps that were added to the index."""
         self.store.write(int(ids[0]), rows)
         if self.episodes is not None:
@@ -394,7 +379,7 @@ class Replay:
         for sampler in self._online_samplers:
             sampler.enqueue(ids)
 
-    def _sample(self, sampler: WindowSampler, batch: dict[str, np.ndarray]) -> None:
+    def _sample(self, sampler: WindowSampler, batch: Arrays) -> None:
         window = sampler.window
         if sampler.episode_sampler is not None:
             ids, batch["mask"][:] = sampler.sample_episodes()
@@ -438,14 +423,6 @@ class Replay:
         is_first = np.zeros(len(ids), bool)
         self.store.gather(ids, {"is_first": is_first})
         self.episodes.rebuild(ids, is_first, state.get("episodes", {"begin": ()}))
-
-    def _make_selector(self, window: Window) -> Selector:
-        if window.select != "mixture":
-            return UniformSelector(self.index, window.span)
-        config = self.config
-        return make_selector(
-            self.index, window.span, config.fracs, config.prio, config.recexp
-        )
 
 
 def _signature(spaces: Spaces) -> dict[str, str]:

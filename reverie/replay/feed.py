@@ -92,7 +92,6 @@ class ReplayFeed:
         return f", {size} of {self.device.type} memory"
 
     def ready(self, name: str) -> bool:
-        """True if enough steps are stored to sample batches of this window."""
         return self.replay.ready(name)
 
     def write_back(self, stepid: Tensor, extras: Extras) -> None:
@@ -106,14 +105,12 @@ class ReplayFeed:
             )
 
     def prioritize(self, stepid: Tensor, priority: Tensor) -> None:
-        """Set the priorities of these steps for prioritized sampling."""
         tensors = {_STEPID: stepid, _PRIORITY: priority.detach().float()}
         self._writeback.enqueue(
             tensors, lambda x: self.replay.prioritize(x[_STEPID], x[_PRIORITY])
         )
 
     def count_uses(self, name: str, on: bool) -> None:
-        """Turn counting of episode uses on or off for this window."""
         self.replay.count_uses(name, on)
 
     def close(self) -> None:

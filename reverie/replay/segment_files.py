@@ -351,7 +351,6 @@ class SegmentFiles:
 
 
 def listed_files(manifest: Manifest) -> list[FileRecord]:
-    """Return the records of all files that a manifest lists."""
     return [FileRecord(*x) for _, _, *records in manifest for x in records if x]
 
 

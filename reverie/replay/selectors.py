@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from reverie.api import StateDict
-from reverie.replay.config import PriorityConfig, SelectorFractions
+from reverie.replay.config import PriorityConfig, ReplayConfig
 from reverie.replay.step_index import StepIndex
 from reverie.replay.sum_tree import SumTree
+from reverie.rows import Window
 
 
 class Selector:
@@ -269,22 +270,20 @@ class MixtureSelector(Selector):
             selector.load_state_dict(state[name])
 
 
-def make_selector(
-    index: StepIndex,
-    span: int,
-    fracs: SelectorFractions,
-    prio: PriorityConfig,
-    recexp: float,
-) -> Selector:
-    """Build the selector for these fractions; unused strategies are not built."""
+def make_selector(index: StepIndex, window: Window, config: ReplayConfig) -> Selector:
+    """Build the selector of a window; unused strategies are not built."""
+    span, fracs = window.span, config.fracs
+    if window.select != "mixture":
+        return UniformSelector(index, span)
     selectors: dict[str, tuple[float, Selector]] = {}
     if fracs.uniform:
         selectors["uniform"] = fracs.uniform, UniformSelector(index, span)
     if fracs.priority:
-        prioritized = PrioritizedSelector(index, span, prio)
+        prioritized = PrioritizedSelector(index, span, config.prio)
         selectors["priority"] = fracs.priority, prioritized
     if fracs.recency:
-        selectors["recency"] = fracs.recency, RecencySelector(index, span, recexp)
+        recent = RecencySelector(index, span, config.recexp)
+        selectors["recency"] = fracs.recency, recent
     if len(selectors) == 1:
         return next(iter(selectors.values()))[1]
     return MixtureSelector(selectors)

@@ -28,7 +28,6 @@ ALIGN = 64
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the torch dtype of a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

@@ -24,11 +24,9 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Sum of all weights."""
         return float(self.levels[-1].sum())
 
     def set(self, leaves: np.ndarray, weights: np.ndarray) -> None:
-        """Set the weights of these leaves."""
         if not len(leaves):
             return
         self.levels[0].reshape(-1)[leaves] = weights

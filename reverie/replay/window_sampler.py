@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
 from reverie.api import StateDict
+from reverie.replay.config import ReplayConfig
 from reverie.replay.episode_sampler import EpisodeIndex, EpisodeSampler
-from reverie.replay.selectors import Selector
+from reverie.replay.selectors import make_selector
 from reverie.replay.step_index import StepIndex
 from reverie.rows import Window
 
@@ -32,19 +32,19 @@ class WindowSampler:
         name: str,
         window: Window,
         index: StepIndex,
-        make_selector: Callable[[], Selector],
+        config: ReplayConfig,
         episodes: EpisodeIndex | None,
         seed: int,
     ) -> None:
         self.window = window
         self.index = index
-        self.selector = make_selector()
+        self.config = config
+        self.selector = make_selector(index, window, config)
         self.rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         self.starts = np.zeros(window.batch, np.int64)
         self.chunk = np.full(window.batch, window.consec, np.int64)
         self.queue: deque[int] = deque()  # starts of complete windows of new steps
         self.pending: dict[int, int] = {}  # stream -> start of an incomplete window
-        self._make_selector = make_selector
         self._episodes = episodes if window.select == "episodes" else None
         self.episode_sampler = self._make_episode_sampler()
         # Ids and mask of the last batch sampled by episode, and those put back.
@@ -140,7 +140,7 @@ class WindowSampler:
         try:
             self.selector.load_state_dict(state["selector"])
         except KeyError:  # saved with other fractions: treat all steps as new
-            self.selector = self._make_selector()
+            self.selector = make_selector(index, self.window, self.config)
         saved = state.get("episode_sampler")
         if self.episode_sampler is not None and saved and episodes is not None:
             self.episode_sampler.load_state_dict(saved, episodes)

@@ -54,7 +54,6 @@ def write_file(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write or replace a JSON file atomically."""
     write_file(path, (json.dumps(data, indent=1) + "\n").encode())
 
 

@@ -25,7 +25,6 @@ def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
 
 
 def read_spaces(logdir: Path) -> RunSpaces:
-    """Return the spaces of a run."""
     path = logdir / "spaces.json"
     try:
         data = json.loads(path.read_text())

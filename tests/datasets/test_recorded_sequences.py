@@ -160,7 +160,7 @@ def write_episodes(folder):
 def test_recorded_episodes_of_other_formats(tmp_path):
     write_episodes(tmp_path)
     config = SequenceConfig(folder=str(tmp_path), evaluation=40)
-    with pytest.warns(RuntimeWarning, match="1 of 11 episodes are left out"):
+    with pytest.warns(RuntimeWarning, match="1 of 11 episodes are skipped"):
         source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
     assert source.obs_space == {"camera": Space(np.uint8, (8, 8, 3), 0, 256)}
     batch = source.batch(0)

@@ -183,7 +183,7 @@ def test_a_bad_file_stops_a_conversion_or_is_skipped(here, capsys):
     assert not (here / "out").exists()
     assert run("convert demos out --bad skip") == 0
     output = capsys.readouterr()
-    assert "left out: demo_1 cannot be read" in output.err
+    assert "skipped: demo_1 cannot be read" in output.err
     assert "2 episodes in out" in output.out
 
 
@@ -320,7 +320,7 @@ def test_split_json_lists_only_written_episodes(here, capsys):
     write_demos(here / "a.hdf5", bad_demo="demo_1")
     assert run("split a.hdf5 parts --mask train valid --bad skip") == 0
     output = capsys.readouterr()
-    assert "left out: demo_1 'speed' has NaN" in output.err
+    assert "skipped: demo_1 'speed' has NaN" in output.err
     assert "2 episodes in parts/train, 1 in" in output.out
     chosen = json.loads((here / "parts" / "split.json").read_text())
     assert (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reverie.api import UserError
-from reverie.replay.config import PriorityConfig, SelectorFractions
+from reverie.replay.config import PriorityConfig, ReplayConfig, SelectorFractions
 from reverie.replay.selectors import (
     MixtureSelector,
     PrioritizedSelector,
@@ -16,6 +16,7 @@ from reverie.replay.selectors import (
 )
 from reverie.replay.step_index import StepIndex
 from reverie.replay.sum_tree import SumTree
+from reverie.rows import Window
 
 SPAN = 3
 
@@ -163,9 +164,8 @@ def test_without_any_priority_sampling_is_uniform():
 
 def test_a_mixture_samples_by_its_fractions():
     index = make_index()
-    selector = make_selector(
-        index, SPAN, SelectorFractions(0.4, 0.0, 0.6), PriorityConfig(), 1.0
-    )
+    config = ReplayConfig(fracs=SelectorFractions(0.4, 0.0, 0.6))
+    selector = make_selector(index, Window(4, SPAN, select="mixture"), config)
     assert isinstance(selector, MixtureSelector)
     starts = index.window_starts(SPAN)
     ages = (starts.max() - starts + 1.0) ** -1.0

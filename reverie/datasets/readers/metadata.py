@@ -26,7 +26,7 @@ class DatasetMetadata:
     act_space: Spaces
     masks: dict[str, list[str]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further entries, such as the source and the episodes that were left out."""
+    """Further entries, such as the source and the episodes that were skipped."""
 
     def write(self, folder: Path) -> None:
         data = {

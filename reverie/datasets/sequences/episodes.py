@@ -94,7 +94,7 @@ def _read_all(reader: Reader, key: str, length: int, actions: bool) -> list[Arra
     if errors:
         message = f"{reader.origin}: {len(errors)} of {len(reader.names())} episodes"
         warnings.warn(
-            f"{message} are left out: {errors[0]}", RuntimeWarning, stacklevel=3
+            f"{message} are skipped: {errors[0]}", RuntimeWarning, stacklevel=3
         )
     if not episodes or (errors and len(episodes) < 2):
         reasons = "; ".join(errors[:3]) or "there are none"

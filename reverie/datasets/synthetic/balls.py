@@ -78,7 +78,6 @@ class BallSampler:
 
 
 def simulate(sampler: BallSampler, count: int, length: int, dt: float) -> Trajectories:
-    """Simulate `count` sequences of `length` frames."""
     pos, vel, color = sampler.start(count)
     vel = vel / (np.linalg.norm(vel, axis=-1, keepdims=True) + 1e-8) * SPEED
     rows = [(pos, vel, color, np.zeros(count, bool))]

@@ -203,7 +203,6 @@ class NumpyRandomSource:
 
 
 def make_episode(rng: RandomSource, length: int) -> Arrays:
-    """Generate the arrays of one episode file."""
     trajectory = simulate(rng, length)
     return {
         "video": render_maze(trajectory.pose),
