@@ -38,36 +38,31 @@ def block_gru_gates(
     return new
 
 
+# fmt: off
+
+
 @triton.jit
 @no_type_check
-def _load_gate(gates, bias, at, at_bias, mask):
-    gate = tl.load(gates + at, mask, 0.0).to(tl.float32)
-    return gate + tl.load(bias + at_bias, mask, 0.0).to(tl.float32)
+def _load_gate(gates, bias, offs, bias_offs, mask):
+    gate = tl.load(gates + offs, mask, 0.0).to(tl.float32)
+    return gate + tl.load(bias + bias_offs, mask, 0.0).to(tl.float32)
 
 
 @triton.jit
 @no_type_check
 def _gates(
-    gates,
-    bias,
-    deter,
-    new,
-    deter_stride,
-    new_stride,
-    rows,
-    width,
-    W: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gates, bias, deter, new, deter_stride, new_stride, rows, width,
+    W: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < width
     block, unit = col // W, col % W
-    at = (block * rows + row) * (3 * W) + unit
-    at_bias = block * (3 * W) + unit
-    reset = _load_gate(gates, bias, at, at_bias, mask)
-    candidate = _load_gate(gates, bias, at + W, at_bias + W, mask)
-    update = _load_gate(gates, bias, at + 2 * W, at_bias + 2 * W, mask)
+    offs = (block * rows + row) * (3 * W) + unit
+    bias_offs = block * (3 * W) + unit
+    reset = _load_gate(gates, bias, offs, bias_offs, mask)
+    candidate = _load_gate(gates, bias, offs + W, bias_offs + W, mask)
+    update = _load_gate(gates, bias, offs + 2 * W, bias_offs + 2 * W, mask)
     old = tl.load(deter + row * deter_stride + col, mask, 0.0).to(tl.float32)
     # tanh in terms of the sigmoid, which every Triton backend supports
     candidate = 2 * tl.sigmoid(2 * tl.sigmoid(reset) * candidate) - 1

@@ -1,7 +1,7 @@
-"""Host code shared by the scans that launch kernels for every step.
+"""Host code shared by the Triton and the streamed scan, which launch kernels per step.
 
-Those are the Triton and the streamed scan. Their backward kernels write gradients of
-the norms' outputs; `triton/gradients.py` computes the others after the loop.
+Their backward kernels write gradients of the norms' outputs; `triton/gradients.py`
+computes the others after the loop.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def read_sources(package: str, *names: str, constants: str = "") -> str:
 
 
 class KernelErrors(list[str]):
-    """Why kernels could not be compiled or launched; not empty if they are disabled."""
+    """Errors of the compiler and of launches. After the first, kernels are disabled."""
 
     def __init__(self, name: str):
         super().__init__()

@@ -1,6 +1,7 @@
 """Launches the streamed posterior scan: five CUDA kernels per step and direction.
 
-Each kernel loads its weights while the previous kernel still runs. `tile.cu` explains
+The weights do not fit into registers as in the persistent scan, so each kernel streams
+them from memory, and starts to while the previous kernel still runs. `tile.cu` explains
 how the kernels work.
 """
 
@@ -154,11 +155,11 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     sizes, device = _layer_sizes(weights, settings.classes), inputs.is_first.device
     saved = tensors.allocate_saved(weights, inputs)
     stepwise.start_first_step(weights, inputs, saved)
-    read = sizes.deter // sizes.gru_blocks + 2 * sizes.units  # all but the actions
+    hid_inputs = sizes.deter // sizes.gru_blocks + 2 * sizes.units  # without actions
     buffers = {  # the copies must stay alive until the last launch
         **weights._asdict(),
         **saved._asdict(),
-        "hid_rows": weights.hid_weight[:, :read].transpose(1, 2).contiguous(),
+        "hid_rows": weights.hid_weight[:, :hid_inputs].transpose(1, 2).contiguous(),
         "gru_rows": weights.gru_weight.transpose(1, 2).contiguous(),
         "in0_obs_rows": stepwise.stack_in0_obs(weights),
         "in1_columns": weights.in1_weight.T.contiguous(),

@@ -69,6 +69,9 @@ def _norm_input_grad(
     return dpre, dscale, dbias
 
 
+# fmt: off
+
+
 @no_type_check
 @triton.jit
 def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
@@ -80,15 +83,8 @@ def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
 @no_type_check
 @triton.jit
 def _row_gradients(
-    dnorm,
-    pre,
-    scale,
-    inv_rms,
-    dpre,
-    column,
-    F: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BK: tl.constexpr,
+    dnorm, pre, scale, inv_rms, dpre, column,
+    F: tl.constexpr, STRIDE: tl.constexpr, BK: tl.constexpr,
 ):
     """Gradient of a norm's input, one row per program."""
     row = tl.program_id(0).to(tl.int64)
@@ -116,18 +112,9 @@ def _row_gradients(
 @no_type_check
 @triton.jit
 def _column_sums(
-    dnorm,
-    pre,
-    inv_rms,
-    dpre,
-    dscale,
-    dbias,
-    column,
-    ROWS: tl.constexpr,
-    F: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    dnorm, pre, inv_rms, dpre, dscale, dbias, column,
+    ROWS: tl.constexpr, F: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):
     """Gradients of scale and bias: sums over the rows of all steps."""
     at = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -85,10 +85,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     """Run all steps and return their activations."""
     weights, inputs, settings = scan
     w, sizes = weights, _tile_sizes(weights, settings, inputs.is_first)
-    saved, projected = (
-        tensors.allocate_saved(w, inputs),
-        tensors.project_actions(w, inputs),
-    )
+    saved = tensors.allocate_saved(w, inputs)
+    projected = tensors.project_actions(w, inputs)
     batch, length = inputs.is_first.shape
     in0_obs, in1_columns = stepwise.stack_in0_obs(w), w.in1_weight.T.contiguous()
     tokens, noise = inputs.tokens.contiguous(), inputs.noise.contiguous()
@@ -109,7 +107,13 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             *(saved.prev_deter, saved.in0_pre, saved.in1_pre, w.in0_scale, w.in1_scale),
             *(partials.in0, partials.in1, projected, w.hid_weight, saved.hid_pre),
             *(partials.hid, saved.shared_input, saved.inv_rms, *step, eps),
-            *(deter, units, width, *_count(partials.in0), *_count(partials.in1)),
+            *(
+                deter,
+                units,
+                width,
+                *_tile_counts(partials.in0),
+                *_tile_counts(partials.in1),
+            ),
             *(rows, sizes.block_columns, sizes.depth(width, sizes.block_columns)),
             *(sizes.depth(units, sizes.block_columns), precision),
             **OPTIONS,
@@ -117,7 +121,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         forward.gates_forward[block_grid](
             *(saved.hid_pre, w.hid_scale, partials.hid, w.gru_weight, w.gru_bias),
             *(saved.prev_deter, is_first, saved.gates, saved.deter, saved.hid_act),
-            *(saved.inv_rms, *step, eps, deter, width, *_count(partials.hid)),
+            *(saved.inv_rms, *step, eps, deter, width, *_tile_counts(partials.hid)),
             *(rows, sizes.block_columns, sizes.depth(width, 3 * sizes.block_columns)),
             precision,
             **OPTIONS,
@@ -133,7 +137,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             *(saved.obs_pre, w.obs_scale, partials.obs, w.logit_weight, w.logit_bias),
             *(noise, is_first, saved.logits, saved.stoch, saved.prev_stoch, samples),
             *(saved.obs_act, saved.inv_rms, *step, eps, settings.unimix),
-            *(units, sizes.stoch, sizes.classes, *_count(partials.obs)),
+            *(units, sizes.stoch, sizes.classes, *_tile_counts(partials.obs)),
             *(rows, sizes.variables, sizes.padded_classes),
             *(sizes.depth(units, sizes.variables * sizes.padded_classes), precision),
             **OPTIONS,
@@ -169,7 +173,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
             *(d.in_norm, saved.in1_pre, w.in1_scale, partials.in1, saved.inv_rms),
             *(flags, w.in1_weight, saved.logits, grad_stoch, grad_logits, d.logits),
             *(*step, settings.unimix, units, sizes.stoch, sizes.classes),
-            *(*_count(partials.in1), rows, sizes.variables, sizes.padded_classes),
+            *(*_tile_counts(partials.in1), rows, sizes.variables, sizes.padded_classes),
             *(sizes.depth(units, sizes.variables * sizes.padded_classes), precision),
             **OPTIONS,
         )
@@ -185,7 +189,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
             *(d.in_norm, saved.in0_pre, w.in0_scale, partials.in0, saved.inv_rms),
             *(flags, in0_obs, grad_deter, saved.gates, saved.prev_deter),
             *(d.deter, d.gates, *step, deter, units, width),
-            *(*_count(partials.obs), *_count(partials.in0)),
+            *(*_tile_counts(partials.obs), *_tile_counts(partials.in0)),
             *(rows, sizes.block_columns, sizes.depth(units, sizes.block_columns)),
             precision,
             **OPTIONS,
@@ -204,7 +208,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
             *(d.hid_norm, saved.hid_pre, w.hid_scale, partials.hid, saved.inv_rms),
             *(flags, w.hid_weight, saved.in0_pre, saved.in1_pre),
             *(w.in0_scale, w.in1_scale, d.in_norm, partials.in0, partials.in1),
-            *(d.deter, *step, deter, units, width, *_count(partials.hid)),
+            *(d.deter, *step, deter, units, width, *_tile_counts(partials.hid)),
             *(rows, sizes.unit_columns, sizes.depth(width, sizes.unit_columns)),
             precision,
             **OPTIONS,
@@ -254,8 +258,8 @@ def _partial_sums(sizes: TileSizes, like: Tensor) -> _PartialSums:
     )
 
 
-def _count(partials: Tensor) -> tuple[int, int]:
-    """Number of tiles, and the same rounded up to a power of two."""
+def _tile_counts(partials: Tensor) -> tuple[int, int]:
+    """Return the number of tiles, exact and rounded up to a power of two."""
     return len(partials), triton.next_power_of_2(len(partials))
 
 
