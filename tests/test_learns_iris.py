@@ -27,7 +27,7 @@ def learn(logdir: Path, **flags) -> float:
         **flags,
     }
     train(resolve(["iris_tiny"], flags=given))
-    return evaluate(logdir, 200)["score"]
+    return evaluate(logdir, 200).summary["score"]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from reverie.bench.update import (
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import system_info
-from reverie.run.sequences import trains_on_sequences
+from reverie.run.offline.datasets import trains_on_sequences
 
 Resolve = Callable[[list[str], dict[str, Any]], Config]
 """Returns the config of the user with additional blocks and settings."""

@@ -40,7 +40,7 @@ from reverie.run import device as devices
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import resolve_logdir, system_info
-from reverie.run.sequences import Sequences, trains_on_sequences
+from reverie.run.offline.datasets import OfflineSequences, trains_on_sequences
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
@@ -383,10 +383,10 @@ class SequenceBenchmark(UpdateBenchmark):
     """Measures an agent that trains on a sequence dataset instead of environments."""
 
     def _open(self) -> None:
-        dataset = Sequences(self.config)
+        dataset = OfflineSequences(self.config)
         self._cleanup.callback(dataset.close)
         self.agent = make_agent(self.config, dataset, self.device, self.precision)
-        feed = dataset.open(self.agent, self.device)
+        feed = dataset.open_feed(self.agent, self.device)
         self._cleanup.callback(feed.close)
         self.feed = feed
 

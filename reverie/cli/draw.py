@@ -19,7 +19,7 @@ class DrawOptions:
     num_samples: int = 10
     """Number of evaluation sequences to load."""
     out: str = ""
-    """Folder for the figures; empty for `boundaries` in the run folder."""
+    """Folder for the figures; empty for `eval` in the run folder."""
 
 
 def draw(words: list[str]) -> int:

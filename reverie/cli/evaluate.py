@@ -21,10 +21,9 @@ class EvalOptions:
 
 def evaluate(words: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
-    from reverie.datasets.sequences import is_sequence_task
-    from reverie.evaluation import boundaries, episodes, recordings
-    from reverie.run.checkpoint import find_checkpoint
-    from reverie.run.folder import read_config, run_folder_of
+    from reverie.evaluation import boundaries, recordings
+    from reverie.evaluation import episodes as env_episodes
+    from reverie.run.load import open_run
 
     arguments = parse_arguments(words, max_positional=2)
     if not arguments.positional:
@@ -36,36 +35,36 @@ def evaluate(words: list[str]) -> int:
         if getattr(options, name) < least:
             raise UserError(f"--{name} must be at least {least}.\n  Fix: --{name} 5")
     arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
-    flags, count = arguments.flags, options.episodes
+    flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])
-    config = read_config(run_folder_of(find_checkpoint(logdir)))
-    in_env = "task" in dict(flags) or not (
-        config.offline.data or is_sequence_task(config.task)
-    )
+    config = open_run(logdir).config
+    on_sequences = config.of_agent.sequence_window is not None
+    on_recordings = bool(config.offline.data) and "task" not in dict(flags)
+    in_env = not (on_sequences or on_recordings)
     if not in_env and (options.videos or options.failures != EvalOptions.failures):
         raise UserError(
-            f"{logdir} is evaluated on recordings, not in an environment, so there are "
-            "no episodes to record.\n"
+            f"{logdir} is evaluated on recorded data, not in an environment, so there "
+            "are no episodes to record.\n"
             "  Fix: remove --videos and --failures, or add --task TASK."
         )
     if len(arguments.positional) > 1:
-        if not is_sequence_task(config.task):
+        if not on_sequences:
             raise UserError(
                 f"{logdir} cannot be compared with another run: only segment "
                 "boundaries of runs on sequences are compared.\n"
                 f"  Fix: reverie eval {logdir}"
             )
         other = Path(arguments.positional[1])
-        result = boundaries.compare_boundaries(logdir, other, count, flags)
-        print(boundaries.agreement_in_words(result))
-    elif config.offline.data and "task" not in dict(flags):
-        print(recordings.in_words(recordings.judge_run(logdir, flags)))
-    elif is_sequence_task(config.task):
-        result = boundaries.measure_boundaries(logdir, count, flags)
-        print(boundaries.in_words(result))
+        agreement = boundaries.compare_boundaries(logdir, other, episodes, flags)
+        print(boundaries.describe_agreement(agreement))
+    elif on_sequences:
+        result = boundaries.eval_boundaries(logdir, episodes, flags)
+        print(boundaries.describe(result))
+    elif on_recordings:
+        print(recordings.describe(recordings.eval_recordings(logdir, flags)))
     else:
-        result = episodes.evaluate(
-            logdir, count, flags, videos=options.videos, failures=options.failures
+        result = env_episodes.evaluate(
+            logdir, episodes, flags, videos=options.videos, failures=options.failures
         )
-        print(episodes.in_words(result))
+        print(env_episodes.describe(result))
     return 0

@@ -37,14 +37,14 @@ def train_eval(words: list[str]) -> int:
 
 def offline(words: list[str]) -> int:
     """Train a world model on recorded episodes."""
-    from reverie.run import offline as loop
+    from reverie.run.offline import train as loop
 
     return _run(loop.offline, "offline", words)
 
 
 def bc(words: list[str]) -> int:
     """Train a policy on recorded episodes by behavior cloning."""
-    from reverie.run import offline as loop
+    from reverie.run.offline import train as loop
 
     return _run(loop.offline, "bc", words)
 

@@ -1,66 +1,103 @@
-"""Measure how well the boundaries of a watched world agree with the true events.
+"""Evaluate the segment boundaries of agents that train on sequences (VTA).
 
-Where there are none, or where none may be looked at, two runs that differ in nothing
-but their seed say something too: boundaries that are about the data are found by both.
+Boundaries are compared with the ground-truth events of the data, if it has any. Without
+events, two runs that differ only in their seed can be compared with each other:
+boundaries that depend on the data are found by both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from reverie.agents.vta import boundary_metrics
-from reverie.api import Batch, UserError
+from reverie.api import Agent, Batch, UserError
+from reverie.datasets.sequences import is_sequence_task
 from reverie.datasets.sequences.feed import SequenceFeed
-from reverie.run import checkpoint
-from reverie.run.config import Config
-from reverie.run.folder import run_folder_of
-from reverie.run.sequences import load_watcher
-from reverie.storage.atomic import ignore_unwritable, write_json
+from reverie.evaluation.result import EvalResult, make_result
+from reverie.run.load import SavedRun, open_run
+from reverie.run.offline.datasets import OfflineSequences
 
-FRESH = 1_000_000
-"""Added to the seed: the run has seen none of these sequences, in no role."""
+SEED_OFFSET = 1_000_000
+"""Added to the seed, so that generated sequences differ from all those of the run."""
 
 
-def measure_boundaries(
+class SequenceRun(NamedTuple):
+    """A run with its agent and the feed of its sequences."""
+
+    run: SavedRun
+    agent: Agent
+    feed: SequenceFeed
+
+    @property
+    def data(self) -> str:
+        """Path of the data; empty if it is generated."""
+        config = self.run.config
+        if is_sequence_task(config.task):
+            folder = getattr(self.feed.dataset, "folder", "")
+            return str(folder or config.sequences.folder)
+        return config.offline.eval_data or config.offline.data
+
+
+def open_sequence_run(
+    logdir: Path,
+    sequences: int,
+    flags: Sequence[tuple[str, Any]] = (),
+    seed_offset: int = 0,
+) -> SequenceRun:
+    """Load a run and this many evaluation sequences; fewer if its data has fewer."""
+    run = open_run(logdir)
+    if run.config.of_agent.sequence_window is None:
+        raise UserError(
+            f"{logdir} was not trained on sequences: its agent is "
+            f"{run.config.agent!r}.\n"
+            "  Fix: use the --logdir of a run of the agent vta."
+        )
+    run = open_run(logdir, flags)
+    settings = replace(run.config.sequences, evaluation=sequences)
+    dataset = OfflineSequences(replace(run.config, sequences=settings), seed_offset)
+    config = replace(run.config, seed=run.config.seed + seed_offset)
+    agent = replace(run, config=config).load_agent(dataset)
+    return SequenceRun(run, agent, SequenceFeed(dataset.dataset, run.device))
+
+
+def eval_boundaries(
     logdir: Path, sequences: int = 1000, flags: Sequence[tuple[str, Any]] = ()
-) -> dict[str, Any]:
-    """Watch fresh sequences with the newest checkpoint of a run, or the one named.
+) -> EvalResult:
+    """Evaluate the newest checkpoint of a run, or the checkpoint that is named.
 
-    A folder holds as many as it does, and those that were set aside are all there is.
-    Writes the numbers to `boundaries.json` in the run folder and returns them.
+    Generated sequences are new; for data in files, the held-out sequences are used.
     """
-    path = checkpoint.find_checkpoint(logdir)
-    config, agent, feed = load_watcher(logdir, FRESH, flags, evaluation=sequences)
+    opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
     try:
-        report = agent.report(feed)
-        count = _count(feed("report"))
+        report = opened.agent.report(opened.feed)
+        count = _count(opened.feed("report"))
     finally:
-        feed.close()
-    numbers = {
+        opened.feed.close()
+    scalars = {
         key: float(value)
         for key, value in report.items()
         if (value.ndim if isinstance(value, torch.Tensor) else np.ndim(value)) == 0
     }
-    result = {
-        "checkpoint": path.name,
-        "task": config.task,
-        "folder": _folder(config, feed),
-        "sequences": count,
-        **numbers,
-    }
-    plain = {
-        key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in result.items()
-    }
-    with ignore_unwritable():
-        write_json(run_folder_of(path) / "boundaries.json", plain)
-    return result
+    summary = {"count": count, **scalars}
+    return make_result(opened.run, "boundaries", summary, [], opened.data)
+
+
+class Agreement(NamedTuple):
+    """Agreement of the boundaries of two runs."""
+
+    kappa: float
+    """Cohen's kappa."""
+    rates: list[float]
+    """Fraction of frames that are boundaries, for each run."""
+    sequences: int
+    data: str
 
 
 def compare_boundaries(
@@ -68,89 +105,82 @@ def compare_boundaries(
     other: Path,
     sequences: int = 1000,
     flags: Sequence[tuple[str, Any]] = (),
-) -> dict[str, Any]:
-    """How far two runs agree, on sequences that are fresh to the first; no labels."""
-    config, agent, feed = load_watcher(logdir, FRESH, flags, evaluation=sequences)
+) -> Agreement:
+    """Compare the boundaries of two runs on evaluation sequences of the first."""
+    first = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
     try:
-        data = feed("report")
+        batch = first.feed("report")
     finally:
-        feed.close()
-    _, another, others = load_watcher(other, FRESH, flags, evaluation=1)
-    others.close()
-    watchers: list[Any] = [agent, another]
-    seen = [(x.dataset.obs_space, x.dataset.act_space) for x in (feed, others)]
-    windows = {(w.config.world.context, w.config.world.length) for w in watchers}
-    if seen[0] != seen[1] or len(windows) > 1:
+        first.feed.close()
+    second = open_sequence_run(other, 1, flags, SEED_OFFSET)
+    second.feed.close()
+    agents: list[Any] = [first.agent, second.agent]
+    datasets = [first.feed.dataset, second.feed.dataset]
+    spaces = [(dataset.obs_space, dataset.act_space) for dataset in datasets]
+    windows = {(a.config.world.context, a.config.world.length) for a in agents}
+    if spaces[0] != spaces[1] or len(windows) > 1:
         raise UserError(
-            f"{logdir} and {other} look at sequences of different kinds or lengths.\n"
+            f"{logdir} and {other} use sequences of different kinds or lengths.\n"
             "  Fix: compare runs of one task, with the same sequences.side and "
             "actions, and vta.world.context and length."
         )
-    found = [w.watch(data).boundary[:, 1:].cpu().numpy() for w in watchers]
-    return {
-        "folder": _folder(config, feed),
-        "sequences": _count(data),
-        "agreement": boundary_metrics.agreement(*found),
-        "rates": [float(marks.mean()) for marks in found],
-    }
-
-
-def _folder(config: Config, feed: SequenceFeed) -> str:
-    """What sequences were set aside in; a source may have a folder by default."""
-    return str(getattr(feed.dataset, "folder", "") or config.sequences.folder)
-
-
-def _count(data: Batch) -> int:
-    return len(next(iter(data.values())))
-
-
-def which(result: dict[str, Any]) -> str:
-    """The sequences of a result, in words."""
-    count, folder = result["sequences"], result["folder"]
-    return (
-        f"{count} sequences set aside in {folder}"
-        if folder
-        else f"{count} fresh sequences"
+    # the first frame of a sequence is always a boundary
+    boundaries = [a.watch(batch).boundary[:, 1:].cpu().numpy() for a in agents]
+    return Agreement(
+        boundary_metrics.agreement(*boundaries),
+        [float(x.mean()) for x in boundaries],
+        _count(batch),
+        first.data,
     )
 
 
-def agreement_in_words(found: dict[str, Any]) -> str:
-    """How far two runs agree, as a person wants it."""
+def _count(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _describe_data(count: int, data: str) -> str:
+    return f"{count} held-out sequences of {data}" if data else f"{count} new sequences"
+
+
+def describe_agreement(agreement: Agreement) -> str:
+    """Return the agreement of two runs as a sentence."""
     return (
-        f"Boundaries agree to {found['agreement']:.3f} (Cohen's kappa: 1 is always, 0 "
-        f"as by chance) in {which(found)}; they begin at "
-        "{:.3f} and {:.3f} of all frames.".format(*found["rates"])
+        f"Agreement of the boundaries: Cohen's kappa {agreement.kappa:.3f} (1: equal, "
+        f"0: chance) on {_describe_data(agreement.sequences, agreement.data)}; "
+        "{:.3f} and {:.3f} of all frames are boundaries.".format(*agreement.rates)
     )
 
 
-def in_words(result: dict[str, Any]) -> str:
-    """The result as a person wants it, baselines below it."""
+def describe(result: EvalResult) -> str:
+    """Return the result as lines of text, with the baselines."""
+    summary = result.summary
     lines = [
-        f"{result['task']}: {which(result)}, "
-        f"{result['segments/count']:.2f} segments each, loss {result['loss']:.2f}"
+        f"{result.task}: {_describe_data(summary['count'], result.data)}, "
+        f"{summary['segments/count']:.2f} segments per sequence, "
+        f"loss {summary['loss']:.2f}"
     ]
-    if "boundaries/exact/f1" not in result:
+    if "boundaries/exact/f1" not in summary:
         return lines[0]
-    if math.isnan(result["boundaries/exact/f1"]):
-        return f"{lines[0]}\nThere are no events in them to compare boundaries with."
+    if math.isnan(summary["boundaries/exact/f1"]):
+        return f"{lines[0]}\nThe data has no events to compare the boundaries with."
     rows = {"boundaries": "boundaries/"}
-    names = [key.split("/")[1] for key in result if key.startswith("baselines/")]
+    names = [key.split("/")[1] for key in summary if key.startswith("baselines/")]
     rows |= {f"  {name}": f"baselines/{name}/" for name in dict.fromkeys(names)}
     for name, prefix in rows.items():
-        exact, near = (result[f"{prefix}{kind}/f1"] for kind in ("exact", "near"))
-        lines.append(f"{name:<12} F1 exact {exact:.3f}, within a frame {near:.3f}")
-    parts = [result[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
+        exact, near = (summary[f"{prefix}{kind}/f1"] for kind in ("exact", "near"))
+        lines.append(f"{name:<12} F1 exact {exact:.3f}, within one frame {near:.3f}")
+    parts = [summary[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
     lines.insert(2, "  precision {:.3f}, recall {:.3f}".format(*parts))
-    said = [result[f"calibration/{key}"] for key in ("brier", "error", "auc")]
+    values = [summary[f"calibration/{key}"] for key in ("brier", "error", "auc")]
     lines.append(
-        "chances: Brier score {:.3f}, calibration error {:.3f}, area under the curve "
-        "{:.3f}".format(*said)
+        "boundary probabilities: Brier score {:.3f}, calibration error {:.3f}, area "
+        "under the ROC curve {:.3f}".format(*values)
     )
-    costs = [key.split("/")[1] for key in result if key.startswith("costs/")]
-    lines.append("nats a frame at a boundary, at a missed event, elsewhere")
-    for name in dict.fromkeys(costs):
+    lines.append("nats per frame at a boundary, at a missed event, elsewhere")
+    losses = [key.split("/")[1] for key in summary if key.startswith("costs/")]
+    for name in dict.fromkeys(losses):
         kinds = ("boundary", "event", "other")
-        nats = [result[f"costs/{name}/{kind}"] for kind in kinds]
-        values = (f"{'-' if math.isnan(x) else f'{x:.2f}':>8}" for x in nats)
-        lines.append(f"  {name:<10} {' '.join(values)}")
+        nats = [summary[f"costs/{name}/{kind}"] for kind in kinds]
+        columns = (f"{'-' if math.isnan(x) else f'{x:.2f}':>8}" for x in nats)
+        lines.append(f"  {name:<10} {' '.join(columns)}")
     return "\n".join(lines)

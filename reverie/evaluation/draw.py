@@ -1,4 +1,4 @@
-"""Pictures of what a run has learnt, as files a person opens."""
+"""Figures of the segment boundaries that an agent found (`reverie draw boundaries`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 
 from reverie.agents.vta.agent import shades
 from reverie.api import UserError
+from reverie.evaluation.boundaries import open_sequence_run
+from reverie.evaluation.result import FOLDER
 from reverie.render.boundaries import boundary_strip, boundary_video, imagined_strip
 from reverie.render.video import can_write_mp4, upscale, write_image, write_video
-from reverie.run.checkpoint import find_checkpoint
-from reverie.run.folder import run_folder_of
-from reverie.run.sequences import load_watcher
 from reverie.spaces import EVENT
 
 SCALE = 2
@@ -28,56 +27,52 @@ def draw_boundaries(
     folder: Path | None = None,
     flags: Sequence[tuple[str, Any]] = (),
 ) -> list[Path]:
-    """Draw where a watcher's world sees segments begin, in sequences it never saw.
+    """Draw the boundaries in one of `samples` evaluation sequences of a run.
 
-    Writes a strip and a film of one sequence, and strips of two dreams that go on from
-    its first frames, one of them jumping from segment to segment. `flags` change
-    settings of the run.
+    Writes an image and a video of the sequence, and images of two imagined
+    continuations of its first frames: frame by frame, and segment by segment.
     """
     if samples < 1 or not 0 <= index < samples:
         raise UserError(
             f"There is no sequence {index} among {samples}.\n"
             f"  Fix: --idx 0, or --num-samples {max(index, 0) + 1}"
         )
-    place = folder or run_folder_of(find_checkpoint(logdir)) / "boundaries"
-    config, agent, feed = load_watcher(logdir, flags=flags, evaluation=samples)
-    vta: Any = agent
+    opened = open_sequence_run(logdir, samples, flags)
+    folder = folder or opened.run.folder / FOLDER
+    agent: Any = opened.agent
     try:
-        data = feed("report")
+        data = opened.feed("report")
     finally:
-        feed.close()
-    count = len(data[vta.world.key])
-    if index >= count:  # a folder may hold fewer than were asked for
+        opened.feed.close()
+    count = len(data[agent.world.key])
+    if index >= count:  # data in files may have fewer
         raise UserError(
-            f"There is no sequence {index}: {config.sequences.folder or config.task} "
-            f"has {count} to show.\n  Fix: --idx {count - 1}"
+            f"There is no sequence {index}: {opened.data or opened.run.config.task} "
+            f"has {count} evaluation sequences.\n  Fix: --idx {count - 1}"
         )
-    rows = slice(index, index + 1)
-    data = {key: value[rows] for key, value in data.items()}
-    watched = vta.watch(data)
-    sizes = config.vta.world
-    now = slice(sizes.context, sizes.context + sizes.length)
-    truth = data[vta.world.key][:, now].cpu().numpy()
-    events = data[EVENT][:, now].cpu().numpy() if EVENT in data else None
-    found, chance = (
-        watched.boundary.cpu().numpy(),
-        watched.detector_prob.float().cpu().numpy(),
-    )
-    drawn = shades(watched.image)
+    data = {key: value[index : index + 1] for key, value in data.items()}
+    evaluation = agent.watch(data)
+    sizes = agent.config.world
+    modeled = slice(sizes.context, sizes.context + sizes.length)
+    truth = data[agent.world.key][:, modeled].cpu().numpy()
+    events = data[EVENT][:, modeled].cpu().numpy() if EVENT in data else None
+    boundaries = evaluation.boundary.cpu().numpy()
+    probability = evaluation.detector_prob.float().cpu().numpy()
+    reconstruction = shades(evaluation.image)
 
     name = f"sequence_{index}"
-    strip = boundary_strip(truth, drawn, found, chance, events)
-    written = [write_image(place / f"{name}.png", _larger(strip))]
-    film = upscale(boundary_video(truth, drawn, found, events))
-    ending = "mp4" if can_write_mp4() else "gif"
-    written.append(write_video(place / f"{name}.{ending}", film, FPS))
-    some = {key: value for key, value in data.items() if key[:4] != "log/"}
+    strip = boundary_strip(truth, reconstruction, boundaries, probability, events)
+    paths = [write_image(folder / f"{name}.png", _enlarge(strip))]
+    video = upscale(boundary_video(truth, reconstruction, boundaries, events))
+    suffix = "mp4" if can_write_mp4() else "gif"
+    paths.append(write_video(folder / f"{name}.{suffix}", video, FPS))
+    inputs = {key: value for key, value in data.items() if key[:4] != "log/"}
     for kind, jumpy in (("dream", False), ("jumps", True)):
-        images, begins = vta.dream(some, jumpy=jumpy)
+        images, begins = agent.dream(inputs, jumpy=jumpy)
         strip = imagined_strip(shades(images), begins.cpu().numpy())
-        written.append(write_image(place / f"{name}_{kind}.png", _larger(strip)))
-    return written
+        paths.append(write_image(folder / f"{name}_{kind}.png", _enlarge(strip)))
+    return paths
 
 
-def _larger(picture: np.ndarray) -> np.ndarray:
-    return picture.repeat(SCALE, 0).repeat(SCALE, 1)
+def _enlarge(image: np.ndarray) -> np.ndarray:
+    return image.repeat(SCALE, 0).repeat(SCALE, 1)

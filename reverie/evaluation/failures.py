@@ -1,4 +1,4 @@
-"""Episodes in which an agent failed, kept as recordings that `reverie data` reads."""
+"""Saves failed evaluation episodes as recordings that `reverie data` reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import write_episode
 
 
-class Failures:
-    """Writes the first `count` episodes that fail, as they end.
+class FailureRecorder:
+    """Writes the first `count` failed episodes; implements `episodes.EpisodeRecorder`.
 
-    Those of an earlier evaluation in the same folder make room.
+    Deletes the episodes of an earlier evaluation in the same folder.
     """
 
     def __init__(
@@ -32,15 +32,13 @@ class Failures:
             old.unlink(missing_ok=True)
 
     def add(self, obs: Obs, action: Action) -> None:
-        """What all environments show now, and what is done about it."""
         batch = {**obs, **action}
         for index, rows in enumerate(self._rows):
-            if obs["is_first"][index]:  # also where nobody asked for the episode before
+            if obs["is_first"][index]:
                 rows.clear()
             rows.append({key: np.array(batch[key][index]) for key in self._keys})
 
     def end(self, index: int, success: float | None) -> None:
-        """The episode of one environment is over."""
         failed = success is not None and success <= 0
         if failed and len(self.paths) < self.count:
             rows = self._rows[index]

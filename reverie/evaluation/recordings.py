@@ -1,8 +1,8 @@
-"""Judge a run on recordings by those that were set aside, in numbers and pictures.
+"""Evaluate a run on held-out recorded episodes (`reverie eval`).
 
-The run folder gets `judgement.json`, with a line per episode, the open-loop error of
-every key by horizon, and what fans say of every entry of a vector; and in `judgement/`
-a plot per key, a picture of fans per vector and a film per image.
+The result has the losses of each episode and, for world models, the open-loop error of
+every key by horizon and the statistics of rollout ensembles. The folder `eval` gets a
+plot per key, a figure of ensembles per vector and a video per image.
 """
 
 from __future__ import annotations
@@ -13,131 +13,129 @@ from typing import Any
 
 import numpy as np
 
-from reverie.capabilities import HasWorldModelEnv
-from reverie.evaluation.offline import OpenLoop, judge_episodes, look_at_fans, open_loop
-from reverie.evaluation.rollout_ensembles import Fans, fan_table
+from reverie.evaluation.held_out import (
+    HeldOutResults,
+    OpenLoopErrors,
+    evaluate_held_out,
+    mean_losses,
+)
+from reverie.evaluation.result import FOLDER, EvalResult, make_result
+from reverie.evaluation.rollout_ensembles import ensemble_table
 from reverie.render.curve import draw_curves
 from reverie.render.video import can_write_mp4, upscale, write_image, write_video
-from reverie.run import checkpoint, device
-from reverie.run.config import Config, with_flags
-from reverie.run.factory import make_agent
-from reverie.run.folder import read_config, run_folder_of
-from reverie.run.offline_data import Recordings
-from reverie.storage.atomic import ignore_unwritable, write_json
+from reverie.run.load import open_run
+from reverie.run.offline.datasets import OfflineEpisodes
+from reverie.storage.atomic import ignore_unwritable
 
-NAMES = {"model": "the world", "copy": "the last row", "mean": "the mean row"}
+LABELS = {
+    "model": "world model",
+    "copy": "last observed row",
+    "mean": "mean of all rows",
+}
+"""Predictions whose open-loop errors are compared."""
 FPS = 8
 
 
-def judge_run(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
-    """Look at all that was set aside, with the newest checkpoint or the one named.
+def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> EvalResult:
+    """Evaluate the newest checkpoint of a run, or the checkpoint that is named.
 
-    `offline.eval_data` may name other recordings.
+    `offline.eval_data` may select other recorded episodes.
     """
-    path = checkpoint.find_checkpoint(logdir)
-    home = run_folder_of(path)
-    config = with_flags(read_config(home), flags)
-    material = Recordings(config.offline, config.seed)
-    where = device.pick_device(config.device)
-    precision = device.pick_precision(config.precision, where)
-    agent = make_agent(config, material, where, precision)
-    agent.load_weights(checkpoint.read_part(path, "agent"))
-    feed = material.open(agent, where)
-    look, images = config.offline.look, material.images
-    errors: dict[str, OpenLoop] = {}
-    shown: dict[str, Any] = {}  # films and pictures
-    fans: dict[str, Fans] = {}
+    run = open_run(logdir, flags)
+    config = run.config.offline
+    dataset = OfflineEpisodes(config, run.config.seed)
     try:
-        table = list(judge_episodes(agent, feed, images, look))
-        count = len(table) or len(feed.held_out.names()[: look.episodes or None])
-        if isinstance(agent, HasWorldModelEnv):
-            errors, shown = open_loop(agent.world_model_env(0), feed, images, look)
-            fans, pictures = look_at_fans(agent, feed, images, look)
-            shown |= pictures
+        agent = run.load_agent(dataset)
+        feed = dataset.open_feed(agent, run.device)
+        try:
+            results = evaluate_held_out(agent, feed, dataset.images, config.eval)
+        finally:
+            feed.close()
+        names = dataset.held_out.names()[: config.eval.episodes or None]
     finally:
-        feed.close()
-        material.close()
-    result = {
-        "checkpoint": path.name,
-        "data": config.offline.eval_data or config.offline.data,
-        "count": count,
-        "losses": _means(table),
-        "openloop": {key: _curves(error) for key, error in errors.items()},
-        "fans": fan_table(fans),
-        "episodes": [
-            {"name": name, "rows": rows, **losses} for name, losses, rows in table
-        ],
-    }
+        dataset.close()
+    files: list[Path] = []
     with ignore_unwritable():
-        write_json(home / "judgement.json", result)
-        _draw(home / "judgement", config, errors, shown)
-    return result
+        files = _write_media(run.folder / FOLDER, config.eval.context, results)
+    summary = {
+        "count": len(results.losses) or len(names),
+        "loss": mean_losses(results.losses),
+        "openloop": {key: _curves(errors) for key, errors in results.errors.items()},
+        "ensemble": ensemble_table(results.ensembles),
+    }
+    episodes = [
+        {"name": episode.name, "rows": episode.rows, **episode.losses}
+        for episode in results.losses
+    ]
+    data = config.eval_data or config.data
+    return make_result(
+        run, "recordings", summary, episodes, data, [str(path) for path in files]
+    )
 
 
-def in_words(result: dict[str, Any]) -> str:
-    """The result as a person wants it."""
-    lines = [f"{result['data']}: {result['count']} episodes set aside"]
-    losses = result["losses"].items()
-    lines += [f"  loss {key:<24} {value:.4g}" for key, value in losses]
-    for key, curves in result["openloop"].items():
-        parts = [
-            f"{NAMES[name]} {np.nanmean(_numbers(curve)):.4g}"
+def describe(result: EvalResult) -> str:
+    """Return the result as lines of text."""
+    summary = result.summary
+    lines = [f"{result.data}: {summary['count']} held-out episodes"]
+    lines += [f"  loss {k:<24} {value:.4g}" for k, value in summary["loss"].items()]
+    for key, curves in summary["openloop"].items():
+        errors = [
+            f"{LABELS[name]} {np.nanmean(_floats(curve)):.4g}"
             for name, curve in curves.items()
         ]
-        lines.append(f"  foreseen {key:<20} {', '.join(parts)}")
-    for key, fan in result["fans"].items():
+        lines.append(f"  open-loop error {key:<13} {', '.join(errors)}")
+    for key, table in summary["ensemble"].items():
         rmse, spread, coverage = (
-            np.nanmean([_numbers(row) for row in fan[name]])
+            np.nanmean([_floats(row) for row in table[name]])
             for name in ("rmse", "spread", "coverage")
         )
         lines.append(
-            f"  fans of {key:<21} off by {rmse:.4g}, {spread:.4g} apart, enclose "
-            f"{coverage:.0%} of what came ({fan['expected_coverage']:.0%} if they knew)"
+            f"  ensembles {key:<19} RMSE {rmse:.4g}, spread {spread:.4g}, coverage "
+            f"{100 * coverage:.0f} % (calibrated: "
+            f"{100 * table['calibrated_coverage']:.0f} %)"
         )
     return "\n".join(lines)
 
 
-def _means(table: list[tuple[str, dict[str, float], int]]) -> dict[str, float]:
-    count = max(1, sum(rows for _, _, rows in table))
-    keys = table[0][1] if table else {}
-    return {k: sum(losses[k] * rows for _, losses, rows in table) / count for k in keys}
-
-
-def _curves(error: OpenLoop) -> dict[str, list[float | None]]:
-    """Means over episodes by horizon; None where no episode is that long."""
-    found: dict[str, list[float | None]] = {}
-    for name, values in error._asdict().items():
-        there = ~np.isnan(values).all(0)
-        means = [
-            float(np.nanmean(v)) if t else None
-            for v, t in zip(values.T, there, strict=True)
+def _curves(errors: OpenLoopErrors) -> dict[str, list[float | None]]:
+    """Return means over episodes by horizon; None where no episode is long enough."""
+    curves: dict[str, list[float | None]] = {}
+    for name, values in errors._asdict().items():
+        exists = ~np.isnan(values).all(0)
+        curves[name] = [
+            float(np.nanmean(column)) if some else None
+            for column, some in zip(values.T, exists, strict=True)
         ]
-        found[name] = means
-    return found
+    return curves
 
 
-def _numbers(curve: list[float | None]) -> list[float]:
+def _floats(curve: list[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in curve]
 
 
-def _draw(
-    folder: Path, config: Config, errors: dict[str, OpenLoop], shown: dict[str, Any]
-) -> None:
-    for key, error in errors.items():
+def _write_media(folder: Path, context: int, results: HeldOutResults) -> list[Path]:
+    """Write plots of the open-loop errors, and all videos and figures."""
+    paths = []
+    for key, errors in results.errors.items():
         lines = {
-            NAMES[name]: [(i + 1.0, x) for i, x in enumerate(curve) if x is not None]
-            for name, curve in _curves(error).items()
+            LABELS[name]: [(i + 1.0, x) for i, x in enumerate(curve) if x is not None]
+            for name, curve in _curves(errors).items()
         }
-        title = f"{key} after {config.offline.look.context} rows"
-        picture = draw_curves(lines, title, "steps ahead", "error", smooth=False)
-        write_image(folder / f"{_file(key)}.png", picture)
-    ending = "mp4" if can_write_mp4() else "gif"
-    for key, value in shown.items():
+        title = f"{key}: open-loop error after {context} observed rows"
+        plot = draw_curves(
+            lines, title, "steps ahead", "mean squared error", smooth=False
+        )
+        paths.append(write_image(folder / f"{_file_name(key)}.png", plot))
+    suffix = "mp4" if can_write_mp4() else "gif"
+    for key, value in results.media.items():
+        name = _file_name(key)
         if value.ndim == 4:
-            write_video(folder / f"{_file(key)}.{ending}", upscale(value), FPS)
+            path = write_video(folder / f"{name}.{suffix}", upscale(value), FPS)
         else:
-            write_image(folder / f"{_file(key)}.png", value)
+            path = write_image(folder / f"{name}.png", value)
+        paths.append(path)
+    return paths
 
 
-def _file(key: str) -> str:
+def _file_name(key: str) -> str:
     return key.replace("/", "_")

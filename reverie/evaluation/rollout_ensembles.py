@@ -1,17 +1,20 @@
-"""Fans: from one context a world goes on many times, as it thinks things may go.
+"""Rollout ensembles: evaluate how well a world model knows its own uncertainty.
 
-From every few rows of an episode the world is shown the rows before, and goes on again
-and again with the recorded actions, each time by its own chance. Of every entry of a
-vector (every joint of an arm) three numbers by horizon say how far to trust it: how far
-the mean of its threads is from what came (`rmse`), how far threads are from each other
-(`spread`), and how often what came lies between the outermost two (`coverage`). Threads
-as good as the truth would enclose it in (n - 1) of (n + 1) cases, for n of them. They
-are what a world expects to see, without the noise of a sensor.
+Every few rows of a recorded episode, the world model observes the preceding rows and is
+then rolled out several times with the recorded actions, each time with other random
+samples. Three statistics are computed for every entry of a vector and every horizon:
+
+- `rmse`: root mean squared error of the ensemble mean;
+- `spread`: standard deviation of the rollouts of an ensemble;
+- `coverage`: how often the truth is between the lowest and the highest rollout.
+
+If the truth is distributed like the n rollouts, the coverage is (n - 1) / (n + 1). The
+rollouts are expected observations and do not include sensor noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -21,184 +24,191 @@ from jaxtyping import Float
 
 from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
-from reverie.evaluation.open_loop import dream_on
+from reverie.evaluation.open_loop import predict
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
 from reverie.spaces import Spaces
 from reverie.storage.array_file import Arrays
 
-AT_ONCE = 256
-"""Threads that are dreamt side by side."""
+BATCH = 256
+"""Rollouts that are computed together."""
 
 
 @dataclass(frozen=True)
-class FanConfig:
-    """How often and how far a world goes on from the same rows."""
+class EnsembleConfig:
+    """Rollout ensembles."""
 
     samples: int = 19
-    """Threads of a fan; 0 for none."""
+    """Rollouts per ensemble; 0 for no ensembles."""
     every: int = 10
-    """Rows from one fan to the next."""
+    """Rows between the starts of two ensembles."""
     horizon: int = 15
-    """Steps ahead."""
+    """Length of a rollout in steps."""
     episodes: int = 2
-    """Episodes to look at."""
+    """Number of episodes."""
     keys: tuple[str, ...] = ()
-    """Vectors to look at; none for all that are foreseen."""
+    """Vectors to evaluate; empty for all that the model predicts."""
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.samples == 1:
-            raise ValueError("samples must be at least 2, or 0 for no fans")
+            raise ValueError("samples must be at least 2, or 0 for no ensembles")
         if min(self.every, self.horizon, self.episodes) < 1:
             raise ValueError("every, horizon and episodes must be at least 1")
 
 
-class Fans(NamedTuple):
-    """All fans of one key; NaN beyond the end of an episode."""
+class RolloutEnsembles(NamedTuple):
+    """Ensembles of one key; the truth is NaN beyond the end of an episode."""
 
     truth: Float[np.ndarray, "N H d"]
-    threads: Float[np.ndarray, "N S H d"]
-    seen: Float[np.ndarray, "N d"]
-    """The last row before each."""
+    rollouts: Float[np.ndarray, "N S H d"]
+    last_obs: Float[np.ndarray, "N d"]
+    """The last row that the model observed."""
 
 
-class Spread(NamedTuple):
-    """What fans say of each horizon and entry; NaN where there is none."""
+class EnsembleStatistics(NamedTuple):
+    """Statistics by horizon and entry; NaN where there is no data."""
 
     rmse: Float[np.ndarray, "H d"]
     spread: Float[np.ndarray, "H d"]
     coverage: Float[np.ndarray, "H d"]
     copy_rmse: Float[np.ndarray, "H d"]
-    """As `rmse`, of whoever copies the last row seen."""
+    """Of a baseline that predicts the last observed row."""
 
 
-def open_fans(
-    dreams: WorldModelEnv, episodes: Iterable[Arrays], config: FanConfig, context: int
-) -> tuple[dict[str, Fans], Metrics]:
-    """The fans of every key, and a picture of those of the first episode.
+def sample_ensembles(
+    env: WorldModelEnv,
+    episodes: Iterable[Arrays],
+    config: EnsembleConfig,
+    context: int,
+) -> tuple[dict[str, RolloutEnsembles], Metrics]:
+    """Return the ensembles of every key, and a figure of the first episode.
 
-    `episodes` are rows `(T, ...)`; the world sees `context` of them before each fan.
+    `episodes` are rows `(T, ...)`; the model observes `context` rows before each
+    ensemble.
     """
-    keys = vectors(dreams, config.keys)
-    found: dict[str, list[Fans]] = {key: [] for key in keys}
-    pictures: Metrics = {}
+    keys = vector_keys(env, config.keys)
+    pieces: dict[str, list[RolloutEnsembles]] = {key: [] for key in keys}
+    figures: Metrics = {}
     for episode in islice(episodes, config.episodes if keys else 0):
         rows = len(episode["is_first"])
-        shown = min(context, rows - 1)
-        starts = list(range(shown - 1, rows - 1, config.every))
-        opened = _open(dreams, episode, starts, config, shown, keys)
-        for key, fans in opened.items():
-            found[key].append(fans)
-            if f"fan/{key}" not in pictures:
-                pictures[f"fan/{key}"] = _picture(key, episode, starts, fans)
-    joined = {
-        key: Fans(*(np.concatenate(x) for x in zip(*some, strict=True)))
-        for key, some in found.items()
-        if some
-    }
-    return joined, pictures
+        observed = min(context, rows - 1)
+        starts = list(range(observed - 1, rows - 1, config.every))
+        for key, ensembles in _sample(
+            env, episode, starts, config, observed, keys
+        ).items():
+            pieces[key].append(ensembles)
+            if f"ensemble/{key}" not in figures:
+                figures[f"ensemble/{key}"] = _figure(key, episode, starts, ensembles)
+    return {key: _concatenate(some) for key, some in pieces.items() if some}, figures
 
 
-def vectors(dreams: WorldModelEnv, wanted: tuple[str, ...] = ()) -> list[str]:
-    """The keys that fans can be opened for: real numbers that a world foresees."""
-    spaces: Spaces = dreams.obs_space
-    known = [key for key in dreams.predicted_keys if spaces[key].dtype.kind == "f"]
-    return [key for key in known if key in wanted or not wanted]
+def vector_keys(env: WorldModelEnv, selected: tuple[str, ...] = ()) -> list[str]:
+    """Return the vectors of real numbers that a model predicts."""
+    spaces: Spaces = env.obs_space
+    keys = [key for key in env.predicted_keys if spaces[key].dtype.kind == "f"]
+    return [key for key in keys if key in selected or not selected]
 
 
-def spread_of(fans: Fans) -> Spread:
-    """Errors, spread and coverage over all fans."""
-    truth, threads = fans.truth, fans.threads
-    inside = (threads.min(1) <= truth) & (truth <= threads.max(1))
-    there = np.where(np.isnan(truth), np.nan, 1.0)
-    return Spread(
-        rmse=np.sqrt(_mean(np.square(threads.mean(1) - truth))),
-        spread=np.sqrt(_mean(threads.var(1, ddof=1) * there)),
-        coverage=_mean(inside * there),
-        copy_rmse=np.sqrt(_mean(np.square(fans.seen[:, None] - truth))),
+def ensemble_statistics(ensembles: RolloutEnsembles) -> EnsembleStatistics:
+    """Return error, spread and coverage over all ensembles."""
+    truth, rollouts = ensembles.truth, ensembles.rollouts
+    inside = (rollouts.min(1) <= truth) & (truth <= rollouts.max(1))
+    exists = np.where(np.isnan(truth), np.nan, 1.0)
+    return EnsembleStatistics(
+        rmse=np.sqrt(_mean(np.square(rollouts.mean(1) - truth))),
+        spread=np.sqrt(_mean(rollouts.var(1, ddof=1) * exists)),
+        coverage=_mean(inside * exists),
+        copy_rmse=np.sqrt(_mean(np.square(ensembles.last_obs[:, None] - truth))),
     )
 
 
-def expected_coverage(samples: int) -> float:
-    """How often threads that are as good as the truth enclose it."""
+def calibrated_coverage(samples: int) -> float:
+    """Coverage if the truth is distributed like the rollouts."""
     return (samples - 1) / (samples + 1)
 
 
-def fan_metrics(found: dict[str, Fans]) -> Metrics:
-    """One number each, over all horizons and entries."""
+def ensemble_metrics(ensembles: dict[str, RolloutEnsembles]) -> Metrics:
+    """Return each statistic as a mean over horizons and entries."""
     metrics: Metrics = {}
-    for key, fans in found.items():
-        for name, value in spread_of(fans)._asdict().items():
-            metrics[f"fan/{key}/{name}"] = float(np.nanmean(value))
+    for key, some in ensembles.items():
+        for name, value in ensemble_statistics(some)._asdict().items():
+            metrics[f"ensemble/{key}/{name}"] = float(np.nanmean(value))
     return metrics
 
 
-def fan_table(found: dict[str, Fans]) -> dict[str, Any]:
-    """By key, horizon and entry, as JSON has it; None where there is none."""
+def ensemble_table(ensembles: dict[str, RolloutEnsembles]) -> dict[str, Any]:
+    """Return the statistics by key, horizon and entry for JSON; None for no data."""
     table: dict[str, Any] = {}
-    for key, fans in found.items():
-        samples = fans.threads.shape[1]
-        numbers = {name: _rows(x) for name, x in spread_of(fans)._asdict().items()}
+    for key, some in ensembles.items():
+        samples = some.rollouts.shape[1]
+        statistics = ensemble_statistics(some)._asdict()
         table[key] = {
-            "fans": len(fans.truth),
+            "ensembles": len(some.truth),
             "samples": samples,
-            "expected_coverage": expected_coverage(samples),
-            **numbers,
+            "calibrated_coverage": calibrated_coverage(samples),
+            **{name: _to_lists(value) for name, value in statistics.items()},
         }
     return table
 
 
-def _open(
-    dreams: WorldModelEnv,
+def _sample(
+    env: WorldModelEnv,
     episode: Arrays,
     starts: list[int],
-    config: FanConfig,
+    config: EnsembleConfig,
     context: int,
     keys: list[str],
-) -> dict[str, Fans]:
-    """The fans of one episode, some at a time."""
+) -> dict[str, RolloutEnsembles]:
+    """Return the ensembles of one episode that start after these rows."""
     rows = len(episode["is_first"])
-    at_once = max(1, AT_ONCE // config.samples)
-    parts: dict[str, list[Fans]] = {key: [] for key in keys}
-    for first in range(0, len(starts), at_once):
-        some = np.array(starts[first : first + at_once])
+    pieces: dict[str, list[RolloutEnsembles]] = {key: [] for key in keys}
+    for some in _chunks(starts, max(1, BATCH // config.samples)):
         window = some[:, None] + np.arange(1 - context, config.horizon + 1)
-        inside = np.minimum(window, rows - 1)
+        indices = np.minimum(window, rows - 1)
         batch = {
-            key: value[inside].repeat(config.samples, 0)
+            key: value[indices].repeat(config.samples, 0)
             for key, value in episode.items()
         }
-        drawn = dream_on(dreams, batch, context, config.horizon)
-        gone = (window[:, context:] >= rows)[..., None]
+        predictions = predict(env, batch, context, config.horizon)
+        beyond_end = (window[:, context:] >= rows)[..., None]
         for key in keys:
             flat = episode[key].reshape(rows, -1).astype(np.float64)
-            truth = np.where(gone, np.nan, flat[inside[:, context:]])
+            truth = np.where(beyond_end, np.nan, flat[indices[:, context:]])
             shape = (len(some), config.samples, config.horizon, -1)
-            threads = drawn[key].astype(np.float64).reshape(shape)
-            parts[key].append(Fans(truth, threads, flat[some]))
-    return {
-        key: Fans(*(np.concatenate(x) for x in zip(*fans, strict=True)))
-        for key, fans in parts.items()
-    }
+            rollouts = predictions[key].astype(np.float64).reshape(shape)
+            pieces[key].append(RolloutEnsembles(truth, rollouts, flat[some]))
+    return {key: _concatenate(some) for key, some in pieces.items()}
 
 
-def _picture(key: str, episode: Arrays, starts: list[int], fans: Fans) -> np.ndarray:
+def _chunks(items: list[int], size: int) -> Iterator[np.ndarray]:
+    for first in range(0, len(items), size):
+        yield np.array(items[first : first + size])
+
+
+def _concatenate(pieces: list[RolloutEnsembles]) -> RolloutEnsembles:
+    return RolloutEnsembles(*(np.concatenate(x) for x in zip(*pieces, strict=True)))
+
+
+def _figure(
+    key: str, episode: Arrays, starts: list[int], ensembles: RolloutEnsembles
+) -> np.ndarray:
+    """Draw truth and rollouts of one episode, a panel per entry of the vector."""
     rows = len(episode["is_first"])
     flat = episode[key].reshape(rows, -1).astype(np.float64)
-    shown = [
-        EnsembleLines(start, threads[:, : rows - 1 - start])
-        for start, threads in zip(starts, fans.threads, strict=True)
+    lines = [
+        EnsembleLines(start, rollouts[:, : rows - 1 - start])
+        for start, rollouts in zip(starts, ensembles.rollouts, strict=True)
     ]
-    samples = fans.threads.shape[1]
-    return draw_ensembles(flat, shown, f"{key}: {samples} ways to go on")
+    samples = ensembles.rollouts.shape[1]
+    return draw_ensembles(flat, lines, f"{key}: {samples} sampled rollouts")
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Over fans; NaN where none is that long."""
-    there = ~np.isnan(values)
-    count = there.sum(0)
-    total = np.where(there, values, 0).sum(0)
+    """Mean over ensembles; NaN where no episode is long enough."""
+    exists = ~np.isnan(values)
+    count = exists.sum(0)
+    total = np.where(exists, values, 0).sum(0)
     return np.where(count, total / np.maximum(count, 1), np.nan)
 
 
-def _rows(values: np.ndarray) -> list[list[float | None]]:
+def _to_lists(values: np.ndarray) -> list[list[float | None]]:
     return [[None if np.isnan(x) else float(x) for x in row] for row in values]

@@ -1,4 +1,4 @@
-"""Films of episodes that are played: the first ones, and the first that fail."""
+"""Writes videos of evaluation episodes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from reverie.spaces import Spaces
 FPS = 15
 
 
-class Films:
-    """Writes `<number>.<ending>`, and `<number>_failed.<ending>`, as episodes end.
+class VideoRecorder:
+    """Writes the first `count` episodes, and the first `count` failed episodes.
 
-    Up to `count` of all episodes, and up to `count` of those that failed.
+    Files are named `<number>.mp4` or `<number>_failed.mp4`, GIF if MP4 is not
+    available. Implements `episodes.EpisodeRecorder`.
     """
 
     def __init__(self, folder: Path, obs_space: Spaces, envs: int, count: int):
         images = [key for key, space in obs_space.items() if space.is_image]
         if not images:
             raise UserError(
-                "This environment shows no images to film.\n  Fix: leave out --videos."
+                "This environment has no images, so no videos can be recorded.\n"
+                "  Fix: remove --videos."
             )
         self.folder, self.key, self.count = folder, images[0], count
         self.paths: list[Path] = []
@@ -32,21 +34,19 @@ class Films:
         self._ended = self._failed = 0
 
     def add(self, obs: Obs, action: Action) -> None:
-        """What all environments show now; what is done about it is not filmed."""
         rows = zip(self._frames, obs[self.key], obs["is_first"], strict=True)
-        for frames, image, first in rows:
-            if first:  # also where nobody asked for the episode before
+        for frames, image, is_first in rows:
+            if is_first:
                 frames.clear()
             frames.append(image.copy())
 
     def end(self, index: int, success: float | None) -> None:
-        """The episode of one environment is over."""
         frames = self._frames[index]
         failed = success is not None and success <= 0
         if self._ended < self.count or (failed and self._failed < self.count):
-            ending = "mp4" if can_write_mp4() else "gif"
-            name = f"{self._ended:04d}{'_failed' if failed else ''}.{ending}"
-            film = upscale(cameras_side_by_side(np.stack(frames)))
-            self.paths.append(write_video(self.folder / name, film, FPS))
+            suffix = "mp4" if can_write_mp4() else "gif"
+            name = f"{self._ended:04d}{'_failed' if failed else ''}.{suffix}"
+            video = upscale(cameras_side_by_side(np.stack(frames)))
+            self.paths.append(write_video(self.folder / name, video, FPS))
         self._ended += 1
         self._failed += failed

@@ -7,8 +7,7 @@ from pathlib import Path
 from reverie.api import UserError
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers.npz import write_npz_episode
-from reverie.run import checkpoint
-from reverie.run.folder import run_folder_of
+from reverie.run.load import open_run
 
 
 def export_episodes(logdir: Path, folder: Path) -> int:
@@ -22,13 +21,13 @@ def export_episodes(logdir: Path, folder: Path) -> int:
             f"{folder} already contains episodes.\n"
             "  Fix: remove them, or choose another folder."
         )
-    home = run_folder_of(checkpoint.find_checkpoint(logdir))
-    if next((home / "replay").glob("*.safetensors"), None) is None:
+    run_folder = open_run(logdir).folder
+    if next((run_folder / "replay").glob("*.safetensors"), None) is None:
         raise UserError(
             f"{logdir} has no replay buffer: it was trained on recorded data.\n"
             "  Fix: use the run folder of a `reverie train` run."
         )
-    reader = open_episodes(home)
+    reader = open_episodes(run_folder)
     for number, name in enumerate(reader.names(), 1):
         episode = reader.read(name)
         write_npz_episode(folder, f"episode_{number:06d}", episode, reader.act_space)

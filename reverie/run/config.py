@@ -27,12 +27,13 @@ from reverie.datasets.sequences import (
     find_sequence_class,
     is_sequence_task,
 )
+from reverie.datasets.sequences.episodes import EpisodeSequences
 from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
 from reverie.run.clock import RunConfig
-from reverie.run.offline_data import OfflineConfig
+from reverie.run.offline.datasets import OfflineConfig
 
 T = TypeVar("T")
 
@@ -132,9 +133,9 @@ def resolve(
         str(_last([*(layer for _, layer in layers), dict(pairs)], name, "") or default)
         for name, default in (("task", Config.task), ("agent", Config.agent))
     )
-    if is_sequence_task(task):
-        layers = [(f"the task {task!r}", _sequence_layer(schema, agent, task)), *layers]
-    elif not any("task" in block for _, block in named):
+    if loss := _reconstruction_loss(schema, agent, task):
+        layers = [(f"the task {task!r}", loss), *layers]
+    if not is_sequence_task(task) and not any("task" in block for _, block in named):
         layers = [*_suite_layers(task), *layers]
     below = configs.resolve(schema, layers)
     flag_layer = configs.flag_layer(schema, pairs, below)
@@ -259,11 +260,18 @@ def _file_layers(
     return defaults, (origin, {**task, **converted.settings})
 
 
-def _sequence_layer(schema: type[Config], agent: str, task: str) -> Layer:
-    """Return the reconstruction loss that suits a sequence dataset."""
+def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:
+    """Return the reconstruction loss of the sequence dataset, for agents that have one.
+
+    Without a sequence dataset, such agents train on recorded episodes.
+    """
+    check_name(agent)
     group = settings_name(agent)
     setting = typing.get_type_hints(schema)[group].reconstruction_setting
-    loss = find_sequence_class(task).loss  # type: ignore[attr-defined]
+    if is_sequence_task(task):
+        loss = find_sequence_class(task).loss  # type: ignore[attr-defined]
+    else:
+        loss = EpisodeSequences.loss
     return {f"{group}.{setting}": loss} if setting else {}
 
 

@@ -38,7 +38,7 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     curve = logdir / "curve.png"
     write_curve(curve, {"DreamerV3": logdir}, "catch: score by agent steps")
     print(
-        f"\nscore {result['score']:.2f} over {EPISODES} episodes of catch "
+        f"\nscore {result.summary['score']:.2f} over {EPISODES} episodes of catch "
         f"(-1 for a miss, +1 for a catch; a random policy scores about -0.7)\n"
         f"  learning curve   {_short(curve)}\n"
         f"{_newest_video(logdir)}"

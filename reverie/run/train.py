@@ -6,8 +6,9 @@ from pathlib import Path
 
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
+from reverie.run.offline.datasets import trains_on_sequences
+from reverie.run.offline.train import train_on_sequences
 from reverie.run.online_run import OnlineRun
-from reverie.run.sequences import train_on_sequences, trains_on_sequences
 
 
 def train(
@@ -16,7 +17,8 @@ def train(
     """Train until `run.steps`, resuming if the run folder has a checkpoint.
 
     With `evaluate`, play `run.eval_eps` episodes every `run.eval_every` in separate
-    environments and log them under `eval/`. Returns the run folder.
+    environments and log them under `eval/`. Agents that train on sequences are passed
+    on to offline training. Returns the run folder.
     """
     if trains_on_sequences(config):
         return train_on_sequences(config)

@@ -1,7 +1,7 @@
 """The objective: read a metric of a run from its files and summarize it as one number.
 
 A metric is a series of values with their steps: one line per episode in `scores.jsonl`
-or per log in `metrics.jsonl`, or a single number from the result of an evaluation. The
+or per log in `metrics.jsonl`, or a single number of an evaluation (`eval.json`). The
 first file that contains the name is used, so `episode/score` is the score of single
 episodes and not the average in `metrics.jsonl`.
 """
@@ -25,7 +25,7 @@ MetricSeries = list[tuple[float, float]]
 """(step, value) pairs in the order of writing; values that are not finite are NaN."""
 
 SERIES_FILES = (SCORES, METRICS)
-RESULT_FILES = ("eval.json", "judgement.json")
+EVAL_FILE = "eval.json"
 MAX_LISTED = 12
 """Maximum number of metrics that an error message lists."""
 
@@ -43,11 +43,8 @@ def read_metric(run: Path, metric: str) -> MetricSeries:
         ]
         if series:
             return series
-    for name in RESULT_FILES:
-        numbers = _read_numbers(run / name)
-        if metric in numbers:
-            return [(0.0, numbers[metric])]
-    return []
+    numbers = _read_summary(run / EVAL_FILE)
+    return [(0.0, numbers[metric])] if metric in numbers else []
 
 
 def metric_names(run: Path) -> list[str]:
@@ -55,8 +52,7 @@ def metric_names(run: Path) -> list[str]:
     names: set[str] = set()
     for name in SERIES_FILES:
         names.update(*_read_lines(run / name))
-    for name in RESULT_FILES:
-        names.update(_read_numbers(run / name))
+    names.update(_read_summary(run / EVAL_FILE))
     return sorted(names - {"step"})
 
 
@@ -89,11 +85,11 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return read_lines(path) if path.is_file() else []
 
 
-def _read_numbers(path: Path) -> dict[str, float]:
-    """The numbers of a JSON file by their keys, joined by slashes; lists as means."""
+def _read_summary(path: Path) -> dict[str, float]:
+    """The summary of an evaluation, keys joined by slashes; lists as means."""
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):  # missing or incomplete
+        data = json.loads(path.read_text())["summary"]
+    except (OSError, ValueError, KeyError):  # missing or incomplete
         return {}
     numbers: dict[str, float] = {}
     _collect_numbers(data, "", numbers)

@@ -20,7 +20,7 @@ from reverie.datasets.transforms import ROBOMIMIC
 from reverie.rows import Window
 from reverie.run import checkpoint
 from reverie.run.folder import read_config
-from reverie.run.offline_data import OfflineConfig, Recordings
+from reverie.run.offline.datasets import OfflineConfig, OfflineEpisodes
 from reverie.storage.run_spaces import read_spaces
 
 h5py = pytest.importorskip("h5py")
@@ -38,9 +38,9 @@ TINY = shlex.split(
     """--configs debug --device cpu --logger.outputs jsonl --run.steps 2
     --run.log_every 1 --run.report_every 2 --run.save_every 2 --dreamer.batch_size 2
     --dreamer.batch_length 4 --dreamer.enc.mults 1 1 --dreamer.dec.mults 1 1
-    --dreamer.enc.depth 8 --dreamer.dec.depth 8 --offline.look.context 2
-    --offline.look.horizon 2 --offline.look.fan.samples 0 --bc.enc.mults 1 1
-    --bc.head.units 8 --bc.batch_size 4 --offline.passes 0"""
+    --dreamer.enc.depth 8 --dreamer.dec.depth 8 --offline.eval.context 2
+    --offline.eval.horizon 2 --offline.eval.ensemble.samples 0 --bc.enc.mults 1 1
+    --bc.head.units 8 --bc.batch_size 4 --offline.epochs 0"""
 )
 
 
@@ -88,14 +88,14 @@ MAP = shlex.split(
 
 
 def batches(config, count=3):
-    material = Recordings(config, seed=3)
+    dataset = OfflineEpisodes(config, seed=3)
     windows = {"train": Window(3, 8), "report": Window(2, 5)}
-    found = EpisodeFeed(material.training, windows, held_out=material.judging)
+    found = EpisodeFeed(dataset.training, windows, held_out=dataset.held_out)
     cut = [found(name) for _ in range(count) for name in windows]
     whole = list(found.episodes(2))
     found.close()
-    material.close()
-    return material, [*cut, *whole]
+    dataset.close()
+    return dataset, [*cut, *whole]
 
 
 @pytest.mark.parametrize("layout", ["robomimic", "generic"])
@@ -117,7 +117,7 @@ def test_transforming_while_reading_gives_the_batches_of_a_conversion(tmp_path, 
     assert flying.training.names() == converted.training.names()
     if layout == "robomimic":  # split by its masks
         assert flying.training.names() == [f"demo_{i}" for i in range(2, 6)]
-        assert flying.judging.names() == ["demo_0", "demo_1"]
+        assert flying.held_out.names() == ["demo_0", "demo_1"]
     for mine, converted_batch in zip(one, other, strict=True):
         assert mine.keys() == converted_batch.keys()
         for key, value in mine.items():
@@ -146,8 +146,8 @@ def test_offline_training_is_the_same_on_a_file_and_on_its_conversion(tmp_path):
     clone = ["--bc.run", str(run), "--logdir", str(tmp_path / "clone")]
     assert run_cli(["bc", "--offline.data", str(source), *clone, *TINY]) == 0
     assert read_config(tmp_path / "clone").offline.read == READING
-    assert run_cli(["eval", str(run)]) == 0  # judged as it was read
-    assert json.loads((run / "judgement.json").read_text())["episodes"]
+    assert run_cli(["eval", str(run)]) == 0  # with the same reader settings
+    assert json.loads((run / "eval.json").read_text())["episodes"]
 
 
 def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
@@ -165,9 +165,9 @@ def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
     data = ["--offline.data", str(tmp_path / "can.hdf5")]
     read = ["--offline.read.like", "robomimic", "--offline.read.images"]
     small = shlex.split(
-        """--device cpu --logger.outputs jsonl --run.steps 1 --offline.look.horizon 2
-        --offline.look.fan.samples 2 --offline.look.fan.horizon 2
-        --offline.look.fan.episodes 1"""
+        """--device cpu --logger.outputs jsonl --run.steps 1 --offline.eval.horizon 2
+        --offline.eval.ensemble.samples 2 --offline.eval.ensemble.horizon 2
+        --offline.eval.ensemble.episodes 1"""
     )
     world, clone = tmp_path / "world", tmp_path / "clone"
     words = ["offline", "--configs", "robomimic", "size1m", "--logdir", str(world)]
@@ -183,9 +183,9 @@ def test_the_robomimic_presets_train_a_world_model_and_a_policy(tmp_path):
     logged = (world / "metrics.jsonl").read_text()
     assert "train/loss/robot0_joint_pos" in logged
     assert "train/loss/aux_" not in logged  # seen, but not predicted
-    assert "report/fan/robot0_joint_pos/coverage" in logged
+    assert "report/ensemble/robot0_joint_pos/coverage" in logged
     assert run_cli(["eval", str(world)]) == 0
-    (video,) = (world / "judgement").glob("openloop_image.*")  # both cameras
+    (video,) = (world / "eval").glob("openloop_image.*")  # both cameras
     assert video.stat().st_size
     words = ["bc", "--configs", "bc_can_PH", "--bc.run", str(world), "--logdir"]
     head = ["--bc.head.units", "8", "--bc.batch_size", "4"]

@@ -9,15 +9,24 @@ import pytest
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import from_steps
-from reverie.datasets.sequences import (
-    SequenceConfig,
-    make_sequence_dataset,
-)
+from reverie.datasets.episodes import open_episodes
+from reverie.datasets.sequences import SequenceConfig
+from reverie.datasets.sequences.episodes import EpisodeSequences
+from reverie.datasets.split import Subset
 from reverie.rows import Window
 from reverie.spaces import EVENT, Space
 from reverie.storage.episodes import write_episode
 
 WINDOW = Window(4, 12)
+
+
+def make_sequences(folder, config=None):
+    """Return sequences of the episodes in a folder; every tenth is held out."""
+    reader = open_episodes(folder, incomplete=True)
+    held_out = reader.names()[::10]
+    training = [name for name in reader.names() if name not in held_out]
+    readers = Subset(reader, training), Subset(reader, held_out)
+    return EpisodeSequences(*readers, config or SequenceConfig(), WINDOW, 0)
 
 
 def test_recorded_episodes_have_aligned_actions(tmp_path):
@@ -29,8 +38,8 @@ def test_recorded_episodes_have_aligned_actions(tmp_path):
         np.savez(
             tmp_path / f"e{index:02d}.npz", image=image, action=action, reward=reward
         )
-    config = SequenceConfig(folder=str(tmp_path), evaluation=40)
-    source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+    config = SequenceConfig(evaluation=40)
+    source = make_sequences(tmp_path, config)
     held = source.evaluation()
     assert set(held["image"][:, 0, 0, 0, 0]) == {0, 10}
     assert not {0, 10} & set(source.batch(0)["image"][:, 0, 0, 0, 0])
@@ -38,17 +47,13 @@ def test_recorded_episodes_have_aligned_actions(tmp_path):
     assert ((steps == 1) | (steps < 0)).all()  # the last row of an episode has none
     assert source.batch(0)["action"].min() >= 0
     assert source.act_space["action"].shape == (1,)
-    quiet = make_sequence_dataset(
-        "sequences_episodes", replace(config, actions=False), WINDOW, 0
-    )
+    quiet = make_sequences(tmp_path, replace(config, actions=False))
     assert quiet.act_space == {}
     assert set(quiet.batch(0)) == {"image", EVENT}
     for path in tmp_path.glob("*.npz"):
         with np.load(path) as data:
             np.savez(path, image=data["image"])
-    bare = make_sequence_dataset(
-        "sequences_episodes", replace(config, actions=False), WINDOW, 0
-    )
+    bare = make_sequences(tmp_path, replace(config, actions=False))
     np.testing.assert_array_equal(bare.batch(0)["image"], quiet.batch(0)["image"])
 
 
@@ -100,16 +105,15 @@ def test_recorded_episodes_have_aligned_actions(tmp_path):
 def test_invalid_recorded_episodes_are_errors(tmp_path, arrays, complaint):
     for index in range(2):
         np.savez(tmp_path / f"e{index}.npz", **arrays)
-    config = SequenceConfig(folder=str(tmp_path))
     with pytest.raises(UserError, match=complaint):
-        make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+        make_sequences(tmp_path)
 
 
 def test_the_image_of_an_episode_may_have_any_name(tmp_path):
     for index in range(3):
         np.savez(tmp_path / f"e{index}.npz", camera=np.zeros((20, 8, 8, 1), np.uint8))
-    config = SequenceConfig(folder=str(tmp_path), actions=False)
-    source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+    config = SequenceConfig(actions=False)
+    source = make_sequences(tmp_path, config)
     assert set(source.obs_space) == set(source.batch(0)) == {"camera"}
 
 
@@ -117,12 +121,11 @@ def test_recorded_episodes_must_have_the_same_shape(tmp_path):
     for index, (rows, side) in enumerate([(2, 8), (20, 8), (20, 16), (20, 16)]):
         image = np.zeros((rows, side, side, 3), np.uint8)
         np.savez(tmp_path / f"e{index}.npz", image=image, action=np.zeros(rows))
-    config = SequenceConfig(folder=str(tmp_path))
     with (
         pytest.warns(RuntimeWarning),
         pytest.raises(UserError, match=r"expected \(8, 8, 3\)"),
     ):
-        make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+        make_sequences(tmp_path)
 
 
 def test_episodes_without_rewards_have_no_events(tmp_path):
@@ -133,12 +136,11 @@ def test_episodes_without_rewards_have_no_events(tmp_path):
     }
     for index in range(3):
         np.savez(tmp_path / f"e{index}.npz", **arrays)
-    config = SequenceConfig(folder=str(tmp_path))
-    source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+    source = make_sequences(tmp_path)
     assert source.evaluation()[EVENT].all()
     del arrays["reward"]
     np.savez(tmp_path / "e1.npz", **arrays)
-    source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+    source = make_sequences(tmp_path)
     assert EVENT not in source.evaluation()
 
 
@@ -159,9 +161,9 @@ def write_episodes(folder):
 
 def test_recorded_episodes_of_other_formats(tmp_path):
     write_episodes(tmp_path)
-    config = SequenceConfig(folder=str(tmp_path), evaluation=40)
-    with pytest.warns(RuntimeWarning, match="1 of 11 episodes are skipped"):
-        source = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+    config = SequenceConfig(evaluation=40)
+    with pytest.warns(RuntimeWarning, match="1 of 9 episodes are skipped"):
+        source = make_sequences(tmp_path, config)
     assert source.obs_space == {"camera": Space(np.uint8, (8, 8, 3), 0, 256)}
     batch = source.batch(0)
     assert set(batch) == {"camera", "action", EVENT}
@@ -172,7 +174,7 @@ def test_recorded_episodes_of_other_formats(tmp_path):
     assert not set(held) & set(batch["camera"][:, 0, 0, 0, 0])
     config = replace(config, actions=False)
     with pytest.warns(RuntimeWarning):
-        quiet = make_sequence_dataset("sequences_episodes", config, WINDOW, 0)
+        quiet = make_sequences(tmp_path, config)
     assert (quiet.act_space, set(quiet.batch(0))) == ({}, {"camera", EVENT})
 
 
@@ -185,11 +187,4 @@ def test_two_images_are_an_error(tmp_path):
     for name in ("one", "two"):
         write_episode(tmp_path, name, from_steps(obs, {"action": steps}, steps, steps))
     with pytest.raises(UserError, match="Found: a, b"):
-        make_sequence_dataset(
-            "sequences_episodes", SequenceConfig(str(tmp_path)), WINDOW, 0
-        )
-
-
-def test_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="reverie data export"):
-        make_sequence_dataset("sequences_episodes", SequenceConfig(), WINDOW, 0)
+        make_sequences(tmp_path)

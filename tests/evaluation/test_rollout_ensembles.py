@@ -1,4 +1,4 @@
-"""Fans: what a world thinks may come, measured against what came."""
+"""Rollout ensembles: error, spread and coverage of sampled predictions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from reverie.evaluation.rollout_ensembles import (
-    FanConfig,
-    Fans,
-    expected_coverage,
-    fan_metrics,
-    fan_table,
-    open_fans,
-    spread_of,
-    vectors,
+    EnsembleConfig,
+    RolloutEnsembles,
+    calibrated_coverage,
+    ensemble_metrics,
+    ensemble_statistics,
+    ensemble_table,
+    sample_ensembles,
+    vector_keys,
 )
 from reverie.render.ensemble import MAX_PANELS, PANELS, EnsembleLines, draw_ensembles
 from reverie.spaces import Space
@@ -23,8 +23,8 @@ from reverie.spaces import Space
 ROWS = 24
 
 
-class Walker:
-    """A world that knows how a point moves, up to some noise; `late` by one action."""
+class PointModel:
+    """The dynamics of a point with noise; with `late`, it uses the previous action."""
 
     def __init__(self, noise=0.0, late=False):
         self.obs_space = {
@@ -64,88 +64,92 @@ def episode(seed=0, rows=ROWS, noise=0.0):
     }
 
 
-CONFIG = FanConfig(samples=3, every=5, horizon=6, episodes=2)
+CONFIG = EnsembleConfig(samples=3, every=5, horizon=6, episodes=2)
 
 
-def test_fans_begin_every_few_rows_and_end_with_the_episode():
-    found, pictures = open_fans(Walker(), [episode()], CONFIG, context=4)
-    (fans,) = found.values()
+def test_ensembles_start_every_few_rows_and_end_with_the_episode():
+    ensembles, figures = sample_ensembles(PointModel(), [episode()], CONFIG, context=4)
+    (points,) = ensembles.values()
     starts = np.arange(3, ROWS - 1, 5)
-    assert fans.threads.shape == (len(starts), 3, 6, 2)
+    assert points.rollouts.shape == (len(starts), 3, 6, 2)
     place = episode()["place"]
-    np.testing.assert_allclose(fans.seen, place[starts])
-    np.testing.assert_allclose(fans.truth[0], place[4:10])
-    gone = np.isnan(fans.truth[-1]).all(-1)
-    assert gone.tolist() == [
+    np.testing.assert_allclose(points.last_obs, place[starts])
+    np.testing.assert_allclose(points.truth[0], place[4:10])
+    is_beyond_end = np.isnan(points.truth[-1]).all(-1)
+    assert is_beyond_end.tolist() == [
         start + j >= ROWS for start in starts[-1:] for j in range(1, 7)
     ]
-    assert list(pictures) == ["fan/place"]
+    assert list(figures) == ["ensemble/place"]
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_only_the_action_of_the_last_row_seen_opens_a_fan_in_the_right_place(late):
-    found, _ = open_fans(Walker(late=late), [episode()], CONFIG, context=4)
-    rmse = spread_of(found["place"]).rmse
+def test_rollouts_start_with_the_action_of_the_last_observed_row(late):
+    ensembles, _ = sample_ensembles(
+        PointModel(late=late), [episode()], CONFIG, context=4
+    )
+    rmse = ensemble_statistics(ensembles["place"]).rmse
     assert bool(rmse.max() < 1e-5) is not late
     assert rmse.min() > 0.1 or not late
 
 
-def test_threads_as_good_as_the_truth_enclose_it_as_often_as_they_should():
-    config = FanConfig(samples=9, every=3, horizon=5, episodes=200)
+def test_a_calibrated_model_has_the_calibrated_coverage():
+    config = EnsembleConfig(samples=9, every=3, horizon=5, episodes=200)
     episodes = [episode(seed, noise=0.3) for seed in range(200)]
-    found, _ = open_fans(Walker(noise=0.3), episodes, config, context=4)
-    told = spread_of(found["place"])
-    assert expected_coverage(9) == pytest.approx(0.8)
-    assert np.nanmean(told.coverage) == pytest.approx(0.8, abs=0.03)
+    ensembles, _ = sample_ensembles(PointModel(noise=0.3), episodes, config, context=4)
+    statistics = ensemble_statistics(ensembles["place"])
+    assert calibrated_coverage(9) == pytest.approx(0.8)
+    assert np.nanmean(statistics.coverage) == pytest.approx(0.8, abs=0.03)
     steps = np.sqrt(np.arange(1, 6))[:, None]
-    np.testing.assert_allclose(told.spread / steps, 0.3, rtol=0.08)
-    np.testing.assert_allclose(told.rmse, told.spread * np.sqrt(10 / 9), rtol=0.1)
-    timid, _ = open_fans(Walker(noise=0.05), episodes, config, context=4)
-    assert np.nanmean(spread_of(timid["place"]).coverage) < 0.3
-    assert (
-        fan_metrics(found)["fan/place/copy_rmse"] > fan_metrics(found)["fan/place/rmse"]
+    np.testing.assert_allclose(statistics.spread / steps, 0.3, rtol=0.08)
+    np.testing.assert_allclose(
+        statistics.rmse, statistics.spread * np.sqrt(10 / 9), rtol=0.1
     )
+    confident, _ = sample_ensembles(PointModel(noise=0.05), episodes, config, context=4)
+    assert np.nanmean(ensemble_statistics(confident["place"]).coverage) < 0.3
+    metrics = ensemble_metrics(ensembles)
+    assert metrics["ensemble/place/copy_rmse"] > metrics["ensemble/place/rmse"]
 
 
-def test_the_numbers_are_those_worked_out_by_hand():
-    threads = np.array([[[[1.0]], [[3.0]]], [[[5.0]], [[5.0]]]])  # two fans of two
-    fans = Fans(np.array([[[2.5]], [[4.0]]]), threads, np.array([[1.5], [4.0]]))
-    told = spread_of(fans)
-    assert told.rmse.item() == pytest.approx(np.sqrt((0.5**2 + 1.0**2) / 2))
-    assert told.spread.item() == pytest.approx(np.sqrt((2 + 0) / 2))
-    assert told.coverage.item() == 0.5
-    assert told.copy_rmse.item() == pytest.approx(np.sqrt((1.0**2 + 0) / 2))
+def test_statistics_match_a_computation_by_hand():
+    rollouts = np.array([[[[1.0]], [[3.0]]], [[[5.0]], [[5.0]]]])
+    last_obs = np.array([[1.5], [4.0]])
+    truth = np.array([[[2.5]], [[4.0]]])
+    statistics = ensemble_statistics(RolloutEnsembles(truth, rollouts, last_obs))
+    assert statistics.rmse.item() == pytest.approx(np.sqrt((0.5**2 + 1.0**2) / 2))
+    assert statistics.spread.item() == pytest.approx(np.sqrt((2 + 0) / 2))
+    assert statistics.coverage.item() == 0.5
+    assert statistics.copy_rmse.item() == pytest.approx(np.sqrt((1.0**2 + 0) / 2))
 
 
-def test_horizons_that_no_episode_reaches_are_empty_and_jsonable():
-    config = FanConfig(samples=2, every=1, horizon=9)
-    found, _ = open_fans(Walker(), [episode(rows=5)], config, context=8)
-    table = json.loads(json.dumps(fan_table(found), allow_nan=False))["place"]
-    assert (table["fans"], table["samples"]) == (1, 2)
+def test_horizons_that_no_episode_reaches_are_none_in_json():
+    config = EnsembleConfig(samples=2, every=1, horizon=9)
+    ensembles, _ = sample_ensembles(PointModel(), [episode(rows=5)], config, context=8)
+    table = json.loads(json.dumps(ensemble_table(ensembles), allow_nan=False))["place"]
+    assert (table["ensembles"], table["samples"]) == (1, 2)
     assert table["rmse"][0] == pytest.approx([0, 0], abs=1e-5)
     assert table["rmse"][1] == table["coverage"][1] == [None, None]
 
 
-def test_only_vectors_that_are_foreseen_have_fans():
-    world = Walker()
-    assert vectors(world) == ["place"]
-    assert vectors(world, ("image",)) == []
-    world.predicted_keys = ["image"]
-    assert open_fans(world, [episode()], CONFIG, context=4) == ({}, {})
+def test_only_predicted_vectors_have_ensembles():
+    model = PointModel()
+    assert vector_keys(model) == ["place"]
+    assert vector_keys(model, ("image",)) == []
+    model.predicted_keys = ["image"]
+    assert sample_ensembles(model, [episode()], CONFIG, context=4) == ({}, {})
     with pytest.raises(ValueError, match="at least 2, or 0"):
-        FanConfig(samples=1)
+        EnsembleConfig(samples=1)
     with pytest.raises(ValueError, match="every, horizon and episodes"):
-        FanConfig(every=0)
+        EnsembleConfig(every=0)
 
 
-def test_a_picture_has_a_panel_per_entry_with_the_threads_beside_the_truth():
+def test_a_figure_has_a_panel_per_entry():
     truth = np.zeros((20, 3))
     flat = draw_ensembles(truth, [])
-    fanned = draw_ensembles(
+    with_rollouts = draw_ensembles(
         truth, [EnsembleLines(5, np.linspace(0, 1, 8)[None, :, None] * np.ones(3))]
     )
     assert flat.shape[1] == 2 * PANELS.width
-    assert (flat != fanned).any()
+    assert (flat != with_rollouts).any()
     wide = draw_ensembles(np.zeros((20, 40)), [])
     assert wide.shape[0] > flat.shape[0]
     assert wide.shape == draw_ensembles(np.zeros((20, MAX_PANELS)), []).shape

@@ -269,15 +269,15 @@ def test_refused_settings_leave_the_folder_free(whole, tmp_path):
 
 def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
     train(settings(tmp_path / "run", **{"run.steps": 10}))
-    assert "Nothing was trained" in capsys.readouterr().err
+    assert "No update was run" in capsys.readouterr().err
 
 
 def test_it_is_evaluated_as_every_agent(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
     result = evaluate(copy, 4)
-    assert len(result["scores"]) == 4
-    assert set(result["lengths"]) == {3}
+    assert len(result.episodes) == 4
+    assert {episode["length"] for episode in result.episodes} == {3}
 
 
 def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from reverie.envs.suites.catch import Catch
 from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.evaluation import episodes as evaluations
 from reverie.evaluation.episodes import evaluate
+from reverie.evaluation.result import EvalResult
 from reverie.run import checkpoint
 from reverie.run import online_run as parts
 from reverie.run.checkpoint import Checkpoints
@@ -128,23 +130,30 @@ def test_an_evaluation_that_has_to_stop_plays_no_further():
 def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
     path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 60}))
     result = evaluate(path, episodes=5)
-    assert len(result["scores"]) == 5
-    assert set(result["scores"]) <= {-1.0, 1.0}
-    assert result["score"] == np.mean(result["scores"])
+    scores = [episode["score"] for episode in result.episodes]
+    assert len(scores) == 5
+    assert set(scores) <= {-1.0, 1.0}
+    assert result.summary["score"] == np.mean(scores)
     assert main(["eval", str(path), "--episodes", "3", "--run.eval_envs", "2"]) == 0
-    assert "over 3 episodes" in capsys.readouterr().out
-    assert len(json.loads((path / "eval.json").read_text())["scores"]) == 3
+    assert "3 episodes" in capsys.readouterr().out
+    assert len(json.loads((path / "eval.json").read_text())["episodes"]) == 3
 
 
 def test_an_evaluation_says_what_succeeded_and_what_it_wrote():
-    played = [evaluations.Played(1.0, 4, 1.0), evaluations.Played(0.0, 6, 0.0)]
-    result = {"task": "catch", **evaluations.summarize(played)}
-    score = "catch: score 0.5 ± 0.5 (min 0, max 1), length 5, over 2 episodes"
-    success = "catch: success 50.0 % (95 % between 9.5 and 90.5)"
-    assert evaluations.in_words(result) == f"{success}\n{score}"
-    plain = {key: x for key, x in result.items() if not key.startswith("success")}
-    said = evaluations.in_words({**plain, "files": ["a.gif"]})
-    assert said == f"{score}\nFilms, and episodes that failed:\na.gif"
+    played = [evaluations.PlayedEpisode(1.0, 4, 1.0)]
+    played.append(evaluations.PlayedEpisode(0.0, 6, 0.0))
+    summary = evaluations.summarize(played)
+    result = EvalResult("episodes", "000-1", "catch", "", 0, summary, [])
+    score = (
+        "catch: score 0.5 ± 0.5 (standard deviation; min 0, max 1), mean length 5 "
+        "steps, 2 episodes"
+    )
+    success = "catch: success 50.0 % (95 % confidence interval: 9.5 to 90.5 %)"
+    assert evaluations.describe(result) == f"{success}\n{score}"
+    scores = {key: x for key, x in summary.items() if not key.startswith("success")}
+    with_files = replace(result, summary=scores, files=["a.gif"])
+    text = f"{score}\nVideos and failed episodes:\na.gif"
+    assert evaluations.describe(with_files) == text
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])

@@ -100,5 +100,5 @@ def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
     evaluate(path, episodes=2, flags=chosen)
     evaluate(path, 2, [("run.overlap", "on")], make_env=lambda index: Catch(seed=index))
     assert asked == [0, -1, 0, 1, 0]
-    for found in (here, there):
-        assert len(found["scores"]) == 6
+    for result in (here, there):
+        assert len(result.episodes) == 6

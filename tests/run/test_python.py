@@ -38,7 +38,7 @@ class Valve(gymnasium.Env):
         return np.zeros(2), 0.0, False, len(self.actions) % 10 == 0, {}
 
 
-def test_a_folder_goes_on_with_its_own_settings(tmp_path):
+def test_a_resumed_run_keeps_its_settings(tmp_path):
     logdir, flags = str(tmp_path / "run"), {"task": "catch", "agent": "random"}
     reverie.train(configs=["debug"], logdir=logdir, run__steps=16, **flags)
     assert reverie.train(logdir=logdir, run__steps=32) == tmp_path / "run"
@@ -46,8 +46,8 @@ def test_a_folder_goes_on_with_its_own_settings(tmp_path):
         reverie.train(logdir=logdir, seed=4)
 
 
-def test_what_python_gives_twice_or_in_one_word(tmp_path):
-    with pytest.raises(UserError, match="leave out one"):
+def test_an_env_and_a_task_exclude_each_other(tmp_path):
+    with pytest.raises(UserError, match="remove one"):
         reverie.train(env=lambda: None, task="catch", logdir=str(tmp_path / "a"))
     flags = {"task": "catch", "agent": "random", "run__steps": 8}
     path = reverie.train(configs="debug", logdir=str(tmp_path / "b"), **flags)
@@ -76,7 +76,7 @@ def test_a_loaded_agent_acts_in_the_units_of_the_environment(tmp_path):
     assert np.abs(free).max() < 5  # without bounds there is nothing to scale to
 
 
-def test_our_own_environments_and_classes_are_taken_too(tmp_path):
+def test_reverie_environments_and_classes_are_accepted(tmp_path):
     settings = {**QUICK, "dreamer__enc__mults": (2, 4), "dreamer__dec__mults": (2, 4)}
     for name, env in (("object", Catch()), ("class", Catch)):
         path = reverie.train(env=env, logdir=str(tmp_path / name), **settings)
@@ -84,7 +84,7 @@ def test_our_own_environments_and_classes_are_taken_too(tmp_path):
         assert int(action) in {0, 1, 2}
 
 
-def test_settings_of_the_environment_count_for_environments_from_python(tmp_path):
+def test_environment_settings_apply_to_python_environments(tmp_path):
     env = Valve()
     settings = {**QUICK, "env__repeat": 3}
     reverie.train(env=env, logdir=str(tmp_path / "run"), **settings)
@@ -92,7 +92,7 @@ def test_settings_of_the_environment_count_for_environments_from_python(tmp_path
     assert first == second == third
 
 
-def test_a_run_from_python_cannot_be_evaluated_by_name_and_says_so(tmp_path):
+def test_a_run_on_a_python_environment_cannot_be_evaluated_by_name(tmp_path):
     path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
-    with pytest.raises(UserError, match="passed in from Python"):
+    with pytest.raises(UserError, match="passed as a Python object"):
         evaluate(path, 1)

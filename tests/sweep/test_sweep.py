@@ -46,7 +46,8 @@ words = sys.argv[1:]
 if words[0] == "eval":
     folder = pathlib.Path(words[1])
     success = json.loads((folder / "flags.json").read_text())["x"] / 100
-    (folder / "eval.json").write_text(json.dumps({"success": success, "n": words[3]}))
+    result = {"summary": {"success": success}, "n": words[3]}
+    (folder / "eval.json").write_text(json.dumps(result))
     sys.exit(0)
 flags = {}
 for word in words[1:]:
@@ -528,20 +529,20 @@ def test_metrics_are_read_from_every_file_of_a_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 3, "episode/score": 3, "loss": null}\n{"step": 4, "loss": 0.5}\n'
     )
-    (tmp_path / "eval.json").write_text('{"success": 0.5, "task": "reach"}')
     curves = {"image": {"model": [1.0, 3.0, None]}}
-    judged = {"losses": {"action": 0.25}, "openloop": curves}
-    (tmp_path / "judgement.json").write_text(json.dumps(judged))
+    summary = {"success": 0.5, "loss": {"action": 0.25}, "openloop": curves}
+    result = {"task": "reach", "seed": 3, "summary": summary}
+    (tmp_path / "eval.json").write_text(json.dumps(result))
     assert read_metric(tmp_path, "episode/score") == [(1, 2), (3, 4)]
     loss = read_metric(tmp_path, "loss")
     assert math.isnan(loss[0][1])
     assert loss[1] == (4, 0.5)
     assert read_metric(tmp_path, "success") == [(0, 0.5)]
-    assert read_metric(tmp_path, "losses/action") == [(0, 0.25)]
+    assert read_metric(tmp_path, "loss/action") == [(0, 0.25)]
     assert read_metric(tmp_path, "openloop/image/model") == [(0, 2.0)]
     assert read_metric(tmp_path, "nothing") == []
     assert "step" not in metric_names(tmp_path)
-    assert set(metric_names(tmp_path)) >= {"loss", "success", "losses/action"}
+    assert set(metric_names(tmp_path)) >= {"loss", "success", "loss/action"}
     assert "Did you mean 'success'?" in str(metric_not_found(tmp_path, "sucess"))
 
 

@@ -262,7 +262,7 @@ def test_dreamer_trains_with_recurrent_vta(tmp_path):
     rows = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
     assert any(0 < row.get("train/boundary_ratio", 0) < 1 for row in rows)
     assert any("train/loss/boundary" in row for row in rows)
-    assert np.isfinite(evaluate(path, 2)["score"])
+    assert np.isfinite(evaluate(path, 2).summary["score"])
 
 
 @pytest.mark.parametrize(

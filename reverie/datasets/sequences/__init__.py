@@ -45,7 +45,6 @@ METHODS = ("batch", "evaluation", "close")
 SEQUENCE_DATASETS = {
     "balls": "reverie.datasets.synthetic.balls:BouncingBalls",
     "maze": "reverie.datasets.synthetic.maze:Maze",
-    "episodes": "reverie.datasets.sequences.episodes:EpisodeSequences",
 }
 
 
@@ -54,7 +53,9 @@ class SequenceConfig:
     """Sequence datasets (tasks `sequences_*`)."""
 
     folder: str = ""
-    """Folder of the files to read, for datasets that read files."""
+    """Folder of the files to read, as written by `reverie data balls` or `reverie data
+    maze`. If empty, bouncing balls are generated during training, and the maze is read
+    from `data/maze`."""
     actions: bool = True
     """Use the recorded actions, if the dataset has any. The authors of VTA train
     without actions."""

@@ -1,4 +1,4 @@
-"""Recorded episodes of any format as a sequence dataset (`sequences_episodes`).
+"""Recorded episodes of any format as a sequence dataset (`--offline.data PATH`).
 
 Of each episode one image and the actions are used. Rows with a nonzero reward are
 events, if all episodes have rewards. NPZ files may lack actions, rewards and flags.
@@ -12,7 +12,6 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, check_episode
-from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers import Reader
 from reverie.datasets.sequences import Loss, SequenceConfig
 from reverie.datasets.sequences.windows import WindowedEpisodes, with_common_events
@@ -22,29 +21,18 @@ from reverie.storage.array_file import Arrays
 
 
 class EpisodeSequences(WindowedEpisodes):
-    """Windows of recorded episodes, with their actions unless disabled.
-
-    Episodes are read from `reader`, or from `config.folder`. Evaluation uses the
-    episodes of `held_out`, or every tenth episode, which training then does not use.
-    """
+    """Windows of recorded episodes, with their actions unless disabled."""
 
     loss: Loss = "gaussian"
 
     def __init__(
         self,
+        reader: Reader,
+        held_out: Reader,
         config: SequenceConfig,
         window: Window,
         seed: int,
-        reader: Reader | None = None,
-        held_out: Reader | None = None,
     ):
-        if reader is None:
-            if not config.folder:
-                raise UserError(
-                    "No episodes are given.\n  Fix: --sequences.folder FOLDER, with a "
-                    "run folder or the output of `reverie data export LOGDIR FOLDER`."
-                )
-            reader = open_episodes(config.folder, incomplete=True)
         key = image_key(reader)
         if config.actions and not reader.act_space:
             raise UserError(
@@ -52,21 +40,14 @@ class EpisodeSequences(WindowedEpisodes):
                 "  Fix: --sequences.actions False, to train without actions."
             )
         length = window.context + window.length
-        episodes = _read_all(reader, key, length, config.actions)
-        if held_out is None:
-            train = [e for i, e in enumerate(episodes) if i % 10]
-            test = episodes[::10]
-        else:
-            train, test = episodes, _read_all(held_out, key, length, config.actions)
-            held_out.close()
-        if not train or not test:
-            raise UserError(
-                f"{reader.origin} has too few episodes to hold some out.\n"
-                "  Fix: record at least two."
-            )
+        train = _read_all(reader, key, length, config.actions, at_least=2)
+        test = _read_all(held_out, key, length, config.actions, at_least=1)
+        episodes = with_common_events([*train, *test])
+        train, test = episodes[: len(train)], episodes[len(train) :]
         self.obs_space: Spaces = {key: reader.obs_space[key]}
         self.act_space: Spaces = dict(reader.act_space) if config.actions else {}
         reader.close()
+        held_out.close()
         super().__init__(train, test, config, window, seed)
 
 
@@ -83,8 +64,10 @@ def image_key(reader: Reader) -> str:
     return images[0] if len(images) == 1 else "image"
 
 
-def _read_all(reader: Reader, key: str, length: int, actions: bool) -> list[Arrays]:
-    """Return all usable episodes; warn about the others."""
+def _read_all(
+    reader: Reader, key: str, length: int, actions: bool, at_least: int
+) -> list[Arrays]:
+    """Return all usable episodes; warn about the others, or raise if few remain."""
     episodes, errors = [], []
     for name in reader.names():
         try:
@@ -96,7 +79,7 @@ def _read_all(reader: Reader, key: str, length: int, actions: bool) -> list[Arra
         warnings.warn(
             f"{message} are skipped: {errors[0]}", RuntimeWarning, stacklevel=3
         )
-    if not episodes or (errors and len(episodes) < 2):
+    if len(episodes) < (at_least if errors else 1):
         reasons = "; ".join(errors[:3]) or "there are none"
         raise UserError(
             f"The episodes of {reader.origin} cannot be used: {reasons}.\n"
@@ -104,7 +87,7 @@ def _read_all(reader: Reader, key: str, length: int, actions: bool) -> list[Arra
             f"same shapes and at least {length} frames (fewer with a smaller "
             "--vta.world.length)."
         )
-    return with_common_events(episodes)
+    return episodes
 
 
 def _read(reader: Reader, name: str, key: str, length: int, actions: bool) -> Arrays:

@@ -1,4 +1,4 @@
-"""What the judgement of a world on recordings rests on: time, padding, statistics."""
+"""Evaluation on held-out episodes: alignment of actions, padding and statistics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reverie.datasets.episode_format import with_flag_spaces
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageConfig, ImageCrop
-from reverie.evaluation.episodes import check_same_actions, load_agent
-from reverie.evaluation.offline import LookConfig, open_loop
+from reverie.evaluation.held_out import HeldOutConfig, open_loop_errors
+from reverie.evaluation.recordings import eval_recordings
 from reverie.run import checkpoint
 from reverie.run.config import resolve
-from reverie.run.folder import read_config
-from reverie.run.offline import offline
-from reverie.run.offline_data import Recordings
+from reverie.run.load import open_run
+from reverie.run.offline.datasets import OfflineEpisodes, check_same_actions
+from reverie.run.offline.train import offline
 from reverie.spaces import Space
 from reverie.storage.episodes import write_episode
 
@@ -45,7 +45,7 @@ def agent_state(run):
 
 
 def episode(steps, seed=0):
-    """A point that walks; where it is, and what it looks like."""
+    """Return a moving point with its position and random images."""
     rng = np.random.default_rng(seed)
     rows = steps + 1
     action = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
@@ -83,8 +83,8 @@ def batch_of(*episodes):
     return rows | {"mask": torch.ones(rows["reward"].shape, dtype=torch.bool)}
 
 
-def test_a_row_is_judged_by_the_action_that_led_to_it(dreamer):
-    """An action changes nothing before the row it leads to, and that row at once."""
+def test_losses_of_a_row_depend_on_the_action_that_led_to_it(dreamer):
+    """An action changes the losses of the row it leads to, and of no earlier row."""
     batch = batch_of(episode(7))
     before, _ = dreamer.episode_losses(batch)
     batch["action"][:, 3] += 0.5
@@ -95,28 +95,28 @@ def test_a_row_is_judged_by_the_action_that_led_to_it(dreamer):
         assert apart[4] > 0, name
 
 
-def test_the_action_of_the_last_row_seen_is_that_of_the_first_dream(dreamer):
+def test_the_action_of_the_last_context_row_is_not_part_of_the_context(dreamer):
     rows = {key: value[:, :5].numpy() for key, value in batch_of(episode(7)).items()}
     other = rows | {"action": rows["action"].copy()}
     other["action"][:, -1] = 0.9
     earlier = rows | {"action": rows["action"].copy()}
     earlier["action"][:, -2] = 0.9
-    begun = []
+    states = []
     for context in (rows, other, earlier):
-        walk = LatentWorldModelEnv(
+        env = LatentWorldModelEnv(
             dreamer.world, SPACES, ACTION, torch.device("cpu"), seed=1
         )
-        begun.append(walk.begin(context).deter)
-    assert torch.equal(begun[0], begun[1])  # not told of it yet
-    assert not torch.equal(begun[0], begun[2])
+        states.append(env.begin(context).deter)
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
 
 
-class Still:
-    """A world in which nothing moves, wrong by as much as things do."""
+class ConstantModel:
+    """A world model with constant predictions."""
 
+    predicted_keys = property(lambda self: list(SPACES))
     obs_space = SPACES
     act_space = ACTION
-    predicted_keys = property(lambda self: list(SPACES))
 
     def seed(self, seed):
         pass
@@ -129,11 +129,11 @@ class Still:
         return count, {"place": np.full((count, 2), 5, np.float32), "image": black}
 
 
-def test_errors_by_horizon_are_those_of_real_rows(folder):
+def test_errors_by_horizon_do_not_include_padding(folder):
     feed = EpisodeFeed(open_episodes(folder), {})
     images = ImageCrop(ImageConfig(), SPACES)
-    config = LookConfig(batch=4, context=3, horizon=6, video=False)
-    errors, _ = open_loop(Still(), feed, images, config)
+    config = HeldOutConfig(batch=4, context=3, horizon=6, video=False)
+    errors, _ = open_loop_errors(ConstantModel(), feed, images, config)
     episodes = [open_episodes(folder).read(f"demo_{i}") for i in range(4)]
     everything = np.concatenate([e["place"] for e in episodes]).astype(np.float64)
     for ahead in range(6):
@@ -152,8 +152,8 @@ def test_errors_by_horizon_are_those_of_real_rows(folder):
     feed.close()
 
 
-def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tmp_path):
-    """Those of the frames as they are cut; from world to clone to policy."""
+def test_statistics_of_cropped_training_images_are_saved_and_used(folder, tmp_path):
+    """In the world model, in a clone that uses its encoder, and in the policy."""
     crop = (12, 12)
     quick = {"device": "cpu", "logger.outputs": "jsonl", "run.steps": 1}
     flags = {
@@ -161,22 +161,22 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
         **quick,
         "offline.data": str(folder),
         "offline.split": 0.25,
-        "offline.look.fan.samples": 0,
+        "offline.eval.ensemble.samples": 0,
         "offline.images.crop": crop,
         "logdir": str(tmp_path / "world"),
     }
     names = ["debug", "offline", "standardize"]
     world = offline(resolve(names, flags=flags))
-    small = {"bc.head.units": 8, "bc.batch_size": 2, "offline.passes": 0}
+    small = {"bc.head.units": 8, "bc.batch_size": 2, "offline.epochs": 0}
     flags |= {**small, "bc.run": str(world), "logdir": str(tmp_path / "clone")}
     clone = offline(resolve(["debug", "offline", "bc"], flags=flags))
 
     reader = open_episodes(folder)
-    held = {row["name"] for row in _judged(world)}
+    held_out = {row["name"] for row in eval_recordings(world).episodes}
     frames = [
         reader.read(name)["image"][:, 2:14, 2:14] / 255
         for name in reader.names()
-        if name not in held
+        if name not in held_out
     ]
     mean = np.concatenate(frames).mean(0)
     kept = agent_state(world)["enc"]
@@ -187,14 +187,14 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
 
     space = {"obs_space": with_flag_spaces(SPACES), "act_space": ACTION}
     spaces = type("Spaces", (), space)
-    agent = load_agent(read_config(clone), checkpoint.find_checkpoint(clone), spaces)
+    agent = open_run(clone).load_policy(spaces)
     standard = agent.feature_extractor.encoder.standards["image"]
     assert torch.equal(standard.get_buffer("mean"), kept[key])
     row = {k: np.asarray(v[:1]) for k, v in episode(3).items() if k != "action"}
-    seen = torch.as_tensor(agent.images.center_crop(row)["image"]).float() / 255
-    assert standard(seen).abs().max() > 0.1  # a frame of its own is not zeroed
+    seen = torch.as_tensor(agent.crop.center_crop(row)["image"]).float() / 255
+    assert standard(seen).abs().max() > 0.1  # not standardized by its own statistics
     _, chosen, _ = agent.policy(agent.initial(1), row, "eval")
-    row["image"] = row["image"][:, 2:14, 2:14]  # what it was trained on
+    row["image"] = row["image"][:, 2:14, 2:14]  # cropped as in training
     _, wanted, _ = agent.agent.policy(agent.initial(1), row, "eval")
     np.testing.assert_array_equal(chosen["action"], wanted["action"])
 
@@ -202,15 +202,16 @@ def test_statistics_of_training_frames_are_kept_and_used_by_all_after(folder, tm
 def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(
     folder, tmp_path, monkeypatch
 ):
-    told = iter([3.0, 1.0, 2.0, 2.5])
-    monkeypatch.setattr(Recordings, "report", lambda *_: {"loss": next(told)})
+    losses = iter([3.0, 1.0, 2.0, 2.5])
+    evaluate = lambda *_: {"loss": next(losses)}  # noqa: E731
+    monkeypatch.setattr(OfflineEpisodes, "evaluate", evaluate)
     flags = {
         "device": "cpu",
         "logger.outputs": "jsonl",
         "run.steps": 3,
         "run.report_every": 1,
         "offline.data": str(folder),
-        "offline.passes": 0,
+        "offline.epochs": 0,
         "bc.enc.mults": (1, 1),
         "bc.enc.units": 8,
         "bc.head.units": 8,
@@ -220,26 +221,18 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(
     run = offline(resolve(["offline", "bc"], flags=flags))
     (best,) = (run / "best").iterdir()
     loop = checkpoint.read_part(best, "loop")
-    assert (loop["clock"]["step"], loop["lowest"]) == (2, 1.0)
+    assert (loop["clock"]["step"], loop["best_loss"]) == (2, 1.0)
 
 
-def _judged(run):
-    import json
-
-    from reverie.evaluation.recordings import judge_run
-
-    judge_run(run)
-    return json.loads((run / "judgement.json").read_text())["episodes"]
-
-
-def test_an_arm_with_other_joints_is_refused():
+def test_an_environment_with_other_actions_is_refused():
     arms = [{"action": Space(np.float32, (n,), -1, 1)} for n in (7, 8)]
-    with pytest.raises(UserError, match=r"action \(7,\), .* takes action \(8,\)"):
-        check_same_actions(*arms, "robosuite_Lift")
+    with pytest.raises(UserError, match=r"action \(7,\), .* are action \(8,\)"):
+        check_same_actions("data", arms[0], "robosuite_Lift", arms[1], values=False)
+    check_same_actions("data", arms[0], "robosuite_Lift", arms[0], values=False)
 
 
-def test_a_length_is_of_whole_episodes_or_of_two_rows_and_more():
+def test_the_maximum_length_is_zero_or_at_least_two():
     for length in (0, 2):
-        assert LookConfig(length=length).length == length
+        assert HeldOutConfig(length=length).length == length
     with pytest.raises(ValueError, match="or at least 2"):
-        LookConfig(length=1)
+        HeldOutConfig(length=1)

@@ -1,0 +1,101 @@
+"""Loads trained agents: finds a checkpoint, reads its config and builds the agent.
+
+    run = open_run(Path("logdir/catch"))
+    agent = run.load_policy(envs)
+
+Evaluation, figures, export and `reverie.load` all use this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reverie.api import Action, Agent, Carry, Extras, Mode, Obs
+from reverie.datasets.images import ImageCrop, check_obs_space
+from reverie.run import checkpoint, device
+from reverie.run.checkpoint import Checkpoints, find_checkpoint
+from reverie.run.config import Config, with_flags
+from reverie.run.factory import make_agent
+from reverie.run.folder import read_config, run_folder_of
+from reverie.run.offline.datasets import check_same_actions, saved_image_crop
+from reverie.storage.run_spaces import RunSpaces, read_spaces
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run folder, one of its checkpoints, and the config to use it with."""
+
+    folder: Path
+    checkpoint: Path
+    config: Config
+
+    @property
+    def device(self) -> torch.device:
+        return device.pick_device(self.config.device)
+
+    def spaces(self) -> RunSpaces:
+        """Return the spaces of the environment or data, before images are cropped."""
+        spaces = read_spaces(self.folder)
+        crop = saved_image_crop(self.checkpoint)
+        if crop is None:
+            return spaces
+        return RunSpaces({**spaces.obs_space, **crop.input_space}, spaces.act_space)
+
+    def load_agent(self, spaces: Any) -> Agent:
+        """Build the agent for these spaces and load its weights."""
+        where = self.device
+        precision = device.pick_precision(self.config.precision, where)
+        agent = make_agent(self.config, spaces, where, precision)
+        agent.load_weights(checkpoint.read_part(self.checkpoint, "agent"))
+        return agent
+
+    def load_policy(self, spaces: Any) -> Agent:
+        """Load the agent to act in an environment with these spaces.
+
+        An agent trained on recorded episodes gets images that are cropped as there.
+        """
+        crop = saved_image_crop(self.checkpoint)
+        if crop is None:
+            return self.load_agent(spaces)
+        trained, task = read_spaces(self.folder), self.config.task
+        check_obs_space(crop, spaces.obs_space, task)
+        check_same_actions(
+            "the recordings", trained.act_space, task, spaces.act_space, values=False
+        )
+        return CroppedImages(self.load_agent(trained), crop)
+
+
+class CroppedImages:
+    """Wraps an agent so that its policy receives cropped images."""
+
+    def __init__(self, agent: Agent, crop: ImageCrop):
+        self.agent, self.crop = agent, crop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+    def policy(
+        self, carry: Carry, obs: Obs, mode: Mode = "train"
+    ) -> tuple[Carry, Action, Extras]:
+        return self.agent.policy(carry, self.crop.center_crop(obs), mode)
+
+
+def open_run(
+    logdir: Path, flags: Sequence[tuple[str, Any]] = (), prefer_best: bool = False
+) -> SavedRun:
+    """Open the newest checkpoint of a run folder, or the checkpoint that is named.
+
+    With `prefer_best`, a run folder stands for its checkpoint with the lowest
+    evaluation loss, if it has one. Flags change settings of the run.
+    """
+    path = find_checkpoint(logdir)
+    folder = run_folder_of(path)
+    config = with_flags(read_config(folder), flags)
+    if prefer_best and logdir.resolve() == folder.resolve():
+        path = Checkpoints(folder / "best").newest(read_only=True) or path
+    return SavedRun(folder, path, config)

@@ -1,0 +1,1 @@
+"""Offline training: on recorded episodes and sequences, without an environment."""

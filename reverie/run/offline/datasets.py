@@ -1,0 +1,357 @@
+"""Datasets of offline training: recorded episodes and sequences.
+
+`OfflineDataset` is what the offline loop needs: a feed of training batches, and an
+evaluation. `OfflineEpisodes` trains and evaluates on the episodes of `offline.data`;
+`OfflineSequences` is for agents that declare a `sequence_window` (VTA), and uses a
+sequence dataset (`datasets/sequences`) or sequences of the same episodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from reverie.api import Agent, Metrics, StateDict, UserError
+from reverie.capabilities import (
+    HasBase,
+    HasEpisodeLosses,
+    HasWorldModelEnv,
+    Moments,
+    NeedsStatistics,
+)
+from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
+from reverie.datasets.episode_cache import EpisodeCacheConfig
+from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
+from reverie.datasets.episodes import ReaderConfig, open_episodes
+from reverie.datasets.feed import EpisodeFeed
+from reverie.datasets.images import (
+    ImageConfig,
+    ImageCrop,
+    check_obs_space,
+    load_image_crop,
+)
+from reverie.datasets.readers import Reader, SelectedKeys
+from reverie.datasets.sequences import (
+    SequenceDataset,
+    is_sequence_task,
+    make_sequence_dataset,
+)
+from reverie.datasets.sequences.episodes import EpisodeSequences
+from reverie.datasets.sequences.feed import SequenceFeed
+from reverie.datasets.split import Subset, split_by_mask, split_by_seed
+from reverie.datasets.statistics import compute_statistics
+from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
+from reverie.run import checkpoint
+from reverie.spaces import Space, Spaces
+
+if TYPE_CHECKING:
+    from reverie.run.config import Config
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    """Training on recorded episodes (`reverie offline` and `reverie bc`)."""
+
+    data: str = ""
+    """Recorded episodes to train on: a path or dataset id that `reverie data inspect`
+    reads."""
+    eval_data: str = ""
+    """Recorded episodes to evaluate on, read like `data`. If empty, a part of `data` is
+    held out."""
+    read: ReaderConfig = field(default_factory=ReaderConfig)
+    """How episodes are read; the same options as those of `reverie data convert`."""
+    split: float = 0.1
+    """Fraction of the episodes of `data` that is held out for evaluation; 0 evaluates
+    on the training data. If the data has masks `train` and `valid`, these are used."""
+    keys: tuple[str, ...] = ()
+    """Observations to use; empty for all."""
+    images: ImageConfig = field(default_factory=ImageConfig)
+    """Cropping of images."""
+    cache: EpisodeCacheConfig = field(default_factory=EpisodeCacheConfig)
+    """Cache of episodes in memory."""
+    eval: HeldOutConfig = field(default_factory=HeldOutConfig)
+    """Evaluation on held-out episodes."""
+    epochs: int = 0
+    """Length of the run in epochs over the training data, at most `run.steps` updates;
+    for agents that train on single rows (behavior cloning). 0 uses `run.steps` alone.
+    """
+    report_epochs: int = 0
+    """Epochs between two evaluations, at most `run.report_every` updates; 0 uses
+    `run.report_every` alone."""
+    patience: int = 0
+    """Early stopping: evaluations without improvement before the run ends; 0 disables
+    it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.split < 1:
+            raise ValueError(f"split must be at least 0 and below 1, not {self.split}")
+        if min(self.epochs, self.report_epochs, self.patience) < 0:
+            raise ValueError("epochs, report_epochs and patience must be at least 0")
+
+
+class OfflineDataset(Protocol):
+    """Training data and its evaluation."""
+
+    @property
+    def obs_space(self) -> Spaces: ...
+
+    @property
+    def act_space(self) -> Spaces: ...
+
+    @property
+    def patience(self) -> int:
+        """Early stopping: evaluations without improvement; 0 disables it."""
+        ...
+
+    def open_feed(self, agent: Agent, device: torch.device) -> Any:
+        """Return an `api.Feed` that also has `served`, `close` and a state dict."""
+        ...
+
+    def prepare_agent(self, agent: Agent) -> None:
+        """Prepare the agent of a new run before its first update."""
+        ...
+
+    def evaluate(self, agent: Agent, feed: Any) -> Metrics:
+        """Return metrics on the evaluation data; `loss` selects the best checkpoint."""
+        ...
+
+    def parts(self) -> dict[str, StateDict]:
+        """Return what a checkpoint stores in addition to agent and loop."""
+        ...
+
+    def describe(self, agent: Agent) -> str:
+        """Return the amount of data, for the summary of the run."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OfflineEpisodes:
+    """Recorded episodes, some of them held out for evaluation.
+
+    The image crop is stored in the checkpoint (part `images`), so that a later use of
+    the agent crops observations in the same way. `base_run` is the run or file whose
+    world model or encoder the agent uses, if any.
+    """
+
+    def __init__(self, config: OfflineConfig, seed: int, base_run: str = ""):
+        self.config, self.seed, self.base_run = config, seed, base_run
+        self.training, self.held_out = open_split(config, seed)
+        self.images = ImageCrop(config.images, self.training.obs_space)
+        self.obs_space = with_flag_spaces(self.images.obs_space)
+        self.act_space = self.training.act_space
+
+    @property
+    def env_steps(self) -> int:
+        """Number of actions in the training episodes."""
+        steps = 0
+        for name in self.training.names():
+            with contextlib.suppress(BadEpisode):
+                steps += self.training.rows(name) - 1
+        return steps
+
+    @property
+    def patience(self) -> int:
+        return self.config.patience
+
+    def open_feed(self, agent: Agent, device: torch.device) -> EpisodeFeed:
+        return EpisodeFeed(
+            self.training,
+            agent.windows,
+            device,
+            held_out=self.held_out,
+            config=self.config.cache,
+            seed=self.seed,
+            augment=self.images.augment,
+            prefetch=device.type == "cuda",
+        )
+
+    def prepare_agent(self, agent: Agent) -> None:
+        """Load the base run and set the dataset statistics, if the agent needs them."""
+        if not isinstance(agent, HasEpisodeLosses | HasWorldModelEnv):
+            raise UserError(
+                f"A {type(agent).__name__} cannot be trained on recorded episodes.\n"
+                "  Fix: --agent dreamer"
+            )
+        if self.base_run:
+            assert isinstance(agent, HasBase), type(agent)
+            agent.load_base(self._base_weights(self.base_run))
+        if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
+            statistics = compute_statistics(self.training, prepare=self.images.center_crop)
+            agent.set_statistics(
+                {k: Moments(s.mean, s.std, s.min, s.max) for k, s in statistics.items()}
+            )
+
+    def _base_weights(self, run: str) -> StateDict:
+        if is_torch_file(run):
+            return {"encoder": read_encoder(run)}
+        path = checkpoint.find_checkpoint(Path(run))
+        if images := saved_image_crop(path):
+            check_obs_space(images, self.images.input_space, self.config.data)
+        return checkpoint.read_part(path, "agent")
+
+    def evaluate(self, agent: Agent, feed: Any) -> Metrics:
+        results = evaluate_held_out(agent, feed, self.images, self.config.eval)
+        return to_metrics(results)
+
+    def parts(self) -> dict[str, StateDict]:
+        return {"images": self.images.state_dict()}
+
+    def describe(self, agent: Agent) -> str:
+        return (
+            f"{len(self.training.names())} training episodes, "
+            f"{len(self.held_out.names())} evaluation episodes"
+        )
+
+    def close(self) -> None:
+        for reader in (self.training, self.held_out):
+            reader.close()
+
+
+class OfflineSequences:
+    """Sequences of a dataset, in windows as the config's agent declares them.
+
+    `seed_offset` is added to the seed of the sequences, so that evaluation sequences
+    also differ from those of the run.
+    """
+
+    def __init__(self, config: Config, seed_offset: int = 0):
+        self.dataset = make_sequences(config, seed_offset)
+        self.obs_space, self.act_space = self.dataset.obs_space, self.dataset.act_space
+        self.patience = config.offline.patience
+        self._has_feed = False  # the feed closes the dataset
+
+    def open_feed(self, agent: Agent, device: torch.device) -> SequenceFeed:
+        self._has_feed = True
+        return SequenceFeed(self.dataset, device, prefetch=device.type == "cuda")
+
+    def prepare_agent(self, agent: Agent) -> None:
+        pass
+
+    def evaluate(self, agent: Agent, feed: Any) -> Metrics:
+        return agent.report(feed)
+
+    def parts(self) -> dict[str, StateDict]:
+        return {}
+
+    def describe(self, agent: Agent) -> str:
+        window = agent.windows["train"]
+        frames = window.context + window.length
+        return f"batches of {window.batch} sequences of {frames} frames"
+
+    def close(self) -> None:
+        if not self._has_feed:
+            self.dataset.close()
+
+
+def trains_on_sequences(config: Config) -> bool:
+    """True if the agent trains on sequences; raise if the task does not provide them.
+
+    Sequences come from a sequence dataset (the task) or from `offline.data`.
+    """
+    is_dataset = is_sequence_task(config.task)
+    needs_sequences = config.of_agent.sequence_window is not None
+    if is_dataset and not needs_sequences:
+        raise UserError(
+            f"Task {config.task} is a sequence dataset; agent {config.agent!r} needs "
+            "an environment.\n  Fix: --agent vta"
+        )
+    if needs_sequences and not is_dataset and not config.offline.data:
+        raise UserError(
+            f"Task {config.task} is an environment; agent {config.agent!r} trains on "
+            "sequences.\n  Fix: --task sequences_balls or sequences_maze, `reverie "
+            "offline --configs vta_episodes --offline.data PATH`, or --agent dreamer"
+        )
+    return needs_sequences
+
+
+def make_sequences(config: Config, seed_offset: int = 0) -> SequenceDataset:
+    """Return the sequence dataset of a config, with the windows of its agent."""
+    window, seed = config.of_agent.sequence_window, config.seed + seed_offset
+    if not trains_on_sequences(config) or window is None:
+        raise UserError(
+            f"Agent {config.agent!r} does not train on sequences.\n  Fix: --agent vta"
+        )
+    if is_sequence_task(config.task):
+        return make_sequence_dataset(config.task, config.sequences, window, seed)
+    if max(config.offline.images.crop):
+        raise UserError(
+            f"Agent {config.agent!r} does not crop images.\n  Fix: remove "
+            "--offline.images.crop, or resize with `reverie data convert --size`."
+        )
+    # The split does not depend on `seed_offset`: held-out episodes stay held out.
+    training, held_out = open_split(config.offline, config.seed, incomplete=True)
+    return EpisodeSequences(training, held_out, config.sequences, window, seed)
+
+
+def open_split(
+    config: OfflineConfig, seed: int, incomplete: bool = False
+) -> tuple[Reader, Reader]:
+    """Open `offline.data` and return its training and evaluation episodes."""
+    if not config.data:
+        raise UserError("No recorded episodes are given.\n  Fix: --offline.data PATH")
+    reader = open_episodes(config.data, config.read, incomplete=incomplete)
+    reader = SelectedKeys(reader, config.keys)
+    if config.eval_data:
+        other = open_episodes(config.eval_data, config.read, incomplete=incomplete)
+        check_obs_space(
+            ImageCrop(config.images, reader.obs_space),
+            other.obs_space,
+            config.eval_data,
+        )
+        check_same_actions(
+            config.data, reader.act_space, config.eval_data, other.act_space
+        )
+        return reader, SelectedKeys(other, tuple(reader.obs_space))
+    if {"train", "valid"} <= reader.masks.keys():
+        names = split_by_mask(reader, "train", "valid")
+    elif config.split:
+        names = split_by_seed(reader.names(), config.split, seed)
+    else:
+        return reader, reader
+    return Subset(reader, names[0]), Subset(reader, names[1])
+
+
+def check_same_actions(
+    name: str, space: Spaces, other_name: str, other: Spaces, values: bool = True
+) -> None:
+    """Raise unless two action spaces have the same keys, shapes and kinds.
+
+    With `values`, also if `other` has values of discrete actions that `space` lacks.
+    """
+
+    def kinds(spaces: Spaces) -> dict[str, Any]:
+        return {key: (s.shape, s.is_discrete) for key, s in spaces.items()}
+
+    def is_larger(key: str, candidate: Space) -> bool:
+        high, low = np.max(candidate.high), np.min(candidate.low)
+        return bool(high > np.max(space[key].high) or low < np.min(space[key].low))
+
+    same = kinds(space) == kinds(other)
+    if same and values:
+        same = not any(is_larger(k, s) for k, s in other.items() if s.is_discrete)
+    if not same:
+        texts = [", ".join(map(_describe, x, x.values())) for x in (space, other)]
+        raise UserError(
+            f"The actions of {name} are {texts[0]}, those of {other_name} are "
+            f"{texts[1]}.\n  Fix: use data and environments of the same robot or task, "
+            "with the same kind of control."
+        )
+
+
+def _describe(key: str, space: Space) -> str:
+    if space.is_discrete and not space.shape:
+        return f"{key} from {int(space.low)} to {int(space.high) - 1}"
+    return f"{key} {space.shape}"
+
+
+def saved_image_crop(path: Path) -> ImageCrop | None:
+    """Return the image crop of a checkpoint; None if it has none."""
+    if "images" not in checkpoint.read_manifest(path)["parts"]:
+        return None
+    return load_image_crop(checkpoint.read_part(path, "images"))

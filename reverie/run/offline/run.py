@@ -1,0 +1,131 @@
+"""`OfflineRun`: the parts of an offline training run, saved and restored together."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from reverie.api import Metrics, StateDict, UserError
+from reverie.run import checkpoint
+from reverie.run.base_run import BaseRun
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.clock import Clock, TrainRatio
+from reverie.run.config import Config
+from reverie.run.factory import load_initial_weights, make_agent
+from reverie.run.offline.datasets import OfflineDataset
+from reverie.storage.run_spaces import write_spaces
+
+
+class OfflineRun(BaseRun):
+    """The parts of an offline training run."""
+
+    def __init__(self, config: Config, dataset: OfflineDataset):
+        super().__init__(config)
+        self.dataset = dataset
+        self.best = Checkpoints(self.path / "best", 1)
+        self.best_loss = math.inf
+        self.evals_since_best = 0
+        self._saved_loss = math.inf  # of the checkpoint in `best`
+        self._saved_step = -1  # of the last checkpoint in `ckpt`
+
+    def __enter__(self) -> OfflineRun:
+        self.open()
+        return self
+
+    def _open(self) -> None:
+        config, dataset = self.config, self.dataset
+        self._closing.append(dataset.close)
+        if config.run.clock == "phases":
+            raise UserError(
+                "Offline training has no collection phases, so nothing would ever be "
+                "logged or saved.\n  Fix: --run.clock steps, and `run.*_every` in "
+                "updates."
+            )
+        super()._open()
+        self.agent = make_agent(config, dataset, self.device, self.precision)
+        self.feed = dataset.open_feed(self.agent, self.device)
+        self._closing.append(self.feed.close)
+        write_spaces(self.path, dataset.obs_space, dataset.act_space)
+        self.clock = Clock(config.run, TrainRatio(0))
+        self._open_log(config.run.steps)
+
+    # Used by the training loop.
+
+    def start(self) -> None:
+        """Restore the newest checkpoint, or prepare the agent of a new run."""
+        newest = self.newest_checkpoint()
+        self.checkpoints.prune()
+        if newest:
+            self._restore(newest)
+            self.print_message(f"Resumed {newest.name} at update {self.clock.step}.")
+            return
+        self.logger.truncate_after(-1)
+        if self.config.run.from_checkpoint:
+            self.print_message(load_initial_weights(self.agent, self.config))
+        self.dataset.prepare_agent(self.agent)
+
+    def print_summary(self) -> None:
+        """Print agent, data, device, run folder and number of updates."""
+        config = self.config
+        self.print_message(
+            f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
+            f"  run folder {self.path}\n"
+            f"  {config.run.steps:,} updates, {self.dataset.describe(self.agent)}"
+        )
+
+    @property
+    def should_stop(self) -> bool:
+        """True after a signal, or `patience` evaluations without improvement."""
+        patience = self.dataset.patience
+        is_stalled = bool(patience) and self.evals_since_best >= patience
+        return is_stalled or self.stopper.is_set()
+
+    def evaluate(self) -> Metrics:
+        """Evaluate, log the metrics, and save the agent to `best` if it is the best."""
+        with self.timer("report"):
+            metrics = self.dataset.evaluate(self.agent, self.feed)
+        self.logger.add(metrics, prefix="report")
+        loss = float(metrics["loss"])
+        self.evals_since_best += 1
+        if loss < self.best_loss:
+            self.best_loss, self.evals_since_best = loss, 0
+            if loss <= self._saved_loss:
+                self._saved_loss = loss
+                self.save(self.best)
+        return metrics
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Write a checkpoint to `ckpt` or `best`."""
+        loop: StateDict = {
+            "clock": self.clock.state_dict(),
+            "logger": self.logger.state_dict(),
+            "feed": self.feed.state_dict(),
+            "best_loss": self.best_loss,
+            "evals_since_best": self.evals_since_best,
+        }
+        parts = {"agent": self.agent_state(), "loop": loop, **self.dataset.parts()}
+        checkpoints.save(self.clock.step, parts)
+        checkpoints.prune()
+        if checkpoints is self.checkpoints:
+            self._saved_step = self.clock.step
+
+    def finish(self) -> None:
+        """Save, evaluate and log a last time; raise if the run was interrupted."""
+        if self._saved_step != self.clock.step:
+            self.save(self.checkpoints)
+        if not self.stopper.is_set():
+            self.evaluate()
+        self.write_log()
+        self.stopper.check()
+
+    def _restore(self, path: Path) -> None:
+        self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
+        loop = checkpoint.read_part(path, "loop")
+        self.clock.load_state_dict(loop["clock"])
+        self.logger.load_state_dict(loop["logger"])
+        self.feed.load_state_dict(loop["feed"])
+        self.best_loss = float(loop["best_loss"])
+        self.evals_since_best = int(loop["evals_since_best"])
+        if best := self.best.newest():  # may be newer than the checkpoint
+            loop = checkpoint.read_part(best, "loop")
+            self._saved_loss = float(loop["best_loss"])

@@ -1,0 +1,126 @@
+"""Prepares the config of offline training: the base run, and epochs as updates.
+
+An agent with a base run (behavior cloning on the world model of another run) uses the
+agent settings of that run, its observation keys and image crop and, for the same data,
+its reader settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reverie.api import UserError
+from reverie.capabilities import ConfiguresBase
+from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
+from reverie.datasets.episodes import ReaderConfig
+from reverie.datasets.images import ImageConfig, check_obs_space
+from reverie.run.checkpoint import find_checkpoint
+from reverie.run.clock import RunConfig
+from reverie.run.config import Config
+from reverie.run.folder import read_config, resolve_logdir, run_folder_of
+from reverie.run.offline.datasets import (
+    OfflineEpisodes,
+    check_same_actions,
+    saved_image_crop,
+)
+from reverie.storage.run_spaces import read_spaces
+
+
+def epochs_to_updates(config: Config, env_steps: int) -> Config:
+    """Return the config with `offline.epochs` over this many steps as `run.steps`.
+
+    `run.steps` and `run.report_every` of the config are upper limits.
+    """
+    offline = config.offline
+    if not offline.epochs:
+        return config
+    rows = config.of_agent.rows_per_update
+    if not rows:
+        raise UserError(
+            f"The training of agent {config.agent!r} is not counted in epochs.\n"
+            "  Fix: remove offline.epochs, and set --run.steps."
+        )
+    updates = max(1, env_steps // rows)  # per epoch
+    steps = min(config.run.steps, updates * offline.epochs)
+    run = replace(config.run, clock="steps", steps=steps)
+    if offline.report_epochs:
+        every = min(config.run.report_every, updates * offline.report_epochs)
+        run = replace(run, report_every=every)
+    return replace(config, run=run)
+
+
+def with_base_run(config: Config) -> Config:
+    """Return the config with the settings of the agent's base run, if it has one."""
+    agent_config, base_run = config.of_agent, config.of_agent.base_run
+    if not base_run or not isinstance(agent_config, ConfiguresBase):
+        return config
+    if is_torch_file(base_run):
+        encoder = sizes_of(read_encoder(base_run))
+        return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
+    path = find_checkpoint(Path(base_run))
+    base = read_config(run_folder_of(path))
+    if isinstance(base.of_agent, ConfiguresBase):
+        inner = base.of_agent.base_run
+        fix = f"--{config.agent}.run {inner}" if inner else "remove it"
+        raise UserError(
+            f"{base_run} has no world model: its agent is {base.agent!r}, like that of "
+            f"this run.\n  Fix: {fix}."
+        )
+    if base.of_agent.sequence_window is not None:
+        raise UserError(
+            f"The agent {base.agent!r} of {base_run} cannot be used as an encoder.\n"
+            f"  Fix: set --{config.agent}.run to a run of dreamer or iris."
+        )
+    crop = config.offline.images.crop
+    images = saved_image_crop(path)
+    base_images = images.config if images else ImageConfig()
+    if max(crop) and crop != base_images.crop:
+        raise UserError(
+            f"{base_run} was trained on images of {base_images.crop}, but "
+            f"offline.images.crop is {crop}.\n"
+            "  Fix: --offline.images.crop 0 0, to use that of the run."
+        )
+    offline = replace(
+        config.offline,
+        images=replace(config.offline.images, crop=base_images.crop),
+        keys=config.offline.keys or (tuple(images.input_space) if images else ()),
+    )
+    if offline.read == ReaderConfig() and is_same_data(offline.data, base.offline.data):
+        offline = replace(offline, read=base.offline.read)
+    agents: dict[str, Any] = {
+        base.agent: base.of_agent,
+        config.agent: agent_config.with_base_agent(base.agent),
+    }
+    return replace(config, offline=offline, **agents)
+
+
+def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
+    """Raise if base run or initial weights were trained on other spaces."""
+    base_run = config.of_agent.base_run
+    if base_run and not is_torch_file(base_run):
+        check_same_spaces(base_run, dataset)
+    start = config.run.from_checkpoint
+    is_new = not (resolve_logdir(config.logdir) / "ckpt").exists()
+    is_run = start and not Path(start).expanduser().is_file()
+    if is_run and is_new and config.run.from_components == RunConfig().from_components:
+        check_same_spaces(start, dataset)
+
+
+def check_same_spaces(run: str, dataset: OfflineEpisodes) -> None:
+    """Raise unless a dataset has the observations and actions of a run."""
+    path, data = find_checkpoint(Path(run)), dataset.config.data
+    if images := saved_image_crop(path):
+        check_obs_space(images, dataset.images.input_space, data)
+    for folder in list(path.parents)[:2]:
+        if (folder / "spaces.json").is_file():
+            act_space = read_spaces(folder).act_space
+            check_same_actions(run, act_space, data, dataset.act_space)
+
+
+def is_same_data(path: str, other: str) -> bool:
+    """True if two paths or dataset ids name the same recorded episodes."""
+    if ":" in path or ":" in other:
+        return path == other
+    return Path(path).expanduser().resolve() == Path(other).expanduser().resolve()

@@ -1,0 +1,66 @@
+"""The offline training loop: updates on a dataset, with evaluation, logs and saves.
+
+A step is an update here. In addition to the usual checkpoints, the folder `best` has
+the one with the lowest loss on the evaluation data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reverie.run.config import Config
+from reverie.run.offline.datasets import (
+    OfflineDataset,
+    OfflineEpisodes,
+    OfflineSequences,
+    trains_on_sequences,
+)
+from reverie.run.offline.run import OfflineRun
+from reverie.run.offline.setup import (
+    check_initial_weights,
+    epochs_to_updates,
+    with_base_run,
+)
+
+
+def train_offline(config: Config, dataset: OfflineDataset) -> Path:
+    """Train until `run.steps` updates, resuming if the folder has a checkpoint.
+
+    Returns the run folder.
+    """
+    with OfflineRun(config, dataset) as run:
+        clock, logger = run.clock, run.logger
+        run.start()
+        run.print_summary()
+        while clock.step < config.run.steps and not run.should_stop:
+            logger.add(run.update(), prefix="train")
+            clock.advance(1)
+            logger.progress(clock.step)
+
+            if clock.every("report"):
+                run.evaluate()
+            if clock.every("log"):
+                run.write_log()
+            if clock.every("save"):
+                run.save(run.checkpoints)
+        run.finish()
+    return run.path
+
+
+def offline(config: Config) -> Path:
+    """Train on the recorded episodes of `offline.data`; return the run folder."""
+    if trains_on_sequences(config):
+        return train_on_sequences(config)
+    config = with_base_run(config)
+    dataset = OfflineEpisodes(config.offline, config.seed, config.of_agent.base_run)
+    check_initial_weights(config, dataset)
+    return train_offline(epochs_to_updates(config, dataset.env_steps), dataset)
+
+
+def train_on_sequences(config: Config) -> Path:
+    """Train on a sequence dataset, or on sequences of the episodes of `offline.data`.
+
+    Returns the run folder.
+    """
+    config = epochs_to_updates(config, 0)
+    return train_offline(config, OfflineSequences(config))
