@@ -108,14 +108,16 @@ def print_table(runs: Runs) -> None:
     """Print the results of all runs, the highest F1 first."""
     rows = []
     for (variant, seed), folder in runs.items():
-        if (file := folder / "boundaries.json").exists():
-            results = json.loads(file.read_text())
-            rows.append((results["boundaries/exact/f1"], variant, seed, results))
+        if (file := folder / "eval.json").exists():
+            result = json.loads(file.read_text())
+            updates = int(result["checkpoint"].split("-")[0])
+            summary = result["summary"]
+            f1 = summary["boundaries/exact/f1"]
+            rows.append((f1, variant, seed, updates, summary))
     print("F1, variant, seed, updates, precision, recall, segments, losses in nats")
-    for f1, variant, seed, results in sorted(
+    for f1, variant, seed, updates, results in sorted(
         rows, reverse=True, key=lambda row: row[0]
     ):
-        updates = int(results["checkpoint"].split("-")[0])
         exact = [results[f"boundaries/exact/{key}"] for key in ("precision", "recall")]
         losses = [results[f"loss/{key}"] for key in ("image", "abs", "obs", "mask")]
         values = [*exact, results["segments/count"], *losses]

@@ -182,7 +182,9 @@ class OfflineEpisodes:
             assert isinstance(agent, HasBase), type(agent)
             agent.load_base(self._base_weights(self.base_run))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
-            statistics = compute_statistics(self.training, prepare=self.images.center_crop)
+            statistics = compute_statistics(
+                self.training, prepare=self.images.center_crop
+            )
             agent.set_statistics(
                 {k: Moments(s.mean, s.std, s.min, s.max) for k, s in statistics.items()}
             )
