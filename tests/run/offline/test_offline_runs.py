@@ -225,8 +225,8 @@ def test_iris_trains_on_recordings_and_can_be_a_base_run(tmp_path):
         "offline.split": 0.5,
         "offline.eval.context": 1,
         "run.steps": 2,
-        "iris.learn.world_model.batch": 4,
-        "iris.learn.tokenizer.batch": 4,
+        "iris.training.world_model.batch": 4,
+        "iris.training.tokenizer.batch": 4,
     }
     path = offline(resolve(["iris_tiny", "offline"], flags=flags))
     assert metric(path, "train/loss/tokenizer/l1")
