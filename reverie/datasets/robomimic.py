@@ -22,8 +22,8 @@ def write_robomimic(
     *,
     masks: Mapping[str, list[str]] | None = None,
     env_args: Mapping[str, Any] | None = None,
-) -> None:
-    """Write episodes atomically to a file that robomimic reads.
+) -> int:
+    """Write episodes atomically to a file that robomimic reads; return the steps.
 
     `dones` are the terminal flags. Keys under `log/` are not written.
     """
@@ -54,3 +54,4 @@ def write_robomimic(
         data.attrs["env_args"] = json.dumps(dict(env_args or {}))
         for name, members in (masks or {}).items():
             file[f"mask/{name}"] = np.array(members, dtype="S")
+    return total

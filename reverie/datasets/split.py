@@ -30,9 +30,6 @@ class Subset(WrappedReader):
             for mask, members in reader.masks.items()
         }
 
-    def names(self) -> list[str]:
-        return list(self._names)
-
 
 def split_by_seed(
     names: Sequence[str], fraction: float = FRACTION, seed: int = 0

@@ -30,8 +30,7 @@ from reverie.datasets.convert import (
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.inspect import inspect_episodes
-from reverie.datasets.readers import Reader
-from reverie.datasets.readers.folder import FolderReader
+from reverie.datasets.readers import FolderReader, Reader
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
 from reverie.datasets.split import (

@@ -54,28 +54,20 @@ def record_demonstrations(
     settings = {
         name: new for name, (_, new) in differences(envs.EnvConfig(), config).items()
     }
-    rows = 0
     names = [f"demo_{i}" for i in range(episodes)]
     train, valid = split_by_seed(names, FRACTION, seed)
-
-    def named_episodes() -> Iterator[tuple[str, Episode]]:
-        nonlocal rows
-        recorded = successful_episodes(env, task, seed, noise)
-        for name, episode in zip(names, recorded, strict=False):
-            rows += len(episode["reward"])
-            yield name, episode
-
+    recorded = successful_episodes(env, task, seed, noise)
     try:
-        write_robomimic(
+        steps = write_robomimic(
             path,
-            named_episodes(),
+            zip(names, recorded, strict=False),
             env.act_space,
             masks={"train": train, "valid": valid},
             env_args={"env_name": task, "type": "reverie", "env_kwargs": settings},
         )
     finally:
         env.close()
-    return rows
+    return steps + episodes
 
 
 def successful_episodes(

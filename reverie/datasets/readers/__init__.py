@@ -21,6 +21,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
+from reverie.datasets.readers.metadata import read_metadata
 from reverie.spaces import FLAGS, Space, Spaces
 
 NUM_SAMPLED = 8
@@ -30,14 +31,15 @@ NUM_SAMPLED = 8
 class Reader(ABC):
     """Reads episodes by name. Methods may be called from several threads.
 
-    A subclass implements `names`, `rows` and `read`, and overrides `_spaces` if the
-    spaces are known without reading episodes.
+    A subclass sets `_names`, implements `rows` and `read`, and overrides `_spaces` if
+    the spaces are known without reading episodes.
     """
 
     origin: str
     """Path or dataset id, for messages."""
     masks: dict[str, list[str]]
     """Named subsets of the episodes (robomimic's filter keys)."""
+    _names: Sequence[str]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -58,8 +60,8 @@ class Reader(ABC):
         """Options of the reader that change the episodes."""
         return {}
 
-    @abstractmethod
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        return list(self._names)
 
     @abstractmethod
     def rows(self, name: str) -> int:
@@ -115,19 +117,38 @@ class Reader(ABC):
         return bounded
 
 
+class FolderReader(Reader):
+    """Reads a folder with one file per episode, and its `dataset.json`, if any."""
+
+    def __init__(self, path: str | Path):
+        self.origin = str(path)
+        self.folder = Path(path)
+        self._paths = self._list_files()
+        self._names = natural_sort(self._paths)
+        metadata = read_metadata(self.folder)
+        self.masks = metadata.masks if metadata else {}
+        if metadata:
+            self._spaces = metadata.obs_space, metadata.act_space
+
+    @abstractmethod
+    def _list_files(self) -> dict[str, Path]:
+        """Return the file of each episode by the episode's name."""
+
+    def path(self, name: str) -> Path:
+        return self._paths[name]
+
+
 class WrappedReader(Reader):
     """The episodes of another reader; subclasses change some of its methods."""
 
     def __init__(self, reader: Reader):
         self.inner, self.origin, self.masks = reader, reader.origin, reader.masks
+        self._names = reader.names()
         self._spaces = reader.obs_space, reader.act_space
 
     @property
     def options(self) -> dict[str, Any]:
         return self.inner.options
-
-    def names(self) -> list[str]:
-        return self.inner.names()
 
     def rows(self, name: str) -> int:
         return self.inner.rows(name)

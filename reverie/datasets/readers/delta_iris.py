@@ -50,9 +50,6 @@ class DeltaIrisReader(Reader):
             if not is_single
         }
 
-    def names(self) -> list[str]:
-        return list(self._names)
-
     def rows(self, name: str) -> int:
         return _count_steps(self._load(name, ("ends",))["ends"]) + 1
 

@@ -89,9 +89,7 @@ class Hdf5Reader(Reader):
                 f"{path} has no episodes in {self.map.episodes!r}.\n  Fix: name the "
                 "group of episodes with --map.episodes GROUP (`.` for the root)."
             )
-
-    def names(self) -> list[str]:
-        return list(self._groups)
+        self._names = list(self._groups)
 
     def rows(self, name: str) -> int:
         if name not in self._lengths:
@@ -244,19 +242,11 @@ class _GroupSlice:
             return _GroupSlice(member, self.start, self.stop)
         return member[self.start : self.stop]
 
-    @property
-    def attrs(self) -> Any:
-        return self.group.attrs
-
-    @property
-    def parent(self) -> Any:
-        return self.group.parent
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
 
     def get(self, key: str) -> Any:
         return None if self.group.get(key) is None else self[key]
-
-    def keys(self) -> Any:
-        return self.group.keys()
 
 
 def _assemble(

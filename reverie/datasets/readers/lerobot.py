@@ -27,17 +27,16 @@ class LeRobotReader(Reader):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}
         self._data = _load(str(path))
-        self._frame_ranges = _frame_ranges(self._data)
-
-    def names(self) -> list[str]:
-        return [f"episode_{i}" for i in range(len(self._frame_ranges))]
+        ranges = enumerate(_frame_ranges(self._data))
+        self._frame_ranges = {f"episode_{i}": frames for i, frames in ranges}
+        self._names = list(self._frame_ranges)
 
     def rows(self, name: str) -> int:
-        start, stop = self._frame_ranges[int(name.removeprefix("episode_"))]
+        start, stop = self._frame_ranges[name]
         return stop - start + 1
 
     def read(self, name: str) -> Episode:
-        start, stop = self._frame_ranges[int(name.removeprefix("episode_"))]
+        start, stop = self._frame_ranges[name]
         frames = [self._data[i] for i in range(start, stop)]
         keys = [key for key in frames[0] if key.startswith(PREFIX)]
         obs = {_short_name(key): _convert_images(_stack(frames, key)) for key in keys}

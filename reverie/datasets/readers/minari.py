@@ -27,10 +27,7 @@ class MinariReader(Reader):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}
         self._data = _load(str(path).removeprefix("minari:"))
-        self._ids = [int(i) for i in self._data.episode_indices]
-
-    def names(self) -> list[str]:
-        return [f"episode_{i}" for i in self._ids]
+        self._names = [f"episode_{int(i)}" for i in self._data.episode_indices]
 
     def rows(self, name: str) -> int:
         number = int(name.removeprefix("episode_"))
@@ -48,7 +45,7 @@ class MinariReader(Reader):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
-        first = self.read(self.names()[0]) if self._ids else {}
+        first = self.read(self._names[0]) if self._names else {}
         keys = [k for k in first if k == "action" or k.startswith("action/")]
         obs, act = infer_spaces(
             self.origin, self.names(), self.read, keys or ["action"]

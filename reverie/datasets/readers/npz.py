@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
-from reverie.datasets.readers import evenly_spaced, infer_spaces
-from reverie.datasets.readers.folder import FolderReader
+from reverie.datasets.readers import FolderReader, evenly_spaced, infer_spaces
 from reverie.spaces import FLAGS, Space, Spaces
 from reverie.storage.array_file import Arrays
 from reverie.storage.atomic import atomic_write

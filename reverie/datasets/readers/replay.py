@@ -34,9 +34,7 @@ class ReplayReader(Reader):
         self._keys = [*self.obs_space, *self.act_space, *FLAGS]
         self._sources = _list_segments(self.folder)
         self._rows = self._find_episodes()
-
-    def names(self) -> list[str]:
-        return list(self._rows)
+        self._names = list(self._rows)
 
     def rows(self, name: str) -> int:
         return len(self._rows[name])

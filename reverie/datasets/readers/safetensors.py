@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.datasets.episode_format import BadEpisode, Episode
-from reverie.datasets.readers.folder import FolderReader
+from reverie.datasets.readers import FolderReader
 from reverie.storage.array_file import SUFFIX
 from reverie.storage.episodes import read_episode
 
