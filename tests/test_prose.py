@@ -54,9 +54,7 @@ ALLOWED = {
 PENDING = {
     "docs/iris.md",
     "docs/offline.md",
-    "docs/speed.md",
     "docs/sweep.md",
-    "docs/troubleshooting.md",
     "reverie/agents",
     "reverie/bench/scaling.py",
     "reverie/bench/update.py",
@@ -81,7 +79,9 @@ def texts() -> list[Path]:
     """Sources, presets and docs."""
     paths = [*ROOT.glob("reverie/**/*.py"), *ROOT.glob("reverie/presets/*.yaml")]
     paths += [*ROOT.glob("reverie/**/*.cu"), *ROOT.glob("reverie/**/*.cuh")]
-    paths += [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    paths += [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]
+    paths += [*ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    paths += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     return sorted(path for path in paths if not any(is_in(path, x) for x in PENDING))
 
 

@@ -277,6 +277,21 @@ def test_relative_links_exist(page):
             assert anchor in slugs, link
 
 
+def quoted_messages() -> list[str]:
+    """Return the messages in the headings of `docs/troubleshooting.md`."""
+    page = (DOCS / "troubleshooting.md").read_text()
+    return re.findall(r'^### "(.+)"$', page, re.M)
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_quoted_message_exists_in_the_code(message):
+    paths = [*(ROOT / "reverie").rglob("*.py"), ROOT / "tools" / "install.sh"]
+    code = "\n".join(path.read_text() for path in paths)
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # join the parts of a string
+    for part in message.split("..."):
+        assert part.strip(" ,") in code
+
+
 @pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.name)
 def test_files_named_in_text_exist(page):
     """Paths below the folders of the repository, without placeholders."""
