@@ -57,7 +57,7 @@ def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
     values = {name: setting.default for name, setting in settings.items()}
     for origin, layer in layers:
         for pattern, value in _flatten_layer(layer, settings):
-            for name in _matching_names(pattern, settings, origin):
+            for name in matching_names(pattern, settings, origin):
                 values[name] = settings[name].cast(value, name, origin)
     return _build(schema, values)
 
@@ -227,7 +227,7 @@ def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Lay
     layer: dict[str, Any] = {}
     for flag, value in flags:
         origin = f"the flag --{flag}"
-        for name in _matching_names(flag.rstrip("+"), settings, origin):
+        for name in matching_names(flag.rstrip("+"), settings, origin):
             if value is None:
                 if settings[name].type is not bool:
                     raise ConfigError(
@@ -359,9 +359,7 @@ def _is_pattern(name: str) -> bool:
     return re.search(r"[^A-Za-z0-9_.-]", name) is not None
 
 
-def _matching_names(
-    name: str, settings: Mapping[str, _Setting], origin: str
-) -> list[str]:
+def matching_names(name: str, settings: Collection[str], origin: str) -> list[str]:
     """The settings that a name or pattern refers to; an error if there are none."""
     if _is_pattern(name):
         try:

@@ -68,14 +68,7 @@ class Space:
         return np.ascontiguousarray(bound).reshape(self.shape)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Space)
-            and (self.dtype, self.shape) == (other.dtype, other.shape)
-            and np.array_equal(self.low, other.low)
-            and np.array_equal(self.high, other.high)
-            and (self.native is None) == (other.native is None)
-            and (self.native is None or np.array_equal(self.native, other.native))
-        )
+        return isinstance(other, Space) and self.to_json() == other.to_json()
 
     @property
     def is_image(self) -> bool:

@@ -16,7 +16,6 @@ both ends of their range or all of their choices.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -194,19 +193,7 @@ def _find_setting(path: Path, name: str, names: list[str]) -> str:
     plain = name.rstrip("+")
     if plain in ("configs", "config"):
         return plain
-    for candidate in (plain, plain.replace("-", "_")):
-        if candidate in names:
-            return candidate
-    try:
-        matches = [key for key in names if re.fullmatch(plain, key)]
-    except re.error:
-        matches = []
-    if not matches:
-        raise UserError(
-            f"There is no setting {name!r} ({path}).{configs.suggest(plain, names)}\n"
-            "  Fix: `reverie config` lists all settings."
-        )
-    return matches[0]
+    return configs.matching_names(plain, names, str(path))[0]
 
 
 def _unknown_key(path: Path, key: str, known: list[str]) -> UserError:

@@ -105,16 +105,12 @@ class RSSMDynamics(nn.Module):
         self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
         """Roll out the prior with actions of the policy."""
-        return rollout(
-            state, policy, horizon, lambda s, action: self.imagine_step(s, action, rng)
-        )
 
-    def imagine_step(
-        self, state: RSSMState, action: dict[str, Tensor], rng: Rng
-    ) -> RSSMState:
-        """Return the next state, sampled from the prior."""
-        deter = self.core(state, self.embed_action(action, None, state.deter))
-        return RSSMState(deter, self.sample(self.prior_logits(deter), rng))
+        def step(state: RSSMState, action: dict[str, Tensor]) -> RSSMState:
+            deter = self.core(state, self.embed_action(action, None, state.deter))
+            return RSSMState(deter, self.sample(self.prior_logits(deter), rng))
+
+        return rollout(state, policy, horizon, step)
 
     def embed_action(
         self, action: dict[str, Tensor], reset: Bool[Tensor, "*b"] | None, like: Tensor
@@ -132,7 +128,12 @@ class RSSMDynamics(nn.Module):
     ) -> Float[Tensor, "B D"]:
         """Return the next `deter`. The GRU's reset gate scales the candidate."""
         blocks, deter = self.config.blocks, state.deter
-        x = self.block_inputs(state, action)
+        in0 = self._layer("dynin0", deter)
+        in1 = self._layer("dynin1", state.stoch.flatten(-2))
+        # every block reads its slice of `deter` and the same other inputs
+        shared = torch.cat([in0, in1, action], -1)[:, None].expand(-1, blocks, -1)
+        slices = deter.reshape(len(deter), blocks, -1)
+        x = torch.cat([slices, shared], -1).flatten(-2)
         for i in range(self.config.dynlayers):
             x = self._layer(f"dynhid{i}", x)
         gates = self.dyngru(x).reshape(len(deter), blocks, 3, -1)
@@ -140,17 +141,6 @@ class RSSMDynamics(nn.Module):
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
         update = torch.sigmoid(update - 1)
         return update * candidate + (1 - update) * deter
-
-    def block_inputs(
-        self, state: RSSMState, action: Float[Tensor, "B H"]
-    ) -> Float[Tensor, "B I"]:
-        """Concatenate, for each block, its slice of `deter` and the shared inputs."""
-        blocks, deter = self.config.blocks, state.deter
-        in0 = self._layer("dynin0", deter)
-        in1 = self._layer("dynin1", state.stoch.flatten(-2))
-        shared = torch.cat([in0, in1, action], -1)[:, None].expand(-1, blocks, -1)
-        slices = deter.reshape(len(deter), blocks, -1)
-        return torch.cat([slices, shared], -1).flatten(-2)
 
     def posterior_logits(
         self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]

@@ -144,7 +144,7 @@ class RecurrentVTADynamics(nn.Module):
         return stack_time(states), stack_time(dists)
 
     def imagine(
-        self, state: RecurrentVTAState, action: dict[str, Tensor], rng: Rng
+        self, rng: Rng, state: RecurrentVTAState, action: dict[str, Tensor]
     ) -> RecurrentVTAState:
         """Return the next state, sampled from the priors."""
         embedded = self.embed(action, state.abs_belief)

@@ -15,6 +15,8 @@ The flag of a row is about the row itself.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -94,9 +96,7 @@ class RecurrentVTA(ReconstructiveWorld):
     def imagine(
         self, state: RecurrentVTAState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
-        return rollout(
-            state, policy, horizon, lambda s, action: self.dyn.imagine(s, action, rng)
-        )
+        return rollout(state, policy, horizon, partial(self.dyn.imagine, rng))
 
     def features(self, states: RecurrentVTAState) -> Float[Tensor, "*b F"]:
         """Concatenate belief and state of the upper, then of the lower level."""
