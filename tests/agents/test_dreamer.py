@@ -81,7 +81,7 @@ def sized(size: str) -> DreamerConfig:
     """Return the defaults with the values of a size preset."""
     preset = size_presets()[size]
     value = {
-        key.rstrip("$").rsplit(".", 1)[1].strip("\\"): v for key, v in preset.items()
+        key.rstrip("$").rsplit(".", 1)[-1].strip("\\"): v for key, v in preset.items()
     }
     config = DreamerConfig()
     names = ("deter", "hidden", "classes")
