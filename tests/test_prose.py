@@ -52,9 +52,6 @@ ALLOWED = {
 """Legitimate uses: (file or folder, word)."""
 
 PENDING = {
-    "docs/iris.md",
-    "docs/offline.md",
-    "docs/sweep.md",
     "reverie/agents",
     "reverie/bench/scaling.py",
     "reverie/bench/update.py",

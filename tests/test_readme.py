@@ -47,6 +47,9 @@ FLAGS_OF_OTHER_PROGRAMS = ("--gpus",)
 EXAMPLE_FILES = ("reverie/envs/suites/line.py",)
 """Files that a page asks the reader to add to the package."""
 
+SETTINGS_OF_EXAMPLES = ("env.line.cells", "dreamer.loss_scales.deter_l2")
+"""Settings that exist after the edits that a page describes."""
+
 SAVED_FILES = {
     "my_env.py": ("add-an-environment.md", "python"),
     "my_agent.py": ("add-an-agent.md", "python"),
@@ -213,6 +216,19 @@ def test_flag_in_text_exists(page, line, user_folder):
         return
     for last in words[-1].split("/") if "resample" in line else words[-1:]:
         to_config(parse_arguments([*words[:-1], last]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_named_in_text_exist(page, user_folder):
+    """Dotted names such as `run.steps`, `dreamer.rssm` or `offline.read.*`."""
+    names = setting_names()
+    groups = {name.partition(".")[0] for name in names if "." in name}
+    for span in inline_code(page):
+        match = re.fullmatch(r"([a-z_]+)\.[a-z0-9_.]+(\.\*)?", span)
+        if match and match[1] in groups:
+            name = span.removesuffix("*").removesuffix(".")
+            is_group = any(each.startswith(f"{name}.") for each in names)
+            assert name in names or is_group or span in SETTINGS_OF_EXAMPLES, span
 
 
 @pytest.mark.parametrize(("page", "line"), printed("make "))
