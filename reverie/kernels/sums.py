@@ -6,14 +6,13 @@ reproducible. PyTorch's reduction is slow for many short rows.
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import num_programs
 
 ROWS, COLUMNS = 512, 16
@@ -44,8 +43,7 @@ def sum_partials(partial: Float[Tensor, " p *shape"]) -> Float[Tensor, "*shape"]
     return total
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_rows(
     x, partial, rows, STEPS: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr
 ):
@@ -59,8 +57,7 @@ def _sum_rows(
     tl.store(partial + tl.program_id(0) * WIDTH + col, tl.sum(sums, 0))
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_partials(
     partial,
     total,

@@ -7,8 +7,6 @@ and longer inputs use the plain transformer.
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -16,6 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import can_launch
 from reverie.nets.blocks import Norm
 from reverie.nets.transformer import Cache, Transformer, TransformerLayer
@@ -97,8 +96,7 @@ def attend(
     return out
 
 
-@triton.jit
-@no_type_check
+@jit
 def _add_norm(
     x, change, scale, shift, total, out, cycle, width, eps, WIDE: tl.constexpr
 ):
@@ -117,8 +115,7 @@ def _add_norm(
     tl.store(out + row * width + col, y, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _attend(
     qkv,
     keys,

@@ -9,7 +9,7 @@ space-to-depth map with the stored image and sums the squared error of every ima
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from reverie.kernels.conv import last_layer
 from reverie.kernels.conv.encoder import is_supported
 from reverie.kernels.conv.nhwc import conv2d
 from reverie.kernels.conv.space_to_depth import image_offset, upsample_kernel
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, num_programs
 from reverie.kernels.norm.rms_norm import (
     linear_norm_act,
@@ -240,8 +241,7 @@ def _loss_sizes(
     return (h * w, w, channels, len(bias), *image, offset, steps, rows, columns)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_sum(
     x0, x1, bias0, bias1, row, col, mask, rows, pixels, channels, block_width
 ):
@@ -258,8 +258,7 @@ def _load_sum(
     return v, offset0, offset1
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_norm(
     x0, x1, bias0, bias1, scale, y, rows, pixels, channels, block_width, eps,
     R: tl.constexpr, C: tl.constexpr,
@@ -274,8 +273,7 @@ def _sum_norm(
     tl.store(y + offset, norm_rows(v, gain, channels, eps), mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_norm_backward(
     x0, x1, bias0, bias1, scale, dy, dx0, dx1, partial,
     rows, pixels, channels, block_width, eps,
@@ -301,8 +299,7 @@ def _sum_norm_backward(
     tl.store(ptr, tl.sum(dscale, 0), col < channels)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _image_loss(
     x, bias, target, loss, grad, dx, partial,
     pixels, map_width, channels, total, height, width, colors, first_color,

@@ -6,7 +6,7 @@ A layer is one convolution (`space_to_depth.py`) and one kernel for everything a
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from reverie.kernels.conv import first_layer
 from reverie.kernels.conv.max_pool import max_pool_rms_norm_silu
 from reverie.kernels.conv.nhwc import conv2d, conv2d_grads
 from reverie.kernels.conv.space_to_depth import KERNEL, space_to_depth_kernel
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd
 from reverie.kernels.norm.rms_norm import is_fusable, linear_norm_act
 from reverie.nets.blocks import Norm
@@ -163,8 +164,7 @@ class _Convolve(torch.autograd.Function):
         return conv2d_grads(grad, *ctx.saved_tensors)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _images_to_depth(
     image, out, size, height, width,
     CHANNELS: tl.constexpr, COLORS: tl.constexpr, TOTAL: tl.constexpr,

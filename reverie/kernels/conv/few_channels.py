@@ -13,7 +13,7 @@ the map with few channels, and the convolution is a product on the tensor cores:
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.nhwc import conv2d_input_grad
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, can_launch, num_programs
 from reverie.kernels.norm.group_norm import PixelTiling, sum_pixels
 from reverie.kernels.norm.group_norm_kernels import (
@@ -193,8 +194,7 @@ def _weight_matrix(weight: Tensor) -> Tensor:
     return F.pad(matrix, (0, _padded_taps(len(weight)) - matrix.shape[1])).contiguous()
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_neighbourhoods(
     x, index, mask, height, width,
     SIGN: tl.constexpr, FEW: tl.constexpr, TAPS: tl.constexpr,
@@ -215,8 +215,7 @@ def _load_neighbourhoods(
     return tl.load(x + (start[:, None] + offset[None, :]), valid, 0.0)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_weights(
     weight, few_stride, many_stride, y_stride, x_stride, k, col, FEW: tl.constexpr
 ):
@@ -229,8 +228,7 @@ def _load_weights(
     return tl.load(weight + offset + col * many_stride, k < 9 * FEW, 0.0)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _from_few(
     x, weight, bias, out, total, height, width,
     few_stride, many_stride, y_stride, x_stride,
@@ -253,8 +251,7 @@ def _from_few(
         tl.store(ptr + offset, y, mask[:, None])
 
 
-@triton.jit
-@no_type_check
+@jit
 def _from_few_backward(
     x, grad, partial, total, height, width,
     FEW: tl.constexpr, TAPS: tl.constexpr, MANY: tl.constexpr,
@@ -278,8 +275,7 @@ def _from_few_backward(
     tl.store(ptr + TAPS * MANY + col, tl.sum(dbias, 0))
 
 
-@triton.jit
-@no_type_check
+@jit
 def _to_few(
     x, scale, shift, sums, stats, weight, parts, eps, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -314,8 +310,7 @@ def _to_few(
         tl.store(parts + offset, y, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_contributions(
     parts, bias, out, size, height, width,
     FEW: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -335,8 +330,7 @@ def _sum_contributions(
     tl.store(out + index, total, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _to_few_backward(
     x, scale, shift, stats, dy, matrix, sums, dmatrix, dx, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,

@@ -9,7 +9,7 @@ largest result, and applies norm and activation. Images get no gradient.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, num_programs
 from reverie.kernels.norm.rms_norm import load_columns, norm_rows, norm_rows_backward
 from reverie.kernels.sums import sum_partials
@@ -107,8 +108,7 @@ class _FirstLayer(torch.autograd.Function):
         )
 
 
-@triton.jit
-@no_type_check
+@jit
 def _neighbour(x, row, tap, j, rows, h, w, J: tl.constexpr):
     """Load channel `j` of the pixel in the direction of a tap; zero outside."""
     dy, dz = tap // 3 - 1, tap % 3 - 1
@@ -117,8 +117,7 @@ def _neighbour(x, row, tap, j, rows, h, w, J: tl.constexpr):
     return tl.load(x + (row + dy * w + dz).to(tl.int64) * J + j, mask, 0.0)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _neighbourhood(x, row, rows, h, w, J: tl.constexpr):
     """Load eight taps side by side, and the ninth apart: widths are powers of two."""
     k, j = tl.arange(0, 8 * J)[None, :], tl.arange(0, J)[None, :]
@@ -126,8 +125,7 @@ def _neighbourhood(x, row, rows, h, w, J: tl.constexpr):
     return eight, _neighbour(x, row, 8, j, rows, h, w, J)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _convolve(eight, ninth, matrix, sub, channels, C: tl.constexpr, J: tl.constexpr):
     """Return the convolution's output at one sub-pixel."""
     col = tl.arange(0, C)[None, :]
@@ -138,8 +136,7 @@ def _convolve(eight, ninth, matrix, sub, channels, C: tl.constexpr, J: tl.conste
     return tl.dot(ninth, tail, value)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _forward(
     x, matrix, bias, scale, out, pooled, argmax, rows, h, w, channels, eps,
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
@@ -168,23 +165,20 @@ def _forward(
         tl.store(out + output_offset(row, w, channels, TO_DEPTH) + col, y, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _add_grad(eight, ninth, dv, index, sub, sum_eight, sum_ninth):
     """Add the gradient of one sub-pixel's kernel."""
     g = tl.where(index == sub, dv, 0.0)
     return tl.dot(eight, g, sum_eight), tl.dot(ninth, g, sum_ninth)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _store_grad(ptr, sum_eight, sum_ninth, mask, J: tl.constexpr):
     tl.store(ptr + tl.arange(0, 8 * J)[:, None], sum_eight, mask)
     tl.store(ptr + 8 * J + tl.arange(0, J)[:, None], sum_ninth, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _backward(
     x, pooled, argmax, bias, scale, dy, dmatrix, partial, rows, h, w, channels, eps,
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,

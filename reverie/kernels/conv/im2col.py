@@ -15,7 +15,7 @@ Letters: `K` elements of a patch, sixteen per color, in the order y, x, color.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -23,6 +23,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size
 
 GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
@@ -125,8 +126,7 @@ def _im2col(image: Float[Tensor, "n h w c"]) -> Float[Tensor, "r K"]:
     return rows
 
 
-@triton.jit
-@no_type_check
+@jit
 def _multiply_kernel(
     rows, matrix, out, count, row_stride, column_stride,
     K: tl.constexpr, WIDTH: tl.constexpr,
@@ -146,8 +146,7 @@ def _multiply_kernel(
     tl.store(out + row * WIDTH + col, sums.to(out.dtype.element_ty), mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _im2col_kernel(
     image, rows, h, w, COLORS: tl.constexpr, K: tl.constexpr, R: tl.constexpr
 ):
@@ -165,8 +164,7 @@ def _im2col_kernel(
     tl.store(rows + patch * (16 * COLORS) + k, value, valid)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _col2im_kernel(patches, image, h, w, COLORS: tl.constexpr, N: tl.constexpr):
     """Sum the patches of every pixel: two along each axis contain it."""
     n = tl.program_id(0).to(tl.int64)

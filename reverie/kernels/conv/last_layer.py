@@ -9,7 +9,7 @@ from them the gradient of the map and its part of the kernel's gradient.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from reverie.kernels.conv.space_to_depth import image_offset
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, num_programs
 from reverie.kernels.sums import sum_partials
 
@@ -89,8 +90,7 @@ class _LastLayerLoss(torch.autograd.Function):
         return dx, dkernel, dbias.to(bias.dtype), None
 
 
-@triton.jit
-@no_type_check
+@jit
 def _forward(
     x, matrix, bias, target, loss, slope, h, w, channels, height, width, colors,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
@@ -126,8 +126,7 @@ def _forward(
         tl.store(slope + offset, 2 * error * pred * (1 - pred), pixel < h * w)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_slopes(slope, scale, pixel, tap, j, h, w, J: tl.constexpr):
     """Load the derivative of output `j` of the pixel that sees this one by a tap."""
     y, x = pixel // w - (tap // 3 - 1), pixel % w - (tap % 3 - 1)
@@ -136,8 +135,7 @@ def _load_slopes(slope, scale, pixel, tap, j, h, w, J: tl.constexpr):
     return (value * scale).to(slope.dtype.element_ty)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _backward(
     x, matrix, slope, grad, dx, dmatrix, partial, tiles, h, w, channels,
     STEPS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,

@@ -7,7 +7,7 @@ equal values, the first one is the maximum, as in PyTorch.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.conv.space_to_depth import space_to_depth_index
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, num_programs
 from reverie.kernels.norm.rms_norm import (
     load_columns,
@@ -104,8 +105,7 @@ def _tile(channels: int) -> tuple[int, int, int]:
     return max(1, 1024 // columns), columns, max(4, columns // 512)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
     """Return the offset of a block's first pixel, and from there to its lower row."""
     if FROM_DEPTH:
@@ -115,8 +115,7 @@ def _block_offsets(row, col, width, channels, FROM_DEPTH: tl.constexpr):
         return first + col, 2 * width * channels
 
 
-@triton.jit
-@no_type_check
+@jit
 def output_offset(row, width, channels, TO_DEPTH: tl.constexpr):
     """Return the offset of a pixel's channels in the output."""
     if TO_DEPTH:
@@ -124,8 +123,7 @@ def output_offset(row, width, channels, TO_DEPTH: tl.constexpr):
     return row.to(tl.int64) * channels
 
 
-@triton.jit
-@no_type_check
+@jit
 def _forward(
     x, bias, scale, y, pooled, argmax, rows, width, channels, eps,
     FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
@@ -155,8 +153,7 @@ def _forward(
     tl.store(y + target, out, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def load_pooled(
     pooled, argmax, dy, shift, row, col, rows, width, channels, TO_DEPTH: tl.constexpr
 ):
@@ -169,8 +166,7 @@ def load_pooled(
     return v, index, tl.load(dy + source, mask, 0.0).to(tl.float32), mask
 
 
-@triton.jit
-@no_type_check
+@jit
 def _backward(
     pooled, argmax, bias, scale, dy, dx, partial, rows, width, channels, eps,
     STEPS: tl.constexpr, FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,

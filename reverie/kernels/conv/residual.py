@@ -16,7 +16,7 @@ with 4x4 kernels, which has 2.25 times less arithmetic.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from reverie.kernels.conv import few_channels
 from reverie.kernels.conv.fused_residual import launch as fused_residual
 from reverie.kernels.conv.nhwc import conv2d, conv2d_input_grad, conv2d_weight_grad
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, can_launch
 from reverie.kernels.norm.group_norm import (
     group_norm_silu,
@@ -297,8 +298,7 @@ def _forward_block(
     return fused_residual.BlockResult(y, stats0, middle, stats1)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _add(left, right, bias, out, size, channels, TILE: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = index < size

@@ -16,7 +16,7 @@ Gradients reach the 5x5 weight, which is what is trained and saved.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +24,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd
 
 KERNEL = 5
@@ -80,8 +81,7 @@ class _HalfResolution(torch.autograd.Function):
         return taps.permute(0, 3, 1, 2), None, None, None
 
 
-@triton.jit
-@no_type_check
+@jit
 def _forward(
     taps, kernel, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
@@ -111,8 +111,7 @@ def _forward(
     tl.store(kernel + index, value, index < size)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _backward(
     kernel, taps, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
@@ -132,16 +131,14 @@ def _backward(
     tl.store(taps + index, value, index < size)
 
 
-@triton.jit
-@no_type_check
+@jit
 def space_to_depth_index(pixel, width):
     """Return the index of a pixel among the sub-pixels of the space-to-depth map."""
     y, x = pixel // width, pixel % width
     return (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
 
 
-@triton.jit
-@no_type_check
+@jit
 def image_offset(pixel, sub, color, map_width, height, width, colors):
     """Return the offset of a sub-pixel's color in an image, and if it is inside."""
     y = pixel // map_width * 2 + sub // 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -12,6 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import can_launch, padded_linear
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import ActionDistribution, Categorical
@@ -124,8 +125,7 @@ def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
     return logits.reshape(-1, columns).contiguous(), (max(1, 1024 // wide), wide)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexpr):
     """Softmax, probabilities after mixing, and their logarithms."""
     inside = (row < rows) & (col < classes)
@@ -143,8 +143,7 @@ def _softmax(logits, row, col, rows, stride, classes, unimix, MIXED: tl.constexp
     return s, p, log
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sample(
     logits,
     noise,
@@ -166,8 +165,7 @@ def _sample(
     tl.store(index + row, sample.to(tl.int64), row < rows)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _logp_entropy(
     logits,
     event,
@@ -190,8 +188,7 @@ def _logp_entropy(
     tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log, 0.0), 1), row < rows)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _logp_entropy_backward(
     logits,
     event,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+from reverie.kernels.jit import jit
 
 
 class OneHotKL(NamedTuple):
@@ -97,8 +99,7 @@ def _sizes(logits: Tensor) -> tuple[int, ...]:
     return groups, classes, *powers
 
 
-@triton.jit
-@no_type_check
+@jit
 def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
     """Offsets of all groups and classes of a row, and a mask without the padding."""
     group, col = tl.arange(0, S)[:, None], tl.arange(0, K)[None, :]
@@ -106,8 +107,7 @@ def _tile(row, groups, classes, S: tl.constexpr, K: tl.constexpr):
     return (row.to(tl.int64) * groups + group) * classes + col, inside
 
 
-@triton.jit
-@no_type_check
+@jit
 def _softmax(logits, at, inside, unimix, classes):
     """Softmax, and the probabilities after mixing with a uniform distribution."""
     v = tl.load(logits + at, inside, float("-inf")).to(tl.float32)
@@ -118,8 +118,7 @@ def _softmax(logits, at, inside, unimix, classes):
     return v, (1 - unimix) * v + unimix / classes
 
 
-@triton.jit
-@no_type_check
+@jit
 def _kl(
     post,
     prior,
@@ -144,8 +143,7 @@ def _kl(
     tl.store(results + 3 * rows + row, -tl.sum(q * logq))
 
 
-@triton.jit
-@no_type_check
+@jit
 def _kl_backward(
     post,
     prior,
@@ -172,8 +170,7 @@ def _kl_backward(
     tl.store(dprior + at, tl.load(dyn + row) * (1 - unimix) * grad, inside)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sample(
     logits,
     noise,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+from reverie.kernels.jit import jit
 
 ROWS = 32
 """Rows per program."""
@@ -37,8 +37,7 @@ def lambda_return(
     return returns
 
 
-@triton.jit
-@no_type_check
+@jit
 def _lambda_return(
     reward,
     bootstrap,

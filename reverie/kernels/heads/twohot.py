@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, can_launch, padded_linear
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Distribution, TwoHot
@@ -96,8 +97,7 @@ def _tile(logits: Tensor) -> tuple[int, int]:
     return max(1, 1024 // wide), wide
 
 
-@triton.jit
-@no_type_check
+@jit
 def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.constexpr):
     """Mean; adds symmetric bins in pairs, so that uniform gives exactly 0."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
@@ -116,8 +116,7 @@ def _mean(logits, bins, mean, rows, stride, count, R: tl.constexpr, C: tl.conste
     tl.store(mean + row, tl.sum(value, 1), row < rows)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _two_hot(bins, target, row, rows, col, count):
     """The two bins around each target, and the weight of the lower one."""
     bin = tl.load(bins + col, col < count, float("inf"))
@@ -133,8 +132,7 @@ def _two_hot(bins, target, row, rows, col, count):
     return below, above, tl.where(point == point, share, point)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _loss(
     logits, bins, target, loss, rows, stride, count, R: tl.constexpr, C: tl.constexpr
 ):
@@ -151,8 +149,7 @@ def _loss(
     tl.store(loss + row, total - chosen, row < rows)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _loss_backward(
     logits,
     bins,

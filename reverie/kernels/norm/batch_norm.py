@@ -6,7 +6,7 @@ pass, which recomputes the activation in the kernels that read the input anyway.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, num_programs
 from reverie.kernels.norm.group_norm_kernels import store_pair
 from reverie.kernels.sums import sum_partials
@@ -86,8 +87,7 @@ def _tiling(x: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
     return (triton.cdiv(tiles, steps),), (pixels, steps, channels, block_pixels)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _tile(i, pixels, steps, col, C: tl.constexpr, R: tl.constexpr):
     """Return the offsets of tile `i` of this program, and which pixels exist."""
     step = tl.program_id(0) * steps + i
@@ -95,8 +95,7 @@ def _tile(i, pixels, steps, col, C: tl.constexpr, R: tl.constexpr):
     return row * C + col[None, :], (row < pixels) & (col < C)[None, :]
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_norm(stats, scale, shift, col, C: tl.constexpr):
     """Return mean, rstd, and (a, b) such that the norm is `a * x + b`."""
     mean, rstd = tl.load(stats + col), tl.load(stats + C + col)
@@ -104,8 +103,7 @@ def _load_norm(stats, scale, shift, col, C: tl.constexpr):
     return mean, rstd, factor, tl.load(shift + col) - mean * factor
 
 
-@triton.jit
-@no_type_check
+@jit
 def _norm_grad(x, dy, offset, mask, mean, rstd, factor, shift):
     """Return the normalized input, and the gradient of the norm's output."""
     v = tl.load(x + offset, mask, 0.0).to(tl.float32)
@@ -115,8 +113,7 @@ def _norm_grad(x, dy, offset, mask, mean, rstd, factor, shift):
     return (v - mean[None, :]) * rstd[None, :], d
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum(x, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr):
     """Sum the differences from the first pixel and their squares: both stay small."""
     col = tl.arange(0, C)
@@ -133,8 +130,7 @@ def _sum(x, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr):
     store_pair(ptr, tl.sum(total, 0), tl.sum(square, 0), C)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _apply(
     x, sums, scale, shift, bias, stats, running_mean, running_var, momentum, eps, out,
     pixels, steps, C: tl.constexpr, R: tl.constexpr,
@@ -164,8 +160,7 @@ def _apply(
         tl.store(out + place, v.to(out.dtype.element_ty), mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_backward(
     x, dy, stats, scale, shift, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr
 ):
@@ -182,8 +177,7 @@ def _sum_backward(
     store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _apply_backward(
     x, dy, stats, scale, shift, sums, dx,
     pixels, steps, C: tl.constexpr, R: tl.constexpr,

@@ -8,19 +8,16 @@ are stored for each channel, also where they belong to its group.
 
 from __future__ import annotations
 
-from typing import no_type_check
-
-import triton
 import triton.language as tl
 
+from reverie.kernels.jit import jit
 from reverie.kernels.norm.rms_norm import silu_grad
 
 STAGES: tl.constexpr = tl.constexpr(3)
 """Tiles in flight: one is processed while the others are loaded."""
 
 
-@triton.jit
-@no_type_check
+@jit
 def sum_kernel(
     x, sums, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -37,8 +34,7 @@ def sum_kernel(
     store_pair(sums + (row * PARTS + part) * 2 * C + col, total, square, C)
 
 
-@triton.jit
-@no_type_check
+@jit
 def norm_kernel(
     x, bias, scale, shift, sums, stats, out, eps, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -71,8 +67,7 @@ def norm_kernel(
         tl.store(out + place, z * tl.sigmoid(z), mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def backward_kernel(
     x, bias, scale, shift, stats, dy, sums, out, residual_grad, dx, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -124,8 +119,7 @@ def backward_kernel(
     store_pair(ptr, tl.sum(first, 0), tl.sum(second, 0), C)
 
 
-@triton.jit
-@no_type_check
+@jit
 def groups_backward_kernel(
     x, bias, scale, shift, stats, dy, residual_grad, out, dx, sums, pixels,
     STEPS: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -158,16 +152,14 @@ def groups_backward_kernel(
     tl.store(dx + offset, dv, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _tile(step, pixels, col, CHANNELS: tl.constexpr, R: tl.constexpr):
     """Return offsets of a tile in its map, and a mask of the pixels inside of it."""
     pixel = step * R + tl.arange(0, R)[:, None]
     return pixel * CHANNELS + col[None, :], pixel < pixels
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_tiles(
     x, first, start_step, pixels, col,
     STEPS: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
@@ -187,15 +179,13 @@ def _sum_tiles(
     return tl.sum(total, 0), tl.sum(square, 0)
 
 
-@triton.jit
-@no_type_check
+@jit
 def store_pair(ptr, first, second, stride):
     tl.store(ptr, first)
     tl.store(ptr + stride, second)
 
 
-@triton.jit
-@no_type_check
+@jit
 def sum_parts(sums, row, PARTS: tl.constexpr, KINDS: tl.constexpr, C: tl.constexpr):
     """Add up the first two of KINDS sums that each part of a map has."""
     first = tl.zeros((C,), tl.float32)
@@ -207,8 +197,7 @@ def sum_parts(sums, row, PARTS: tl.constexpr, KINDS: tl.constexpr, C: tl.constex
     return first, second
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_group(v, PER_GROUP: tl.constexpr, C: tl.constexpr):
     """Return for each channel the sum over its group."""
     sums = tl.sum(tl.reshape(v, (C // PER_GROUP, PER_GROUP)), 1)
@@ -216,8 +205,7 @@ def _sum_group(v, PER_GROUP: tl.constexpr, C: tl.constexpr):
     return tl.reshape(wide, (C,))
 
 
-@triton.jit
-@no_type_check
+@jit
 def group_statistics(
     first, bias, total, square, col, eps, pixels,
     PER_GROUP: tl.constexpr, C: tl.constexpr,
@@ -235,8 +223,7 @@ def group_statistics(
     return group_mean, tl.rsqrt(variance + eps)
 
 
-@triton.jit
-@no_type_check
+@jit
 def factor_and_offset(mean, rstd, bias, scale, shift, col):
     """Return (a, b) such that `group_norm(x + bias) = a * x + b`."""
     if bias is not None:
@@ -245,8 +232,7 @@ def factor_and_offset(mean, rstd, bias, scale, shift, col):
     return factor, tl.load(shift + col).to(tl.float32) - mean * factor
 
 
-@triton.jit
-@no_type_check
+@jit
 def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
     """Return mean (less the bias that was added to the map), rstd, scale and shift."""
     mean = tl.load(stats + row * 2 * CHANNELS + col)
@@ -257,8 +243,7 @@ def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
     return mean, rstd, gain, tl.load(shift + col).to(tl.float32)
 
 
-@triton.jit
-@no_type_check
+@jit
 def normalize_tile(v, mean, rstd, gain, lift):
     """Return the normalized tile, the output of the norm, and its sigmoid."""
     v = (v - mean[None, :]) * rstd[None, :]
@@ -266,8 +251,7 @@ def normalize_tile(v, mean, rstd, gain, lift):
     return v, z, tl.sigmoid(z)
 
 
-@triton.jit
-@no_type_check
+@jit
 def gradient_means(
     dshift, dscale, gain, pixels, PER_GROUP: tl.constexpr, C: tl.constexpr
 ):
@@ -277,8 +261,7 @@ def gradient_means(
     return mean_dz, _sum_group(dscale * gain, PER_GROUP, C) / count
 
 
-@triton.jit
-@no_type_check
+@jit
 def input_grad(dz, v, mean_dz, mean_dzv, rstd):
     """Return the gradient of a map; `dz` includes the scale, `v` is normalized."""
     return (dz - mean_dz[None, :] - v * mean_dzv[None, :]) * rstd[None, :]

@@ -7,7 +7,7 @@ partial gradients of scale and bias, which are added in a fixed order.
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, can_launch, num_programs
 from reverie.kernels.sums import sum_partials
 from reverie.nets.blocks import MLP, AffineLayer, BlockLinear, Linear, Norm
@@ -156,22 +157,19 @@ def _tile(rows: int, width: int) -> tuple[int, int, int]:
     return max(1, 2048 // columns), columns, max(4, columns // 512)
 
 
-@triton.jit
-@no_type_check
+@jit
 def silu_grad(z, gate):
     """Return the derivative of SiLU at `z`, where `gate = sigmoid(z)`."""
     return gate * (1 + z * (1 - gate))
 
 
-@triton.jit
-@no_type_check
+@jit
 def load_columns(ptr, col, width):
     """Load a vector of `width` values as float32; zero beyond its end."""
     return tl.load(ptr + col, col < width, 0.0).to(tl.float32)
 
 
-@triton.jit
-@no_type_check
+@jit
 def norm_rows(v, gain, width, eps):
     """Return `silu(rms_norm(v) * gain)` of every row."""
     rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
@@ -179,8 +177,7 @@ def norm_rows(v, gain, width, eps):
     return z * tl.sigmoid(z)
 
 
-@triton.jit
-@no_type_check
+@jit
 def norm_rows_backward(v, dy, gain, width, eps):
     """Return the gradient of `v`, and that of `gain` before the sum over rows."""
     rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)
@@ -192,8 +189,7 @@ def norm_rows_backward(v, dy, gain, width, eps):
     return (dy - v * (tl.sum(dy * v, 1)[:, None] / width)) * rstd, dgain
 
 
-@triton.jit
-@no_type_check
+@jit
 def store_column_sums(partial, first, second, width, C: tl.constexpr):
     """Store the column sums of two tiles as partial sums of this program."""
     col = tl.arange(0, C)
@@ -202,8 +198,7 @@ def store_column_sums(partial, first, second, width, C: tl.constexpr):
     tl.store(ptr + width, tl.sum(second, 0), col < width)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _depth_to_space(row, map_width):
     """Return the index of sub-pixel `row` in the full-resolution map."""
     pixel, sub = row // 4, row % 4  # in 32 bits, as 64-bit divisions are slow
@@ -211,16 +206,14 @@ def _depth_to_space(row, map_width):
     return (y * (2 * map_width) + pixel % map_width * 2 + sub % 2).to(tl.int64)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _in_blocks(row, col, rows, block_width):
     """Return the offset of an element where blocks of columns follow each other."""
     block = col // block_width
     return (block * rows + row).to(tl.int64) * block_width + col % block_width
 
 
-@triton.jit
-@no_type_check
+@jit
 def _forward(
     x, bias, scale, y, rows, width, eps, map_width, block_width: tl.constexpr,
     DEPTH_TO_SPACE: tl.constexpr, BLOCKS: tl.constexpr,
@@ -240,8 +233,7 @@ def _forward(
     tl.store(y + offset, out, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _backward(
     x, bias, scale, dy, dx, partial,
     rows, width, eps, map_width, block_width: tl.constexpr,

@@ -9,13 +9,12 @@ program of a kernel handles one chunk of one tensor (`tables.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 from reverie.kernels.optim.tables import (
     CHUNK,
@@ -27,8 +26,7 @@ from reverie.kernels.optim.tables import (
 from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig, Scalar
 
 
-@triton.jit
-@no_type_check
+@jit
 def _update(
     chunks,
     addresses,

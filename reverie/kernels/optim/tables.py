@@ -7,12 +7,13 @@ parameters, moments, low-precision weights, and the gradients of this update.
 from __future__ import annotations
 
 import itertools
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from reverie.kernels.jit import jit
 
 CHUNK = 4096
 """Elements per program."""
@@ -24,8 +25,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How kernels are passed the dtype of a tensor."""
 
 
-@triton.jit
-@no_type_check
+@jit
 def load_as_float32(address, dtype, at, mask):
     """Load values of any of the `DTYPES`."""
     if dtype == 0:
@@ -41,8 +41,7 @@ def load_as_float32(address, dtype, at, mask):
     return x
 
 
-@triton.jit
-@no_type_check
+@jit
 def store_low_precision(address, dtype, at, x, mask):
     """Store a bfloat16 or float16 copy; nothing for float32, which has no copy."""
     if dtype == 1:
@@ -53,8 +52,7 @@ def store_low_precision(address, dtype, at, x, mask):
         tl.store(to_half, x.to(tl.float16), mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _sum_squares(
     chunks,
     addresses,
@@ -79,8 +77,7 @@ def _sum_squares(
     tl.store(sums + 2 * chunk + 1, tl.sum(parameter * parameter))
 
 
-@triton.jit
-@no_type_check
+@jit
 def _root_of_sums(
     sums, firsts, norms, tensors, MOST: tl.constexpr, WIDTH: tl.constexpr
 ):

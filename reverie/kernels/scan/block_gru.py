@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+from reverie.kernels.jit import jit
 
 BLOCK = 1024
 """Units that one program computes."""
@@ -41,15 +41,13 @@ def block_gru_gates(
 # fmt: off
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_gate(gates, bias, offs, bias_offs, mask):
     gate = tl.load(gates + offs, mask, 0.0).to(tl.float32)
     return gate + tl.load(bias + bias_offs, mask, 0.0).to(tl.float32)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _gates(
     gates, bias, deter, new, deter_stride, new_stride, rows, width,
     W: tl.constexpr, BLOCK: tl.constexpr,

@@ -20,6 +20,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, can_launch
 from reverie.nets.gru import GRU, SegmentHold, StateUpdate
 
@@ -144,14 +145,12 @@ class _GRUScan(torch.autograd.Function):
 # fmt: off
 
 
-@triton.jit
-@no_type_check
+@jit
 def _dot(a, b, acc):
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
-@triton.jit
-@no_type_check
+@jit
 def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
     """Rows and columns of this program, and their masks."""
     row = tl.program_id(axis) * R + tl.arange(0, R)
@@ -160,8 +159,7 @@ def _row_tile(rows, axis: tl.constexpr, D: tl.constexpr, R: tl.constexpr):
     return row, col, row_mask, row_mask[:, None] & (col < D)[None, :]
 
 
-@triton.jit
-@no_type_check
+@jit
 def _unit_tile(rows, reversed_units, D: tl.constexpr, R: tl.constexpr):
     """Unit and rows of this program, and the positions of their initial states."""
     unit = tl.program_id(0)
@@ -170,21 +168,18 @@ def _unit_tile(rows, reversed_units, D: tl.constexpr, R: tl.constexpr):
     return unit, row, col, row_mask, mask, start_offsets, (reversed_units >> unit) & 1
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_three(pointers, stride):
     """Reset, update and candidate of a weight or bias."""
     return tl.load(pointers), tl.load(pointers + stride), tl.load(pointers + 2 * stride)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _load_flags(flags, at, row_mask):
     return tl.load(flags + at, row_mask, 0.0)[:, None]
 
 
-@triton.jit
-@no_type_check
+@jit
 def _store_three(pointers, stride, mask, reset, update, candidate):
     tl.store(pointers, reset, mask)
     tl.store(pointers + stride, update, mask)
@@ -313,8 +308,7 @@ def _scan_backward(
     tl.store(dstart + start_offsets, dstate, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _hold_forward(
     fresh, read, copy, held, rows, steps, width, Z: tl.constexpr, R: tl.constexpr,
 ):
@@ -330,8 +324,7 @@ def _hold_forward(
         tl.store(held + offsets, value, mask)
 
 
-@triton.jit
-@no_type_check
+@jit
 def _hold_backward(
     fresh, read, copy, held, grad, dfresh, dread, dcopy, rows, steps, width,
     Z: tl.constexpr, R: tl.constexpr,

@@ -6,13 +6,12 @@ the gradients of the norms' inputs, scales and of the biases before them.
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from reverie.kernels.jit import jit
 from reverie.kernels.scan import tensors
 from reverie.kernels.scan.stepwise import StepGrads
 
@@ -72,16 +71,14 @@ def _norm_input_grad(
 # fmt: off
 
 
-@no_type_check
-@triton.jit
+@jit
 def _load_normed(pre, dnorm, at_pre, at_dnorm, mask, inv_rms):
     """Normalized inputs of a norm, and gradients of its outputs."""
     normed = tl.load(pre + at_pre, mask=mask, other=0.0).to(tl.float32) * inv_rms
     return normed, tl.load(dnorm + at_dnorm, mask=mask, other=0.0).to(tl.float32)
 
 
-@no_type_check
-@triton.jit
+@jit
 def _row_gradients(
     dnorm, pre, scale, inv_rms, dpre, column,
     F: tl.constexpr, STRIDE: tl.constexpr, BK: tl.constexpr,
@@ -109,8 +106,7 @@ def _row_gradients(
         tl.store(dpre + row * F + at, grad.to(dpre.dtype.element_ty), mask=mask)
 
 
-@no_type_check
-@triton.jit
+@jit
 def _column_sums(
     dnorm, pre, inv_rms, dpre, dscale, dbias, column,
     ROWS: tl.constexpr, F: tl.constexpr, STRIDE: tl.constexpr,

@@ -15,41 +15,35 @@ in0, in1, hid and obs.
 
 from __future__ import annotations
 
-from typing import no_type_check
-
-import triton
 import triton.language as tl
+
+from reverie.kernels.jit import jit
 
 # fmt: off
 
 
-@no_type_check
-@triton.jit
+@jit
 def silu(x):
     return x * tl.sigmoid(x)
 
 
-@no_type_check
-@triton.jit
+@jit
 def silu_grad(x):
     gate = tl.sigmoid(x)
     return gate * (1 + x * (1 - gate))
 
 
-@no_type_check
-@triton.jit
+@jit
 def tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
 
 
-@no_type_check
-@triton.jit
+@jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
-@no_type_check
-@triton.jit
+@jit
 def dot_rows(
     acc, inputs, weight, columns, mask, K: tl.constexpr, INPUT_STRIDE: tl.constexpr,
     OUTPUT_STRIDE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
@@ -63,16 +57,14 @@ def dot_rows(
     return acc
 
 
-@no_type_check
-@triton.jit
+@jit
 def row_tile(t, length, batch, BM: tl.constexpr):
     """Row numbers of this tile, their mask, and their indices `at` and `given`."""
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     return rows, rows[:, None] < batch, t * batch + rows, (rows * length + t)[:, None]
 
 
-@no_type_check
-@triton.jit
+@jit
 def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr):
     """Columns of `BS` categorical variables of `BK` padded classes, and their mask."""
     column = tl.arange(0, BS * BK)
@@ -80,8 +72,7 @@ def class_tile(S: tl.constexpr, K: tl.constexpr, BS: tl.constexpr, BK: tl.conste
     return variable * K + label, (variable < S) & (label < K)
 
 
-@no_type_check
-@triton.jit
+@jit
 def softmax_terms(logits, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.constexpr):
     """Numerator and denominator of the softmax, as (row, variable, class)."""
     logits = tl.reshape(logits, (BM, BS, PADDED_K))
@@ -89,15 +80,13 @@ def softmax_terms(logits, BM: tl.constexpr, BS: tl.constexpr, PADDED_K: tl.const
     return exps, tl.sum(exps, 2)[:, :, None]
 
 
-@no_type_check
-@triton.jit
+@jit
 def load_is_first(is_first, t, length, batch, rows):
     flags = tl.load(is_first + rows * length + t, mask=rows < batch, other=0)
     return flags[:, None] != 0
 
 
-@no_type_check
-@triton.jit
+@jit
 def sum_partials(partials, rows, batch, COUNT: tl.constexpr, PADDED: tl.constexpr):
     """Add up the partial sums (tiles, batch) of each row."""
     tile = tl.arange(0, PADDED)
@@ -106,15 +95,13 @@ def sum_partials(partials, rows, batch, COUNT: tl.constexpr, PADDED: tl.constexp
     return tl.sum(tl.load(partials + at, mask=mask, other=0.0), 1)
 
 
-@no_type_check
-@triton.jit
+@jit
 def store_partial(partials, tile, rows, batch, values):
     """Store the sum of a tile's values over its columns."""
     tl.store(partials + tile * batch + rows, tl.sum(values, 1), mask=rows < batch)
 
 
-@no_type_check
-@triton.jit
+@jit
 def store_rounded(pointers, mask, acc):
     """Store values and return them as they were rounded by it."""
     value = acc.to(pointers.dtype.element_ty)
@@ -122,8 +109,7 @@ def store_rounded(pointers, mask, acc):
     return value.to(tl.float32)
 
 
-@no_type_check
-@triton.jit
+@jit
 def norm_act(pre, scale, at, columns, mask, inv_rms):
     """Norm and activation of a tile, in the dtype of `pre`."""
     x = tl.load(pre + at, mask=mask, other=0.0)
@@ -132,8 +118,7 @@ def norm_act(pre, scale, at, columns, mask, inv_rms):
     return silu(y.to(tl.float32)).to(x.dtype)
 
 
-@no_type_check
-@triton.jit
+@jit
 def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean):
     """Gradient of a norm's input, from that of its output, in the dtype of `pre`.
 
@@ -146,8 +131,7 @@ def norm_grad(dnorm, pre, scale, at_dnorm, at_pre, columns, mask, inv_rms, mean)
     return (inv_rms[:, None] * (dout * gain - normed * mean[:, None])).to(x.dtype)
 
 
-@no_type_check
-@triton.jit
+@jit
 def store_norm_output_grad(
     dact, pre, at_pre, scale, columns, inv_rms, dnorm, partials, tile, rows, batch,
 ):
