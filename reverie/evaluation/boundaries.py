@@ -1,6 +1,6 @@
 """Evaluate the segment boundaries of agents that train on sequences (VTA).
 
-Boundaries are compared with the ground-truth events of the data, if it has any. Without
+Boundaries are compared with the true events of the data, if it has any. Without
 events, two runs that differ only in their seed can be compared with each other:
 boundaries that depend on the data are found by both.
 """

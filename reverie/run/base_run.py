@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +26,8 @@ from reverie.run.config import Config
 from reverie.run.folder import RunFolder, resolve_logdir
 from reverie.run.health import Health
 from reverie.run.signals import Stopper
+
+R = TypeVar("R", bound="BaseRun")
 
 
 class BaseRun:
@@ -49,27 +50,29 @@ class BaseRun:
         )
         self.has_changes = False
         """True if the parts are consistent and have changed since the last save."""
-        self._closing: list[Callable[[], None]] = []
+        self._cleanup = contextlib.ExitStack()
 
-    def open(self) -> None:
+    def __enter__(self: R) -> R:
         """Build all parts; close those already built if one fails."""
         try:
             self._open()
         except BaseException:
             self.close()
             raise
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if isinstance(error, Exception):
+                self._save_after_error()
+        finally:
+            self.close()
+
+    def _save_after_error(self) -> None:
+        """Save a run that an error ends; not implemented for all runs."""
 
     def close(self) -> None:
-        while self._closing:
-            self._closing.pop()()
+        self._cleanup.close()
 
     def print_message(self, text: str) -> None:
         """Print to standard error; ignored if that is closed."""
@@ -81,10 +84,9 @@ class BaseRun:
     def _open(self) -> None:
         """Lock the run folder and choose the device."""
         config, folder = self.config, RunFolder(self.path)
-        self._closing.append(folder.close)  # also if the settings are refused
+        self._cleanup.callback(folder.close)  # also if the settings are refused
         folder.open(config)
-        self.stopper.__enter__()
-        self._closing.append(lambda: self.stopper.__exit__(None, None, None))
+        self._cleanup.enter_context(self.stopper)
         device.seed_everything(config.seed)
         self.device = device.pick_device(config.device)
         if config.deterministic:
@@ -99,7 +101,7 @@ class BaseRun:
         self.usage = Usage()
         settings = dataclasses.asdict(self.config)
         self.logger = make_logger(self.config.logger, self.path, frames, settings)
-        self._closing.append(self.logger.close)
+        self._cleanup.callback(self.logger.close)
 
     # Used by the training loops.
 

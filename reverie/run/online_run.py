@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from reverie import envs as suites
@@ -46,22 +45,6 @@ class OnlineRun(BaseRun):
         super().__init__(config)
         self.make_env = make_env
         self._evaluates = evaluate
-
-    def __enter__(self) -> OnlineRun:
-        self.open()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if isinstance(error, Exception):
-                self._save_after_error()
-        finally:
-            self.close()
 
     def _open(self) -> None:
         super()._open()
@@ -108,7 +91,7 @@ class OnlineRun(BaseRun):
         in_parallel = self.overlap and self.make_env is None
         config = in_workers(config) if in_parallel else config
         envs = make_envs(config, count, first, self.make_env)
-        self._closing.append(envs.close)
+        self._cleanup.callback(envs.close)
         return envs
 
     def _open_replay(
@@ -133,7 +116,7 @@ class OnlineRun(BaseRun):
             seed=config.seed,
             exact_extras=config.deterministic,
         )
-        self._closing.append(replay.close)
+        self._cleanup.callback(replay.close)
         return replay
 
     def _open_feed(self, replay: Replay) -> ReplayFeed:
@@ -145,7 +128,7 @@ class OnlineRun(BaseRun):
             prefetch=prefetch,
             on_device=device_copy.fits_on_device(replay, self.device),
         )
-        self._closing.append(feed.close)
+        self._cleanup.callback(feed.close)
         return feed
 
     def _train_ratio(self) -> TrainRatio:

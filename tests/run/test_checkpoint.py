@@ -42,13 +42,13 @@ def same(a, b) -> bool:
     return type(a) is type(b) and a == b
 
 
-def test_what_is_saved_comes_back_with_its_types(tmp_path):
+def test_saved_state_is_restored_with_its_types(tmp_path):
     path = Checkpoints(tmp_path).save(10, state(1))
     found = {part: checkpoint.read_part(path, part) for part in ("agent", "loop")}
     assert same(found, state(1))
 
 
-def test_the_newest_whole_checkpoint_is_found_by_looking(tmp_path):
+def test_the_newest_checkpoint_is_found_by_its_number(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.newest() is None
     checkpoints.save(10, state(1))
@@ -58,7 +58,7 @@ def test_the_newest_whole_checkpoint_is_found_by_looking(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "remove", "manifest", "list"])
-def test_damage_is_named_quarantined_and_the_previous_save_used(tmp_path, harm):
+def test_a_damaged_checkpoint_is_quarantined_and_the_previous_one_used(tmp_path, harm):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(10, state(1))
     bad = checkpoints.save(20, state(2))
@@ -81,7 +81,7 @@ def test_damage_is_named_quarantined_and_the_previous_save_used(tmp_path, harm):
     assert checkpoints.newest() == good
 
 
-def test_pruning_keeps_the_last_and_every_nth(tmp_path):
+def test_pruning_keeps_the_last_and_every_nth_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=3)
     for step in range(7):
         checkpoints.save(step, {"loop": {"step": step}})
@@ -93,7 +93,7 @@ def test_pruning_keeps_the_last_and_every_nth(tmp_path):
     assert not list(tmp_path.glob(".partial-*"))
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_one_sentence(tmp_path):
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(1, state(1))
     large = {"agent": {"weight": torch.zeros(1_000_000)}}
@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_one_sentence(tmp_path):
     assert os.listdir(tmp_path) == [good.name]
 
 
-def test_a_planted_pickle_is_refused_not_run(tmp_path):
+def test_a_pickle_in_a_checkpoint_is_not_executed(tmp_path):
     class Bomb:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "boom"),))
@@ -121,7 +121,7 @@ def test_a_planted_pickle_is_refused_not_run(tmp_path):
     assert not (tmp_path / "boom").exists()
 
 
-def test_another_format_is_named_with_its_fix(tmp_path):
+def test_another_checkpoint_format_is_an_error(tmp_path):
     path = Checkpoints(tmp_path).save(1, state(1))
     facts = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**facts, "format": 99}))
@@ -129,7 +129,7 @@ def test_another_format_is_named_with_its_fix(tmp_path):
         Checkpoints(tmp_path).newest()
 
 
-def test_locate_takes_a_run_its_ckpt_folder_or_one_save(tmp_path):
+def test_a_checkpoint_is_found_in_a_run_or_ckpt_folder_or_by_name(tmp_path):
     path = Checkpoints(tmp_path / "ckpt").save(1, state(1))
     for place in (tmp_path, tmp_path / "ckpt", path):
         assert checkpoint.find_checkpoint(place) == path
@@ -137,14 +137,14 @@ def test_locate_takes_a_run_its_ckpt_folder_or_one_save(tmp_path):
         checkpoint.find_checkpoint(tmp_path / "nowhere")
 
 
-def test_nonfinite_names_the_first_bad_tensor():
+def test_the_first_nonfinite_tensor_is_named():
     good = {"a": {"w": torch.ones(3)}, "n": torch.zeros(2, dtype=torch.int64)}
     assert checkpoint.find_nonfinite(good) is None
     good["a"]["v"] = torch.tensor([1.0, float("nan")])
     assert checkpoint.find_nonfinite(good) == "a/v"
 
 
-def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
+def test_a_reader_skips_damaged_checkpoints_and_moves_nothing(tmp_path):
     """An evaluation may look at a folder that a training run is writing to."""
     saves = Checkpoints(tmp_path / "ckpt", keep_last=5)
     good = saves.save(1, {"agent": {"w": torch.ones(3)}})
@@ -162,7 +162,9 @@ def test_a_reader_passes_over_damage_and_moves_nothing(tmp_path):
         checkpoint.find_checkpoint(tmp_path)
 
 
-def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch):
+def test_a_reader_searches_again_if_checkpoints_were_replaced(
+    tmp_path, monkeypatch
+):
     saves = Checkpoints(tmp_path / "ckpt", keep_last=1)
     saves.save(1, {"agent": {"w": torch.ones(3)}})
     verify, newer = checkpoint.verify, []
@@ -177,7 +179,7 @@ def test_a_reader_looks_again_when_all_it_saw_was_replaced(tmp_path, monkeypatch
     assert checkpoint.find_checkpoint(tmp_path) == newer[0]
 
 
-def test_numbers_of_more_digits_than_usual_are_still_found(tmp_path):
+def test_checkpoint_numbers_may_have_more_digits(tmp_path):
     saves = Checkpoints(tmp_path)
     (tmp_path / "000000000005-999999").mkdir()
     path = saves.save(7, {"loop": {}})

@@ -4,7 +4,7 @@ from reverie.api import UserError
 from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 
-def test_updates_keep_the_ratio_whatever_the_stride():
+def test_the_train_ratio_does_not_depend_on_the_number_of_environments():
     for stride in (1, 3, 16):
         steady = TrainRatio(32 / (16 * 64))  # one update every 32 steps
         due = [steady.updates_due(step) for step in range(1024, 4224, stride)]
@@ -13,13 +13,13 @@ def test_updates_keep_the_ratio_whatever_the_stride():
         assert sum(due) in (100, 101)
 
 
-def test_more_than_one_update_a_step_and_none_at_ratio_zero():
+def test_several_updates_per_step_and_none_at_ratio_zero():
     steady = TrainRatio(2.5)
     assert [steady.updates_due(step) for step in range(5)] == [1, 2, 3, 2, 3]
     assert [TrainRatio(0).updates_due(step) for step in range(3)] == [0, 0, 0]
 
 
-def test_no_updates_are_owed_for_steps_before_the_replay_was_ready():
+def test_steps_before_the_replay_is_ready_do_not_count():
     clock = Clock(RunConfig(), TrainRatio(1.0))
     for _ in range(100):
         clock.advance(1)
@@ -29,7 +29,7 @@ def test_no_updates_are_owed_for_steps_before_the_replay_was_ready():
     assert clock.updates_due(ready=True) == 1
 
 
-def test_a_restored_rhythm_continues_with_its_fraction():
+def test_a_restored_schedule_keeps_fractions_of_updates():
     whole, split = TrainRatio(0.3), TrainRatio(0.3)
     expected = [whole.updates_due(step) for step in range(50)]
     found = [split.updates_due(step) for step in range(17)]
@@ -48,13 +48,13 @@ def fired(clock: Clock, steps: int, stride: int) -> list[int]:
     return found
 
 
-def test_clocks_by_step_stay_on_their_grid():
+def test_intervals_in_steps_are_multiples():
     config = RunConfig(clock="steps", log_every=10)
     assert fired(Clock(config, TrainRatio(0)), 50, 1) == [10, 20, 30, 40, 50]
     assert fired(Clock(config, TrainRatio(0)), 48, 4) == [12, 20, 32, 40]
 
 
-def test_a_restored_clock_fires_when_the_whole_one_would():
+def test_a_restored_clock_equals_an_uninterrupted_one():
     config = RunConfig(clock="steps", log_every=10)
     whole = fired(Clock(config, TrainRatio(0)), 64, 4)
     first = Clock(config, TrainRatio(0))
@@ -65,13 +65,13 @@ def test_a_restored_clock_fires_when_the_whole_one_would():
 
 
 @pytest.mark.parametrize(("every", "count"), [(0, 0), (-1, 5)])
-def test_zero_is_never_and_negative_is_always(every, count):
+def test_zero_means_never_and_negative_means_always(every, count):
     for unit in ("steps", "seconds"):
         config = RunConfig(clock=unit, log_every=every)
         assert len(fired(Clock(config, TrainRatio(0)), 5, 1)) == count
 
 
-def test_seconds_wait_for_the_first_interval(monkeypatch):
+def test_the_first_interval_in_seconds_must_pass(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("reverie.run.clock.time.monotonic", lambda: now[0])
     clock = Clock(RunConfig(log_every=10), TrainRatio(0))
@@ -81,13 +81,13 @@ def test_seconds_wait_for_the_first_interval(monkeypatch):
     assert not clock.every("log")
 
 
-def test_frames_count_repeats():
+def test_frames_include_repeated_actions():
     clock = Clock(RunConfig(), TrainRatio(0), repeat=4)
     clock.advance(16)
     assert (clock.step, clock.frames) == (16, 64)
 
 
 @pytest.mark.parametrize("bad", [{"envs": 0}, {"steps": 0}, {"train_ratio": -1.0}])
-def test_impossible_counts_are_refused(bad):
+def test_invalid_counts_are_errors(bad):
     with pytest.raises(UserError, match="Fix"):
         RunConfig(**bad)

@@ -8,9 +8,7 @@ from reverie.cli.main import main
 from reverie.run.folder import resolve_logdir
 
 
-def test_the_demo_says_where_its_score_curve_and_dream_are(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_demo_prints_score_curve_and_video(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "demo --device cpu --run.steps 320 --run.train_ratio 2"
     assert main(words.split()) == 0
@@ -27,7 +25,7 @@ def test_the_demo_says_where_its_score_curve_and_dream_are(
     assert main(words.split()) == 0
 
 
-def test_a_demo_without_reports_has_no_dream_to_show(tmp_path, capsys, monkeypatch):
+def test_a_demo_without_reports_prints_no_video(tmp_path, capsys, monkeypatch):
     def train(config):
         folder = resolve_logdir(config.logdir)
         folder.mkdir()
@@ -42,7 +40,7 @@ def test_a_demo_without_reports_has_no_dream_to_show(tmp_path, capsys, monkeypat
     assert "open-loop" not in said
 
 
-def test_the_demo_deletes_nothing_that_is_not_a_run(tmp_path, capsys):
+def test_the_demo_deletes_only_run_folders(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     assert main(["demo", "--logdir", str(tmp_path / "mine")]) == 2

@@ -92,7 +92,7 @@ def whole(tmp_path_factory) -> Path:
     return train(settings(tmp_path_factory.mktemp("iris") / "whole"))
 
 
-def test_epochs_end_the_run_and_each_is_logged(whole):
+def test_the_run_ends_after_all_epochs_and_logs_each(whole):
     schedule = state_of(whole)["loop"]["clock"]["schedule"]
     assert schedule["epoch"] == 5  # four are done
     assert schedule["env_steps"] >= 40 + 2 * 20
@@ -143,7 +143,9 @@ def until(run: OnlineRun, part: str, done: int):
 @pytest.mark.parametrize(
     ("part", "done"), [("tokenizer", 1), ("world_model", 2), ("actor_critic", 1)]
 )
-def test_a_kill_within_an_epoch_resumes_at_the_same_part(tmp_path, whole, part, done):
+def test_a_kill_within_an_epoch_resumes_in_the_same_part(
+    tmp_path, whole, part, done
+):
     path = tmp_path / "run"
     config = settings(path)
     with OnlineRun(config) as run:
@@ -215,7 +217,7 @@ def trained(path: Path) -> bool:
     return loop["clock"]["schedule"]["updates"] > 0
 
 
-def test_every_epoch_can_be_kept(tmp_path):
+def test_a_checkpoint_of_every_epoch_can_be_kept(tmp_path):
     path = train(
         settings(tmp_path / "run", **{"run.keep_every": 1, "run.keep_last": 1})
     )
@@ -226,7 +228,7 @@ def test_every_epoch_can_be_kept(tmp_path):
     assert set(epochs) == {2, 3, 4, 5}
 
 
-def test_parts_of_another_run_can_be_taken_over(tmp_path, whole):
+def test_components_of_another_run_can_be_loaded(tmp_path, whole):
     flags = {"run.from_checkpoint": str(whole), "run.from_components": "tokenizer"}
     old = state_of(whole)["agent"]
     with OnlineRun(settings(tmp_path / "run", seed=3, **flags)) as run:
@@ -246,7 +248,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
         run.start()
 
 
-def test_more_epochs_may_be_asked_of_a_run_that_is_over(whole, tmp_path):
+def test_a_finished_run_can_be_resumed_with_more_epochs(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
     steps = state_of(copy)["loop"]["clock"]["step"]
@@ -258,7 +260,7 @@ def test_more_epochs_may_be_asked_of_a_run_that_is_over(whole, tmp_path):
     assert steps < clock["step"] <= steps + 2 * SMALL["iris.schedule.steps"]
 
 
-def test_refused_settings_leave_the_folder_free(whole, tmp_path):
+def test_refused_settings_release_the_folder(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
     with pytest.raises(UserError, match="width") as refusal:
@@ -267,12 +269,12 @@ def test_refused_settings_leave_the_folder_free(whole, tmp_path):
     lock_folder(copy).close()
 
 
-def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
+def test_a_run_too_short_for_an_update_prints_a_message(tmp_path, capsys):
     train(settings(tmp_path / "run", **{"run.steps": 10}))
     assert "No update was run" in capsys.readouterr().err
 
 
-def test_it_is_evaluated_as_every_agent(whole, tmp_path):
+def test_iris_is_evaluated_like_every_agent(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
     result = evaluate(copy, 4)
@@ -280,7 +282,7 @@ def test_it_is_evaluated_as_every_agent(whole, tmp_path):
     assert {episode["length"] for episode in result.episodes} == {3}
 
 
-def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):
+def test_evaluation_scores_have_mean_std_and_range(tmp_path):
     flags = {"run.eval_every": 2, "run.eval_envs": 2, "run.eval_eps": 4}
     path = train(settings(tmp_path / "run", **flags), evaluate=True)
     found = [line for line in lines(path) if "eval/episode/score" in line]
@@ -289,7 +291,7 @@ def test_scores_of_evaluation_have_mean_spread_and_range(tmp_path):
         assert f"eval/episode/{key}" in found[-1]
 
 
-def test_phases_need_an_agent_that_has_them(tmp_path):
+def test_the_clock_in_phases_needs_an_agent_with_phases(tmp_path):
     config = resolve(
         ["debug"],
         flags={"task": "catch", "run.clock": "phases", "logdir": str(tmp_path / "run")},
@@ -298,7 +300,7 @@ def test_phases_need_an_agent_that_has_them(tmp_path):
         train(config)
 
 
-def test_a_bench_times_each_part_and_acting(tmp_path, capsys):
+def test_bench_times_each_component_and_acting(tmp_path, capsys):
     output = tmp_path / "numbers.json"
     options = BenchConfig(1, 0.0, 200, output=str(output))
     bench_config(settings(tmp_path, deterministic=False), options)

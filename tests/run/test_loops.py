@@ -53,7 +53,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_leaves_the_folder_the_readme_draws(tmp_path):
+def test_the_run_folder_has_the_files_of_the_readme(tmp_path):
     path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 200}))
     names = {p.name for p in path.iterdir()}
     assert {"config.yaml", "about.json", "spaces.json"} <= names
@@ -69,7 +69,7 @@ def test_a_run_leaves_the_folder_the_readme_draws(tmp_path):
     assert checkpoint.read_manifest(newest)["step"] == 200
 
 
-def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, capsys):
+def test_a_run_is_resumed_in_its_logdir_with_its_settings(tmp_path, capsys):
     path = tmp_path / "run"
     train(settings(path, agent="random", **{"run.steps": 100}))
     words = ["train", "--logdir", str(path), "--run.steps", "160"]
@@ -81,7 +81,7 @@ def test_the_same_logdir_resumes_and_logdir_alone_keeps_the_settings(tmp_path, c
     assert checkpoint.read_manifest(newest)["step"] == 160
 
 
-def test_a_resume_with_fewer_steps_forgets_nothing(tmp_path):
+def test_resuming_with_fewer_steps_keeps_the_replay(tmp_path):
     path = tmp_path / "run"
     flags = {"agent": "random", "run.envs": 2}
     train(settings(path, **flags, **{"run.steps": 200}))
@@ -113,7 +113,7 @@ def test_two_processes_cannot_share_a_run_folder(tmp_path):
     train(config)
 
 
-def test_an_evaluation_that_has_to_stop_plays_no_further():
+def test_an_evaluation_can_be_stopped():
     asked = iter([False] * 3 + [True])
     envs = SyncVecEnv(lambda index: Catch(seed=index), 2, VecEnvConfig())
     agent = RandomAgent(
@@ -139,7 +139,7 @@ def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
     assert len(json.loads((path / "eval.json").read_text())["episodes"]) == 3
 
 
-def test_an_evaluation_says_what_succeeded_and_what_it_wrote():
+def test_the_description_of_an_evaluation():
     played = [evaluations.PlayedEpisode(1.0, 4, 1.0)]
     played.append(evaluations.PlayedEpisode(0.0, 6, 0.0))
     summary = evaluations.summarize(played)
@@ -157,7 +157,7 @@ def test_an_evaluation_says_what_succeeded_and_what_it_wrote():
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
+def test_train_eval_logs_evaluation_scores_separately(tmp_path, storage):
     more = {"run.steps": 120, "run.eval_every": 60, "run.eval_eps": 2}
     more["replay.storage"] = storage
     config = settings(tmp_path / "run", task="catch", **more, **{"run.eval_envs": 2})
@@ -166,7 +166,7 @@ def test_train_eval_keeps_its_scores_apart(tmp_path, storage):
     assert {"episode/score", "eval/episode/score"} <= keys
 
 
-def test_evaluations_have_environments_of_their_own(tmp_path, monkeypatch):
+def test_evaluations_use_the_blocks_of_eval_configs(tmp_path, monkeypatch):
     blocks = {**configs.blocks(), "low": {"env.catch.rows": 4}}
     monkeypatch.setattr(configs, "blocks", lambda: blocks)
     asked = []
@@ -187,7 +187,7 @@ def test_evaluations_have_environments_of_their_own(tmp_path, monkeypatch):
     assert usual not in (4, 5)
 
 
-def test_prefill_acts_at_random_and_then_stops(tmp_path, monkeypatch):
+def test_prefill_uses_random_actions_at_the_start(tmp_path, monkeypatch):
     from reverie.agents.dreamer.agent import Dreamer
 
     seen = []
@@ -199,7 +199,7 @@ def test_prefill_acts_at_random_and_then_stops(tmp_path, monkeypatch):
     assert len(seen) == 10  # of 30 turns with 2 environments
 
 
-def test_weights_can_come_from_another_run(tmp_path, capsys):
+def test_initial_weights_of_another_online_run(tmp_path, capsys):
     first = train(settings(tmp_path / "first", **{"run.steps": 120}))
     flags = {"run.steps": 2, "run.from_checkpoint": str(first)}
     train(settings(tmp_path / "second", **flags))
@@ -213,7 +213,7 @@ def test_weights_can_come_from_another_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
+def test_a_signal_saves_and_exits_with_the_documented_code(tmp_path, number):
     path = tmp_path / "run"
     flags = {**SMALL, "agent": "random", "logdir": str(path), "task": "catch"}
     flags |= {"run.steps": 10**9, "run.save_every": 0, "run.log_every": 500}
@@ -243,7 +243,7 @@ def test_a_signal_saves_and_exits_with_its_documented_code(tmp_path, number):
     assert checkpoint.read_manifest(newest)["step"] > 0
 
 
-def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path, monkeypatch):
+def test_nonfinite_updates_stop_the_run_and_are_named(tmp_path, monkeypatch):
     path = tmp_path / "run"
     train(settings(path, **{"run.steps": 100}))
     before = Checkpoints(path / "ckpt").newest()
@@ -278,7 +278,7 @@ def test_a_trained_agent_acts_in_three_lines(tmp_path):
         agent.act(image[:8])
 
 
-def test_training_takes_a_gymnasium_environment_or_a_factory(tmp_path):
+def test_training_accepts_a_gymnasium_environment_or_a_factory(tmp_path):
     import gymnasium
 
     flags = {key.replace(".", "__"): value for key, value in SMALL.items()}
@@ -316,7 +316,7 @@ def test_importing_reverie_loads_neither_torch_nor_gymnasium():
     assert done.stdout.strip() == "[]"
 
 
-def test_only_the_kept_checkpoints_stay_in_memory_and_on_disk(tmp_path):
+def test_replay_files_of_deleted_checkpoints_are_deleted(tmp_path):
     config = settings(tmp_path / "run", agent="random", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
         run.start()

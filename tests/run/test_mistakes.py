@@ -106,7 +106,7 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("task", ENVIRONMENTS)
-def test_an_environment_that_cannot_be_used_is_told_why(say, task):
+def test_an_invalid_environment_is_an_error_with_the_reason(say, task):
     code, error = say(f"train {SMALL} --agent random --task {task} --logdir run")
     assert code == 2, error
     assert re.search(ENVIRONMENTS[task], error), error
@@ -115,7 +115,7 @@ def test_an_environment_that_cannot_be_used_is_told_why(say, task):
 
 
 @pytest.mark.parametrize("task", ["unlucky:make_env", "spaces:Longer"])
-def test_a_worker_passes_the_reason_on(say, task):
+def test_an_error_in_a_worker_has_the_reason(say, task):
     more = "--env.vector.workers 1 --run.envs 1"
     code, error = say(f"train {SMALL} --agent random --task {task} --logdir run {more}")
     assert code == 2
@@ -123,14 +123,14 @@ def test_a_worker_passes_the_reason_on(say, task):
 
 
 @pytest.mark.parametrize("task", ["torn:make_env", "unlucky:make_env", "spaces:Words"])
-def test_check_env_of_what_cannot_be_built_is_a_sentence(say, task):
+def test_check_env_reports_environments_that_cannot_be_built(say, task):
     code, error = say(f"check-env {task}")
     assert code == 2
     assert re.search(ENVIRONMENTS[task], error), error
     assert "Fix:" in error
 
 
-def test_a_run_that_never_saved_may_begin_again_with_other_settings(say):
+def test_a_run_without_a_checkpoint_can_be_restarted_with_other_settings(say):
     start = f"train {SMALL} --agent random --run.steps 8 --logdir run"
     assert say(f"{start} --task unlucky:make_env")[0] == 2
     assert say(f"{start} --task catch")[0] == 0
@@ -140,7 +140,7 @@ def test_a_run_that_never_saved_may_begin_again_with_other_settings(say):
     assert "seed: 0 -> 3" in error
 
 
-def test_settings_beside_a_logdir_are_compared_with_its_run(copy, say):
+def test_flags_are_compared_with_the_saved_settings(copy, say):
     before = sorted(copy.rglob("*"))
     code, error = say(f"train --logdir {copy} --seed 3 --run.steps 99")
     assert code == 2
@@ -169,7 +169,7 @@ def copy(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
-def test_weights_of_another_size_name_the_block_that_fits(say, tmp_path):
+def test_weights_of_another_size_are_an_error_with_the_matching_block(say, tmp_path):
     small = "--device cpu --logger.outputs jsonl --run.envs 1 --replay.capacity 200"
     small += " --task catch --run.steps 2"
     assert say(f"train --configs size1m {small} --logdir one")[0] == 0
@@ -198,7 +198,7 @@ def test_weights_and_episodes_that_do_not_fit(say, trained, flags, says):
 
 
 @pytest.mark.parametrize("text", [b"task: [\n", b"\xff\x00\x81", b"nope: 3\n"])
-def test_a_config_that_cannot_be_read_is_named(say, copy, text):
+def test_an_unreadable_config_is_an_error_with_its_path(say, copy, text):
     (copy / "config.yaml").write_bytes(text)
     for line in (f"train --logdir {copy}", f"eval {copy} --episodes 1"):
         code, error = say(line)
@@ -207,7 +207,7 @@ def test_a_config_that_cannot_be_read_is_named(say, copy, text):
         assert "Fix:" in error
 
 
-def test_a_checkpoint_without_its_config_is_told_apart(say, copy):
+def test_a_checkpoint_without_a_config_is_an_error(say, copy):
     (copy / "config.yaml").unlink()
     code, error = say(f"eval {copy} --episodes 1")
     assert code == 2
@@ -217,7 +217,7 @@ def test_a_checkpoint_without_its_config_is_told_apart(say, copy):
 
 
 @pytest.mark.parametrize("inner", ["ckpt", "replay/more"])
-def test_no_run_begins_among_the_files_of_another(say, copy, inner):
+def test_a_run_inside_the_folder_of_another_run_is_refused(say, copy, inner):
     before = sorted(copy.rglob("*"))
     code, error = say(f"train {SMALL} --logdir {copy / inner}")
     assert code == 2
@@ -239,13 +239,13 @@ def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
     assert f"Every checkpoint in {copy} is damaged" in error
 
 
-def test_films_that_cannot_be_written_are_told(say, trained, monkeypatch):
+def test_videos_that_cannot_be_written_are_warned_about(say, trained, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.warns(RuntimeWarning, match="nothing is filmed"):
         assert say(f"eval {trained} --episodes 1 --videos 1")[0] == 0
 
 
-def test_an_evaluation_in_another_world_is_refused(say, trained):
+def test_an_evaluation_with_other_spaces_is_refused(say, trained):
     code, error = say(f"eval {trained} --episodes 1 --task dummy_disc")
     assert code == 2
     assert "is missing, this agent wants" in error

@@ -18,7 +18,7 @@ from reverie.run.train import train
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, workers):
+def test_overlap_does_not_change_the_results(tmp_path, workers):
     flags = {
         "run.steps": 160,
         "run.report_every": 0,
@@ -33,7 +33,7 @@ def test_a_run_that_overlaps_learns_what_one_that_does_not_learns(tmp_path, work
     same(*(lines(path / "scores.jsonl") for path in paths))
 
 
-def test_training_goes_on_between_sending_and_receiving(tmp_path):
+def test_training_continues_between_send_and_recv(tmp_path):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
     with OnlineRun(config) as run:
         run.start()
@@ -46,7 +46,7 @@ def test_training_goes_on_between_sending_and_receiving(tmp_path):
         assert not np.array_equal(after.values["image"], before.values["image"])
 
 
-def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
+def test_an_error_during_an_environment_step_saves_the_run(tmp_path, capsys):
     config = settings(tmp_path, "catch", **{"run.overlap": "on"})
 
     def stumble():
@@ -65,7 +65,7 @@ def test_an_error_while_environments_step_is_survived(tmp_path, capsys):
         assert run.clock.step == len(run.replay) == 6
 
 
-def test_overlap_is_for_gpus_and_never_for_exact_repetition(tmp_path):
+def test_overlap_is_used_on_gpus_but_not_in_deterministic_runs(tmp_path):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert pick_overlap("auto", cuda, deterministic=False)
     assert not pick_overlap("auto", cuda, deterministic=True)
@@ -76,7 +76,7 @@ def test_overlap_is_for_gpus_and_never_for_exact_repetition(tmp_path):
         settings(tmp_path, **flags)
 
 
-def test_evaluations_stand_between_the_turns(tmp_path):
+def test_evaluations_work_with_overlap(tmp_path):
     flags = {"run.steps": 120, "run.eval_every": 50, "run.overlap": "on"}
     path = train(settings(tmp_path, "catch", **flags), evaluate=True)
     assert any("eval/episode/score" in line for line in lines(path / "metrics.jsonl"))

@@ -26,7 +26,7 @@ def turn(clock: Clock) -> int:
     return due
 
 
-def test_it_runs_until_the_last_epoch_is_trained():
+def test_the_clock_runs_until_the_last_epoch_is_trained():
     clock = make()
     updates = 0
     while clock.running:
@@ -34,7 +34,7 @@ def test_it_runs_until_the_last_epoch_is_trained():
     assert (clock.step, updates) == (30, 4 * 12)
 
 
-def test_updates_for_steps_taken_are_made_even_at_the_end_of_the_run():
+def test_updates_of_the_last_steps_are_run():
     clock = make(steps=20)
     updates = 0
     while clock.running:
@@ -42,7 +42,7 @@ def test_updates_for_steps_taken_are_made_even_at_the_end_of_the_run():
     assert (clock.step, updates) == (20, 12)
 
 
-def test_things_are_due_every_so_many_phases():
+def test_intervals_in_phases():
     clock = make(log_every=1, save_every=2, report_every=0)
     logged, saved = [], []
     while clock.running:
@@ -72,7 +72,7 @@ def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
     assert seen["save"] == [first, 12 + first, 24 + first, 36]
 
 
-def test_a_resumed_clock_knows_what_was_done():
+def test_a_resumed_clock_in_phases():
     clock = make(save_every=2)
     while clock.schedule.phase < 2:
         turn(clock)
@@ -84,7 +84,7 @@ def test_a_resumed_clock_knows_what_was_done():
     assert not again.should_collect
 
 
-def test_a_steady_rhythm_always_acts():
+def test_a_constant_train_ratio_always_collects():
     clock = Clock(RunConfig(steps=3), TrainRatio(1.0))
     assert clock.should_collect
     assert clock.running

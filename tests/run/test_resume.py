@@ -103,7 +103,7 @@ def strip(state: dict) -> dict:
     return state
 
 
-def test_a_kill_long_after_the_save_resumes_from_the_save(tmp_path):
+def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
     """The folder is copied while a later part of the run has already written to it."""
     whole = settings(tmp_path / "whole", 360, "catch", "disk")
     train(whole)

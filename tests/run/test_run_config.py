@@ -10,7 +10,7 @@ from reverie.run.config import for_evaluation, resolve
 from reverie.run.device import pick_compile
 
 
-def test_a_task_in_a_file_brings_the_block_of_its_suite_too(tmp_path):
+def test_a_task_in_a_file_applies_the_block_of_its_suite(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("task: crafter_reward\nrun.envs: 3\n")
     config = resolve(files=[path])
@@ -18,7 +18,7 @@ def test_a_task_in_a_file_brings_the_block_of_its_suite_too(tmp_path):
     assert config.run.envs == 3
 
 
-def test_a_named_block_with_a_task_keeps_its_settings_for_another_task():
+def test_a_named_block_applies_also_if_a_flag_changes_its_task():
     config = resolve(["atari100k"], flags={"task": "atari_pong"})
     same = resolve(flags={"task": "atari100k_pong"})
     assert config.env == same.env
@@ -26,7 +26,7 @@ def test_a_named_block_with_a_task_keeps_its_settings_for_another_task():
     assert not config.env.atari.gray
 
 
-def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
+def test_the_last_task_selects_the_block_of_its_suite(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("task: crafter_reward\n")
     config = resolve(files=[path], flags={"task": "atari100k_pong"})
@@ -49,12 +49,12 @@ def test_the_last_word_on_the_task_chooses_the_block(tmp_path):
         ("replay.segment", 0),
     ],
 )
-def test_values_that_cannot_work_are_refused_before_the_start(name, value):
+def test_invalid_values_are_refused_before_the_start(name, value):
     with pytest.raises(UserError, match=r"(?s).*\n  Fix: "):
         resolve(flags={name: value})
 
 
-def test_blocks_may_change_environments_for_evaluations():
+def test_eval_configs_change_the_environments_of_evaluations():
     config = resolve(["iris_atari"], flags={"env.atari.sticky": 0.25})
     trained, judged = config.env.atari, for_evaluation(config).env.atari
     assert (trained.lives, trained.min_noops, trained.noops) == ("reset", 1, 30)
@@ -74,7 +74,7 @@ def test_priorities_need_a_signal():
     resolve(flags={**flags, "dreamer.priosignal": "model"})
 
 
-def test_graphs_are_chosen_on_cuda_and_refused_elsewhere():
+def test_cuda_graphs_are_used_on_cuda_and_refused_elsewhere():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert pick_compile(resolve().compile, cuda) == "graph"
     assert pick_compile(resolve().compile, cpu) == "step"

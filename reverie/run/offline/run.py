@@ -28,13 +28,9 @@ class OfflineRun(BaseRun):
         self._saved_loss = math.inf  # of the checkpoint in `best`
         self._saved_step = -1  # of the last checkpoint in `ckpt`
 
-    def __enter__(self) -> OfflineRun:
-        self.open()
-        return self
-
     def _open(self) -> None:
         config, dataset = self.config, self.dataset
-        self._closing.append(dataset.close)
+        self._cleanup.callback(dataset.close)
         if config.run.clock == "phases":
             raise UserError(
                 "Offline training has no collection phases, so nothing would ever be "
@@ -44,7 +40,7 @@ class OfflineRun(BaseRun):
         super()._open()
         self.agent = make_agent(config, dataset, self.device, self.precision)
         self.feed = dataset.open_feed(self.agent, self.device)
-        self._closing.append(self.feed.close)
+        self._cleanup.callback(self.feed.close)
         write_spaces(self.path, dataset.obs_space, dataset.act_space)
         self.clock = Clock(config.run, TrainRatio(0))
         self._open_log(config.run.steps)
