@@ -162,9 +162,7 @@ def test_a_reader_skips_damaged_checkpoints_and_moves_nothing(tmp_path):
         checkpoint.find_checkpoint(tmp_path)
 
 
-def test_a_reader_searches_again_if_checkpoints_were_replaced(
-    tmp_path, monkeypatch
-):
+def test_a_reader_searches_again_if_checkpoints_were_replaced(tmp_path, monkeypatch):
     saves = Checkpoints(tmp_path / "ckpt", keep_last=1)
     saves.save(1, {"agent": {"w": torch.ones(3)}})
     verify, newer = checkpoint.verify, []

@@ -143,9 +143,7 @@ def until(run: OnlineRun, part: str, done: int):
 @pytest.mark.parametrize(
     ("part", "done"), [("tokenizer", 1), ("world_model", 2), ("actor_critic", 1)]
 )
-def test_a_kill_within_an_epoch_resumes_in_the_same_part(
-    tmp_path, whole, part, done
-):
+def test_a_kill_within_an_epoch_resumes_in_the_same_part(tmp_path, whole, part, done):
     path = tmp_path / "run"
     config = settings(path)
     with OnlineRun(config) as run:
