@@ -186,7 +186,7 @@ class EpisodeFeed:
             raise UserError(
                 f"The agent needs stored latents in its windows {', '.join(names)}, "
                 "which recorded episodes do not have.\n"
-                "  Fix: --dreamer.replay_context 0"
+                "  Fix: set replay_context of the agent to 0."
             )
         self.reader, self.held_out = reader, held_out or reader
         self.obs_space = with_flag_spaces(reader.obs_space)

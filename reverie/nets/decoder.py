@@ -114,7 +114,7 @@ class Decoder(nn.Module):
                 raise UserError(
                     f"deter={deter} and the {c} channels of the decoder must both be "
                     f"divisible by bspace={config.bspace}.\n"
-                    "  Fix: --dreamer.dec.bspace 0, or other sizes."
+                    "  Fix: set bspace of the decoder to 0, or change the sizes."
                 )
             self.sp0 = BlockLinear(deter, h * w * c, config.bspace)
             self.sp1 = Linear(stoch, 2 * config.units)

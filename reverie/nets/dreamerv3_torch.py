@@ -57,7 +57,7 @@ class DreamerV3TorchEncoder(nn.Module):
         if len(self.imgkeys) > 1:
             raise UserError(
                 "The encoder of dreamerv3-torch takes one image, not "
-                f"{', '.join(self.imgkeys)}.\n  Fix: select one with --bc.keys."
+                f"{', '.join(self.imgkeys)}.\n  Fix: select one image key."
             )
         self.convs, self.cnorms = nn.ModuleList(), nn.ModuleList()
         self.linears, self.norms = nn.ModuleList(), nn.ModuleList()

@@ -98,7 +98,7 @@ class Encoder(nn.Module):
             raise UserError(
                 f"The encoder has no inputs; the observation keys are: {keys}.\n"
                 "  Fix: add an observation to the environment, or change "
-                "--dreamer.enc.cnn_keys and --dreamer.enc.mlp_keys to match one."
+                "cnn_keys and mlp_keys of the encoder to match one."
             )
         self.act = activation(config.act)
         self.imgkeys, self.veckeys = sorted(images), sorted(vectors)
@@ -221,8 +221,8 @@ def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[in
             flag = " ".join(str(mult) for mult in suggested)
             raise UserError(
                 f"{message}\n"
-                f"  Fix: --env.resize 64 64, or --dreamer.enc.mults {flag} and "
-                f"--dreamer.dec.mults {flag}"
+                f"  Fix: --env.resize 64 64, or mults {flag} for encoder "
+                "and decoder."
             )
     raise UserError(f"{message}\n  Fix: --env.resize 64 64")
 

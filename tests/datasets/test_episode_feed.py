@@ -250,7 +250,7 @@ def test_no_usable_episode_is_an_error(tmp_path):
 
 
 def test_stored_latents_cannot_be_requested():
-    with pytest.raises(UserError, match=r"Fix: --dreamer.replay_context 0"):
+    with pytest.raises(UserError, match=r"Fix: set replay_context of the agent to 0"):
         EpisodeFeed(GeneratedReader([5]), {"train": Window(2, 4, context=1)})
     with pytest.raises(ValueError, match="memory must be"):
         EpisodeCacheConfig(memory=0)

@@ -4,7 +4,7 @@ Each file has `observations` (T c h w), `actions`, `rewards` and `ends`. Reward 
 of step t result from action t, which was taken in frame t. The observation after the
 last action is not stored; the last frame is repeated, which keeps the last reward and
 end. The Δ-IRIS agent here does not use that row, so it trains on the same data as the
-original (with `--iris.ends terminal`, because an episode may be truncated).
+original (with the setting `ends: terminal`, because an episode may be truncated).
 
 A path is one dataset (with `info.pt`), or the folder that contains `train` and `test`,
 such as `checkpoints/dataset`; these are then the masks for training and evaluation.

@@ -84,8 +84,8 @@ def _read_all(
         raise UserError(
             f"The episodes of {reader.origin} cannot be used: {reasons}.\n"
             "  Fix: repair or remove such episodes. Two or more are needed, with the "
-            f"same shapes and at least {length} frames (fewer with a smaller "
-            "--vta.world.length)."
+            f"same shapes and at least {length} frames (the agent sets "
+            "the length of its sequences)."
         )
     return episodes
 

@@ -197,7 +197,7 @@ def read_balls(path: Path, length: int, minimum: int = 1) -> Arrays:
         raise error(
             f"has {len(image)} sequences, at least {minimum} are needed",
             f" --{path.stem} {minimum}",
-            ", or a smaller --vta.batch_size",
+            ", or a smaller batch size of the agent",
         )
     return {"image": image[:, :length], EVENT: event[:, :length].astype(bool)}
 
