@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from reverie.api import Action, Batch, Feed, Obs, State, StateDict, World
+from reverie.api import Action, Agent, Batch, Feed, Obs, State, StateDict, World
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -123,6 +123,35 @@ class HasBoundaries(Protocol):
 
     def boundaries(self, states: State) -> Tensor:
         """Return a bool tensor `(*b)`: True where a segment begins."""
+
+
+@runtime_checkable
+class FindsBoundaries(Agent, Protocol):
+    """An agent that divides sequences into segments, such as VTA."""
+
+    @property
+    def image_key(self) -> str:
+        """The image that the agent models."""
+        ...
+
+    @property
+    def modeled_rows(self) -> slice:
+        """Rows of a sequence that are divided; those before them are context."""
+        ...
+
+    def evaluate(self, data: Batch) -> Any:
+        """Return the boundaries, reconstructions and losses of sequences.
+
+        They are the fields of `WindowEvaluation` in `worlds/vta/states.py`.
+        """
+        ...
+
+    def imagine(self, data: Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
+        """Return images imagined from the context rows, and where segments begin.
+
+        With `by_segment`, there is one image per segment.
+        """
+        ...
 
 
 @runtime_checkable

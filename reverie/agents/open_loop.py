@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
 from reverie.api import Batch, LatentWorld, Metrics, State
 from reverie.capabilities import HasBoundaries
@@ -41,10 +44,15 @@ def open_loop_videos(
         boundaries = torch.cat(parts, 1).cpu().numpy()
     videos = {}
     for key in world.image_keys:
-        model = torch.cat([reconstructions[key], predictions[key]], 1) * 255
-        pixels = model.clamp(0, 255).to(torch.uint8).cpu().numpy()
+        model = to_pixels(torch.cat([reconstructions[key], predictions[key]], 1))
         truth = batch[key][:count].cpu().numpy()
         videos[f"openloop/{key}"] = open_loop_video(
-            truth, pixels, half, boundaries=boundaries
+            truth, model, half, boundaries=boundaries
         )
     return videos
+
+
+def to_pixels(image: Float[Tensor, "*b h w c"]) -> UInt8[np.ndarray, "*b h w c"]:
+    """Convert images in [0, 1] to uint8 arrays."""
+    pixels: np.ndarray = (image * 255).clamp(0, 255).to(torch.uint8).cpu().numpy()
+    return pixels

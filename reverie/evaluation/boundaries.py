@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from reverie.agents.vta import boundary_metrics
-from reverie.api import Agent, Batch, UserError
+from reverie.api import Batch, UserError
+from reverie.capabilities import FindsBoundaries
 from reverie.datasets.sequences import is_sequence_task
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.evaluation.result import EvalResult, make_result
@@ -32,7 +33,7 @@ class SequenceRun(NamedTuple):
     """A run with its agent and the feed of its sequences."""
 
     run: SavedRun
-    agent: Agent
+    agent: FindsBoundaries
     feed: SequenceFeed
 
     @property
@@ -64,6 +65,11 @@ def open_sequence_run(
     dataset = OfflineSequences(replace(run.config, sequences=settings), seed_offset)
     config = replace(run.config, seed=run.config.seed + seed_offset)
     agent = replace(run, config=config).load_agent(dataset)
+    if not isinstance(agent, FindsBoundaries):
+        raise UserError(
+            f"{logdir}: the agent {config.agent!r} does not find boundaries.\n"
+            "  Fix: use the --logdir of a run of the agent vta."
+        )
     return SequenceRun(run, agent, SequenceFeed(dataset.dataset, run.device))
 
 
@@ -114,10 +120,10 @@ def compare_boundaries(
         first.feed.close()
     second = open_sequence_run(other, 1, flags, SEED_OFFSET)
     second.feed.close()
-    agents: list[Any] = [first.agent, second.agent]
+    agents = [first.agent, second.agent]
     datasets = [first.feed.dataset, second.feed.dataset]
     spaces = [(dataset.obs_space, dataset.act_space) for dataset in datasets]
-    windows = {(a.config.world.context, a.config.world.length) for a in agents}
+    windows = {(a.modeled_rows.start, a.modeled_rows.stop) for a in agents}
     if spaces[0] != spaces[1] or len(windows) > 1:
         raise UserError(
             f"{logdir} and {other} use sequences of different kinds or lengths.\n"
@@ -125,9 +131,9 @@ def compare_boundaries(
             "actions, and vta.world.context and length."
         )
     # the first frame of a sequence is always a boundary
-    boundaries = [a.watch(batch).boundary[:, 1:].cpu().numpy() for a in agents]
+    boundaries = [a.evaluate(batch).boundary[:, 1:].cpu().numpy() for a in agents]
     return Agreement(
-        boundary_metrics.agreement(*boundaries),
+        boundary_metrics.cohens_kappa(*boundaries),
         [float(x.mean()) for x in boundaries],
         _count(batch),
         first.data,

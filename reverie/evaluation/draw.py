@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.agents.vta.agent import shades
+from reverie.agents.open_loop import to_pixels
 from reverie.api import UserError
 from reverie.evaluation.boundaries import open_sequence_run
 from reverie.evaluation.result import FOLDER
@@ -39,26 +39,24 @@ def draw_boundaries(
         )
     opened = open_sequence_run(logdir, samples, flags)
     folder = folder or opened.run.folder / FOLDER
-    agent: Any = opened.agent
+    agent = opened.agent
     try:
         data = opened.feed("report")
     finally:
         opened.feed.close()
-    count = len(data[agent.world.key])
+    count = len(data[agent.image_key])
     if index >= count:  # data in files may have fewer
         raise UserError(
             f"There is no sequence {index}: {opened.data or opened.run.config.task} "
             f"has {count} evaluation sequences.\n  Fix: --idx {count - 1}"
         )
     data = {key: value[index : index + 1] for key, value in data.items()}
-    evaluation = agent.watch(data)
-    sizes = agent.config.world
-    modeled = slice(sizes.context, sizes.context + sizes.length)
-    truth = data[agent.world.key][:, modeled].cpu().numpy()
-    events = data[EVENT][:, modeled].cpu().numpy() if EVENT in data else None
+    evaluation, rows = agent.evaluate(data), agent.modeled_rows
+    truth = data[agent.image_key][:, rows].cpu().numpy()
+    events = data[EVENT][:, rows].cpu().numpy() if EVENT in data else None
     boundaries = evaluation.boundary.cpu().numpy()
     probability = evaluation.detector_prob.float().cpu().numpy()
-    reconstruction = shades(evaluation.image)
+    reconstruction = to_pixels(evaluation.image)
 
     name = f"sequence_{index}"
     strip = boundary_strip(truth, reconstruction, boundaries, probability, events)
@@ -67,9 +65,9 @@ def draw_boundaries(
     suffix = "mp4" if can_write_mp4() else "gif"
     paths.append(write_video(folder / f"{name}.{suffix}", video, FPS))
     inputs = {key: value for key, value in data.items() if key[:4] != "log/"}
-    for kind, jumpy in (("dream", False), ("jumps", True)):
-        images, begins = agent.dream(inputs, jumpy=jumpy)
-        strip = imagined_strip(shades(images), begins.cpu().numpy())
+    for kind, by_segment in (("imagined", False), ("imagined_segments", True)):
+        images, begins = agent.imagine(inputs, by_segment)
+        strip = imagined_strip(to_pixels(images), begins.cpu().numpy())
         paths.append(write_image(folder / f"{name}_{kind}.png", _enlarge(strip)))
     return paths
 

@@ -1,4 +1,4 @@
-"""The vta: what it learns from, what it never sees, and what it keeps."""
+"""The VTA agent: training, reports and checkpoints, and its feed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weights(agent):
     return {k: v.clone() for k, v in agent.state_dict()["world"].items()}
 
 
-def test_it_is_an_agent_that_does_not_act():
+def test_its_policy_raises_an_error():
     agent, feed = make()
     assert isinstance(agent, Agent)
     assert agent.initial(3) == ()
@@ -43,16 +43,16 @@ def test_it_is_an_agent_that_does_not_act():
 
 def test_training_lowers_the_loss_and_counts_the_updates():
     agent, feed = make()
-    found = [agent.train(feed) for _ in range(12)]
-    losses = [float(metrics["opt/loss"]) for metrics in found]
+    history = [agent.train(feed) for _ in range(12)]
+    losses = [float(metrics["opt/loss"]) for metrics in history]
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
-    kept = [x for x in found[-1].values() if isinstance(x, torch.Tensor)]
-    assert not any(x.requires_grad for x in kept)  # or they would keep the batch
+    tensors = [x for x in history[-1].values() if isinstance(x, torch.Tensor)]
+    assert not any(x.requires_grad for x in tensors)
     assert float(agent.world.age) == 12
     feed.close()
 
 
-def test_true_events_never_come_with_a_training_batch():
+def test_training_batches_have_no_events():
     _, feed = make()
     assert EVENT not in feed("train")
     assert EVENT in feed("report")
@@ -60,65 +60,67 @@ def test_true_events_never_come_with_a_training_batch():
     feed.close()
 
 
-def test_a_feed_that_fetches_ahead_serves_the_same_batches():
+def test_a_prefetching_feed_returns_the_same_batches():
     settings = SequenceConfig(chunk=8, refresh=3, evaluation=6)
-    plain, ahead = (
-        SequenceFeed(BouncingBalls(settings, CONFIG.window, 0), CPU, prefetch=prefetch)
+    plain, prefetching = (
+        SequenceFeed(
+            BouncingBalls(settings, CONFIG.sequence_window, 0), CPU, prefetch=prefetch
+        )
         for prefetch in (False, True)
     )
     for _ in range(7):
-        assert torch.equal(plain("train")["image"], ahead("train")["image"])
-    ahead.step = plain.step = 2
-    place = {"image": torch.zeros_like(plain("train")["image"])}
+        assert torch.equal(plain("train")["image"], prefetching("train")["image"])
+    prefetching.step = plain.step = 2
+    out = {"image": torch.zeros_like(plain("train")["image"])}
     plain.step = 2
-    assert torch.equal(plain("train", place)["image"], ahead("train")["image"])
-    assert plain.served == ahead.served + 4 * 10  # one batch was thrown away
+    assert torch.equal(plain("train", out)["image"], prefetching("train")["image"])
+    assert plain.served == prefetching.served + 4 * 10  # one batch was discarded
     plain.close()
-    ahead.close()
+    prefetching.close()
 
 
-def test_frames_that_are_not_finite_are_refused():
+def test_nonfinite_frames_are_an_error():
     class Broken(BouncingBalls):
         def batch(self, step):
-            rows = super().batch(step)
-            return {"image": np.where(rows["image"] > 0, np.nan, 0.0)}
+            batch = super().batch(step)
+            return {"image": np.where(batch["image"] > 0, np.nan, 0.0)}
 
-    source = Broken(SequenceConfig(chunk=8), CONFIG.window, 0)
+    source = Broken(SequenceConfig(chunk=8), CONFIG.sequence_window, 0)
     feed = SequenceFeed(source, CPU)
     with pytest.raises(UserError, match="NaN"):
         feed("train")
     feed.close()
 
 
-def test_a_report_shows_boundaries_beside_baselines_and_changes_nothing():
+def test_reports_compare_boundaries_with_baselines_and_change_nothing():
     agent, feed = make()
     agent.train(feed)
     before = weights(agent)
-    found = agent.report(feed)
+    report = agent.report(feed)
     for key, value in weights(agent).items():
         assert torch.equal(value, before[key])
-    assert {"boundaries/exact/f1", "boundaries/near/f1"} <= found.keys()
-    assert {"calibration/brier", "segments/count"} <= found.keys()
+    assert {"boundaries/exact/f1", "boundaries/near/f1"} <= report.keys()
+    assert {"calibration/brier", "segments/count"} <= report.keys()
     for name in ("all", "none", "periodic", "same_rate", "pixels"):
-        assert f"baselines/{name}/exact/f1" in found
-    assert np.isfinite(float(found["loss"]))
-    for picture in ("boundaries", "dream", "jumps"):
-        assert found[picture].dtype == np.uint8
+        assert f"baselines/{name}/exact/f1" in report
+    assert np.isfinite(float(report["loss"]))
+    for key in ("boundaries", "imagined", "imagined_segments"):
+        assert report[key].dtype == np.uint8
     feed.close()
 
 
-def test_a_report_without_events_only_counts_segments():
+def test_reports_without_events_have_segment_statistics_only():
     agent, feed = make()
 
     get = feed._get
     feed._get = lambda name: {k: v for k, v in get(name).items() if k != EVENT}
-    found = agent.report(feed)
-    assert "segments/count" in found
-    assert "boundaries/exact/f1" not in found
+    report = agent.report(feed)
+    assert "segments/count" in report
+    assert "boundaries/exact/f1" not in report
     feed.close()
 
 
-def test_an_update_that_is_not_finite_leaves_nothing_behind():
+def test_a_nonfinite_batch_is_skipped_without_changes():
     agent, feed = make()
     agent.train(feed)
     before = weights(agent)
@@ -135,7 +137,7 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind():
     feed.close()
 
 
-def test_a_restored_watcher_goes_on_as_the_first_would_have():
+def test_a_restored_agent_continues_identically():
     first, feed = make()
     first.train(feed)
     second, other = make(seed=1)
@@ -149,48 +151,42 @@ def test_a_restored_watcher_goes_on_as_the_first_would_have():
     other.close()
 
 
-def test_weights_of_another_size_or_component_are_refused():
+def test_weights_of_another_size_or_component_are_an_error():
     agent, feed = make()
     bigger = VTAAgentConfig(
         batch_size=4, world=VTAConfig(context=2, length=6, belief=16)
     )
-    other, its_feed = make(bigger)
-    with pytest.raises(UserError, match="this agent wants"):
+    other, other_feed = make(bigger)
+    with pytest.raises(UserError, match="this agent expects shape"):
         agent.load_weights(other.state_dict())
     with pytest.raises(UserError, match=r"No component matches .*\n.* some of world\."):
         agent.load_weights(other.state_dict(), "enc")
     with pytest.raises(UserError, match=r"No component matches .*\n.* some of world\."):
         agent.load_weights(other.state_dict(), "(")
     feed.close()
-    its_feed.close()
+    other_feed.close()
 
 
-@pytest.mark.parametrize(
-    ("config", "precision", "complaint"),
-    [
-        (CONFIG, "float8", "no precision"),
-    ],
-)
-def test_unknown_worlds_and_precisions_are_refused(config, precision, complaint):
-    with pytest.raises(UserError, match=complaint):
-        make(config, precision=precision)
+def test_an_unknown_precision_is_an_error():
+    with pytest.raises(UserError, match="no precision"):
+        make(precision="float8")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
+def test_updates_as_graphs_train_like_plain_ones(precision):
     from reverie.kernels.scan.gru import FastGRU
 
     config = VTAAgentConfig(16, world=VTAConfig(belief=32))
     curves = []
-    for kind, way in (("float32", "none"), (precision, "graph")):
+    for dtype, compile in (("float32", "none"), (precision, "graph")):
         source = BouncingBalls(
             SequenceConfig(chunk=64, refresh=0), config.sequence_window, 0
         )
         cuda = torch.device("cuda")
         feed = SequenceFeed(source, cuda)
         agent = VTAAgent(
-            source.obs_space, {}, config, device=cuda, precision=kind, compile=way
+            source.obs_space, {}, config, device=cuda, precision=dtype, compile=compile
         )
         curves.append([float(agent.train(feed)["opt/loss"]) for _ in range(30)])
         feed.close()
@@ -199,6 +195,6 @@ def test_updates_recorded_with_fast_parts_learn_as_plain_ones_do(precision):
     assert curves[1][-1] < 0.8 * curves[1][0]
 
 
-def test_no_batch_is_refused():
+def test_a_batch_size_of_zero_is_an_error():
     with pytest.raises(UserError, match="at least 1"):
         VTAAgentConfig(batch_size=0)

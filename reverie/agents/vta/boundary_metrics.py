@@ -1,12 +1,11 @@
-"""Are the boundaries right? Found ones against true events, beside simple baselines.
+"""Metrics of predicted boundaries against ground-truth events, and simple baselines.
 
-An event is *detected* if a boundary lies within `window` steps of it; the first such
-boundary of the sequence is then *matched*. Recall is the share of events detected, and
-precision the share of boundaries matched, so with a window one boundary may detect two
-events but counts once. With window 0 both are the usual ones. Counts are added up over
-sequences before they are divided. Where there are no events nothing can be said (NaN).
-
-Only numbers go in: which world, and which data, they come from does not matter.
+An event is *detected* if a boundary is within `tolerance` frames of it; the first such
+boundary of the sequence is then *matched*. Recall is the fraction of detected events,
+precision the fraction of matched boundaries. With a tolerance, one boundary may detect
+two events, but is matched once; with tolerance 0, precision and recall are the usual
+ones. Counts are summed over sequences before they are divided. Without events, scores
+are NaN.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ from jaxtyping import Bool, Float
 from reverie.api import Metrics
 
 Marks = Bool[np.ndarray, "N T"]
+"""True for the frames with an event or a boundary."""
 
 PERIODS = range(2, 11)
+"""Periods of the periodic baseline, in frames."""
 BINS = 10
+"""Bins of the calibration error."""
 
 
-class Match(NamedTuple):
+class MatchCounts(NamedTuple):
     """Counts over all sequences."""
 
     events: int
@@ -49,17 +51,18 @@ class Match(NamedTuple):
         return 2 * recall * precision / total if total > 0 else np.nan
 
 
-def match(events: Marks, boundaries: Marks, window: int = 0) -> Match:
-    """Compare marks of the same frames."""
+def match(events: Marks, boundaries: Marks, tolerance: int = 0) -> MatchCounts:
+    """Count detected events and matched boundaries of the same frames."""
     steps = events.shape[1]
-    padded = np.pad(boundaries, [(0, 0), (window, window)])
-    near = np.lib.stride_tricks.sliding_window_view(padded, 2 * window + 1, axis=1)
+    padded = np.pad(boundaries, [(0, 0), (tolerance, tolerance)])
+    width = 2 * tolerance + 1
+    near = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
     detected = events & near.any(-1)
-    first = np.arange(steps) + near.argmax(-1) - window
+    first = np.arange(steps) + near.argmax(-1) - tolerance
     rows, columns = np.nonzero(detected)
     matched = np.zeros_like(boundaries)
     matched[rows, first[rows, columns]] = True
-    return Match(
+    return MatchCounts(
         int(events.sum()),
         int(boundaries.sum()),
         int(detected.sum()),
@@ -68,39 +71,39 @@ def match(events: Marks, boundaries: Marks, window: int = 0) -> Match:
 
 
 def scores(events: Marks, boundaries: Marks) -> Metrics:
-    """Precision, recall and F1, exact and within one frame."""
-    found: Metrics = {}
-    for name, window in (("exact", 0), ("near", 1)):
-        counts = match(events, boundaries, window)
-        found |= {
+    """Return precision, recall and F1: exact, and with a tolerance of one frame."""
+    metrics: Metrics = {}
+    for name, tolerance in (("exact", 0), ("near", 1)):
+        counts = match(events, boundaries, tolerance)
+        metrics |= {
             f"{name}/precision": counts.precision,
             f"{name}/recall": counts.recall,
-            f"{name}/f1": _or_zero(counts),
+            f"{name}/f1": _f1_or_zero(counts),
         }
-    return found
+    return metrics
 
 
-def _or_zero(counts: Match) -> float:
-    """F1 of a detector that is never right is zero, as long as there are events."""
+def _f1_or_zero(counts: MatchCounts) -> float:
+    """Return F1, with 0 instead of NaN if there are events but no matches."""
     return 0.0 if counts.events and not counts.matched else counts.f1
 
 
-def agreement(one: Marks, other: Marks) -> float:
-    """Cohen's kappa of two detectors: 1 if they always agree, 0 if as by chance.
+def cohens_kappa(first: Marks, second: Marks) -> float:
+    """Return the agreement of two detectors: 1 if complete, 0 as expected by chance.
 
-    It takes no events. Detectors that find a boundary always, or never, have nothing
-    to agree about (0).
+    It needs no events. It is 0 for detectors that mark all frames, or none.
     """
-    same, (a, b) = float((one == other).mean()), (one.mean(), other.mean())
+    agreement = float((first == second).mean())
+    a, b = first.mean(), second.mean()
     chance = float(a * b + (1 - a) * (1 - b))
-    return (same - chance) / (1 - chance) if chance < 1 else 0.0
+    return (agreement - chance) / (1 - chance) if chance < 1 else 0.0
 
 
 def segment_statistics(boundaries: Marks) -> Metrics:
-    """How many segments a sequence has, and how long they are.
+    """Return the number and length of segments per sequence, and the boundary rate.
 
-    The first frame begins one, whether it is marked or not. Only segments that end
-    within their sequence have a length.
+    The first frame always begins a segment. Lengths are of segments that end within
+    their sequence.
     """
     starts = boundaries.copy()
     starts[:, 0] = True
@@ -117,31 +120,32 @@ def segment_statistics(boundaries: Marks) -> Metrics:
     }
 
 
-def calibration(events: Marks, chance: Float[np.ndarray, "N T"]) -> Metrics:
-    """Does a boundary of chance p happen p of the time?
+def calibration(events: Marks, probs: Float[np.ndarray, "N T"]) -> Metrics:
+    """Return Brier score, expected calibration error and ROC AUC of probabilities.
 
-    The Brier score is the mean squared error of the chances, and the calibration error
-    the mean gap between chance and frequency over ten bins, weighed by their share. Of
-    chances that are not numbers nothing can be said (NaN).
+    The calibration error is the mean difference between probability and frequency over
+    ten bins, weighted by their size. All are NaN if a probability is.
     """
-    if np.isnan(chance).any():
+    if np.isnan(probs).any():
         return dict.fromkeys(("brier", "error", "auc"), np.nan)
-    bins = np.clip((chance * BINS).astype(int), 0, BINS - 1).ravel()
+    bins = np.clip((probs * BINS).astype(int), 0, BINS - 1).ravel()
     count = np.bincount(bins, minlength=BINS)
-    said = np.bincount(bins, chance.ravel(), BINS)
-    happened = np.bincount(bins, events.ravel().astype(float), BINS)
+    predicted = np.bincount(bins, probs.ravel(), BINS)
+    observed = np.bincount(bins, events.ravel().astype(float), BINS)
     return {
-        "brier": float(((chance - events) ** 2).mean()),
-        "error": float(np.abs(said - happened).sum() / count.sum()),
-        "auc": area(events, chance),
+        "brier": float(((probs - events) ** 2).mean()),
+        "error": float(np.abs(predicted - observed).sum() / count.sum()),
+        "auc": roc_auc(events, probs),
     }
 
 
-def costs(events: Marks, boundaries: Marks, cost: Float[np.ndarray, "N T"]) -> Metrics:
-    """Why are there boundaries, or none? What a frame costs, by what happens at it.
+def mean_losses(
+    events: Marks, boundaries: Marks, loss: Float[np.ndarray, "N T"]
+) -> Metrics:
+    """Return the mean loss at boundaries, at missed events, and at other frames.
 
-    Where `event` is hardly above `other`, the world gains nothing by a boundary there;
-    `boundary` says what one costs.
+    If the loss at missed events (`event`) is hardly higher than at other frames
+    (`other`), the model gains nothing from a boundary there.
     """
     groups = {
         "event": events & ~boundaries,
@@ -149,9 +153,22 @@ def costs(events: Marks, boundaries: Marks, cost: Float[np.ndarray, "N T"]) -> M
         "boundary": boundaries,
     }
     return {
-        name: float(cost[group].mean()) if group.any() else float(np.nan)
+        name: float(loss[group].mean()) if group.any() else float(np.nan)
         for name, group in groups.items()
     }
+
+
+def roc_auc(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> float:
+    """Return the area under the ROC curve."""
+    labels, values = labels.ravel(), values.ravel()
+    positive, negative = int(labels.sum()), int((~labels).sum())
+    if not positive or not negative or np.isnan(values).any():
+        return float(np.nan)
+    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    rank = (last - (count - 1) / 2)[inverse.ravel()]  # ties share their mean rank
+    wins = rank[labels].sum() - positive * (positive + 1) / 2
+    return float(wins / (positive * negative))
 
 
 # Baselines
@@ -163,27 +180,27 @@ def baselines(
     rate: float,
     threshold: float | None = None,
 ) -> Metrics:
-    """F1 of detectors that know nothing, and of one that only looks at pixels.
+    """Return F1 of trivial detectors, and of a threshold on pixel changes.
 
-    `periodic` is the best of all phases and of the periods up to ten; `rate` is that
-    of the boundaries they are compared with, which `same_rate` imitates.
+    `periodic` is the best of all periods up to ten frames and all their phases;
+    `same_rate` is periodic with the boundary rate of the evaluated model, `rate`.
     """
     count, steps = events.shape
-    found = {
+    results = {
         "all": scores(events, np.ones_like(events)),
         "none": scores(events, np.zeros_like(events)),
-        "same_rate": scores(events, _at_rate(count, steps, rate)),
+        "same_rate": scores(events, _with_rate(count, steps, rate)),
     }
-    every = [
+    periodic = [
         scores(events, _every(count, steps, period, phase))
         for period in PERIODS
         for phase in range(period)
     ]
-    found["periodic"] = max(every, key=lambda each: float(each["exact/f1"]))
+    results["periodic"] = max(periodic, key=lambda each: float(each["exact/f1"]))
     if threshold is not None:
-        found["pixels"] = scores(events, change >= threshold)
-    kept = ("exact/f1", "near/f1")
-    return {f"{name}/{key}": each[key] for name, each in found.items() for key in kept}
+        results["pixels"] = scores(events, change >= threshold)
+    keys = ("exact/f1", "near/f1")
+    return {f"{name}/{key}": x[key] for name, x in results.items() for key in keys}
 
 
 def _every(count: int, steps: int, period: int, phase: int = 0) -> Marks:
@@ -192,7 +209,7 @@ def _every(count: int, steps: int, period: int, phase: int = 0) -> Marks:
     return marks
 
 
-def _at_rate(count: int, steps: int, rate: float) -> Marks:
+def _with_rate(count: int, steps: int, rate: float) -> Marks:
     period = min(steps, max(1, round(1 / rate))) if rate > 0 else steps
     return _every(count, steps, period) & (rate > 0)
 
@@ -200,83 +217,18 @@ def _at_rate(count: int, steps: int, rate: float) -> Marks:
 def frame_change(
     frames: np.ndarray,
 ) -> Float[np.ndarray, "*b T"]:
-    """Mean absolute difference to the frame before, on a scale of 255; first zero."""
+    """Return the mean absolute pixel difference to the previous frame, from 0 to 255.
+
+    It is zero for the first frame.
+    """
     frames = frames.astype(np.float32)
     change = np.zeros(frames.shape[:-3], np.float32)
     change[..., 1:] = np.abs(np.diff(frames, axis=-4)).mean((-3, -2, -1))
     return change
 
 
-def peaks(change: Float[np.ndarray, "*b"], deviations: float) -> Bool[np.ndarray, "*b"]:
-    """Where the picture changes by so many deviations more than it usually does."""
-    found: np.ndarray = change >= change.mean() + deviations * change.std()
-    return found
-
-
 def best_threshold(events: Marks, change: Float[np.ndarray, "N T"]) -> float:
-    """The threshold on pixels with the best exact F1 on these (training) sequences."""
-    options = np.unique(np.quantile(change, np.linspace(0.02, 0.98, 49)))
-    f1 = [_or_zero(match(events, change >= option)) for option in options]
-    return float(options[int(np.argmax(f1))])
-
-
-# One sequence against what might have happened by chance
-
-
-def area(labels: Bool[np.ndarray, "*b"], values: Float[np.ndarray, "*b"]) -> float:
-    """The chance that an event has the larger value (area under the ROC curve)."""
-    labels, values = labels.ravel(), values.ravel()
-    yes, no = int(labels.sum()), int((~labels).sum())
-    if not yes or not no or np.isnan(values).any():
-        return float(np.nan)
-    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    rank = (last - (count - 1) / 2)[inverse.ravel()]  # ties share their mean
-    return float((rank[labels].sum() - yes * (yes + 1) / 2) / (yes * no))
-
-
-def effect_size(
-    values: Float[np.ndarray, " T"], boundaries: Bool[np.ndarray, " T"]
-) -> float:
-    """Cohen's d of a value at boundaries against elsewhere."""
-    here, there = values[boundaries], values[~boundaries]
-    if min(len(here), len(there)) < 2:
-        return float(np.nan)
-    spread = np.sqrt((here.var(ddof=1) + there.var(ddof=1)) / 2)
-    return float((here.mean() - there.mean()) / spread) if spread else float(np.nan)
-
-
-def event_rate(
-    events: Bool[np.ndarray, " T"], boundaries: Bool[np.ndarray, " T"]
-) -> float:
-    """The share of boundaries at which there is an event."""
-    return float(events[boundaries].mean()) if boundaries.any() else float(np.nan)
-
-
-def periodic_rate(
-    events: Bool[np.ndarray, " T"], boundaries: Bool[np.ndarray, " T"]
-) -> float:
-    """The same for as many boundaries at equal distances."""
-    steps, count = len(events), int(boundaries.sum())
-    if not count:
-        return float(np.nan)
-    places = np.arange(0, steps, max(1, round(steps / count)))[:count]
-    return float(events[places].mean())
-
-
-def permutation_test(
-    events: Bool[np.ndarray, " T"],
-    boundaries: Bool[np.ndarray, " T"],
-    rng: np.random.Generator,
-    draws: int = 200,
-) -> tuple[float, float]:
-    """The event rate at boundaries, and how often chance would do as well."""
-    observed = event_rate(events, boundaries)
-    count = int(boundaries.sum())
-    if not count:
-        return observed, float(np.nan)
-    as_good = 0
-    for _ in range(draws):
-        places = rng.choice(len(events), count, replace=False)
-        as_good += events[places].mean() >= observed
-    return observed, (as_good + 1) / (draws + 1)
+    """Return the threshold on pixel changes with the best exact F1."""
+    thresholds = np.unique(np.quantile(change, np.linspace(0.02, 0.98, 49)))
+    f1 = [_f1_or_zero(match(events, change >= x)) for x in thresholds]
+    return float(thresholds[int(np.argmax(f1))])

@@ -31,11 +31,13 @@ from reverie.spaces import EVENT
 def test_boundaries_are_drawn(run, tmp_path):
     paths = draw_boundaries(run, 1, 3, tmp_path)
     video = "sequence_1.mp4" if can_write_mp4() else "sequence_1.gif"
-    strips = {f"sequence_1{kind}.png" for kind in ("", "_dream", "_jumps")}
+    strips = {
+        f"sequence_1{kind}.png" for kind in ("", "_imagined", "_imagined_segments")
+    }
     assert {path.name for path in paths} == {video, *strips}
     assert all(path.stat().st_size for path in paths)
     assert cli.main(["draw", "boundaries", str(run), "--num-samples", "2"]) == 0
-    assert (run / "eval" / "sequence_0_jumps.png").exists()
+    assert (run / "eval" / "sequence_0_imagined_segments.png").exists()
 
 
 def test_frames_events_and_boundaries_of_a_figure_are_aligned(
@@ -171,14 +173,14 @@ def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(
     small = train(vta_settings(tmp_path / "small", **{"sequences.side": 16}))
     seen = []
 
-    def watch(self, data):
+    def evaluate(self, data):
         """Mark boundaries by the index of a sequence."""
         seen.append(data["image"])
         marks = torch.zeros(len(data["image"]), 4, dtype=torch.bool)
         marks[self.config.batch_size :, 2] = True
         return SimpleNamespace(boundary=marks)
 
-    monkeypatch.setattr(VTAAgent, "watch", watch)
+    monkeypatch.setattr(VTAAgent, "evaluate", evaluate)
     assert cli.main(["eval", str(run), str(other), "--episodes", "6"]) == 0
     assert "kappa 1.000" in capsys.readouterr().out
     torch.testing.assert_close(*seen, rtol=0, atol=0)

@@ -145,7 +145,7 @@ def test_images_are_written_with_every_evaluation(tmp_path):
     flags = {"logger.outputs": ("jsonl", "media"), "run.steps": 1}
     path = train(vta_settings(tmp_path / "run", **flags))
     names = {p.name.split("-")[1] for p in (path / "media").glob("report-*.png")}
-    assert names == {"boundaries", "dream", "jumps"}
+    assert names == {"boundaries", "imagined", "imagined_segments"}
 
 
 def test_the_maze_is_used_with_its_actions(tmp_path):
@@ -228,7 +228,9 @@ def test_losses_and_images_are_written_for_tensorboard(tmp_path):
     assert {"train/loss/image", "train/temperature", "report/loss"} <= {
         *tags["scalars"]
     }
-    assert {"report/boundaries", "report/dream", "report/jumps"} <= {*tags["images"]}
+    assert {"report/boundaries", "report/imagined", "report/imagined_segments"} <= {
+        *tags["images"]
+    }
 
 
 def test_the_temperature_is_in_the_progress_line(tmp_path, capsys):
