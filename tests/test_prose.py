@@ -39,7 +39,7 @@ FORBIDDEN = {
     r"notes": "extras",
     r"seats?": "env slot",
     r"eyes": "feature extractor",
-    r"ground(?! truth)": "base",
+    r"ground(?![ -]truth)": "base",
     r"stor(y|ies)|chapters?": "segments, rollout",
     r"worn|wander(s|ed)?": "use a plain verb",
 }
@@ -52,7 +52,6 @@ ALLOWED = {
 """Legitimate uses: (file or folder, word)."""
 
 PENDING = {
-    "reverie/agents",
     "reverie/bench/scaling.py",
     "reverie/bench/update.py",
     "reverie/cli/evaluate.py",

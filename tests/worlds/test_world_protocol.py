@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
+from protocol_checks import check_members
 
 from reverie.api import LatentWorld, World
+from reverie.capabilities import (
+    HasBoundaries,
+    HasEncoder,
+    ObsEncoder,
+    ProfilableWorld,
+)
 from reverie.nets.blocks import initialize
 from reverie.nets.decoder import DecoderConfig
 from reverie.nets.encoder import EncoderConfig
@@ -117,19 +122,6 @@ def make_batch(length=3):
     return batch
 
 
-def check_members(world, protocol):
-    assert isinstance(world, protocol)
-    members = {**vars(World), **vars(protocol)}
-    for name in {name for name in members if not name.startswith("_")}:
-        member = members[name]
-        if inspect.isfunction(member):
-            expected = list(inspect.signature(member).parameters)
-            parameters = inspect.signature(getattr(type(world), name)).parameters
-            assert list(parameters) == expected, name
-        else:
-            assert not callable(getattr(world, name)), name
-
-
 @pytest.mark.parametrize("make", WORLDS.values(), ids=WORLDS)
 def test_every_world_has_the_members_of_a_world(make):
     check_members(make(), World)
@@ -182,3 +174,34 @@ def test_latent_worlds_observe_and_restore_states(make):
     torch.testing.assert_close(restored, feat.detach())
     for loss in world.loss(world.initial(N), batch, make_rng()).losses.values():
         assert loss.shape == (N, 3)
+
+
+@pytest.mark.parametrize("make", WORLDS.values(), ids=WORLDS)
+def test_optional_protocols(make):
+    world, batch = make(), make_batch()
+    if isinstance(world, HasEncoder):
+        check_members(world, HasEncoder)
+        assert isinstance(world.encoder, ObsEncoder)
+        assert world.encoder.keys == ["image"]
+        embed = world.encoder(batch, torch.float32)
+        assert embed.shape == (N, 3, world.encoder.width)
+    if isinstance(world, HasBoundaries):
+        check_members(world, HasBoundaries)
+        states = world.observe(world.initial(N), batch, make_rng())
+        assert world.boundaries(states).shape == (N, 3)
+        assert world.boundaries(states).dtype == torch.bool
+    if isinstance(world, ProfilableWorld):
+        check_members(world, ProfilableWorld)
+        for section in world.sections(world.initial(N), batch, make_rng()).values():
+            assert all(x.requires_grad for x in section.forward()[-1:])
+
+
+def test_which_worlds_have_optional_protocols():
+    worlds = {name: make() for name, make in WORLDS.items()}
+
+    def names(protocol):
+        return {name for name, world in worlds.items() if isinstance(world, protocol)}
+
+    assert names(HasEncoder) == {"rssm", "recurrent_vta", "iris"}
+    assert names(HasBoundaries) == {"recurrent_vta"}
+    assert names(ProfilableWorld) == {"rssm"}
