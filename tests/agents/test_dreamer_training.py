@@ -275,15 +275,9 @@ def test_the_slow_critic_is_a_moving_average_of_the_updated_critic():
     torch.testing.assert_close(slow, 0.02 * fast + 0.98 * before)
 
 
-@pytest.fixture
-def plain_kernels():
-    """Disable oneDNN, which crashes on some virtual machines in half precision."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
+@pytest.mark.usefixtures("_without_onednn")
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_trains_float32_weights(precision, plain_kernels):
+def test_half_precision_trains_float32_weights(precision):
     agent = make(precision=precision)
     feed = RandomFeed(agent)
     before = flatten(agent.state_dict())

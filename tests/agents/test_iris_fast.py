@@ -133,14 +133,6 @@ def test_without_triton_modules_are_plain(monkeypatch):
     assert "FastFrameEncoder" not in class_names(make(compile="step").world)
 
 
-@pytest.fixture
-def _without_onednn():
-    """Disable oneDNN, which crashes on some machines in half precision."""
-    before = torch.backends.mkldnn.set_flags(False)
-    yield
-    torch.backends.mkldnn.set_flags(*before)
-
-
 @pytest.mark.usefixtures("_without_onednn")
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_every_weight_is_used_through_its_low_precision_copy(name):

@@ -164,14 +164,6 @@ def test_a_nonfinite_batch_changes_no_weights():
     assert agent.nonfinite()[0] == "loss/world_model/rewards"
 
 
-@pytest.fixture
-def _without_onednn():
-    """Disable oneDNN, which crashes on some machines in half precision."""
-    before = torch.backends.mkldnn.set_flags(False)
-    yield
-    torch.backends.mkldnn.set_flags(*before)
-
-
 @pytest.mark.usefixtures("_without_onednn")
 def test_the_low_precision_world_is_refreshed():
     env = make_env()

@@ -1,4 +1,4 @@
-"""The random agent keeps the contract."""
+"""The random agent."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def make(seed=0):
     )
 
 
-def act(agent, rows=5):
-    return agent.policy(agent.initial(rows), {"is_first": np.ones(rows, bool)})[1]
+def act(agent, count=5):
+    return agent.policy(agent.initial(count), {"is_first": np.ones(count, bool)})[1]
 
 
-def test_actions_lie_in_their_spaces():
+def test_actions_are_in_the_action_space():
     action = act(make())
     for key, space in ACT.items():
         assert all(space.problem(row) is None for row in action[key])
 
 
-def test_it_resumes_where_it_was_saved():
+def test_a_restored_agent_continues_identically():
     agent, other = make(1), make(2)
     act(agent)
     other.load_state_dict(agent.state_dict())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from reverie.agents.returns import lambda_return
 from reverie.api import Metrics, Rollout, UserError
-from reverie.nets.blocks import Linear
+from reverie.nets.blocks import Linear, initialize
 from reverie.nets.distributions import (
     MSE,
     Categorical,
@@ -233,9 +233,7 @@ class PixelActorCritic(nn.Module):
 
     def initialize(self, generator: torch.Generator) -> None:
         """Initialize the network from a generator; the target is its copy."""
-        for layer in self.online.modules():
-            if hasattr(layer, "initialize"):
-                layer.initialize(generator)  # type: ignore[operator]
+        initialize(self.online, generator)
         self.target.load_state_dict(self.online.state_dict())
 
     def value(self, logits: Float[Tensor, "*b V"]) -> Distribution:
