@@ -145,7 +145,7 @@ def test_the_first_nonfinite_tensor_is_named():
 
 
 def test_a_reader_skips_damaged_checkpoints_and_moves_nothing(tmp_path):
-    """An evaluation may look at a folder that a training run is writing to."""
+    """An evaluation may read a folder while a training run writes to it."""
     saves = Checkpoints(tmp_path / "ckpt", keep_last=5)
     good = saves.save(1, {"agent": {"w": torch.ones(3)}})
     bad = saves.save(2, {"agent": {"w": torch.ones(3)}})

@@ -1,4 +1,4 @@
-"""Whole runs of Δ-IRIS: through the same loop as every agent, killed and resumed."""
+"""Runs of Δ-IRIS: epochs, resuming within an epoch, and evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
+from state_helpers import assert_same
 
 from reverie.api import UserError
 from reverie.bench.update import BenchConfig, bench_config
@@ -59,7 +58,7 @@ def settings(logdir: Path, **more):
     return resolve(["iris_tiny"], flags={**flags, "logger.timing_metrics": False})
 
 
-def state_of(path: Path) -> dict:
+def read_state(path: Path) -> dict:
     newest = Checkpoints(path / "ckpt").newest()
     state = {p: checkpoint.read_part(newest, p) for p in ("agent", "collector", "loop")}
     state["loop"]["logger"].pop("sinks", None)  # byte offsets of this folder's files
@@ -68,37 +67,22 @@ def state_of(path: Path) -> dict:
     return state
 
 
-def same(a, b, where="") -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            same(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{where}/{i}")
-    elif isinstance(a, (torch.Tensor, np.ndarray)):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), where)
-    else:
-        assert a == b or (a != a and b != b), where
-
-
 def lines(path: Path) -> list[dict]:
     return [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    return train(settings(tmp_path_factory.mktemp("iris") / "whole"))
+def uninterrupted(tmp_path_factory) -> Path:
+    return train(settings(tmp_path_factory.mktemp("iris") / "uninterrupted"))
 
 
-def test_the_run_ends_after_all_epochs_and_logs_each(whole):
-    schedule = state_of(whole)["loop"]["clock"]["schedule"]
+def test_the_run_ends_after_all_epochs_and_logs_each(uninterrupted):
+    schedule = read_state(uninterrupted)["loop"]["clock"]["schedule"]
     assert schedule["epoch"] == 5  # four are done
     assert schedule["env_steps"] >= 40 + 2 * 20
-    logged = lines(whole)
+    logged = lines(uninterrupted)
     updates = {"tokenizer": 3 + 3 * 2, "world_model": 3 * 3, "actor_critic": 4 * 2}
-    opt = state_of(whole)["agent"]["opt"]
+    opt = read_state(uninterrupted)["agent"]["opt"]
     for name, count in updates.items():
         assert float(opt[name]["step"]) == count
     means = [
@@ -117,7 +101,7 @@ def test_the_run_ends_after_all_epochs_and_logs_each(whole):
 
 
 def until(run: OnlineRun, part: str, done: int):
-    """Turn the loop as `train` does, to the middle of a part of the second epoch."""
+    """Run the training loop up to the middle of a component's second epoch."""
     run.start()
     schedule = run.agent.schedule
     while True:
@@ -143,7 +127,9 @@ def until(run: OnlineRun, part: str, done: int):
 @pytest.mark.parametrize(
     ("part", "done"), [("tokenizer", 1), ("world_model", 2), ("actor_critic", 1)]
 )
-def test_a_kill_within_an_epoch_resumes_in_the_same_part(tmp_path, whole, part, done):
+def test_a_kill_within_an_epoch_resumes_in_the_same_part(
+    tmp_path, uninterrupted, part, done
+):
     path = tmp_path / "run"
     config = settings(path)
     with OnlineRun(config) as run:
@@ -157,21 +143,21 @@ def test_a_kill_within_an_epoch_resumes_in_the_same_part(tmp_path, whole, part, 
         assert run.agent.schedule.updates == done
         assert not run.clock.should_collect
     train(settings(copy))
-    resumed, straight = state_of(copy), state_of(whole)
+    resumed, straight = read_state(copy), read_state(uninterrupted)
     for key in ("agent", "collector", "replay"):
-        same(resumed[key], straight[key], key)
+        assert_same(resumed[key], straight[key], key)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, whole):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, uninterrupted):
     path = tmp_path / "run"
-    train(settings(path, **{"run.steps": 60}))  # while the second epoch should_collect
+    train(settings(path, **{"run.steps": 60}))  # during collection in the second epoch
     train(settings(path))
-    same(state_of(path), state_of(whole))
-    same(lines(path), lines(whole))
+    assert_same(read_state(path), read_state(uninterrupted))
+    assert_same(lines(path), lines(uninterrupted))
 
 
 def test_a_real_kill_resumes(tmp_path):
-    """kill -9 while a part trains, whenever it hits; then the same settings go on."""
+    """Kill a run with SIGKILL during training, and resume it."""
     path = tmp_path / "run"
     flags = {**SMALL, "run.clock": "seconds", "run.save_every": -1}
     flags |= {"iris.training.tokenizer.first_steps": 100_000, "logdir": str(path)}
@@ -226,19 +212,22 @@ def test_a_checkpoint_of_every_epoch_can_be_kept(tmp_path):
     assert set(epochs) == {2, 3, 4, 5}
 
 
-def test_components_of_another_run_can_be_loaded(tmp_path, whole):
-    flags = {"run.from_checkpoint": str(whole), "run.from_components": "tokenizer"}
-    old = state_of(whole)["agent"]
+def test_components_of_another_run_can_be_loaded(tmp_path, uninterrupted):
+    flags = {
+        "run.from_checkpoint": str(uninterrupted),
+        "run.from_components": "tokenizer",
+    }
+    old = read_state(uninterrupted)["agent"]
     with OnlineRun(settings(tmp_path / "run", seed=3, **flags)) as run:
         run.start()
         mine = run.agent.state_dict()
-    same(dict(mine["tokenizer"]), old["tokenizer"])
+    assert_same(dict(mine["tokenizer"]), old["tokenizer"])
     with pytest.raises(AssertionError):
-        same(dict(mine["world_model"]), old["world_model"])
+        assert_same(dict(mine["world_model"]), old["world_model"])
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
-    flags = {"run.from_checkpoint": str(whole), "iris.actor_critic.width": 32}
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, uninterrupted):
+    flags = {"run.from_checkpoint": str(uninterrupted), "iris.actor_critic.width": 32}
     with (
         pytest.raises(UserError, match=r"(?s)actor_critic.*Fix:"),
         OnlineRun(settings(tmp_path / "run", **flags)) as run,
@@ -246,24 +235,24 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, whole):
         run.start()
 
 
-def test_a_finished_run_can_be_resumed_with_more_epochs(whole, tmp_path):
+def test_a_finished_run_can_be_resumed_with_more_epochs(uninterrupted, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(whole, copy)
-    steps = state_of(copy)["loop"]["clock"]["step"]
+    shutil.copytree(uninterrupted, copy)
+    steps = read_state(copy)["loop"]["clock"]["step"]
     more = {"iris.schedule.epochs": 5, "iris.schedule.collect_epochs": 5}
     train(settings(copy, **more))
-    clock = state_of(copy)["loop"]["clock"]
+    clock = read_state(copy)["loop"]["clock"]
     assert clock["schedule"]["epoch"] == 6
-    # the share of the new epoch, and nothing for the one that only trained
+    # the steps of the new epoch; the last epoch did not collect
     assert steps < clock["step"] <= steps + 2 * SMALL["iris.schedule.steps"]
 
 
-def test_refused_settings_release_the_folder(whole, tmp_path):
+def test_refused_settings_release_the_folder(uninterrupted, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(whole, copy)
+    shutil.copytree(uninterrupted, copy)
     with pytest.raises(UserError, match="width") as refusal:
         train(settings(copy, **{"iris.actor_critic.width": 32}))
-    assert refusal.value.__traceback__  # which remembers everything, as notebooks do
+    assert refusal.value.__traceback__  # keeps references to the run
     lock_folder(copy).close()
 
 
@@ -272,9 +261,9 @@ def test_a_run_too_short_for_an_update_prints_a_message(tmp_path, capsys):
     assert "No update was run" in capsys.readouterr().err
 
 
-def test_iris_is_evaluated_like_every_agent(whole, tmp_path):
+def test_iris_is_evaluated_like_every_agent(uninterrupted, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(whole, copy)
+    shutil.copytree(uninterrupted, copy)
     result = evaluate(copy, 4)
     assert len(result.episodes) == 4
     assert {episode["length"] for episode in result.episodes} == {3}
@@ -294,7 +283,7 @@ def test_the_clock_in_phases_needs_an_agent_with_phases(tmp_path):
         ["debug"],
         flags={"task": "catch", "run.clock": "phases", "logdir": str(tmp_path / "run")},
     )
-    with pytest.raises(UserError, match="no phases"):
+    with pytest.raises(UserError, match="no collection phases"):
         train(config)
 
 

@@ -1,4 +1,4 @@
-"""The loops, with small agents in built-in worlds."""
+"""The online training loop, with small agents in built-in environments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_run_is_resumed_in_its_logdir_with_its_settings(tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "Resumed" in said
-    assert "Nothing was trained" not in said  # as it never is, by an agent like this
+    assert "No update was run" not in said  # a random agent is never trained
     newest = Checkpoints(path / "ckpt").newest()
     assert checkpoint.read_manifest(newest)["step"] == 160
 

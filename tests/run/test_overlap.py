@@ -1,4 +1,4 @@
-"""Environments that step while the agent trains change only the time it takes."""
+"""Stepping environments while the agent trains does not change the results."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_evaluations_use_workers_where_training_does(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate_module, "make_envs", spy)
     here = evaluate(path, episodes=6)
     there = evaluate(path, episodes=6, flags=[("run.overlap", "on")])
-    evaluate(path, episodes=1, flags=[("run.overlap", "on")])  # nobody to share with
+    evaluate(path, episodes=1, flags=[("run.overlap", "on")])  # a single environment
     chosen = [("run.overlap", "on"), ("env.vector.workers", 1)]
     evaluate(path, episodes=2, flags=chosen)
     evaluate(path, 2, [("run.overlap", "on")], make_env=lambda index: Catch(seed=index))

@@ -1,4 +1,4 @@
-"""A clock that follows an agent which acts and trains in turns."""
+"""The clock of agents that alternate between collecting and training."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
                 times.append(updates)
     assert seen["eval"] == [12, 24, 36, 48]
     assert seen["log"] == [24, 48]
-    first = min(10, 12)  # of a turn
-    # the last one should_collect nothing, so it is where the one before ended
+    first = min(10, 12)  # updates of the first iteration
+    # the last epoch collects nothing, so it is saved where the previous one ended
     assert seen["save"] == [first, 12 + first, 24 + first, 36]
 
 

@@ -1,4 +1,4 @@
-"""Training on environments from Python, and acting with what was trained."""
+"""`reverie.train` with environment objects, and `reverie.load`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = {
 
 
 class Valve(gymnasium.Env):
-    """Takes actions far from [-1, 1], and remembers them."""
+    """Has actions with other bounds than [-1, 1], and records them."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float64)
     action_space = gymnasium.spaces.Box(
@@ -73,7 +73,7 @@ def test_a_loaded_agent_acts_in_the_units_of_the_environment(tmp_path):
         obs, *_ = env.step(action)
     bounded, free = np.array(env.actions).T
     assert bounded.max() - bounded.min() > 5
-    assert np.abs(free).max() < 5  # without bounds there is nothing to scale to
+    assert np.abs(free).max() < 5  # not rescaled without bounds
 
 
 def test_reverie_environments_and_classes_are_accepted(tmp_path):

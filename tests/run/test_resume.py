@@ -1,4 +1,4 @@
-"""Train N + M steps, or N, kill, resume and M more: the same run, bit for bit."""
+"""A run that was killed and resumed is bitwise equal to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
+from state_helpers import assert_same
 
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
@@ -36,29 +35,14 @@ def settings(logdir: Path, steps: int, task: str, storage: str, **more):
     return resolve(["debug", "deterministic"], flags=flags)
 
 
-def same(a, b, where="") -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            same(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{where}/{i}")
-    elif isinstance(a, (torch.Tensor, np.ndarray)):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), where)
-    else:
-        assert a == b or (a != a and b != b), where
-
-
-def state_of(path: Path) -> dict:
+def read_state(path: Path) -> dict:
     newest = Checkpoints(path / "ckpt").newest()
     parts = ("agent", "collector", "loop")
     return {part: checkpoint.read_part(newest, part) for part in parts}
 
 
 def contents(config) -> dict:
-    """Everything in the replay, and the batch it would serve next."""
+    """Return the contents of the replay, and its next batch."""
     with OnlineRun(config) as run:
         run.start()
         replay = run.replay
@@ -79,34 +63,37 @@ def contents(config) -> dict:
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
-    whole = settings(tmp_path / "whole", 360, task, storage)
-    train(whole)
+    uninterrupted = settings(tmp_path / "uninterrupted", 360, task, storage)
+    train(uninterrupted)
     split = settings(tmp_path / "split", 360, task, storage)
     train(settings(tmp_path / "split", 220, task, storage))
-    # A kill after that save: its traces are beyond the save and must not show.
+    # Killed after that save: what was written later must have no effect.
     with (tmp_path / "split" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9999, "torn')
     (tmp_path / "split" / "ckpt" / ".partial-000000000999-000099").mkdir()
     train(split)
 
-    same(strip(state_of(tmp_path / "whole")), strip(state_of(tmp_path / "split")))
+    assert_same(
+        strip(read_state(tmp_path / "uninterrupted")),
+        strip(read_state(tmp_path / "split")),
+    )
     for name in ("metrics.jsonl", "scores.jsonl"):
-        old = (tmp_path / "whole" / name).read_text().splitlines()
+        old = (tmp_path / "uninterrupted" / name).read_text().splitlines()
         new = (tmp_path / "split" / name).read_text().splitlines()
-        same(list(map(json.loads, old)), list(map(json.loads, new)), name)
-    same(contents(whole), contents(split))
+        assert_same(list(map(json.loads, old)), list(map(json.loads, new)), name)
+    assert_same(contents(uninterrupted), contents(split))
 
 
 def strip(state: dict) -> dict:
-    """Without byte offsets of log files, which name the folder's own history."""
+    """Remove the byte offsets of log files, which differ between folders."""
     state["loop"]["logger"].pop("sinks", None)
     return state
 
 
 def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
-    """The folder is copied while a later part of the run has already written to it."""
-    whole = settings(tmp_path / "whole", 360, "catch", "disk")
-    train(whole)
+    """The folder is copied after the run has continued beyond the checkpoint."""
+    uninterrupted = settings(tmp_path / "uninterrupted", 360, "catch", "disk")
+    train(uninterrupted)
     killed = tmp_path / "killed"
     config = settings(killed, 360, "catch", "disk", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
@@ -125,12 +112,12 @@ def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
     shutil.copytree(killed, copy)
     resumed = settings(copy, 360, "catch", "disk")
     train(resumed)
-    same(strip(state_of(tmp_path / "whole")), strip(state_of(copy)))
-    same(contents(whole), contents(resumed))
+    assert_same(strip(read_state(tmp_path / "uninterrupted")), strip(read_state(copy)))
+    assert_same(contents(uninterrupted), contents(resumed))
 
 
 def test_other_seeds_give_other_runs(tmp_path):
     a = train(settings(tmp_path / "a", 160, "catch", "ram"))
     b = train(settings(tmp_path / "b", 160, "catch", "ram", seed=1))
     with pytest.raises(AssertionError):
-        same(state_of(a)["agent"]["pol"], state_of(b)["agent"]["pol"])
+        assert_same(read_state(a)["agent"]["pol"], read_state(b)["agent"]["pol"])

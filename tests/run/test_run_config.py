@@ -1,4 +1,4 @@
-"""Which settings a task brings along."""
+"""Blocks that a task applies, and invalid settings."""
 
 from __future__ import annotations
 

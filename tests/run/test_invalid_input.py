@@ -1,4 +1,4 @@
-"""Mistakes in an environment, a folder or a checkpoint: one sentence, exit code 2."""
+"""Invalid environments, folders and checkpoints: one message, exit code 2."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ SMALL = "--configs debug --device cpu --run.clock steps --logger.outputs jsonl"
 
 
 @pytest.fixture
-def say(tmp_path, monkeypatch, capsys):
-    """Runs a command line in a folder with faulty modules: its code and its error."""
+def run_command(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a command and returns exit code and error text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name, text in MODULES.items():
@@ -106,52 +106,57 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("task", ENVIRONMENTS)
-def test_an_invalid_environment_is_an_error_with_the_reason(say, task):
-    code, error = say(f"train {SMALL} --agent random --task {task} --logdir run")
+def test_an_invalid_environment_is_an_error_with_the_reason(run_command, task):
+    code, error = run_command(
+        f"train {SMALL} --agent random --task {task} --logdir run"
+    )
     assert code == 2, error
     assert re.search(ENVIRONMENTS[task], error), error
     assert error.count("reverie: ") == error.count("Fix:") == 1
-    assert not (Path("run") / "ckpt").exists()  # so that it may be mended and begun
+    # without a checkpoint it can be restarted with other settings
+    assert not (Path("run") / "ckpt").exists()
 
 
 @pytest.mark.parametrize("task", ["unlucky:make_env", "spaces:Longer"])
-def test_an_error_in_a_worker_has_the_reason(say, task):
+def test_an_error_in_a_worker_has_the_reason(run_command, task):
     more = "--env.vector.workers 1 --run.envs 1"
-    code, error = say(f"train {SMALL} --agent random --task {task} --logdir run {more}")
+    code, error = run_command(
+        f"train {SMALL} --agent random --task {task} --logdir run {more}"
+    )
     assert code == 2
     assert re.search(ENVIRONMENTS[task], error), error
 
 
 @pytest.mark.parametrize("task", ["torn:make_env", "unlucky:make_env", "spaces:Words"])
-def test_check_env_reports_environments_that_cannot_be_built(say, task):
-    code, error = say(f"check-env {task}")
+def test_check_env_reports_environments_that_cannot_be_built(run_command, task):
+    code, error = run_command(f"check-env {task}")
     assert code == 2
     assert re.search(ENVIRONMENTS[task], error), error
     assert "Fix:" in error
 
 
-def test_a_run_without_a_checkpoint_can_be_restarted_with_other_settings(say):
+def test_a_run_without_a_checkpoint_can_be_restarted_with_other_settings(run_command):
     start = f"train {SMALL} --agent random --run.steps 8 --logdir run"
-    assert say(f"{start} --task unlucky:make_env")[0] == 2
-    assert say(f"{start} --task catch")[0] == 0
-    code, error = say(f"{start} --task dummy_disc --seed 3")
+    assert run_command(f"{start} --task unlucky:make_env")[0] == 2
+    assert run_command(f"{start} --task catch")[0] == 0
+    code, error = run_command(f"{start} --task dummy_disc --seed 3")
     assert code == 2
     assert "task: 'catch' -> 'dummy_disc'" in error
     assert "seed: 0 -> 3" in error
 
 
-def test_flags_are_compared_with_the_saved_settings(copy, say):
+def test_flags_are_compared_with_the_saved_settings(copy, run_command):
     before = sorted(copy.rglob("*"))
-    code, error = say(f"train --logdir {copy} --seed 3 --run.steps 99")
+    code, error = run_command(f"train --logdir {copy} --seed 3 --run.steps 99")
     assert code == 2
-    assert error.splitlines()[1:-1] == ["    seed: 0 -> 3"]  # and not all of SMALL
+    assert error.splitlines()[1:-1] == ["    seed: 0 -> 3"]
     assert sorted(copy.rglob("*")) == before
     same = f"train --logdir {copy} --seed 0 --run.steps 8"
-    assert say(same)[0] == 0  # as it is in the run, whatever its blocks were
+    assert run_command(same)[0] == 0  # the saved value
 
 
-def test_an_empty_logdir_is_refused(say):
-    code, error = say(["train", "--logdir", ""])
+def test_an_empty_logdir_is_refused(run_command):
+    code, error = run_command(["train", "--logdir", ""])
     assert code == 2
     assert "--logdir is empty" in error
 
@@ -169,47 +174,49 @@ def copy(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
-def test_weights_of_another_size_are_an_error_with_the_matching_block(say, tmp_path):
+def test_weights_of_another_size_are_an_error_with_the_matching_block(
+    run_command, tmp_path
+):
     small = "--device cpu --logger.outputs jsonl --run.envs 1 --replay.capacity 200"
     small += " --task catch --run.steps 2"
-    assert say(f"train --configs size1m {small} --logdir one")[0] == 0
+    assert run_command(f"train --configs size1m {small} --logdir one")[0] == 0
     start = f"train --configs catch {small} --logdir two --run.from_checkpoint"
-    code, error = say(f"{start} one")
+    code, error = run_command(f"{start} one")
     assert code == 2
     assert "--configs size1m" in error
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ("--run.from_checkpoint nowhere", r"no checkpoint in nowhere"),
-        ("--dreamer.rssm.deter 16 {}", r"dynin0\.weight is \(3, 8\)"),
+        ("--dreamer.rssm.deter 16 {}", r"dynin0\.weight has shape \(3, 8\)"),
         ("--run.from_components nope {}", r"No component matches 'nope'"),
         ("--run.from_components ( {}", r"No component matches '\("),
         ("--run.episodes nowhere", r"nowhere does not exist"),
     ],
 )
-def test_weights_and_episodes_that_do_not_fit(say, trained, flags, says):
+def test_weights_and_episodes_that_do_not_fit(run_command, trained, flags, message):
     flags = flags.format(f"--run.from_checkpoint {trained}")
-    code, error = say(f"train {SMALL} --task catch --logdir new {flags}")
+    code, error = run_command(f"train {SMALL} --task catch --logdir new {flags}")
     assert code == 2
-    assert re.search(says, error), error
+    assert re.search(message, error), error
     assert "Fix:" in error
 
 
 @pytest.mark.parametrize("text", [b"task: [\n", b"\xff\x00\x81", b"nope: 3\n"])
-def test_an_unreadable_config_is_an_error_with_its_path(say, copy, text):
+def test_an_unreadable_config_is_an_error_with_its_path(run_command, copy, text):
     (copy / "config.yaml").write_bytes(text)
     for line in (f"train --logdir {copy}", f"eval {copy} --episodes 1"):
-        code, error = say(line)
+        code, error = run_command(line)
         assert code == 2
         assert str(copy / "config.yaml") in error
         assert "Fix:" in error
 
 
-def test_a_checkpoint_without_a_config_is_an_error(say, copy):
+def test_a_checkpoint_without_a_config_is_an_error(run_command, copy):
     (copy / "config.yaml").unlink()
-    code, error = say(f"eval {copy} --episodes 1")
+    code, error = run_command(f"eval {copy} --episodes 1")
     assert code == 2
     assert "no config.yaml" in error
     with pytest.raises(UserError, match=r"no config\.yaml"):
@@ -217,35 +224,37 @@ def test_a_checkpoint_without_a_config_is_an_error(say, copy):
 
 
 @pytest.mark.parametrize("inner", ["ckpt", "replay/more"])
-def test_a_run_inside_the_folder_of_another_run_is_refused(say, copy, inner):
+def test_a_run_inside_the_folder_of_another_run_is_refused(run_command, copy, inner):
     before = sorted(copy.rglob("*"))
-    code, error = say(f"train {SMALL} --logdir {copy / inner}")
+    code, error = run_command(f"train {SMALL} --logdir {copy / inner}")
     assert code == 2
     assert f"Fix: --logdir {copy} " in error
     assert sorted(copy.rglob("*")) == before
     beside = f"train {SMALL} --agent random --task catch --run.steps 8"
-    assert say(f"{beside} --logdir {copy / 'other'}")[0] == 0
+    assert run_command(f"{beside} --logdir {copy / 'other'}")[0] == 0
 
 
-def test_a_damaged_checkpoint_cannot_be_evaluated(say, copy):
+def test_a_damaged_checkpoint_cannot_be_evaluated(run_command, copy):
     (path,) = Checkpoints(copy / "ckpt").paths()
     (path / "agent.safetensors").write_bytes(b"torn")
-    code, error = say(f"eval {path} --episodes 1")
+    code, error = run_command(f"eval {path} --episodes 1")
     assert code == 2
     assert "agent.safetensors has 4 bytes" in error
     with pytest.warns(UserWarning, match="is damaged"):
-        code, error = say(f"eval {copy} --episodes 1")
+        code, error = run_command(f"eval {copy} --episodes 1")
     assert code == 2
     assert f"Every checkpoint in {copy} is damaged" in error
 
 
-def test_videos_that_cannot_be_written_are_warned_about(say, trained, monkeypatch):
+def test_videos_that_cannot_be_written_are_warned_about(
+    run_command, trained, monkeypatch
+):
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.warns(RuntimeWarning, match="nothing is filmed"):
-        assert say(f"eval {trained} --episodes 1 --videos 1")[0] == 0
+    with pytest.warns(RuntimeWarning, match="no videos are recorded"):
+        assert run_command(f"eval {trained} --episodes 1 --videos 1")[0] == 0
 
 
-def test_an_evaluation_with_other_spaces_is_refused(say, trained):
-    code, error = say(f"eval {trained} --episodes 1 --task dummy_disc")
+def test_an_evaluation_with_other_spaces_is_refused(run_command, trained):
+    code, error = run_command(f"eval {trained} --episodes 1 --task dummy_disc")
     assert code == 2
-    assert "is missing, this agent wants" in error
+    assert "is missing in the checkpoint" in error
