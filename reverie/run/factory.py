@@ -12,6 +12,7 @@ import torch
 from reverie import agents
 from reverie import envs as suites
 from reverie.api import Agent, Env, VecEnv
+from reverie.capabilities import AgentConfig
 from reverie.convert.importers import import_checkpoint
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.run import checkpoint, device
@@ -50,11 +51,30 @@ def make_agent(
     if config.of_agent.base_agent:
         base_config = replace(config, agent=config.of_agent.base_agent, compile="none")
         base = make_agent(base_config, spaces, where, precision)
+    return _make(config.agent, config.of_agent, config, spaces, where, precision, base)
+
+
+def make_random_agent(
+    config: Config, spaces: Any, where: torch.device, precision: str
+) -> Agent:
+    """Make the random agent that acts during `run.prefill`."""
+    return _make("random", config.random, config, spaces, where, precision)
+
+
+def _make(
+    name: str,
+    settings: AgentConfig,
+    config: Config,
+    spaces: Any,
+    where: torch.device,
+    precision: str,
+    base: Agent | None = None,
+) -> Agent:
     return agents.make(
-        config.agent,
+        name,
         spaces.obs_space,
         spaces.act_space,
-        config.of_agent,
+        settings,
         device=where,
         precision=precision,
         seed=config.seed,

@@ -27,6 +27,7 @@ from reverie.run.factory import (
     load_initial_weights,
     make_agent,
     make_envs,
+    make_random_agent,
 )
 from reverie.storage.run_spaces import write_spaces
 
@@ -54,8 +55,9 @@ class OnlineRun(BaseRun):
         )
         self.envs = self._open_envs(config, config.run.envs, 0)
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        random = replace(config, agent="random")
-        prefill_agent = make_agent(random, self.envs, self.device, self.precision)
+        prefill_agent = make_random_agent(
+            config, self.envs, self.device, self.precision
+        )
         if config.run.clock == "phases" and self.agent.schedule is None:
             raise UserError(
                 f"The agent {config.agent!r} has no collection phases, so nothing "

@@ -120,7 +120,7 @@ def test_rows_of_waiting_environments_are_not_stored_or_counted(tmp_path):
             run.collect()
         # two rounds of 3 + 5 + 6 rows, and the first rows of a third
         assert len(run.replay) == run.clock.step == 2 * (3 + 5 + 6) + 3
-        assert run.agent.schedule.taken == 2 * (2 + 4 + 5) + 3
+        assert run.agent.schedule.env_steps == 2 * (2 + 4 + 5) + 3
         assert run.replay.episodes.rows.tolist() == [3, 5, 6, 3, 5, 6, 1, 1, 1]
         summary = run.collector.summary()
         assert summary["episodes"] == 6
