@@ -38,7 +38,7 @@ def evaluate(words: list[str]) -> int:
     flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])
     config = open_run(logdir).config
-    on_sequences = config.of_agent.sequence_window is not None
+    on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
     in_env = not (on_sequences or on_recordings)
     if not in_env and (options.videos or options.failures != EvalOptions.failures):

@@ -54,7 +54,7 @@ def open_sequence_run(
 ) -> SequenceRun:
     """Load a run and this many evaluation sequences; fewer if its data has fewer."""
     run = open_run(logdir)
-    if run.config.of_agent.sequence_window is None:
+    if run.config.agent_config.sequence_window is None:
         raise UserError(
             f"{logdir} was not trained on sequences: its agent is "
             f"{run.config.agent!r}.\n"

@@ -99,7 +99,7 @@ class Config:
                 "  Fix: --run.overlap auto"
             )
 
-        if self.replay.fracs.priority > 0 and not self.of_agent.gives_priorities:
+        if self.replay.fracs.priority > 0 and not self.agent_config.gives_priorities:
             raise UserError(
                 "replay.fracs.priority is above zero, but the agent "
                 f"{self.agent!r} sets no priorities.\n  Fix: --replay.fracs.priority "
@@ -107,7 +107,7 @@ class Config:
             )
 
     @property
-    def of_agent(self) -> AgentConfig:
+    def agent_config(self) -> AgentConfig:
         """Settings of the chosen agent."""
         config: AgentConfig = getattr(self, settings_name(self.agent))
         return config

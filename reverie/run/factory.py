@@ -48,10 +48,14 @@ def make_agent(
     """Make the config's agent for the `obs_space` and `act_space` of `spaces`."""
     device.disable_onednn_if_needed(where, precision)
     base = None
-    if config.of_agent.base_agent:
-        base_config = replace(config, agent=config.of_agent.base_agent, compile="none")
+    if config.agent_config.base_agent:
+        base_config = replace(
+            config, agent=config.agent_config.base_agent, compile="none"
+        )
         base = make_agent(base_config, spaces, where, precision)
-    return _make(config.agent, config.of_agent, config, spaces, where, precision, base)
+    return _make(
+        config.agent, config.agent_config, config, spaces, where, precision, base
+    )
 
 
 def make_random_agent(
@@ -92,7 +96,9 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
     path = Path(config.run.from_checkpoint).expanduser()
     components = config.run.from_components
     if path.is_file():
-        state = import_checkpoint(config.of_agent, path, agent.state_dict(), components)
+        state = import_checkpoint(
+            config.agent_config, path, agent.state_dict(), components
+        )
     else:
         path = checkpoint.find_checkpoint(path)
         state = checkpoint.read_part(path, "agent")

@@ -144,7 +144,7 @@ def check_unchanged(old: Config, new: Config, logdir: Path) -> None:
     agent = settings_name(new.agent)
     resumable = (
         *RESUMABLE_SETTINGS,
-        *(f"{agent}.{name}" for name in new.of_agent.resumable),
+        *(f"{agent}.{name}" for name in new.agent_config.resumable),
     )
     changed = {
         key: values

@@ -28,7 +28,7 @@ def agent(request):
         request.param,
         env.obs_space,
         env.act_space,
-        config.of_agent,
+        config.agent_config,
         device=torch.device("cpu"),
         precision="float32",
         seed=0,

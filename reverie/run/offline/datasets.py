@@ -257,7 +257,7 @@ def trains_on_sequences(config: Config) -> bool:
     Sequences come from a sequence dataset (the task) or from `offline.data`.
     """
     is_dataset = is_sequence_task(config.task)
-    needs_sequences = config.of_agent.sequence_window is not None
+    needs_sequences = config.agent_config.sequence_window is not None
     if is_dataset and not needs_sequences:
         raise UserError(
             f"Task {config.task} is a sequence dataset; agent {config.agent!r} needs "
@@ -274,7 +274,7 @@ def trains_on_sequences(config: Config) -> bool:
 
 def make_sequences(config: Config, seed_offset: int = 0) -> SequenceDataset:
     """Return the sequence dataset of a config, with the windows of its agent."""
-    window, seed = config.of_agent.sequence_window, config.seed + seed_offset
+    window, seed = config.agent_config.sequence_window, config.seed + seed_offset
     if not trains_on_sequences(config) or window is None:
         raise UserError(
             f"Agent {config.agent!r} does not train on sequences.\n  Fix: --agent vta"

@@ -36,7 +36,7 @@ def epochs_to_updates(config: Config, env_steps: int) -> Config:
     offline = config.offline
     if not offline.epochs:
         return config
-    rows = config.of_agent.rows_per_update
+    rows = config.agent_config.rows_per_update
     if not rows:
         raise UserError(
             f"The training of agent {config.agent!r} is not counted in epochs.\n"
@@ -53,7 +53,7 @@ def epochs_to_updates(config: Config, env_steps: int) -> Config:
 
 def with_base_run(config: Config) -> Config:
     """Return the config with the settings of the agent's base run, if it has one."""
-    agent_config, base_run = config.of_agent, config.of_agent.base_run
+    agent_config, base_run = config.agent_config, config.agent_config.base_run
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config
     if is_torch_file(base_run):
@@ -61,14 +61,14 @@ def with_base_run(config: Config) -> Config:
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))
-    if isinstance(base.of_agent, ConfiguresBase):
-        inner = base.of_agent.base_run
+    if isinstance(base.agent_config, ConfiguresBase):
+        inner = base.agent_config.base_run
         fix = f"--{config.agent}.run {inner}" if inner else "remove it"
         raise UserError(
             f"{base_run} has no world model: its agent is {base.agent!r}, like that of "
             f"this run.\n  Fix: {fix}."
         )
-    if base.of_agent.sequence_window is not None:
+    if base.agent_config.sequence_window is not None:
         raise UserError(
             f"The agent {base.agent!r} of {base_run} cannot be used as an encoder.\n"
             f"  Fix: set --{config.agent}.run to a run of dreamer or iris."
@@ -90,7 +90,7 @@ def with_base_run(config: Config) -> Config:
     if offline.read == ReaderConfig() and is_same_data(offline.data, base.offline.data):
         offline = replace(offline, read=base.offline.read)
     agents: dict[str, Any] = {
-        base.agent: base.of_agent,
+        base.agent: base.agent_config,
         config.agent: agent_config.with_base_agent(base.agent),
     }
     return replace(config, offline=offline, **agents)
@@ -98,7 +98,7 @@ def with_base_run(config: Config) -> Config:
 
 def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
     """Raise if base run or initial weights were trained on other spaces."""
-    base_run = config.of_agent.base_run
+    base_run = config.agent_config.base_run
     if base_run and not is_torch_file(base_run):
         check_same_spaces(base_run, dataset)
     start = config.run.from_checkpoint

@@ -52,7 +52,7 @@ def offline(config: Config) -> Path:
     if trains_on_sequences(config):
         return train_on_sequences(config)
     config = with_base_run(config)
-    dataset = OfflineEpisodes(config.offline, config.seed, config.of_agent.base_run)
+    dataset = OfflineEpisodes(config.offline, config.seed, config.agent_config.base_run)
     check_initial_weights(config, dataset)
     return train_offline(epochs_to_updates(config, dataset.env_steps), dataset)
 
