@@ -223,7 +223,7 @@ def test_imagination(mode):
         now = {key: value[:, t + 1] for key, value in data.items() if key in RECORDED}
         if mode != "jumpy":
             close(dynamics.prior_flag(state), now["boundary_logit"])
-        state = dynamics.imagine(state, {"action": action}, rng)
+        state = dynamics.imagine(rng, state, {"action": action})
         check_states(state, only_states(now, *SAMPLED))
         check_head(dynamics.prior_abs(state.abs_belief), now, "abs")
         check_head(dynamics.prior_obs(state.obs_belief), now, "obs")
