@@ -254,9 +254,9 @@ def _file_layers(
             f"{path} has settings that are ignored: {', '.join(converted.unknown)}",
             stacklevel=2,
         )
-    block = configs.get_block(converted.block)
-    task = {key: block[key] for key in ("agent", "task")}
-    defaults = [*_expand([converted.block]), (origin, converted.defaults)]
+    block = _expand([converted.block])
+    task = {k: _last([x for _, x in block], k, "") for k in ("agent", "task")}
+    defaults = [*block, (origin, converted.defaults)]
     return defaults, (origin, {**task, **converted.settings})
 
 
