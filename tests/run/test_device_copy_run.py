@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_resume import contents, same, settings, state_of, strip
+from state_helpers import assert_same
+from test_resume import contents, read_state, settings, strip
 
 from reverie.replay import device_copy
 from reverie.run.online_run import OnlineRun
@@ -25,9 +26,9 @@ def test_a_device_copy_changes_nothing_also_across_a_resume(
     on_device = settings(tmp_path / "device", 300, "catch", storage, **more)
     train(settings(tmp_path / "device", 180, "catch", storage, **more))
     train(on_device)
-    states = [strip(state_of(tmp_path / name)) for name in ("host", "device")]
-    same(*states)
-    same(expected, contents(on_device))
+    states = [strip(read_state(tmp_path / name)) for name in ("host", "device")]
+    assert_same(*states)
+    assert_same(expected, contents(on_device))
 
 
 def test_the_start_message_has_the_device_memory(monkeypatch, tmp_path, capsys):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from state_helpers import assert_same
 from test_loops import lines, settings
-from test_resume import same, state_of, strip
+from test_resume import read_state, strip
 
 from reverie.api import UserError
 from reverie.envs.suites.catch import Catch
@@ -29,8 +30,8 @@ def test_overlap_does_not_change_the_results(tmp_path, workers):
         train(settings(tmp_path / mode, "catch", **flags, **{"run.overlap": mode}))
         for mode in ("off", "on")
     ]
-    same(*(strip(state_of(path))["agent"] for path in paths))
-    same(*(lines(path / "scores.jsonl") for path in paths))
+    assert_same(*(strip(read_state(path))["agent"] for path in paths))
+    assert_same(*(lines(path / "scores.jsonl") for path in paths))
 
 
 def test_training_continues_between_send_and_recv(tmp_path):
