@@ -43,7 +43,8 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
         f"  learning curve   {_short(curve)}\n"
         f"{_newest_video(logdir)}"
         f"  run folder       {_short(logdir)}\n"
-        f"Next: reverie eval {_short(logdir)}, or reverie train --task gym_CartPole-v1",
+        f"Next: reverie eval {_short(logdir)}, or\n"
+        "  reverie train --task gym_CartPole-v1 --configs size1m",
         file=sys.stdout,
     )
     return 0
