@@ -118,13 +118,13 @@ class Recording:
     def queue_train_draws(self, call: dict) -> None:
         post = index_of(call["out/stoch"])  # (B, T, S)
         self.rng.draws = list(post.unbind(1))
-        dreamt = index_of(call["out/img/stoch"])  # (N, H, S)
-        steps = dreamt.shape[1]
+        imagined = index_of(call["out/img/stoch"])  # (N, H, S)
+        steps = imagined.shape[1]
         for h in range(steps + 1):
             for key in self.act_space:
                 self.rng.draws.append(torch.tensor(call[f"out/img/act/{key}"][:, h]))
             if h < steps:
-                self.rng.draws.append(dreamt[:, h])
+                self.rng.draws.append(imagined[:, h])
 
 
 def index_of(onehot: np.ndarray) -> torch.Tensor:

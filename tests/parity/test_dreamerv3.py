@@ -367,7 +367,7 @@ def test_open_loop_report(variant):
     loss, spent = agent.loss, Rng(0, "loss", torch.device("cpu"))
     # the recording has no draws for the losses of a report, only for what it looks at
     agent.loss = lambda state, batch, rng, training: loss(state, batch, spent, training)
-    observed, dreamt = [], []
+    observed, imagined = [], []
     observe, imagine = agent.world.observe, agent.world.imagine
 
     def spy_observe(*args):
@@ -375,8 +375,8 @@ def test_open_loop_report(variant):
         return observed[-1]
 
     def spy_imagine(state, policy, horizon, rng):
-        dreamt.append(imagine(state, policy, horizon, rng))
-        return dreamt[-1]
+        imagined.append(imagine(state, policy, horizon, rng))
+        return imagined[-1]
 
     agent.world.observe, agent.world.imagine = spy_observe, spy_imagine
     logits = {"obs": [], "img": []}
@@ -390,7 +390,7 @@ def test_open_loop_report(variant):
     half, rest = recorded["obs/deter"].shape[1], recorded["img/deter"].shape[1]
     report = agent.report(Feed(recording.batch(under(recorded, "data/"))))
     assert not draws
-    states, dream = observed[-1], dreamt[-1].states
+    states, dream = observed[-1], imagined[-1].states
     ours = {
         "obs/deter": states.deter,
         "obs/stoch": states.stoch,

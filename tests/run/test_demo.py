@@ -1,4 +1,4 @@
-"""`reverie demo`, with fewer steps."""
+"""A shortened demo prints a score and writes a learning curve and a video."""
 
 from __future__ import annotations
 

@@ -230,8 +230,8 @@ def test_a_run_inside_the_folder_of_another_run_is_refused(run_command, copy, in
     assert code == 2
     assert f"Fix: --logdir {copy} " in error
     assert sorted(copy.rglob("*")) == before
-    beside = f"train {SMALL} --agent random --task catch --run.steps 8"
-    assert run_command(f"{beside} --logdir {copy / 'other'}")[0] == 0
+    command = f"train {SMALL} --agent random --task catch --run.steps 8"
+    assert run_command(f"{command} --logdir {copy / 'other'}")[0] == 0
 
 
 def test_a_damaged_checkpoint_cannot_be_evaluated(run_command, copy):
