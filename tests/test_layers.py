@@ -38,7 +38,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": CONTRACT,
     "convert": BASE | {"nets", "worlds", "agents", "config"},
 }
-FAST_VERSION = {"fast_version", "fast_cpu_version"}
 LIBRARY = {*MAY_IMPORT}
 RUNS = {"run", "evaluation", "recordings"}
 MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
@@ -61,22 +60,14 @@ def imports_of(path: Path, package: Path) -> list[tuple[int, str]]:
     """Every module of the package that `path` imports, at the top or inside functions.
 
     Imports under `if TYPE_CHECKING` count too: a type that is known is a dependency.
-    A class may import its own fast version, from `kernels` (`fast_version`).
+    A class names its fast version in a string (`fast_version`), which is no import.
     """
     here = module_of(path, package).split(".")
     if path.name != "__init__.py":
         here = here[:-1]
     found = []
     tree = ast.parse(path.read_text())
-    allowed = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef) and function.name in FAST_VERSION
-        for node in ast.walk(function)
-    }
     for node in ast.walk(tree):
-        if id(node) in allowed:
-            continue
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

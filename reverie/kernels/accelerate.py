@@ -4,7 +4,7 @@ CUDA graphs.
 Every agent uses one `Accelerator`, built from its `compile` and `overlap` settings.
 
 A fast version of a module is a subclass with the same parameters and another `forward`.
-The plain class names it in a static method `fast_version` (on a GPU) or
+The plain class names it as "module:class" in the attribute `fast_version` (on a GPU) or
 `fast_cpu_version`; the plain class remains the reference. A fast version that does not
 support a shape, norm or device falls back to the plain code.
 """
@@ -12,6 +12,7 @@ support a shape, norm or device falls back to the plain code.
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -37,12 +38,12 @@ def available(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def use_fast_versions(module: nn.Module, method: str = "fast_version") -> None:
+def use_fast_versions(module: nn.Module, attribute: str = "fast_version") -> None:
     """Replace the class of every submodule by its fast version, if it has one."""
     for part in module.modules():
         # not inherited: the fast version of a base class lacks what a subclass changed
-        if method in vars(type(part)):
-            part.__class__ = getattr(type(part), method)()
+        if name := vars(type(part)).get(attribute):
+            part.__class__ = pkgutil.resolve_name(name)
 
 
 class Accelerator:

@@ -163,6 +163,8 @@ class Norm(nn.Module):
 class MLP(nn.Module):
     """Multilayer perceptron; each layer is linear, norm, activation."""
 
+    fast_version = "reverie.kernels.norm.rms_norm:FastMLP"
+
     def __init__(self, inputs: int, layers: int, units: int, act: str, norm: str):
         super().__init__()
         self.layers, self.width = layers, units if layers else inputs
@@ -170,12 +172,6 @@ class MLP(nn.Module):
         for i in range(layers):
             self.add_module(f"linear{i}", Linear(units if i else inputs, units))
             self.add_module(f"norm{i}", Norm(norm, units))
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.norm.rms_norm import FastMLP
-
-        return FastMLP
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):

@@ -10,13 +10,15 @@ import math
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from reverie.nets.blocks import AffineLayer
 
 
 class SameConv(AffineLayer):
     """A convolution with "same" padding; if `transposed`, `stride` upsamples."""
+
+    fast_cpu_version = "reverie.kernels.conv.upsample_cpu:FusedUpsampleConv"
 
     def __init__(
         self,
@@ -31,12 +33,6 @@ class SameConv(AffineLayer):
         super().__init__(shape, units, inputs * kernel * kernel, outscale)
         self.weight.data = self.weight.data.to(memory_format=torch.channels_last)
         self.kernel, self.stride, self.transposed = kernel, stride, transposed
-
-    @staticmethod
-    def fast_cpu_version() -> type[nn.Module]:
-        from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
-
-        return FusedUpsampleConv
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
         weight, bias = self.cast(x.dtype)

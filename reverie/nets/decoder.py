@@ -50,6 +50,8 @@ class DecoderConfig(ConvConfig):
 class Decoder(nn.Module):
     """Latent states to a distribution over every observation key."""
 
+    fast_version = "reverie.kernels.conv.decoder:FastDecoder"
+
     def __init__(self, spaces: Spaces, deter: int, stoch: int, config: DecoderConfig):
         super().__init__()
         self.config = config
@@ -73,12 +75,6 @@ class Decoder(nn.Module):
         self.standards = make_standardizers(self.images, config)
         if self.images:
             self._build_images(deter, stoch)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.decoder import FastDecoder
-
-        return FastDecoder
 
     def forward(
         self, deter: Float[Tensor, "*b D"], stoch: Float[Tensor, "*b Z"]

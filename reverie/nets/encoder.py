@@ -89,6 +89,8 @@ class EncoderConfig(ConvConfig):
 class Encoder(nn.Module):
     """Observations to one embedding per step: features of vectors, then of images."""
 
+    fast_version = "reverie.kernels.conv.encoder:FastEncoder"
+
     def __init__(self, spaces: Spaces, config: EncoderConfig):
         super().__init__()
         self.config = config
@@ -131,12 +133,6 @@ class Encoder(nn.Module):
     def keys(self) -> list[str]:
         """Observation keys in the order in which they enter the network."""
         return [*self.imgkeys, *self.veckeys]
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.encoder import FastEncoder
-
-        return FastEncoder
 
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype

@@ -36,6 +36,8 @@ class GRU(nn.Module):
     Kernels may compute products with the state in `dtype`.
     """
 
+    fast_version = "reverie.kernels.scan.gru:FastGRU"
+
     def __init__(
         self,
         inputs: int,
@@ -50,12 +52,6 @@ class GRU(nn.Module):
         self.weight_hh = nn.Parameter(torch.empty(count, 3 * width, width))
         self.bias_ih = nn.Parameter(torch.empty(count, 3 * width))
         self.bias_hh = nn.Parameter(torch.empty(count, 3 * width))
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.scan.gru import FastGRU
-
-        return FastGRU
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
@@ -102,11 +98,7 @@ class GRU(nn.Module):
 class SegmentHold(nn.Module):
     """The value at the start of each segment: `read * new + copy * previous`."""
 
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.scan.gru import FastSegmentHold
-
-        return FastSegmentHold
+    fast_version = "reverie.kernels.scan.gru:FastSegmentHold"
 
     def forward(
         self,

@@ -81,6 +81,8 @@ class PolicyConfig:
 class Head(nn.Module):
     """Predicts a scalar from features."""
 
+    fast_version = "reverie.kernels.heads.twohot:FastHead"
+
     def __init__(self, inputs: int, config: HeadConfig):
         super().__init__()
         self.output = config.output
@@ -100,12 +102,6 @@ class Head(nn.Module):
             )
         self.head = nn.ModuleDict(out)
 
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.heads.twohot import FastHead
-
-        return FastHead
-
     def forward(self, feat: Float[Tensor, "*b F"]) -> Distribution:
         x = self.mlp(feat)
         if self.output == "symexp_twohot":
@@ -124,6 +120,8 @@ class PolicyHead(nn.Module):
     floats.
     """
 
+    fast_version = "reverie.kernels.heads.categorical:FastPolicyHead"
+
     def __init__(self, inputs: int, spaces: Spaces, config: PolicyConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
@@ -131,12 +129,6 @@ class PolicyHead(nn.Module):
         self.head = ModulesByKey(
             {key: self._make(key, space) for key, space in spaces.items()}
         )
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.heads.categorical import FastPolicyHead
-
-        return FastPolicyHead
 
     def _make(self, key: str, space: Space) -> nn.Module:
         width, scale = self.mlp.width, self.config.outscale

@@ -120,18 +120,14 @@ class NormSilu(nn.Module):
 class Residual(nn.Module):
     """Pre-norm residual block with two convolutions."""
 
+    fast_version = "reverie.kernels.conv.residual:FastResidual"
+
     def __init__(self, inputs: int, units: int):
         super().__init__()
         self.norm0, self.conv0 = NormSilu(inputs), FrameConv(inputs, units)
         self.norm1, self.conv1 = NormSilu(units), FrameConv(units, units)
         self.skip = FrameConv(inputs, units, kernel=1) if inputs != units else None
         self.recompute = False
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastResidual
-
-        return FastResidual
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h w c2"]:
         if not (self.recompute and torch.is_grad_enabled()):
@@ -166,15 +162,11 @@ def _save_convolutions(
 class Downsample(nn.Module):
     """Downsampling by two with a strided convolution."""
 
+    fast_version = "reverie.kernels.conv.residual:FastDownsample"
+
     def __init__(self, channels: int):
         super().__init__()
         self.conv = FrameConv(channels, channels, kernel=2, stride=2)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastDownsample
-
-        return FastDownsample
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         out: Tensor = self.conv(x)
@@ -184,15 +176,11 @@ class Downsample(nn.Module):
 class Upsample(nn.Module):
     """Nearest-neighbor upsampling by two, then a convolution."""
 
+    fast_version = "reverie.kernels.conv.residual:FastUpsample"
+
     def __init__(self, channels: int):
         super().__init__()
         self.conv = FrameConv(channels, channels)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastUpsample
-
-        return FastUpsample
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
         y = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
@@ -205,6 +193,8 @@ class FrameEncoder(nn.Module):
 
     Channels are the last axis of the output.
     """
+
+    fast_version = "reverie.kernels.conv.residual:FastFrameEncoder"
 
     def __init__(self, inputs: int, config: FrameConfig):
         super().__init__()
@@ -219,12 +209,6 @@ class FrameEncoder(nn.Module):
         layers += [NormSilu(width), FrameConv(width, config.latent)]
         self.layers = nn.Sequential(*layers)
 
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastFrameEncoder
-
-        return FastFrameEncoder
-
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b r s latent"]:
         y: Tensor = self.layers(x)
         return y
@@ -232,6 +216,8 @@ class FrameEncoder(nn.Module):
 
 class FrameDecoder(nn.Module):
     """Mirror image of `FrameEncoder`; without an output activation."""
+
+    fast_version = "reverie.kernels.conv.residual:FastFrameDecoder"
 
     def __init__(self, inputs: int, outputs: int, config: FrameConfig):
         super().__init__()
@@ -244,12 +230,6 @@ class FrameDecoder(nn.Module):
             layers.append(Residual(widths[i + 1], widths[i]))
         layers += [NormSilu(widths[0]), FrameConv(widths[0], outputs)]
         self.layers = nn.Sequential(*layers)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.residual import FastFrameDecoder
-
-        return FastFrameDecoder
 
     def forward(self, x: Float[Tensor, "b r s f"]) -> Float[Tensor, "b h w c"]:
         y: Tensor = self.layers(x)

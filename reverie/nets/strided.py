@@ -22,6 +22,8 @@ from reverie.nets.gru import GRU
 class ImageEncoder(nn.Module):
     """Images to vectors of size `width`."""
 
+    fast_version = "reverie.kernels.conv.strided:FastImageEncoder"
+
     def __init__(self, side: int, channels: int, width: int, bias: bool):
         super().__init__()
         self.layers = num_halvings(side) + 1
@@ -32,12 +34,6 @@ class ImageEncoder(nn.Module):
             self.add_module(f"conv{i}", conv)
             self.add_module(f"norm{i}", nn.BatchNorm2d(width))
 
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.strided import FastImageEncoder
-
-        return FastImageEncoder
-
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n E"]:
         for i in range(self.layers):
             x = F.elu(getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x)))
@@ -46,6 +42,8 @@ class ImageEncoder(nn.Module):
 
 class ImageDecoder(nn.Module):
     """Vectors to images; without an output activation."""
+
+    fast_version = "reverie.kernels.conv.strided:FastImageDecoder"
 
     def __init__(self, side: int, channels: int, width: int, bias: bool):
         super().__init__()
@@ -58,12 +56,6 @@ class ImageDecoder(nn.Module):
             self.add_module(f"conv{i}", conv)
             if not last:
                 self.add_module(f"norm{i}", nn.BatchNorm2d(width))
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.conv.strided import FastImageDecoder
-
-        return FastImageDecoder
 
     def forward(self, x: Float[Tensor, "n E"]) -> Float[Tensor, "n c h w"]:
         x = x[..., None, None]

@@ -133,6 +133,7 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """Learned positions, layers and a final norm; a time step has `tokens` tokens."""
 
+    fast_version = "reverie.kernels.transformer:FastTransformer"
     mask: Tensor
 
     def __init__(self, tokens: int, config: TransformerConfig):
@@ -149,12 +150,6 @@ class Transformer(nn.Module):
             block = torch.arange(self.length) // tokens
             mask |= block[:, None] == block
         self.register_buffer("mask", mask, persistent=False)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.kernels.transformer import FastTransformer
-
-        return FastTransformer
 
     def cache(self, batch: int, dtype: torch.dtype) -> Cache:
         """An empty cache for `batch` sequences."""

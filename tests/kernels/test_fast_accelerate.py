@@ -42,7 +42,7 @@ def make_modules() -> torch.nn.ModuleDict:
     return net
 
 
-def classes_with(method: str) -> list[type]:
+def classes_with(attribute: str) -> list[type]:
     """All classes of the package that name a fast version."""
     classes = set()
     for package in ("nets", "worlds", "agents"):
@@ -51,7 +51,8 @@ def classes_with(method: str) -> list[type]:
             importlib.import_module(path).__path__, f"{path}."
         ):
             members = vars(importlib.import_module(info.name)).values()
-            classes |= {x for x in members if isinstance(x, type) and method in vars(x)}
+            types = [member for member in members if isinstance(member, type)]
+            classes |= {x for x in types if attribute in vars(x)}
     return sorted(classes, key=lambda x: x.__name__)
 
 
@@ -61,17 +62,17 @@ def test_every_module_with_a_fast_version_is_replaced_by_it():
     plain = {key: type(net[key]) for key in net}
     use_fast_versions(net)
     for key, cls in plain.items():
-        assert type(net[key]) is cls.fast_version()
-    assert type(net["rew"].mlp) is MLP.fast_version()
+        assert type(net[key]) is pkgutil.resolve_name(cls.fast_version)
+    assert type(net["rew"].mlp) is pkgutil.resolve_name(MLP.fast_version)
     assert [name for name, _ in net.named_parameters()] == names
 
 
-@pytest.mark.parametrize("method", ["fast_version", "fast_cpu_version"])
-def test_a_fast_version_is_a_subclass_without_its_own_constructor(method):
-    classes = classes_with(method)
-    assert len(classes) >= {"fast_version": 18, "fast_cpu_version": 1}[method]
+@pytest.mark.parametrize("attribute", ["fast_version", "fast_cpu_version"])
+def test_a_fast_version_is_a_subclass_without_its_own_constructor(attribute):
+    classes = classes_with(attribute)
+    assert len(classes) >= {"fast_version": 18, "fast_cpu_version": 1}[attribute]
     for plain in classes:
-        fast = getattr(plain, method)()
+        fast = pkgutil.resolve_name(getattr(plain, attribute))
         assert issubclass(fast, plain)
         assert "__init__" not in vars(fast)
 
@@ -145,7 +146,7 @@ def test_with_kernels_optimizer_and_weights_are_fast(monkeypatch):
     monkeypatch.setattr(accelerate, "available", lambda device: True)
     fast, net = Accelerator("step", CPU), make_modules()
     fast.modules(net)
-    assert type(net["rew"]) is Head.fast_version()
+    assert type(net["rew"]) is pkgutil.resolve_name(Head.fast_version)
     fast.low_precision([net], torch.bfloat16)
     layer = net["rew"].mlp.linear0
     opt = fast.optimizer(dict(net.named_parameters()), AdamConfig())

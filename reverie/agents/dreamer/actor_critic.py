@@ -91,6 +91,8 @@ class ReplLoss(NamedTuple):
 class ActorCritic(nn.Module):
     """Actor `pol`, critic `val`, slow critic `slowval` and three normalizers."""
 
+    fast_version = "reverie.agents.dreamer.fast:FastActorCritic"
+
     lambda_return = staticmethod(lambda_return)
 
     def __init__(
@@ -125,12 +127,6 @@ class ActorCritic(nn.Module):
             if space.is_discrete and space.low.any():
                 self.low_buffers[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.agents.dreamer.fast import FastActorCritic
-
-        return FastActorCritic
 
     def act(
         self, feat: Float[Tensor, "*b F"], rng: Rng, pol: PolicyHead | None = None

@@ -148,6 +148,8 @@ class ZeroLinear(Linear):
 class PixelNet(nn.Module):
     """Convolutional encoder and LSTM with a policy head and a value head."""
 
+    fast_version = "reverie.agents.iris.fast:FastPixelNet"
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -164,12 +166,6 @@ class PixelNet(nn.Module):
         self.lstm = LSTM(area * config.frame.latent, config.width)
         self.actor = UniformLinear(config.width, actions)
         self.critic = ZeroLinear(config.width, BINS if config.two_hot_values else 1)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.agents.iris.fast import FastPixelNet
-
-        return FastPixelNet
 
     def initial(self, batch: int) -> LSTMState:
         """Return the LSTM state at the start of an episode."""

@@ -38,6 +38,8 @@ class KLTerms(NamedTuple):
 
 
 class RSSMDynamics(nn.Module):
+    fast_version = "reverie.worlds.rssm.fast:FastRSSMDynamics"
+
     def __init__(self, tokens: int, act_space: Spaces, config: RSSMConfig):
         super().__init__()
         self.config = config
@@ -56,12 +58,6 @@ class RSSMDynamics(nn.Module):
         width = tokens if config.absolute else deter + tokens
         self._add_logits("obs", width, config.obslayers)
         self._add_logits("prior", deter, config.imglayers)
-
-    @staticmethod
-    def fast_version() -> type[nn.Module]:
-        from reverie.worlds.rssm.fast import FastRSSMDynamics
-
-        return FastRSSMDynamics
 
     def initial(self, batch: int, dtype: torch.dtype) -> RSSMState:
         config, device = self.config, self.dyngru.bias.device
