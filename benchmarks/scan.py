@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reverie.kernels.scan import posterior, reference
+from reverie.kernels.scan import posterior
 from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.streamed import launch as streamed
 from reverie.kernels.scan.tensors import (
@@ -32,7 +32,6 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     "persistent": persistent,
     "streamed": streamed,
     "triton": triton,
-    "reference": reference,
 }
 STOCH, BLOCKS = 32, 8
 SIZES = {
@@ -50,9 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=[16])
-    parser.add_argument(
-        "--implementations", nargs="+", default=list(IMPLEMENTATIONS)[:3]
-    )
+    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS))
     parser.add_argument("--length", type=int, default=64)
     args = parser.parse_args()
     for size in args.sizes:
@@ -61,7 +58,7 @@ def main() -> None:
             selected = posterior.select_implementation(scan)
             for name in args.implementations:
                 module = IMPLEMENTATIONS[name]
-                if module is not reference and not module.is_supported(scan):
+                if not module.is_supported(scan):
                     continue
                 mark = " (selected)" if module is selected else ""
                 ms = measure(module, scan)
@@ -102,11 +99,11 @@ def make_scan(size: str, batch: int, length: int) -> ForwardPass:
 def measure(implementation: ModuleType, scan: ForwardPass) -> float:
     """Return the median milliseconds of one forward and backward pass."""
     leaves = [*scan.weights, scan.inputs.actions, scan.inputs.tokens]
-    outputs = posterior.run(implementation, scan)
+    outputs = posterior.posterior_scan(implementation, scan)
     upstream = [torch.randn_like(x) for x in outputs]
 
     def forward_backward() -> None:
-        outputs = posterior.run(implementation, scan)
+        outputs = posterior.posterior_scan(implementation, scan)
         torch.autograd.grad(outputs, leaves, upstream)
 
     replay = capture(forward_backward)

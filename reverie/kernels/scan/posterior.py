@@ -4,11 +4,10 @@ Only what is recurrent stays inside the loop over time. The projections of actio
 observations are computed for all steps before it; weight gradients are one matrix
 product over all B * T rows after the backward loop.
 
-There are four implementations of the loop, each with `run_forward` and `run_backward`:
+There are three implementations of the loop, each with `run_forward` and `run_backward`:
 - `persistent`: one CUDA kernel per direction, for size12m on compute capability 9;
 - `streamed`: five CUDA kernels per step, for other sizes on compute capability 9;
-- `triton`: five Triton kernels per step, for every GPU;
-- `reference`: plain PyTorch operations.
+- `triton`: five Triton kernels per step, for every GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from reverie.kernels.scan import reference
+from reverie.kernels import nvrtc
 from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.streamed import launch as streamed
 from reverie.kernels.scan.tensors import (
@@ -37,37 +36,26 @@ from reverie.kernels.scan.tensors import (
     ScanWeights,
     action_rows,
 )
+from reverie.kernels.scan.triton import launch as triton
+
+
+def select_implementation(scan: ForwardPass) -> ModuleType | None:
+    """Return the fastest implementation for these sizes and this device, if any."""
+    if persistent.is_supported(scan):
+        return persistent
+    if streamed.is_fastest(scan) and streamed.is_supported(scan):
+        return streamed
+    return triton if triton.is_supported(scan) else None
 
 
 def posterior_scan(
-    weights: ScanWeights, inputs: ScanInputs, unimix: float, eps: float
+    implementation: ModuleType, scan: ForwardPass
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T S K"], Float[Tensor, "B T S K"]]:
     """Return deter, sampled stoch and posterior logits of every step.
 
-    Samples have straight-through gradients.
+    Samples have straight-through gradients. If a CUDA kernel cannot be launched, the
+    Triton implementation is used instead.
     """
-    settings = ScanSettings(inputs.noise.shape[-1], unimix, eps)
-    scan = ForwardPass(weights, inputs, settings)
-    return run(select_implementation(scan), scan)
-
-
-def select_implementation(scan: ForwardPass) -> ModuleType:
-    """Return the fastest implementation that supports these sizes and this device."""
-    if persistent.is_supported(scan):
-        return persistent
-    if scan.inputs.actions.is_cuda:
-        # imported here because Triton is installed only with CUDA
-        from reverie.kernels.scan.triton import launch as triton
-
-        if streamed.is_fastest(scan) and streamed.is_supported(scan):
-            return streamed
-        if triton.is_supported(scan):
-            return triton
-    return reference
-
-
-def run(implementation: ModuleType, scan: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Scan with the given implementation."""
     batch = len(scan.inputs.is_first)
     inputs = _pad_batch(scan.inputs, implementation.ROWS)
     deter, stoch, logits = _PosteriorScan.apply(  # type: ignore[no-untyped-call]
@@ -95,7 +83,13 @@ class _PosteriorScan(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = ScanInputs(*flat[: len(ScanInputs._fields)])
         weights = ScanWeights(*flat[len(inputs) :])
-        saved = implementation.run_forward(ForwardPass(weights, inputs, settings))
+        scan = ForwardPass(weights, inputs, settings)
+        try:
+            saved = implementation.run_forward(scan)
+        except nvrtc.Unavailable as error:
+            implementation.fallback.enable(error)
+            implementation = triton
+            saved = triton.run_forward(scan)
         ctx.implementation, ctx.settings = implementation, settings
         ctx.save_for_backward(inputs.is_first, *saved, *weights)
         batch = len(inputs.is_first)
@@ -110,7 +104,14 @@ class _PosteriorScan(torch.autograd.Function):
         weights, batch = ScanWeights(*flat[len(saved) :]), len(is_first)
         grads = OutputGrads(*output_grads)
         scan = BackwardPass(weights, saved, is_first, grads, ctx.settings)
-        result: ScanGrads = ctx.implementation.run_backward(scan)
+        result: ScanGrads
+        try:
+            result = ctx.implementation.run_backward(scan)
+        except nvrtc.Unavailable as error:
+            ctx.implementation.fallback.enable(error)
+            rows = (x.reshape(-1, *x.shape[-3:]).transpose(0, 1) for x in saved)
+            saved = SavedActivations(*(x.flatten(1, 2) for x in rows))
+            result = triton.run_backward(scan._replace(saved=saved))
         weight_grads = [
             grad.to(weight.dtype)
             for grad, weight in zip(

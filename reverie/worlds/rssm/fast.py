@@ -23,8 +23,13 @@ from reverie.kernels.norm.rms_norm import (
     rms_norm_silu_blocks,
 )
 from reverie.kernels.scan.block_gru import block_gru_gates
-from reverie.kernels.scan.posterior import posterior_scan
-from reverie.kernels.scan.tensors import ScanInputs, ScanWeights
+from reverie.kernels.scan.posterior import posterior_scan, select_implementation
+from reverie.kernels.scan.tensors import (
+    ForwardPass,
+    ScanInputs,
+    ScanSettings,
+    ScanWeights,
+)
 from reverie.nets.blocks import BlockLinear, Linear, Norm
 from reverie.nets.rng import Rng
 from reverie.worlds.rollout import stack_actions
@@ -115,9 +120,12 @@ class FastRSSMDynamics(RSSMDynamics):
         projected = F.linear(tokens, token_weight, bias)
         stoch = state.stoch.flatten(1)
         inputs = ScanInputs(state.deter, stoch, actions, projected, reset, noise)
-        deter, stoch, logits = posterior_scan(
-            weights, inputs, config.unimix, self.dynin0norm.eps
-        )
+        settings = ScanSettings(config.classes, config.unimix, self.dynin0norm.eps)
+        forward = ForwardPass(weights, inputs, settings)
+        implementation = select_implementation(forward)
+        if implementation is None:
+            return super().scan(state, tokens, actions, reset, rng)
+        deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
 
     def _imagine_into(

@@ -68,7 +68,7 @@ def random_scan(
 
 def outputs_and_gradients(implementation, scan: ForwardPass) -> dict[str, Tensor]:
     """Run a scan forward and backward and return all results by name."""
-    outputs = posterior.run(implementation, scan)
+    outputs = posterior.posterior_scan(implementation, scan)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
     names = ("deter", "stoch", "actions", "tokens")

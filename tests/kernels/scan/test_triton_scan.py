@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import reference
 from scan_helpers import (
     DEVICE,
     assert_as_accurate,
@@ -15,7 +16,6 @@ from scan_helpers import (
 )
 
 from reverie.kernels.launch import can_launch
-from reverie.kernels.scan import reference
 from reverie.kernels.scan.triton import launch as triton_scan
 
 needs_kernels = pytest.mark.skipif(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import resources
 
-from reverie.kernels import nvrtc
 from reverie.kernels.scan import cuda
 
 SHARED_SOURCES = ("numbers.cu", "arguments.cu")
@@ -24,21 +22,3 @@ def read_sources(package: str, *names: str, constants: str = "") -> str:
             *(own.joinpath(name).read_text() for name in names),
         ]
     )
-
-
-class KernelErrors(list[str]):
-    """Errors of the compiler and of launches. After the first, kernels are disabled."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-
-    def disable(self, error: nvrtc.Unavailable) -> None:
-        """Record the error and warn that a slower implementation is used instead."""
-        self.append(str(error))
-        warnings.warn(
-            f"The CUDA kernels of the {self.name} posterior scan cannot run: {error}\n"
-            "  A slower implementation with the same results is used instead.",
-            RuntimeWarning,
-            stacklevel=3,
-        )

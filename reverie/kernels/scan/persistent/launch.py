@@ -19,8 +19,8 @@ from einops import rearrange
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.scan import reference, tensors
-from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
+from reverie.kernels.scan import tensors
+from reverie.kernels.scan.cuda.host import read_sources
 
 ROWS = 16
 """The batch size must be a multiple of this."""
@@ -36,7 +36,7 @@ ROW_SUM_STRIDE = 32
 UNSET = -1
 """Initial value of exchanged words (all bits set), for which thread blocks poll."""
 
-errors = KernelErrors("persistent")
+fallback = nvrtc.Fallback("the posterior scan")
 
 
 class PersistentKernels(NamedTuple):
@@ -62,7 +62,7 @@ def is_supported(scan: tensors.ForwardPass) -> bool:
         and weights.gru_weight.shape == (GRU_BLOCKS, UNITS, 3 * UNITS)
         and weights.obs_weight.shape == (UNITS, DETER)
         and inputs.noise.shape[2:] == (STOCH, CLASSES)
-        and not errors
+        and not fallback.enabled
         and load_kernels(like.device) is not None
     )
 
@@ -86,7 +86,7 @@ def load_kernels(device: torch.device) -> PersistentKernels | None:
             ),
         )
     except nvrtc.Unavailable as error:
-        errors.disable(error)
+        fallback.enable(error)
         return None
 
 
@@ -148,20 +148,14 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     }
     kernels = load_kernels(like.device)
     assert kernels is not None
-    try:
-        numbers = {"eps": settings.eps, "unimix": settings.unimix}
-        _launch(kernels.forward, weights, buffers, numbers)
-    except nvrtc.Unavailable as error:
-        errors.disable(error)
-        return reference.run_forward(scan)
+    numbers = {"eps": settings.eps, "unimix": settings.unimix}
+    _launch(kernels.forward, weights, buffers, numbers)
     return saved
 
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
     weights, saved, is_first, grads, settings = scan
-    if saved.deter.dim() == 3:  # the forward pass fell back to the reference
-        return reference.run_backward(scan)
     groups, length = saved.deter.shape[:2]
     device = saved.deter.device
 
@@ -187,27 +181,13 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     }
     kernels = load_kernels(device)
     assert kernels is not None
-    try:
-        _launch(kernels.backward, weights, buffers, {"unimix": settings.unimix})
-    except nvrtc.Unavailable as error:
-        errors.disable(error)
-        return _run_reference_backward(scan)
+    _launch(kernels.backward, weights, buffers, {"unimix": settings.unimix})
     names = ("din0", "din1", "dhid", "dgates", "dobs", "dlogits")
     vectors = torch.split(buffers["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
     activations = (buffers[name] for name in names)
     return tensors.ScanGrads._make(
         (*activations, tensors.VectorGrads(*vectors), None, None)
     )
-
-
-def _run_reference_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
-    """Run the reference on the saved activations of this implementation."""
-    merged = (rearrange(x, "n t r w -> t (n r) w") for x in scan.saved)
-    grads = reference.run_backward(
-        scan._replace(saved=tensors.SavedActivations(*merged))
-    )
-    split = (rearrange(x, "t (n r) w -> n t r w", r=ROWS) for x in grads[:6])
-    return tensors.ScanGrads._make((*split, *grads[6:]))
 
 
 def _group_rows(x: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.scan import reference, stepwise, tensors
-from reverie.kernels.scan.cuda.host import KernelErrors, read_sources
+from reverie.kernels.scan import stepwise, tensors
+from reverie.kernels.scan.cuda.host import read_sources
+from reverie.kernels.scan.triton.gradients import finish_gradients
 
 ROWS = 1
 """The batch size must be a multiple of this."""
@@ -28,7 +29,7 @@ FORWARD = ("hidden", "gates", "inputs", "logits", "in1")
 BACKWARD = ("logits", "obs", "gates", "hidden", "inputs")
 """Kernels of a step, in the order of their launches."""
 
-errors = KernelErrors("streamed")
+fallback = nvrtc.Fallback("the posterior scan")
 
 
 class TileSettings(NamedTuple):
@@ -93,7 +94,7 @@ def is_supported(scan: tensors.ForwardPass) -> bool:
         and sizes.stoch * sizes.classes % WINDOW == 0
         and sizes.classes % 8 == 0
         and stepwise.has_contiguous_weights(weights)
-        and not errors
+        and not fallback.enabled
         and load_kernels(sizes, like.device) is not None
     )
 
@@ -127,7 +128,7 @@ def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | N
             )
         }
     except nvrtc.Unavailable as error:
-        errors.disable(error)
+        fallback.enable(error)
         return None
     return StreamedKernels(
         {name: kernels[f"forward_{name}"] for name in FORWARD},
@@ -179,27 +180,18 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     arguments = nvrtc.make_arguments(buffers, numbers)
     kernels = load_kernels(sizes, device)
     assert kernels is not None
-    try:
-        for t in range(length):
-            arguments.t = t
-            for name in FORWARD[:-1]:
-                # the copies of the weights are complete once the first kernel runs
-                kernels.forward[name](arguments, overlap=t > 0 or name != FORWARD[0])
-            if t + 1 < length:
-                kernels.forward["in1"](
-                    arguments, batch * sizes.units // sizes.in1_columns
-                )
-    except nvrtc.Unavailable as error:
-        errors.disable(error)
-        return reference.run_forward(scan)
+    for t in range(length):
+        arguments.t = t
+        for name in FORWARD[:-1]:
+            # the copies of the weights are complete once the first kernel runs
+            kernels.forward[name](arguments, overlap=t > 0 or name != FORWARD[0])
+        if t + 1 < length:
+            kernels.forward["in1"](arguments, batch * sizes.units // sizes.in1_columns)
     return saved
 
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    # imported here because Triton is installed only with CUDA
-    from reverie.kernels.scan.triton.gradients import finish_gradients
-
     weights, saved, is_first, grads, settings = scan
     batch, length = is_first.shape
     sizes = _layer_sizes(weights, settings.classes)
@@ -220,15 +212,11 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     arguments = nvrtc.make_arguments(buffers, numbers)
     kernels = load_kernels(sizes, is_first.device)
     assert kernels is not None
-    try:
-        for t in reversed(range(length)):
-            arguments.t = t
-            for name in BACKWARD:
-                overlap = t + 1 < length or name != BACKWARD[0]
-                kernels.backward[name](arguments, overlap=overlap)
-    except nvrtc.Unavailable as error:
-        errors.disable(error)
-        return reference.run_backward(scan)
+    for t in reversed(range(length)):
+        arguments.t = t
+        for name in BACKWARD:
+            overlap = t + 1 < length or name != BACKWARD[0]
+            kernels.backward[name](arguments, overlap=overlap)
     return finish_gradients(scan, step_grads)
 
 

@@ -1,7 +1,6 @@
 """The posterior scan in plain PyTorch operations, forward and backward.
 
-This implementation defines the computation: the kernels are tested against it, and it
-runs where no kernel can.
+The kernels are tested against it, and it is tested against `RSSMDynamics.observe`.
 """
 
 from __future__ import annotations
