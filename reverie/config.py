@@ -53,7 +53,7 @@ def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
 
     The origin is named in error messages, for example "the file my.yaml".
     """
-    settings = _settings(typing.cast(type, schema))
+    settings = settings_of(typing.cast(type, schema))
     values = {name: setting.default for name, setting in settings.items()}
     for origin, layer in layers:
         for pattern, value in _flatten_layer(layer, settings):
@@ -80,6 +80,19 @@ def dump(config: Any) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
+def check_minimum(config: Any, prefix: str = "", **minima: float) -> None:
+    """Raise unless these settings of a config have at least their minimum.
+
+    The prefix is the group of the settings on the command line, such as `run.`.
+    """
+    for name, minimum in minima.items():
+        if not getattr(config, name) >= minimum:
+            raise ConfigError(
+                f"{prefix}{name} must be at least {minimum}, not "
+                f"{getattr(config, name)}.\n  Fix: --{prefix}{name} {minimum}"
+            )
+
+
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """`(old, new)` values of the settings that differ; a missing one is None."""
     a, b = flatten(old), flatten(new)
@@ -90,21 +103,13 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 # Documentation of the settings.
 
 
-def setting_names(schema: type) -> list[str]:
-    return list(_settings(schema))
-
-
-def setting_type(schema: type, name: str) -> Any:
-    return _settings(schema)[name].type
-
-
 def explain(schema: type, prefix: str = "") -> str:
     """Type, default and meaning of every setting whose name starts with a prefix.
 
     The prefix is a group (`run`), a setting (`run.steps`) or empty for all settings.
     """
     prefix = prefix.replace("-", "_").strip(".")
-    docs, settings = _docs(schema), _settings(schema)
+    docs, settings = _docs(schema), settings_of(schema)
     names = [n for n in settings if not prefix or f"{n}.".startswith(f"{prefix}.")]
     if prefix and not names:
         options = {*settings, *(name.rpartition(".")[0] for name in settings)}
@@ -117,7 +122,7 @@ def explain(schema: type, prefix: str = "") -> str:
 
 def explain_groups(schema: type) -> str:
     """Explain the settings that are in no group, and list the groups."""
-    docs, settings = _docs(schema), _settings(schema)
+    docs, settings = _docs(schema), settings_of(schema)
     top = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
     groups = dict.fromkeys(name.split(".")[0] for name in settings if "." in name)
     rows = [f"  --{group + '.*':<12} {docs.get(group, '')}" for group in groups]
@@ -223,7 +228,7 @@ def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Lay
     `--name+ value` appends to the value in the config `base`, and a boolean flag
     without a value becomes True.
     """
-    settings = _settings(schema)
+    settings = settings_of(schema)
     layer: dict[str, Any] = {}
     for flag, value in flags:
         origin = f"the flag --{flag}"
@@ -252,7 +257,7 @@ def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Lay
 
 
 @dataclasses.dataclass(frozen=True)
-class _Setting:
+class Setting:
     type: Any
     default: Any
 
@@ -267,8 +272,9 @@ class _Setting:
 
 
 @functools.cache
-def _settings(schema: Any) -> dict[str, _Setting]:
-    settings: dict[str, _Setting] = {}
+def settings_of(schema: Any) -> dict[str, Setting]:
+    """All settings of a dataclass by dotted name."""
+    settings: dict[str, Setting] = {}
     types_ = typing.get_type_hints(schema)
     defaults = schema()
     for field in dataclasses.fields(schema):
@@ -276,15 +282,15 @@ def _settings(schema: Any) -> dict[str, _Setting]:
         default = getattr(defaults, name)
         if dataclasses.is_dataclass(type_):
             values = flatten(default)  # may differ from the defaults of its class
-            for inner_name, setting in _settings(typing.cast(type, type_)).items():
+            for inner_name, setting in settings_of(typing.cast(type, type_)).items():
                 settings[f"{name}.{inner_name}"] = dataclasses.replace(
                     setting, default=values[inner_name]
                 )
         elif typing.get_origin(type_) is dict:
             for key, value in default.items():
-                settings[f"{name}.{key}"] = _Setting(typing.get_args(type_)[1], value)
+                settings[f"{name}.{key}"] = Setting(typing.get_args(type_)[1], value)
         else:
-            settings[name] = _Setting(type_, default)
+            settings[name] = Setting(type_, default)
     return settings
 
 
@@ -335,7 +341,7 @@ def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
     return docs
 
 
-def _explain_one(name: str, setting: _Setting, docs: Mapping[str, str]) -> str:
+def _explain_one(name: str, setting: Setting, docs: Mapping[str, str]) -> str:
     default = _example(setting.default, empty="none")
     first = f"  --{name} {_type_name(setting.type)}  (default: {default})"
     doc = textwrap.wrap(docs.get(name, ""), 76)
@@ -343,7 +349,7 @@ def _explain_one(name: str, setting: _Setting, docs: Mapping[str, str]) -> str:
 
 
 def _flatten_layer(
-    layer: Layer, settings: Mapping[str, _Setting], prefix: str = ""
+    layer: Layer, settings: Mapping[str, Setting], prefix: str = ""
 ) -> Iterable[tuple[str, Any]]:
     for name, value in layer.items():
         name = str(name)
@@ -429,16 +435,11 @@ def _cast_union(value: Any, options: Sequence[Any]) -> Any:
 
 def _cast_tuple(value: Any, types_: Sequence[Any]) -> tuple[Any, ...]:
     if isinstance(value, str):
-        items = [part for part in re.split(r"[,\s]+", value.strip("()[] ")) if part]
+        value = re.split(r"[,\s]+", value.strip("()[] "))
     elif isinstance(value, (int, float, bool)):
-        items = [value]
-    else:
-        items = [
-            part
-            for item in value
-            for part in (item.split(",") if isinstance(item, str) else [item])
-            if part != ""
-        ]
+        value = [value]
+    parts = [item.split(",") if isinstance(item, str) else [item] for item in value]
+    items = [item for part in parts for item in part if item != ""]
     if len(types_) == 2 and types_[1] is Ellipsis:
         return tuple(_cast(item, types_[0]) for item in items)
     if len(items) != len(types_):

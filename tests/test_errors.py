@@ -52,7 +52,7 @@ OTHER_OPTIONS = ("map.", "bench.")
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_settings_named_in_a_fix_exist(path: Path):
-    names = configs.setting_names(Config)
+    names = configs.settings_of(Config)
     known = {*names, *(name.rpartition(".")[0] for name in names)}
     for line, text in user_errors(path):
         wrong = set(re.findall(FLAG, text)) - known

@@ -14,7 +14,7 @@ import torch
 from reverie.evaluation.boundaries import eval_boundaries
 from reverie.evaluation.episodes import evaluate, play_episodes
 from reverie.run.config import resolve
-from reverie.run.factory import EVAL_SEEDS, make_envs
+from reverie.run.factory import FIRST_EVAL_ENV, make_envs
 from reverie.run.load import open_run
 from reverie.run.train import train
 
@@ -97,7 +97,7 @@ def test_the_memory_task_is_solved_only_with_memory(tmp_path):
     path = learn(tmp_path / "run", task="carry")
     assert evaluate(path, 100).summary["score"] >= 0.8
     run = open_run(path)
-    envs = make_envs(run.config, 4, EVAL_SEEDS)
+    envs = make_envs(run.config, 4, FIRST_EVAL_ENV)
     agent = run.load_policy(envs)
     played = play_episodes(WithoutMemory(agent), envs, 100)
     envs.close()

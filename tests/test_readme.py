@@ -126,7 +126,7 @@ def setting_names() -> set[str]:
     """Return all setting names, including those of the plug-ins in the docs."""
     names = {"configs", "config"}
     for plugin in [{}, *PLUGINS]:
-        names |= set(configs.setting_names(find_schema([plugin])))
+        names |= set(configs.settings_of(find_schema([plugin])))
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from reverie import config as configs
@@ -52,7 +52,7 @@ class Arguments(NamedTuple):
         flags = configs.flag_layer(schema, own, base)
         return configs.resolve(schema, [*layers, ("the flags", flags)])
 
-    def refuse_other_flags(self, command: str, options: Sequence[str]) -> None:
+    def refuse_other_flags(self, command: str, options: Collection[str]) -> None:
         """Raise an error if any flags are left after the options were taken."""
         for flag, _ in self.flags:
             raise UserError(

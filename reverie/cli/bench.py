@@ -54,7 +54,7 @@ def parse_bench_envs_arguments(words: list[str]) -> tuple[Any, Any]:
     flags = [flag for flag in arguments.flags if flag[0].startswith("env.")]
     config = to_config(arguments._replace(flags=flags))
     arguments.flags[:] = [flag for flag in arguments.flags if flag not in flags]
-    known = configs.setting_names(EnvBenchConfig)
+    known = configs.settings_of(EnvBenchConfig)
     arguments.refuse_other_flags("reverie bench envs", [*known, "env.*"])
     return options, config.env
 

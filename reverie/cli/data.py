@@ -105,7 +105,7 @@ def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
         )
     shared = _settings_from_blocks(name, arguments, command.run_settings)
     options: Any = arguments.take_options(command.options, [("the blocks", shared)])
-    known = configs.setting_names(command.options)
+    known = configs.settings_of(command.options)
     arguments.refuse_other_flags(f"reverie data {name}", known)
     return arguments.positional, options
 

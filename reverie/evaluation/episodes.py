@@ -20,7 +20,7 @@ from reverie.replay.buffer import Replay
 from reverie.run import device
 from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import Config, for_evaluation, with_flags
-from reverie.run.factory import EVAL_SEEDS, MakeEnv, in_workers, make_envs
+from reverie.run.factory import FIRST_EVAL_ENV, MakeEnv, in_workers, make_envs
 from reverie.run.load import open_run
 
 SUCCESS = "log/success"
@@ -59,7 +59,7 @@ def evaluate(
     count = min(config.run.eval_envs, episodes)
     if make_env is None:
         config = _in_workers(config, count)
-    envs = make_envs(config, count, EVAL_SEEDS, make_env)
+    envs = make_envs(config, count, FIRST_EVAL_ENV, make_env)
     try:
         agent = run.load_policy(envs)
         recorders = _make_recorders(run.folder / FOLDER, envs, videos, failures)

@@ -1,7 +1,6 @@
 """`BaseRun`: the parts that online and offline training runs share.
 
 These are the locked run folder, device, checkpoints, clock and logger, and the update.
-Resources are closed in reverse order, also if opening a later one fails.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,14 +22,13 @@ from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
 from reverie.run.config import Config
-from reverie.run.folder import RunFolder, resolve_logdir
+from reverie.run.folder import open_run_folder, resolve_logdir
 from reverie.run.health import Health
+from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
 
-R = TypeVar("R", bound="BaseRun")
 
-
-class BaseRun:
+class BaseRun(Resources):
     """Base class of training runs; subclasses create `agent`, `feed` and `clock`."""
 
     device: torch.device
@@ -41,6 +39,7 @@ class BaseRun:
     logger: Logger
 
     def __init__(self, config: Config):
+        super().__init__()
         self.config = config
         self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
@@ -48,31 +47,9 @@ class BaseRun:
         self.checkpoints = Checkpoints(
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
-        self.has_changes = False
-        """True if the parts are consistent and have changed since the last save."""
-        self._cleanup = contextlib.ExitStack()
-
-    def __enter__(self: R) -> R:
-        """Build all parts; close those already built if one fails."""
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            if isinstance(error, Exception):
-                self._save_after_error()
-        finally:
-            self.close()
-
-    def _save_after_error(self) -> None:
-        """Save a run that an error ends; not implemented for all runs."""
-
-    def close(self) -> None:
-        self._cleanup.close()
+        self.should_save = False
+        """True if the run has changed since the last save and its parts are consistent.
+        """
 
     def print_message(self, text: str) -> None:
         """Print to standard error; ignored if that is closed."""
@@ -83,9 +60,8 @@ class BaseRun:
 
     def _open(self) -> None:
         """Lock the run folder and choose the device."""
-        config, folder = self.config, RunFolder(self.path)
-        self._cleanup.callback(folder.close)  # also if the settings are refused
-        folder.open(config)
+        config = self.config
+        self._cleanup.enter_context(open_run_folder(self.path, config))
         self._cleanup.enter_context(self.stopper)
         device.seed_everything(config.seed)
         self.device = device.pick_device(config.device)
@@ -108,7 +84,7 @@ class BaseRun:
     def update(self) -> Metrics:
         """Run and time one update of the agent."""
         served = self.feed.served
-        with self.changing():
+        with self.modifying():
             with self.timer("train"):
                 metrics = self.agent.train(self.feed)
             self.rates.add("train", self.feed.served - served)
@@ -117,19 +93,21 @@ class BaseRun:
         return metrics
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Mark the run as inconsistent meanwhile, so that an error does not save it."""
-        self.has_changes = False
+    def modifying(self) -> Iterator[None]:
+        """Context in which the parts are inconsistent: an error does not save the run.
+
+        After it, the run has changes to save.
+        """
+        self.should_save = False
         yield
-        self.has_changes = True
+        self.should_save = True
 
     def write_log(self) -> None:
         """Write the metrics since the last call, with rates, timings and usage."""
-        logger = self.logger
-        logger.add({"updates": self.clock.updates}, prefix="train/opt")
+        self.logger.add({"updates": self.clock.updates}, prefix="train/opt")
         for source in (self.rates, self.timer, self.usage):
-            logger.add(source.metrics())
-        logger.write(self.clock.frames)
+            self.logger.add(source.metrics())
+        self.logger.write(self.clock.frames)
 
     # Checkpoints.
 

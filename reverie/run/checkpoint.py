@@ -57,7 +57,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             try:
-                write_folder(partial, parts, {"step": step})
+                write_folder(partial, parts, step)
                 os.rename(partial, final)
                 fsync(self.folder)
             except BaseException:
@@ -79,17 +79,12 @@ class Checkpoints:
             except Damaged as error:
                 if read_only and not path.exists():
                     continue
-                action = (
-                    "skipped" if read_only else f"moved to {self._move_aside(path)}"
-                )
-                next_step = "There is no older checkpoint."
-                if path != paths[0]:
-                    next_step = "Trying the previous checkpoint."
-                warnings.warn(
-                    f"Checkpoint {path} is damaged ({error}) and was {action}. "
-                    f"{next_step}",
-                    stacklevel=2,
-                )
+                action = "skipped" if read_only else f"moved to {self._isolate(path)}"
+                next_step = "Trying the previous checkpoint."
+                if path == paths[0]:
+                    next_step = "There is no older checkpoint."
+                message = f"Checkpoint {path} is damaged ({error}) and was {action}."
+                warnings.warn(f"{message} {next_step}", stacklevel=2)
         deleted = read_only and any(not path.exists() for path in paths)
         return self.newest(read_only) if deleted else None
 
@@ -129,7 +124,7 @@ class Checkpoints:
         """Folder of damaged checkpoints."""
         return self.folder / "quarantine"
 
-    def _move_aside(self, path: Path) -> Path:
+    def _isolate(self, path: Path) -> Path:
         self.quarantine.mkdir(exist_ok=True)
         target = self.quarantine / path.name
         while target.exists():
@@ -144,22 +139,19 @@ class Checkpoints:
         return int(match[1]), int(match[2])
 
 
-def write_folder(
-    folder: Path, parts: dict[str, StateDict], metadata: dict[str, Any]
-) -> None:
+def write_folder(folder: Path, parts: dict[str, StateDict], step: int) -> None:
     """Write `<part>.safetensors` and `<part>.json` of each part, then the manifest."""
     files: dict[str, dict[str, Any]] = {}
     for part, state in parts.items():
         arrays: dict[str, torch.Tensor] = {}
-        tree = _pack(state, arrays, "")
+        contents = {"json": json.dumps(_pack(state, arrays, "")).encode()}
         if arrays:
-            path = folder / f"{part}.safetensors"
-            _write_synced(path, safetensors.torch.save(arrays))
+            contents["safetensors"] = safetensors.torch.save(arrays)
+        for suffix, data in contents.items():
+            path = folder / f"{part}.{suffix}"
+            _write_synced(path, data)
             files[path.name] = _checksum(path)
-        path = folder / f"{part}.json"
-        _write_synced(path, json.dumps(tree).encode())
-        files[path.name] = _checksum(path)
-    manifest = {"format": FORMAT, **metadata, "parts": sorted(parts), "files": files}
+    manifest = {"format": FORMAT, "step": step, "parts": sorted(parts), "files": files}
     _write_synced(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
     fsync(folder)
 
@@ -168,9 +160,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; raise `Damaged` if it is not valid."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        valid = isinstance(manifest["files"], dict) and isinstance(
-            manifest["parts"], list
-        )
+        kinds = type(manifest["files"]), type(manifest["parts"])
+        valid = kinds == (dict, list)
     except (OSError, ValueError, KeyError, TypeError):
         valid = False
     if not valid:

@@ -16,11 +16,13 @@ Offline training has no environment steps; there, a step is an update.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Literal
 
 from reverie.api import Schedule, StateDict, UserError
+from reverie.config import check_minimum
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,11 @@ class RunConfig:
     is not finite."""
 
     def __post_init__(self) -> None:
-        for name in ("envs", "steps", "eval_envs", "eval_eps", "max_nonfinite"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"run.{name} is {getattr(self, name)}, but must be at least 1.\n"
-                    f"  Fix: --run.{name} 1"
-                )
-        if not 0 <= self.train_ratio < float("inf"):
+        check_minimum(self, "run.", envs=1, steps=1, eval_envs=1, eval_eps=1)
+        check_minimum(self, "run.", max_nonfinite=1, train_ratio=0)
+        if math.isinf(self.train_ratio):
             raise UserError(
-                f"run.train_ratio is {self.train_ratio}, but must be at least 0 and "
-                "finite.\n  Fix: --run.train_ratio 32"
+                "run.train_ratio must be finite.\n  Fix: --run.train_ratio 32"
             )
 
 
@@ -154,10 +151,8 @@ class Clock:
     @property
     def running(self) -> bool:
         """True if agent steps, or updates for the steps taken, remain."""
-        schedule = self.schedule
-        return not schedule.finished and (
-            self.step < self.steps or not schedule.should_collect
-        )
+        more = self.step < self.steps or not self.schedule.should_collect
+        return more and not self.schedule.finished
 
     @property
     def should_collect(self) -> bool:

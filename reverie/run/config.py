@@ -84,21 +84,18 @@ class Config:
 
     def __post_init__(self) -> None:
         check_name(self.agent)
-        if self.seed < 0:
-            raise UserError(f"The seed {self.seed} is negative.\n  Fix: --seed 0")
+        configs.check_minimum(self, seed=0)
         if self.deterministic and self.run.clock == "seconds":
             raise UserError(
                 "A deterministic run cannot log, report and save at times in seconds.\n"
                 "  Fix: add `--run.clock steps` and give the `run.*_every` settings "
                 "in agent steps, for example `--configs deterministic`."
             )
-
         if self.deterministic and self.run.overlap == "on":
             raise UserError(
                 "A deterministic run cannot overlap acting with training.\n"
                 "  Fix: --run.overlap auto"
             )
-
         if self.replay.fracs.priority > 0 and not self.agent_config.gives_priorities:
             raise UserError(
                 "replay.fracs.priority is above zero, but the agent "
@@ -135,10 +132,11 @@ def resolve(
     )
     if loss := _reconstruction_loss(schema, agent, task):
         layers = [(f"the task {task!r}", loss), *layers]
-    if not is_sequence_task(task) and not any("task" in block for _, block in named):
-        layers = [*_suite_layers(task), *layers]
-    below = configs.resolve(schema, layers)
-    flag_layer = configs.flag_layer(schema, pairs, below)
+    suite = "" if is_sequence_task(task) else split_task(task)[0]
+    if suite in configs.blocks() and not any("task" in block for _, block in named):
+        layers = [*_expand([suite]), *layers]
+    without_flags = configs.resolve(schema, layers)
+    flag_layer = configs.flag_layer(schema, pairs, without_flags)
     config = configs.resolve(schema, [*layers, ("the flags", flag_layer)])
     for_evaluation(config)  # raises if `run.eval_configs` does not apply
     return config
@@ -208,13 +206,13 @@ def _extend(base: type[T], groups: Mapping[str, type]) -> type[T]:
 
 def _last(layers: Sequence[Layer], name: str, default: Any) -> Any:
     """Return the last value of a setting, given by dotted name or in nested dicts."""
-    group, _, rest = name.partition(".")
+    group, _, setting = name.partition(".")
     for layer in reversed(layers):
         if name in layer:
             return layer[name]
         inner = layer.get(group)
-        if rest and isinstance(inner, Mapping) and rest in inner:
-            return inner[rest]
+        if setting and isinstance(inner, Mapping) and setting in inner:
+            return inner[setting]
     return default
 
 
@@ -273,11 +271,6 @@ def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:
     else:
         loss = EpisodeSequences.loss
     return {f"{group}.{setting}": loss} if setting else {}
-
-
-def _suite_layers(task: Any) -> list[tuple[str, Layer]]:
-    suite = split_task(str(task))[0]
-    return _expand([suite]) if suite in configs.blocks() else []
 
 
 def _expand(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,23 +36,18 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
     result = evaluate(logdir, EPISODES)
     curve = logdir / "curve.png"
     write_curve(curve, {"DreamerV3": logdir}, "catch: score by agent steps")
+    videos = sorted((logdir / "media").rglob("*openloop*"))
+    video = f"  open-loop video  {_short(videos[-1])}\n" if videos else ""
     print(
         f"\nscore {result.summary['score']:.2f} over {EPISODES} episodes of catch "
         f"(-1 for a miss, +1 for a catch; a random policy scores about -0.7)\n"
         f"  learning curve   {_short(curve)}\n"
-        f"{_newest_video(logdir)}"
+        f"{video}"
         f"  run folder       {_short(logdir)}\n"
         f"Next: reverie eval {_short(logdir)}, or\n"
-        "  reverie train --task gym_CartPole-v1 --configs size1m",
-        file=sys.stdout,
+        "  reverie train --task gym_CartPole-v1 --configs size1m"
     )
     return 0
-
-
-def _newest_video(logdir: Path) -> str:
-    """Return the line about the newest open-loop video; empty if there is none."""
-    videos = sorted((logdir / "media").rglob("*openloop*"))
-    return f"  open-loop video  {_short(videos[-1])}\n" if videos else ""
 
 
 def _short(path: Path) -> Path:

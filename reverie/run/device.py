@@ -13,42 +13,30 @@ import torch
 
 from reverie.api import UserError
 
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-
 
 def pick_device(name: str) -> torch.device:
     """Return the named device; for `auto` the fastest available one."""
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        return torch.device("cpu")
-    kind = name.split(":")[0]
-    if kind == "tpu":
-        raise UserError(
-            "Reverie does not support TPUs.\n  Fix: --device cuda, cpu or mps."
-        )
-    if kind not in ("cuda", "cpu", "mps"):
-        raise UserError(
-            f"There is no device {name!r}.\n  Fix: --device auto, cuda, cpu or mps."
-        )
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "--device cuda is set, but PyTorch finds no CUDA GPU.\n"
-            "  Fix: --device cpu, or install a driver and a CUDA build of PyTorch."
-        )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError(
-            "--device mps is set, but PyTorch finds no Apple GPU.\n  Fix: --device cpu."
-        )
+        mps = "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else mps)
     try:
         device = torch.device(name)
     except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(
-            f"{name!r} is not a device name.\n  Fix: for example --device cuda:0."
-        ) from None
-    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            f"There is no device {name!r}.\n  Fix: --device auto, cuda, cpu or mps."
+        )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device {name} is set, but PyTorch finds no CUDA GPU.\n"
+            "  Fix: --device cpu, or install a driver and a CUDA build of PyTorch."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(
+            "--device mps is set, but PyTorch finds no Apple GPU.\n  Fix: --device cpu."
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"--device {name} is set, but the number of GPUs is "
             f"{torch.cuda.device_count()}.\n  Fix: --device cuda:0."

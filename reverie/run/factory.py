@@ -15,13 +15,15 @@ from reverie.api import Agent, Env, VecEnv
 from reverie.capabilities import AgentConfig
 from reverie.convert.importers import import_checkpoint
 from reverie.envs.vector.vec_env import make_vec_env
-from reverie.run import checkpoint, device
+from reverie.plugins import settings_name
+from reverie.run import checkpoint
+from reverie.run import device as devices
 from reverie.run.config import Config
 
 MakeEnv = Callable[[int], Env]
 """Builds environment number `index`."""
 
-EVAL_SEEDS = 1_000_000
+FIRST_EVAL_ENV = 1_000_000
 """Index of the first evaluation environment, so that its seed is not used in training.
 """
 
@@ -43,47 +45,29 @@ def make_envs(
 
 
 def make_agent(
-    config: Config, spaces: Any, where: torch.device, precision: str
+    config: Config, spaces: Any, device: torch.device, precision: str, name: str = ""
 ) -> Agent:
-    """Make the config's agent for the `obs_space` and `act_space` of `spaces`."""
-    device.disable_onednn_if_needed(where, precision)
+    """Make the config's agent for the `obs_space` and `act_space` of `spaces`.
+
+    `name` selects another agent than that of the config, with its settings there.
+    """
+    name = name or config.agent
+    settings: AgentConfig = getattr(config, settings_name(name))
+    devices.disable_onednn_if_needed(device, precision)
     base = None
-    if config.agent_config.base_agent:
-        base_config = replace(
-            config, agent=config.agent_config.base_agent, compile="none"
-        )
-        base = make_agent(base_config, spaces, where, precision)
-    return _make(
-        config.agent, config.agent_config, config, spaces, where, precision, base
-    )
-
-
-def make_random_agent(
-    config: Config, spaces: Any, where: torch.device, precision: str
-) -> Agent:
-    """Make the random agent that acts during `run.prefill`."""
-    return _make("random", config.random, config, spaces, where, precision)
-
-
-def _make(
-    name: str,
-    settings: AgentConfig,
-    config: Config,
-    spaces: Any,
-    where: torch.device,
-    precision: str,
-    base: Agent | None = None,
-) -> Agent:
+    if settings.base_agent:
+        plain = replace(config, compile="none")
+        base = make_agent(plain, spaces, device, precision, settings.base_agent)
     return agents.make(
         name,
         spaces.obs_space,
         spaces.act_space,
         settings,
-        device=where,
+        device=device,
         precision=precision,
         seed=config.seed,
-        compile=device.pick_compile(config.compile, where),
-        overlap=device.pick_overlap(config.run.overlap, where, config.deterministic),
+        compile=devices.pick_compile(config.compile, device),
+        overlap=devices.pick_overlap(config.run.overlap, device, config.deterministic),
         base=base,
     )
 

@@ -60,39 +60,27 @@ SUBFOLDERS = ("ckpt", "best", "replay", "media", "eval")
 """Folders of a run that cannot be the folder of another run."""
 
 
-class RunFolder:
-    """The folder of a run, locked by one process at a time."""
+def open_run_folder(path: Path, config: Config) -> IO[str]:
+    """Create and lock a run folder, or check that its run has the same settings.
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._lock: IO[str] | None = None
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    def open(self, config: Config) -> None:
-        """Create the folder, or check that an existing run has the same settings."""
-        self._lock = lock_folder(self.path)
+    Returns the lock; closing it releases the folder.
+    """
+    lock = lock_folder(path)
+    try:
         # A run without a checkpoint starts from scratch, so its settings may change.
-        if self.config_path.exists() and (self.path / "ckpt").exists():
-            check_unchanged(read_config(self.path), config, self.path)
-        write_file(self.config_path, configs.dump(config).encode())
-        self._write_about()
-
-    def close(self) -> None:
-        if self._lock:
-            self._lock.close()
-            self._lock = None
-
-    def _write_about(self) -> None:
-        path = self.path / "about.json"
+        if (path / "config.yaml").exists() and (path / "ckpt").exists():
+            check_unchanged(read_config(path), config, path)
+        write_file(path / "config.yaml", configs.dump(config).encode())
+        about = path / "about.json"
         try:
-            starts = json.loads(path.read_text())
+            starts = json.loads(about.read_text())
         except (OSError, ValueError):
             starts = []
-        starts = [*starts, system_info()][-100:]
-        write_json(path, starts)
+        write_json(about, [*starts, system_info()][-100:])
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
@@ -186,21 +174,19 @@ def resolve_logdir(template: str) -> Path:
 
 def system_info() -> dict[str, Any]:
     """Return command, commit, package versions and hardware, to reproduce a run."""
-    packages = ("reverie", "torch", "numpy", "gymnasium", "safetensors")
     versions = {}
-    for name in packages:
+    for name in ("reverie", "torch", "numpy", "gymnasium", "safetensors"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "unknown"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "commit": _commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "versions": versions,
     }
 

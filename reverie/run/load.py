@@ -90,8 +90,8 @@ def open_run(
 ) -> SavedRun:
     """Open the newest checkpoint of a run folder, or the checkpoint that is named.
 
-    With `prefer_best`, a run folder stands for its checkpoint with the lowest
-    evaluation loss, if it has one. Flags change settings of the run.
+    With `prefer_best`, open the checkpoint of a run folder with the lowest evaluation
+    loss instead, if there is one. Flags change settings of the run.
     """
     path = find_checkpoint(logdir)
     folder = run_folder_of(path)

@@ -21,13 +21,12 @@ from reverie.run.clock import Clock, TrainRatio
 from reverie.run.collectors import InProcessCollector, OverlappedCollector
 from reverie.run.config import Config, for_evaluation
 from reverie.run.factory import (
-    EVAL_SEEDS,
+    FIRST_EVAL_ENV,
     MakeEnv,
     in_workers,
     load_initial_weights,
     make_agent,
     make_envs,
-    make_random_agent,
 )
 from reverie.storage.run_spaces import write_spaces
 
@@ -55,8 +54,8 @@ class OnlineRun(BaseRun):
         )
         self.envs = self._open_envs(config, config.run.envs, 0)
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        prefill_agent = make_random_agent(
-            config, self.envs, self.device, self.precision
+        prefill_agent = make_agent(
+            config, self.envs, self.device, self.precision, "random"
         )
         if config.run.clock == "phases" and self.agent.schedule is None:
             raise UserError(
@@ -65,7 +64,7 @@ class OnlineRun(BaseRun):
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self._open_replay(config.run.envs, self.path / "replay")
-        self.replay_files = ReplayFiles(self.replay)
+        self.replay_indices: dict[Path, Any] = {}  # of the kept checkpoints
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
             config.run,
@@ -83,9 +82,9 @@ class OnlineRun(BaseRun):
             self.rates,
         )
         if self._evaluates:
-            count = config.run.eval_envs
-            self.eval_envs = self._open_envs(for_evaluation(config), count, EVAL_SEEDS)
-            self.eval_replay = self._open_replay(count, None, share=0.1)
+            count, eval_config = config.run.eval_envs, for_evaluation(config)
+            self.eval_envs = self._open_envs(eval_config, count, FIRST_EVAL_ENV)
+            self.eval_replay = self._open_replay(count, None, fraction=0.1)
             self.eval_feed = self._open_feed(self.eval_replay)
 
     def _open_envs(self, config: Config, count: int, first: int) -> VecEnv:
@@ -97,12 +96,15 @@ class OnlineRun(BaseRun):
         return envs
 
     def _open_replay(
-        self, streams: int, directory: Path | None, share: float = 1.0
+        self, streams: int, directory: Path | None, fraction: float = 1.0
     ) -> Replay:
-        """Make a replay buffer for observations, actions and the agent's extras."""
+        """Make a replay buffer for observations, actions and the agent's extras.
+
+        Its capacity is this fraction of `replay.capacity`.
+        """
         config = self.config
         spaces = {**self.envs.obs_space, **self.envs.act_space}
-        capacity = int(config.replay.capacity * share)
+        capacity = int(config.replay.capacity * fraction)
         if not config.run.episodes:  # never more than the run will collect
             most = max(config.run.steps, self.checkpoints.step)
             capacity = min(capacity, most + streams)
@@ -147,13 +149,13 @@ class OnlineRun(BaseRun):
         kept = self.checkpoints.prune()
         if newest:
             self._restore(newest)
-            self.replay_files.keep(kept)
+            self._delete_unused_replay_files(kept)
             self.print_message(
                 f"Resumed {newest.name} at agent step {self.clock.step}."
             )
             return
         # Files of a run that was killed before its first checkpoint.
-        self.replay_files.keep([])
+        self._delete_unused_replay_files([])
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.print_message(load_initial_weights(self.agent, self.config))
@@ -168,17 +170,15 @@ class OnlineRun(BaseRun):
         self.collector.reset()
 
     def _add_recorded_episodes(self, path: str) -> None:
-        before = len(self.replay)
-        obs_space, act_space = self.envs.obs_space, self.envs.act_space
-        for _, episode in iterate_episodes(path, obs_space, act_space):
+        spaces = self.envs.obs_space, self.envs.act_space
+        for _, episode in iterate_episodes(path, *spaces):
             self.replay.add_episode(episode)
-        added = len(self.replay) - before
-        self.print_message(f"Added {added} steps of the episodes in {path}.")
+        self.print_message(f"Added {len(self.replay)} steps of the episodes in {path}.")
 
     def collect(self) -> Rows:
         """Act in every environment, and store and log the rows."""
         self.collector.wait()  # errors of environments are raised here
-        with self.changing():
+        with self.modifying():
             rows = self.collector.collect()
             self.replay.add(rows.values, rows.streams)
             self.logger.add(rows.metrics, step=self.clock.frames)
@@ -204,13 +204,9 @@ class OnlineRun(BaseRun):
         """Play and log evaluation episodes, if this run evaluates."""
         if not self._evaluates:
             return
-        played = play_episodes(
-            self.agent,
-            self.eval_envs,
-            self.config.run.eval_eps,
-            self.eval_replay,
-            stop=self.stopper.is_set,
-        )
+        envs, replay, count = self.eval_envs, self.eval_replay, self.config.run.eval_eps
+        stop = self.stopper.is_set
+        played = play_episodes(self.agent, envs, count, replay, stop=stop)
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
             self.report(self.eval_feed, prefix="eval")
@@ -222,7 +218,7 @@ class OnlineRun(BaseRun):
 
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
-        self.has_changes = False
+        self.should_save = False
         parts = {
             "agent": self.agent_state(),
             "replay": self.replay.save(),
@@ -233,8 +229,17 @@ class OnlineRun(BaseRun):
             },
         }
         path = self.checkpoints.save(self.clock.step, parts)
-        self.replay_files.add(path, parts["replay"])
-        self.replay_files.keep(self.checkpoints.prune())
+        self.replay_indices[path] = parts["replay"]
+        self._delete_unused_replay_files(self.checkpoints.prune())
+
+    def _delete_unused_replay_files(self, kept: list[Path]) -> None:
+        """Delete the replay files that none of the kept checkpoints needs."""
+        known = self.replay_indices
+        self.replay_indices = {
+            path: known.get(path) or checkpoint.read_part(path, "replay")
+            for path in kept
+        }
+        self.replay.delete_unused_files(list(self.replay_indices.values()))
 
     def finish(self) -> None:
         """Save, report and log a last time; raise if the run was interrupted.
@@ -258,28 +263,31 @@ class OnlineRun(BaseRun):
                 "first update was due.\n  Fix: give more --run.steps."
             )
 
-    def _save_after_error(self) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         # without a successful environment step there is nothing worth saving
-        if not self.has_changes or self.clock.step <= len(self.envs):
-            return
+        has_steps = self.should_save and self.clock.step > len(self.envs)
         try:
-            self.save()
-            self.print_message(
-                f"Saved at agent step {self.clock.step}; the same command resumes."
-            )
+            if has_steps and isinstance(error, Exception):
+                self.save()
+                self.print_message(
+                    f"Saved at agent step {self.clock.step}; the same command resumes."
+                )
         except Exception as second:  # the first error is the one to show
             self.print_message(f"The run could not be saved after the error: {second}")
+        finally:
+            self.close()
 
     def _restore(self, path: Path) -> None:
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
-        self.replay.load(self.replay_files.read(path))
+        index = self.replay_indices[path] = checkpoint.read_part(path, "replay")
+        self.replay.load(index)
         loop = checkpoint.read_part(path, "loop")
         self.clock.load_state_dict(loop["clock"])
         self.logger.load_state_dict(loop["logger"])
         self.collector.load_state_dict(checkpoint.read_part(path, "collector"))
 
     def print_summary(self) -> None:
-        """Print what runs, where, and what its units mean."""
+        """Print agent, task, device, run folder, number of steps and replay buffer."""
         config, clock = self.config, self.clock
         window = self.agent.windows.get("train")
         due, most = "", "at most " if self.agent.schedule else ""
@@ -296,25 +304,3 @@ class OnlineRun(BaseRun):
             f"{len(self.envs)} at a time\n{due}"
             f"  {self.replay.plan.describe()}{self.feed.describe()}"
         )
-
-
-class ReplayFiles:
-    """The replay files that the kept checkpoints need; all others are deleted."""
-
-    def __init__(self, replay: Replay):
-        self.replay = replay
-        self.indices: dict[Path, Any] = {}
-
-    def add(self, path: Path, index: Any) -> None:
-        self.indices[path] = index
-
-    def read(self, path: Path) -> Any:
-        """Return the replay index of a checkpoint."""
-        if path not in self.indices:
-            self.indices[path] = checkpoint.read_part(path, "replay")
-        return self.indices[path]
-
-    def keep(self, paths: list[Path]) -> None:
-        """Delete the replay files that no checkpoint in `paths` needs."""
-        self.indices = {path: self.read(path) for path in paths}
-        self.replay.delete_unused_files(list(self.indices.values()))

@@ -97,11 +97,13 @@ class Player:
         batch = {key: value[None] for key, value in row.items()}
         self._carry, action, _ = self.agent.policy(self._carry, batch, mode="eval")
         self._is_first = bool(row["is_last"])
-        single: Action = {
-            key: _to_native(value[0], self.act_space[key])
-            for key, value in action.items()
-        }
-        return single["action"] if set(single) == {"action"} else single
+        native: Action = {}
+        for key, space in self.act_space.items():
+            value = action[key][0]
+            if space.dtype.kind == "f":
+                value = space.to_native(np.clip(value, space.low, space.high))
+            native[key] = value
+        return native["action"] if set(native) == {"action"} else native
 
     def _row(self, obs: Any, flags: dict[str, Any]) -> Obs:
         inputs = agent_obs_space(self.obs_space)
@@ -124,13 +126,6 @@ class Player:
         return {
             key: _to_array(key, row.get(key, 0), space) for key, space in keys.items()
         }
-
-
-def _to_native(value: Any, space: Space) -> Any:
-    """Clip an action and convert it to the units of the environment."""
-    if space.dtype.kind != "f":
-        return value
-    return space.to_native(np.clip(value, space.low, space.high))
 
 
 def _to_array(key: str, value: Any, space: Space) -> np.ndarray:

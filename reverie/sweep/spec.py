@@ -17,7 +17,7 @@ both ends of their range or all of their choices.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -69,14 +69,7 @@ class SweepConfig:
     """Folder of the sweep. A sweep in an existing folder is continued."""
 
     def __post_init__(self) -> None:
-        minima = {"mean_over": 1, "trials": 0, "seeds": 1, "jobs": 1}
-        for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value < minimum:
-                raise UserError(
-                    f"{name} must be at least {minimum}, not {value}.\n"
-                    f"  Fix: --{name} {max(minimum, 1)}"
-                )
+        configs.check_minimum(self, mean_over=1, trials=0, seeds=1, jobs=1)
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ def load_spec(
     space = {name: _parse_range(path, name, ranges[name]) for name in ranges}
     _check_conflicts(path, space, settings, config)
     for name in settings:
-        _find_setting(path, name, [*options, *configs.setting_names(Config)])
+        _find_setting(path, name, [*options, *configs.settings_of(Config)])
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.words({}))
     for name, range_ in space.items():
@@ -161,7 +154,7 @@ def _check_eval_flags(path: Path, text: str | None) -> None:
             "  Fix: eval: --task TASK --episodes 50"
         ) from None
     for name, _ in flags:
-        _find_setting(path, name, [*EVAL_OPTIONS, *configs.setting_names(Config)])
+        _find_setting(path, name, [*EVAL_OPTIONS, *configs.settings_of(Config)])
 
 
 def _pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
@@ -184,11 +177,12 @@ def _add_flag(settings: dict[str, list[str]], name: str, words: list[str]) -> No
 def _parse_range(path: Path, name: str, data: Any) -> Range:
     if name == "configs":
         return parse_range(name, data, str)
-    setting = _find_setting(path, name, configs.setting_names(Config))
-    return parse_range(name, data, configs.setting_type(Config, setting))
+    settings = configs.settings_of(Config)
+    setting = _find_setting(path, name, settings)
+    return parse_range(name, data, settings[setting].type)
 
 
-def _find_setting(path: Path, name: str, names: list[str]) -> str:
+def _find_setting(path: Path, name: str, names: Collection[str]) -> str:
     """The setting with a name, or the first one that a pattern matches."""
     plain = name.rstrip("+")
     if plain in ("configs", "config"):
@@ -197,7 +191,7 @@ def _find_setting(path: Path, name: str, names: list[str]) -> str:
 
 
 def _unknown_key(path: Path, key: str, known: list[str]) -> UserError:
-    if key.replace("-", "_") in configs.setting_names(Config) or "." in key:
+    if key.replace("-", "_") in configs.settings_of(Config) or "." in key:
         return UserError(
             f"{key!r} in {path} is a setting of runs, not of the sweep.\n"
             "  Fix: move it below `settings:` or `ranges:`."

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "iris.md"
 
 
 def test_all_named_settings_exist():
-    existing = set(configs.setting_names(Config))
+    existing = set(configs.settings_of(Config))
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     checked = 0
     for row in rows:

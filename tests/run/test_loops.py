@@ -102,14 +102,14 @@ def test_changed_settings_are_listed_on_resume(tmp_path):
 
 
 def test_two_processes_cannot_share_a_run_folder(tmp_path):
-    from reverie.run.folder import RunFolder
+    from reverie.run.folder import open_run_folder
 
     config = settings(tmp_path / "run", agent="random", **{"run.steps": 40})
-    holder = RunFolder(tmp_path / "run")
-    holder.open(config)
-    with pytest.raises(UserError, match="Another process"):
+    with (
+        open_run_folder(tmp_path / "run", config),
+        pytest.raises(UserError, match="Another process"),
+    ):
         train(config)
-    holder.close()
     train(config)
 
 
@@ -323,6 +323,6 @@ def test_replay_files_of_deleted_checkpoints_are_deleted(tmp_path):
         for _ in range(5):
             run.collect()
             run.save()
-        kept = list(run.replay_files.indices)
+        kept = list(run.replay_indices)
         assert kept == run.checkpoints.paths()
         assert len(kept) == 2

@@ -24,7 +24,7 @@ from reverie.agents.dreamer.agent import Dreamer
 from reverie.cli.arguments import parse_arguments
 from reverie.cli.train import training_config
 from reverie.envs.vector.env_slot import EnvFailure
-from reverie.run.factory import EVAL_SEEDS
+from reverie.run.factory import FIRST_EVAL_ENV
 from reverie.run.folder import read_config
 from reverie.run.online_run import OnlineRun
 from reverie.run.train import train
@@ -135,14 +135,14 @@ def test_a_failing_evaluation_does_not_lose_the_training_before_it(command, caps
     config = training_config(parse_arguments(run.words(100, **more)[1:]))
 
     def make_env(index: int):
-        if index >= EVAL_SEEDS:
+        if index >= FIRST_EVAL_ENV:
             raise RuntimeError("no licence for the second window")
         return suites.make("catch", config.env, index)
 
     def make_late(index: int):
         """Make an environment that fails at the first evaluation step."""
         env = suites.make("catch", config.env, index)
-        if index >= EVAL_SEEDS:
+        if index >= FIRST_EVAL_ENV:
             env.step = lambda action: make_env(index)
         return env
 

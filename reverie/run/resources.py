@@ -1,0 +1,35 @@
+"""`Resources`: base class of context managers that open several things."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, TypeVar
+
+R = TypeVar("R", bound="Resources")
+
+
+class Resources:
+    """Closes what it opened in reverse order, also if opening a later part fails.
+
+    Subclasses open their parts in `_open` and register each with `_cleanup`.
+    """
+
+    def __init__(self) -> None:
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self: R) -> R:
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._cleanup.close()
