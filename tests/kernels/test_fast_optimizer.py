@@ -7,8 +7,7 @@ import torch
 
 from reverie.nets.blocks import Linear, initialize
 from reverie.nets.conv import SameConv
-from reverie.nets.optim.adam import AdamConfig
-from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.optim.adam import AdamConfig, AMSGradConfig
 from reverie.nets.optim.laprop import LaPropConfig
 from reverie.nets.optim.optimizer import Optimizer
 

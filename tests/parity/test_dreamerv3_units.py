@@ -246,10 +246,8 @@ def test_optimizer(name):
 
 
 def test_cosine_really_ends_at_a_tenth_unless_told_otherwise():
-    from reverie.nets.optim.laprop import learning_rate
-
     config = LaPropConfig(lr=1e-2, warmup=2, anneal=6, schedule="cosine")
-    end = learning_rate(config, torch.tensor(100.0))
+    end = config.rule().learning_rate(torch.tensor(100.0))
     assert float(end) == pytest.approx(1e-3)
 
 

@@ -15,7 +15,7 @@ from vta_recording import (
 )
 
 from reverie.convert.vta.weights import rename_tensors
-from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.optim.adam import AMSGradConfig
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.quantize import dequantize, quantize, requantize
 from reverie.worlds.vta.boundaries import (

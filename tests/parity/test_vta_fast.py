@@ -14,7 +14,7 @@ from test_vta import close, is_redundant_bias
 from vta_recording import MODELS, RecordedNoise, VTARecording, tensors, under
 
 from reverie.convert.vta.weights import rename_tensors
-from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.optim.adam import AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.spaces import Space
 from reverie.worlds.vta.config import VTAConfig

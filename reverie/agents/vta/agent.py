@@ -34,7 +34,7 @@ from reverie.api import (
 )
 from reverie.capabilities import AgentConfig
 from reverie.kernels.accelerate import Accelerator
-from reverie.nets.optim.amsgrad import AMSGradConfig
+from reverie.nets.optim.adam import AMSGradConfig
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.render.boundaries import boundary_strip, imagined_strip

@@ -1,4 +1,7 @@
-"""Adam with decoupled weight decay (AdamW) and clipping of the global gradient norm."""
+"""Adam with decoupled weight decay (AdamW), and AMSGrad; both clip the global norm.
+
+AMSGrad has the formula of `torch.optim.Adam(amsgrad=True)` after `clip_grad_norm_`.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +12,69 @@ from torch import Tensor
 
 from reverie.nets.optim.optimizer import (
     Optimizer,
+    OptimizerConfig,
+    PerTensor,
     Scalar,
     StepScalars,
     UpdateRule,
-    check_betas,
     update_average,
 )
 
 
 @dataclass(frozen=True)
-class AdamConfig:
-    """Adam; the defaults are those of Δ-IRIS for Crafter."""
+class ClippedConfig(OptimizerConfig):
+    """Fields of Adam and AMSGrad."""
 
-    lr: float = 1e-4
-    """Learning rate."""
     clip: float = 10.0
-    """Maximum norm of all gradients together; 0 disables clipping."""
-    wd: float = 0.01
-    """Weight decay of the weights of dense layers; multiplied by the learning rate."""
-    eps: float = 1e-8
-    """Added to the running RMS of the gradients."""
-    beta1: float = 0.9
-    """Decay rate of the momentum."""
-    beta2: float = 0.999
-    """Decay rate of the running average of squared gradients."""
+    """Maximum global norm of the gradients; 0 disables clipping."""
 
     def __post_init__(self) -> None:
-        if not all(x >= 0 for x in (self.lr, self.clip, self.wd)):
-            raise ValueError("lr, clip and wd must not be negative")
-        if not self.eps > 0:
-            raise ValueError("eps must be above zero")
-        check_betas(self)
+        super().__post_init__()
+        if not (self.eps > 0 and self.clip >= 0):
+            raise ValueError("eps must be above zero and clip not negative")
+
+
+@dataclass(frozen=True)
+class AdamConfig(ClippedConfig):
+    """Adam; the defaults are those of Δ-IRIS for Crafter."""
+
+    wd: float = 0.01
+    """Weight decay of the weights of dense layers; multiplied by the learning rate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.wd >= 0:
+            raise ValueError("wd must not be negative")
 
     def rule(self) -> Adam:
         return Adam(self)
 
 
-class Adam(UpdateRule):
+@dataclass(frozen=True)
+class AMSGradConfig(ClippedConfig):
+    """AMSGrad: Adam that divides by the largest running RMS so far."""
+
+    lr: float = 5e-4
+
+    def rule(self) -> AMSGrad:
+        return AMSGrad(self)
+
+
+class ClippedRule(UpdateRule):
+    """Clips the global norm of the gradients."""
+
+    config: ClippedConfig
+
+    def clip_factors(
+        self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar
+    ) -> PerTensor:
+        if not self.config.clip:
+            return torch.ones_like(norms)
+        factor = (self.config.clip / (norm + 1e-6)).clamp(max=1)
+        return factor.repeat(len(norms))
+
+
+class Adam(ClippedRule):
     NAME = "adam"
     config: AdamConfig
 
@@ -65,6 +94,32 @@ class Adam(UpdateRule):
             torch._foreach_mul_(decayed, 1 - self.weight_decay() * gate)
         rms = torch._foreach_div(nu, scalars.nu_correction)
         torch._foreach_sqrt_(rms)
+        torch._foreach_add_(rms, config.eps)
+        updates = torch._foreach_div(mu, rms)
+        torch._foreach_mul_(updates, -scalars.rate)
+        torch._foreach_add_(opt.tensors, updates)
+
+
+class AMSGrad(ClippedRule):
+    NAME = "amsgrad"
+    MOMENTS = ("mu", "nu", "nu_max")
+
+    def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
+        scalars = super().scalars(lr, gate, step)
+        return scalars._replace(nu_correction=torch.sqrt(scalars.nu_correction))
+
+    def update(
+        self, opt: Optimizer, grads: list[Tensor], gate: Scalar, scalars: StepScalars
+    ) -> None:
+        config, (mu, nu, nu_max) = self.config, opt.moments.values()
+        torch._foreach_mul_(mu, 1 - (1 - config.beta1) * gate)
+        torch._foreach_add_(mu, grads, alpha=1 - config.beta1)
+        torch._foreach_mul_(grads, grads)
+        torch._foreach_mul_(nu, 1 - (1 - config.beta2) * gate)
+        torch._foreach_add_(nu, grads, alpha=1 - config.beta2)
+        torch._foreach_maximum_(nu_max, nu)
+        rms = torch._foreach_sqrt(nu_max)
+        torch._foreach_div_(rms, scalars.nu_correction)
         torch._foreach_add_(rms, config.eps)
         updates = torch._foreach_div(mu, rms)
         torch._foreach_mul_(updates, -scalars.rate)

@@ -15,38 +15,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reverie.api import UserError
 from reverie.nets.optim.optimizer import (
     LossScaling,
     Optimizer,
+    OptimizerConfig,
+    PerTensor,
     Scalar,
     StepScalars,
     Tensors,
     UpdateRule,
     bias_correction,
-    check_betas,
     update_average,
 )
 
 
 @dataclass(frozen=True)
-class LaPropConfig:
+class LaPropConfig(OptimizerConfig):
     """Optimizer of the world model, the actor and the critic."""
 
     lr: float = 4e-5
     """Learning rate after warm-up."""
+    eps: float = 1e-20
     agc: float = 0.3
     """Adaptive gradient clipping: maximum gradient norm of a tensor, relative to the
     norm of the tensor; 0 disables it."""
-    eps: float = 1e-20
-    """Added to the running RMS of the gradients."""
-    beta1: float = 0.9
-    """Decay rate of the momentum."""
-    beta2: float = 0.999
-    """Decay rate of the running average of squared gradients."""
     wd: float = 0.0
     """Weight decay of parameters that match `wdregex`; multiplied by the learning
     rate."""
@@ -61,16 +56,14 @@ class LaPropConfig:
     """Update at which the linear or cosine schedule ends."""
     floor: float = 0.1
     """Final learning rate of the linear and cosine schedules, as a fraction of `lr`.
-    DreamerV3's cosine schedule ends at a fraction of 0.1 * lr."""
+    DreamerV3 passes 0.1 * lr as this fraction of its cosine schedule."""
     nesterov: bool = False
     """Use Nesterov momentum."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lr < math.inf and self.agc >= 0 and self.wd >= 0):
-            raise ValueError("lr, agc and wd must not be negative")
-        check_betas(self)
-        if self.eps < 0 or self.warmup < 0:
-            raise ValueError("eps and warmup must not be negative")
+        super().__post_init__()
+        if not min(self.agc, self.wd, self.warmup) >= 0:
+            raise ValueError("agc, wd and warmup must not be negative")
         try:
             re.compile(self.wdregex)
         except re.error as error:
@@ -86,22 +79,6 @@ class LaPropConfig:
         return LaProp(self)
 
 
-def learning_rate(config: LaPropConfig, step: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """The learning rate after `step` updates: 0 before the first one."""
-    after = (step - config.warmup).clamp(min=0)
-    progress = (after / max(1, config.anneal - config.warmup)).clamp(max=1)
-    if config.schedule == "linear":
-        fraction = 1 - progress + config.floor * progress
-    elif config.schedule == "cosine":
-        cosine = 0.5 * (1 + torch.cos(math.pi * progress))
-        fraction = (1 - config.floor) * cosine + config.floor
-    else:
-        fraction = torch.ones_like(step)
-    if config.warmup:
-        fraction = torch.where(step < config.warmup, step / config.warmup, fraction)
-    return config.lr * fraction
-
-
 class LaProp(UpdateRule):
     NAME = "laprop"
     CLIPS_PER_TENSOR = True
@@ -112,22 +89,30 @@ class LaProp(UpdateRule):
         return [name for name in names if re.match(self.config.wdregex, name)]
 
     def learning_rate(self, step: Scalar) -> Scalar:
-        return learning_rate(self.config, step)
+        config = self.config
+        after = (step - config.warmup).clamp(min=0)
+        progress = (after / max(1, config.anneal - config.warmup)).clamp(max=1)
+        if config.schedule == "linear":
+            fraction = 1 - progress + config.floor * progress
+        elif config.schedule == "cosine":
+            cosine = 0.5 * (1 + torch.cos(math.pi * progress))
+            fraction = (1 - config.floor) * cosine + config.floor
+        else:
+            fraction = torch.ones_like(step)
+        if config.warmup:
+            fraction = torch.where(step < config.warmup, step / config.warmup, fraction)
+        return config.lr * fraction
 
     def weight_decay(self) -> float:
         return self.config.wd
 
     def clip_factors(
-        self,
-        norms: Float[Tensor, " P"],
-        weight_norms: Float[Tensor, " P"],
-        norm: Scalar,
-        ok: Bool[Tensor, ""],
-    ) -> Float[Tensor, " P"]:
+        self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar
+    ) -> PerTensor:
         agc = self.config.agc
         if not agc:
             return torch.ones_like(norms)
-        excess = torch.where(ok, norms, 0) / (agc * weight_norms.clamp(min=1e-3))
+        excess = norms / (agc * weight_norms.clamp(min=1e-3))
         return 1 / excess.clamp(min=1)
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:

@@ -1,8 +1,8 @@
 """The optimizer that all agents train with; its config selects the update rule.
 
 Gradients, loss scaling for float16, clipping, the check for non-finite values, metrics
-and the state dict are shared. An update rule (`laprop.py`, `adam.py`, `amsgrad.py`)
-adds its clipping and its formula.
+and the state dict are shared. An update rule (`laprop.py`, `adam.py`) adds its
+clipping and its formula.
 
 An update whose loss or gradients are not finite is skipped without a host sync: every
 change is multiplied by `gate`, which is 1 or 0 on the device. All state is changed in
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +25,7 @@ from reverie.nets.blocks import Linear
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Scalar = Float[Tensor, ""]
+PerTensor = Float[Tensor, " P"]
 
 
 class LossScaling(NamedTuple):
@@ -70,18 +72,10 @@ class UpdateRule:
         return 0.0
 
     def clip_factors(
-        self,
-        norms: Float[Tensor, " P"],
-        weight_norms: Float[Tensor, " P"],
-        norm: Scalar,
-        ok: Bool[Tensor, ""],
-    ) -> Float[Tensor, " P"]:
-        """Factor for the gradient of each parameter: here, clip the global norm."""
-        limit: float = getattr(self.config, "clip", 0.0)
-        factor = torch.ones_like(norm)
-        if limit:
-            factor = (limit / (norm + 1e-6)).clamp(max=1)
-        return torch.where(ok, factor, torch.zeros_like(norms))
+        self, norms: PerTensor, weight_norms: PerTensor, norm: Scalar
+    ) -> PerTensor:
+        """Factor for the gradient of each parameter; `norm` is the global norm."""
+        raise NotImplementedError
 
     def scalars(self, lr: Scalar | float, gate: Scalar, step: Scalar) -> StepScalars:
         """Scalars of the update; here, the rate includes the correction of `mu`."""
@@ -99,19 +93,27 @@ class UpdateRule:
         raise NotImplementedError
 
 
-class OptimizerConfig(Protocol):
+@dataclass(frozen=True)
+class OptimizerConfig:
     """Fields that the configs of all update rules have."""
 
-    @property
-    def lr(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def eps(self) -> float: ...
+    lr: float = 1e-4
+    """Learning rate."""
+    eps: float = 1e-8
+    """Added to the running RMS of the gradients."""
+    beta1: float = 0.9
+    """Decay rate of the momentum."""
+    beta2: float = 0.999
+    """Decay rate of the running average of squared gradients."""
 
-    def rule(self) -> UpdateRule: ...
+    def __post_init__(self) -> None:
+        if not (0 <= self.lr < math.inf and self.eps >= 0):
+            raise ValueError("lr and eps must not be negative")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError("beta1 and beta2 must be at least 0 and below 1")
+
+    def rule(self) -> UpdateRule:
+        raise NotImplementedError
 
 
 class Optimizer:
@@ -128,6 +130,7 @@ class Optimizer:
     """
 
     COUNTERS = ("step", "skipped", "nonfinite_in_row", "loss_scale", "finite_in_row")
+    """Scalars of the state dict; `in_row` counts consecutive updates."""
 
     def __init__(
         self,
@@ -182,8 +185,10 @@ class Optimizer:
         lr = self.rule.learning_rate(self.step)
         self.step.add_(ok)
         self._count(loss, ok)
-        clip = self.rule.clip_factors(norms, weight_norms, norm, ok)
-        change = self._update(grads, clip, lr, ok)
+        clip = self.rule.clip_factors(
+            torch.where(ok, norms, 0), weight_norms, torch.where(ok, norm, 0)
+        )
+        update_norms = self._update(grads, clip, lr, ok)
         metrics: Metrics = {
             "opt/loss": loss,
             "opt/updates": self.step.clone(),
@@ -192,11 +197,11 @@ class Optimizer:
             "opt/skipped": self.skipped.clone(),
             "opt/nonfinite_in_row": self.nonfinite_in_row.clone(),
         }
-        if change is not None:
+        if update_norms is not None:
             root = math.sqrt(self.size)
             metrics["opt/grad_rms"] = norm / root
             metrics["opt/update_rms"], metrics["opt/param_rms"] = (
-                x / root for x in change
+                x / root for x in update_norms
             )
             metrics["opt/param_count"] = float(self.size)
         if self.scaling:
@@ -225,9 +230,7 @@ class Optimizer:
 
     # Replaced by kernels in `kernels/optim/optimizer.py`.
 
-    def _norms(
-        self, grads: list[Tensor]
-    ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
+    def _norms(self, grads: list[Tensor]) -> tuple[PerTensor, PerTensor]:
         """Norm of each gradient, and of each parameter if the rule needs it."""
         norms = torch.stack(torch._foreach_norm(grads)).float()
         if not self.rule.CLIPS_PER_TENSOR:
@@ -237,7 +240,7 @@ class Optimizer:
     def _update(
         self,
         grads: list[Tensor],
-        clip: Float[Tensor, " P"],
+        clip: PerTensor,
         lr: Scalar | float,
         ok: Bool[Tensor, ""],
     ) -> tuple[Scalar, Scalar] | None:
@@ -283,11 +286,6 @@ def update_average(average: Tensors, new: Tensors, rate: Scalar) -> None:
     """Exponential moving averages, in place."""
     torch._foreach_mul_(average, 1 - rate)
     torch._foreach_add_(average, torch._foreach_mul(new, rate))
-
-
-def check_betas(config: OptimizerConfig) -> None:
-    if not (0 <= config.beta1 < 1 and 0 <= config.beta2 < 1):
-        raise ValueError("beta1 and beta2 must be at least 0 and below 1")
 
 
 def dense_weights(module: nn.Module) -> list[str]:
