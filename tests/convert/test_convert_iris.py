@@ -210,6 +210,15 @@ def test_a_truncated_file_is_an_error(file, tmp_path):
         read_checkpoint(tmp_path / "nothing.pt")
 
 
+def test_a_changed_byte_is_an_error(tmp_path):
+    torch.save({"tokenizer.x": torch.ones(1000)}, tmp_path / "last.pt")
+    data = bytearray((tmp_path / "last.pt").read_bytes())
+    data[data.index(torch.ones(100).numpy().tobytes())] ^= 1
+    (tmp_path / "last.pt").write_bytes(data)
+    with pytest.raises(UserError, match=r"(?s)wrong checksum.*Fix:"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
 @pytest.mark.parametrize(
     "other", [{"weights": torch.ones(2)}, {0: torch.ones(2)}, torch.ones(2), [1], {}]
 )
