@@ -1,7 +1,7 @@
 """Train VTA on bouncing balls with several objectives in parallel; compare boundaries.
 
-    python benchmarks/vta_balls.py --minutes 9 --out logdir/balls original still_2
-    python benchmarks/vta_balls.py still_1.5 still_2 still_3 --seeds 2 3
+    python benchmarks/vta_balls.py --minutes 9 --out logdir/balls original static_2
+    python benchmarks/vta_balls.py static_1.5 static_2 static_3 --seeds 2 3
 
 Every name is a variant of the objective, see `VARIANTS`. All runs share one device.
 After the given time each run saves a checkpoint and is evaluated on new sequences. With
@@ -21,18 +21,18 @@ from pathlib import Path
 
 REVERIE = [sys.executable, "-m", "reverie"]
 RAISED_LIMITS = {"max_segments": 20, "max_segment": 20}
-STILL = ["vta_still"]
+STATIC = ["vta_static"]
 VARIANTS: dict[str, tuple[list[str], dict[str, object]]] = {
     "original": ([], {}),
     "kl_to_detector": ([], {"kl_to_detector": True, **RAISED_LIMITS}),
-    "no_kl_to_detector": (STILL, {"kl_to_detector": False}),
-    "no_random_boundaries": (STILL, {"random_boundary_steps": 0}),
-    "moving_lower_belief": (STILL, {"static_lower_belief": False}),
-    "still_1": (STILL, {"abs_scale": 1}),
-    "still_1.5": (STILL, {"abs_scale": 1.5}),
-    "still_2": (STILL, {}),
-    "still_3": (STILL, {"abs_scale": 3}),
-    "still_4": (STILL, {"abs_scale": 4}),
+    "no_kl_to_detector": (STATIC, {"kl_to_detector": False}),
+    "no_random_boundaries": (STATIC, {"random_boundary_steps": 0}),
+    "moving_lower_belief": (STATIC, {"static_lower_belief": False}),
+    "static_1": (STATIC, {"abs_scale": 1}),
+    "static_1.5": (STATIC, {"abs_scale": 1.5}),
+    "static_2": (STATIC, {}),
+    "static_3": (STATIC, {"abs_scale": 3}),
+    "static_4": (STATIC, {"abs_scale": 4}),
 }
 """By name: preset blocks in addition to `vta_balls`, and settings of `vta.world`."""
 
@@ -42,7 +42,7 @@ Runs = dict[tuple[str, int], Path]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("variants", nargs="*", default=["original", "still_2"])
+    parser.add_argument("variants", nargs="*", default=["original", "static_2"])
     parser.add_argument("--minutes", type=float, default=9.0, help="training time")
     parser.add_argument("--out", type=Path, default=Path("logdir/balls"))
     parser.add_argument("--sequences", type=int, default=1024, help="for evaluation")

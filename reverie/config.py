@@ -120,9 +120,14 @@ def explain(schema: type, prefix: str = "") -> str:
     return "\n".join(_explain_one(name, settings[name], docs) for name in names)
 
 
-def explain_groups(schema: type) -> str:
-    """Explain the settings that are in no group, and list the groups."""
-    docs, settings = _docs(schema), settings_of(schema)
+def explain_groups(schema: type, defaults: Mapping[str, Any] | None = None) -> str:
+    """Explain the settings that are in no group, and list the groups.
+
+    `defaults` replaces defaults of the schema, for commands that have their own.
+    """
+    docs, settings = _docs(schema), dict(settings_of(schema))
+    for name, value in (defaults or {}).items():
+        settings[name] = dataclasses.replace(settings[name], default=value)
     top = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
     groups = dict.fromkeys(name.split(".")[0] for name in settings if "." in name)
     rows = [f"  --{group + '.*':<12} {docs.get(group, '')}" for group in groups]

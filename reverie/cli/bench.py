@@ -63,4 +63,5 @@ def bench_help(words: list[str]) -> str:
     from reverie.bench.envs import EnvBenchConfig
     from reverie.bench.update import BenchFlags
 
-    return configs.explain(EnvBenchConfig if "envs" in words else BenchFlags)
+    schema = EnvBenchConfig if "envs" in words else BenchFlags
+    return f"Options\n{configs.explain(schema)}"

@@ -55,7 +55,7 @@ class BallsOptions(MazeOptions):
     length: int = 30
     """Steps per sequence."""
     dt: float = 2.0
-    """Simulated time per step."""
+    """Simulated time between two frames."""
 
 
 def data(words: list[str]) -> int:
@@ -89,9 +89,13 @@ def data_help(words: list[str]) -> str:
     commands = data_commands()
     name = next((word for word in words if word in commands), "")
     if not name:
-        return "`reverie data COMMAND --help` lists the options of a command."
-    usage = " ".join(["reverie data", name, *commands[name].positional])
-    return f"{usage}\n{configs.explain(commands[name].options)}"
+        rows = [f"  {n:<8} {command.summary}" for n, command in commands.items()]
+        end = "`reverie data COMMAND --help` lists the options of a command."
+        return "\n".join(["Commands", *rows, "", end])
+    command = commands[name]
+    usage = " ".join(["reverie data", name, *command.positional])
+    options = configs.explain(command.options) or "  none"
+    return f"{usage}\n  {command.summary}\n\nOptions\n{options}"
 
 
 def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
@@ -125,6 +129,7 @@ def _settings_from_blocks(
 
 
 def _export(logdir: str, folder: str, _: ExportOptions) -> int:
+    """Write the episodes in the replay of a run to a folder, as NPZ files."""
     from reverie.recordings.export import export_episodes
 
     count = export_episodes(Path(logdir), Path(folder).expanduser())
@@ -133,6 +138,7 @@ def _export(logdir: str, folder: str, _: ExportOptions) -> int:
 
 
 def _write_sequences(name: str, options: MazeOptions) -> int:
+    """Generate sequences for VTA (bouncing balls or 3D maze) and write them as NPZ."""
     from reverie.datasets.synthetic.balls import write_balls
     from reverie.datasets.synthetic.maze import write_maze
 

@@ -17,7 +17,7 @@ class DrawOptions:
     idx: int = 0
     """Index of the evaluation sequence to draw."""
     num_samples: int = 10
-    """Number of evaluation sequences to load."""
+    """Number of evaluation sequences to load; must be above `idx`."""
     out: str = ""
     """Folder for the figures; empty for `eval` in the run folder."""
 

@@ -12,11 +12,11 @@ from reverie.cli.arguments import parse_arguments
 @dataclass(frozen=True)
 class EvalOptions:
     episodes: int = 100
-    """Episodes to play, or sequences to segment."""
+    """Number of episodes, or of sequences for agents that find segment boundaries."""
     videos: int = 0
-    """Episodes to record as videos, and as many failed ones."""
+    """Write videos of the first N episodes, and of the first N failed episodes."""
     failures: int = 10
-    """Failed episodes to save as recordings."""
+    """Maximum number of failed episodes to save as a dataset, in `eval/failures`."""
 
 
 def evaluate(words: list[str]) -> int:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from reverie import config as configs
@@ -19,7 +20,7 @@ from reverie.cli.draw import DrawOptions, draw
 from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import EvalOptions, evaluate
 from reverie.cli.sweep import sweep, sweep_help
-from reverie.cli.train import bc, demo, offline, train, train_eval
+from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 
 HELP = """\
 Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
@@ -130,9 +131,14 @@ def _dispatch(words: list[str]) -> int:
     return command.function(rest)
 
 
-def _settings_help(words: list[str]) -> str:
+def _settings_help(words: list[str], command: str = "train") -> str:
     """Blocks, top-level settings and groups of settings."""
     from reverie.run.config import Config
+
+    base = BASE_BLOCKS[command]
+    layers = [configs.get_block(name) for name in base]
+    top = ("task", "agent")
+    defaults = {k: block[k] for block in layers for k in top if k in block}
 
     rows = []
     for path in sorted(configs.PRESETS.glob("*.yaml")):
@@ -140,8 +146,11 @@ def _settings_help(words: list[str]) -> str:
         rows.append(
             f"  {path.stem:<10} " + f"\n{' ' * 13}".join(textwrap.wrap(names, 73))
         )
-    settings = configs.explain_groups(Config)
+    settings = configs.explain_groups(Config, defaults)
     text = SETTINGS_HELP.format(blocks="\n".join(rows))
+    if base:
+        names = " and ".join(base)
+        text += f"  `reverie {command}` applies {names} before all other blocks.\n"
     return f"{text}\nSettings\n{settings}\n{EXPLAIN_HELP}"
 
 
@@ -155,12 +164,14 @@ RECORDINGS = f"--offline.data PATH {SETTINGS}"
 COMMANDS: dict[str, Command] = {
     "train": Command(train, SETTINGS, _settings_help),
     "train_eval": Command(train_eval, SETTINGS, _settings_help),
-    "offline": Command(offline, RECORDINGS, _settings_help),
-    "bc": Command(bc, f"[--bc.run LOGDIR] {RECORDINGS}", _settings_help),
+    "offline": Command(offline, RECORDINGS, partial(_settings_help, command="offline")),
+    "bc": Command(
+        bc, f"[--bc.run LOGDIR] {RECORDINGS}", partial(_settings_help, command="bc")
+    ),
     "eval": Command(
         evaluate,
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
-        "LOGDIR LOGDIR [--episodes 100]",
+        "LOGDIR LOGDIR [--episodes 100]   compare the segment boundaries of two runs",
         _options_help(EvalOptions),
     ),
     "sweep": Command(

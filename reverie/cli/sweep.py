@@ -51,4 +51,4 @@ def parse_sweep_arguments(words: list[str]) -> Any:
 def sweep_help(words: list[str]) -> str:
     from reverie.sweep.spec import SweepConfig
 
-    return configs.explain(SweepConfig)
+    return f"Options\n{configs.explain(SweepConfig)}"

@@ -25,7 +25,7 @@ class EpisodeCacheConfig:
     """Cache of recorded episodes during training."""
 
     memory: float = 2.0
-    """Size of the cache in GiB."""
+    """Size of the cache of decompressed episodes in GiB."""
     workers: int = 2
     """Threads that read and decompress episodes."""
     bad: OnBadEpisode = "skip"

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from reverie.api import Env, VecEnv
@@ -125,7 +126,16 @@ class Suite:
         problem += f" It supports Python {newest} and older; this is Python {current}."
         if self.install_script:  # the script creates a virtual environment
             return problem, f"{self.install} python{newest}"
-        return problem, f"python{newest} -m venv VENV && VENV/bin/{self.install}"
+        command = f"pip install {_requirement(self.extra or self.name)}"
+        return problem, f"python{newest} -m venv VENV && VENV/bin/{command}"
+
+
+def _requirement(extra: str) -> str:
+    """This package with an extra, for pip in a virtual environment without it."""
+    clone = Path(__file__).resolve().parents[2]
+    if (clone / "pyproject.toml").exists():
+        return f"-e '{clone}[{extra}]'"
+    return f"'reverie[{extra}]'"
 
 
 def suggest(word: str, names: Iterable[str]) -> str:

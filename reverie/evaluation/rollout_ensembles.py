@@ -44,7 +44,7 @@ class EnsembleConfig:
     horizon: int = 15
     """Length of a rollout in steps."""
     episodes: int = 2
-    """Number of episodes."""
+    """Number of episodes to evaluate."""
     keys: tuple[str, ...] = ()
     """Vectors to evaluate; empty for all that the model predicts."""
 

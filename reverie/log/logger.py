@@ -39,7 +39,8 @@ class LoggerConfig:
     """Which metrics are written, and where."""
 
     outputs: tuple[str, ...] = ("terminal", "jsonl", "media")
-    """Sinks: any of terminal, jsonl, media, tensorboard, wandb, scope."""
+    """Where metrics are written: any of terminal, jsonl, media (images and videos),
+    tensorboard, wandb, scope (the `scope` package)."""
 
     filter: str = "score|length|fps|ratio|train/loss/|train/rand/"
     """Regular expression of the metrics printed to the terminal; files have all."""

@@ -37,20 +37,20 @@ class ConvConfig:
     depth: int = 64
     """Base number of channels; multiplied by `mults`."""
     mults: tuple[int, ...] = (2, 3, 4, 4)
-    """Channel multiplier of each stage, starting at the image; each stage changes the
-    resolution by two."""
+    """Channel multiplier of each stage, starting at the image; each stage halves the
+    resolution (in the decoder: doubles it)."""
     layers: int = 3
     """Layers of the MLP for vectors."""
     units: int = 1024
     """Width of the MLP for vectors."""
     act: str = "silu"
-    """Activation."""
+    """Activation function."""
     norm: str = "rms"
-    """Norm: rms, layer or none."""
+    """Normalization: rms, layer or none."""
     symlog: bool = True
     """Apply symlog to vectors: to inputs of the encoder, to targets of the decoder."""
     outer: bool = False
-    """Keep the full resolution in the stage at the image."""
+    """Do not downsample in the first stage (decoder: upsample in the last stage)."""
     kernel: int = 5
     """Kernel size of the convolutions."""
     strided: bool = False

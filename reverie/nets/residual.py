@@ -45,7 +45,7 @@ class FrameConfig:
     channels: int = 64
     """Base number of channels, multiplied by `mults`; a multiple of 32."""
     latent: int = 64
-    """Channels of the small feature map."""
+    """Channels of the smallest feature map: output of encoders, input of decoders."""
     mults: tuple[int, ...] = (1, 1, 2, 2, 4)
     """Channel multiplier of each residual block."""
     halve: tuple[int, ...] = (1, 0, 1, 1, 0)

@@ -6,6 +6,7 @@ wrote and returns an exit code.
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import sys
@@ -58,6 +59,12 @@ class DataCommand(NamedTuple):
     run_settings: tuple[str, ...] = ()
     """Options that are also settings of a run, so that preset blocks may set them."""
 
+    @property
+    def summary(self) -> str:
+        """First line of the docstring of the function."""
+        function = getattr(self.function, "func", self.function)  # of a partial
+        return (inspect.getdoc(function) or "").partition("\n")[0]
+
 
 @dataclass(frozen=True)
 class MapOptions:
@@ -88,7 +95,7 @@ class ConvertOptions(ReaderConfig, WriterConfig):
     """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
     faster to read."""
     first: int = 0
-    """Convert only the first episodes, this many; 0 for all."""
+    """Number of episodes to convert, from the first on; 0 for all."""
 
     def __post_init__(self) -> None:
         ReaderConfig.__post_init__(self)
@@ -102,8 +109,10 @@ class SplitOptions(MapOptions, WriterConfig):
     fraction: float = FRACTION
     """Fraction of episodes to hold out."""
     seed: int = 0
+    """Random seed."""
     mask: tuple[str, ...] = ()
-    """Two masks of the dataset, for training and for held-out episodes."""
+    """Split by two masks of the dataset (named lists of episodes) instead, for training
+    and for held-out episodes."""
 
     def __post_init__(self) -> None:
         WriterConfig.__post_init__(self)
@@ -120,6 +129,7 @@ class DemosOptions:
     episodes: int = 100
     """Number of successful episodes to record."""
     seed: int = 0
+    """Random seed."""
     noise: float = 0.0
     """Standard deviation of Gaussian noise added to the expert's actions."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -135,7 +145,7 @@ class StatsOptions(MapOptions):
     out: str = ""
     """Output file; default `PATH.stats.npz`, next to the dataset."""
     mask: str = ""
-    """Use only the episodes in this mask."""
+    """Use only the episodes in this mask, a named list of episodes in the dataset."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ class ViewOptions(MapOptions):
 
 
 def inspect_command(path: str, options: InspectOptions) -> int:
-    """Print a summary of a dataset and its problems; return 2 if there are any."""
+    """Print a summary of a dataset and its problems (exit code 2 if there are any)."""
     reader = options.open(path)
     report = inspect_episodes(reader, options.episodes)
     print(report.describe())
@@ -237,7 +247,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
 
 
 def stats_command(path: str, options: StatsOptions) -> int:
-    """Compute statistics; write them as NPZ, and the mean images as PNG."""
+    """Compute mean, std and range; write them as NPZ, and the mean images as PNG."""
     reader = options.open(path)
     names = names_in_mask(reader, options.mask) if options.mask else reader.names()
     stats = statistics.compute_statistics(reader, names)

@@ -13,13 +13,13 @@ class SelectorFractions:
     """Fraction of sequences chosen by each sampling strategy; they add up to 1."""
 
     uniform: float = 1.0
-    """Uniformly over all stored sequences."""
+    """Fraction of sequences that are sampled uniformly."""
 
     priority: float = 0.0
-    """In proportion to priorities computed by the agent."""
+    """Fraction sampled in proportion to priorities, which the agent computes."""
 
     recency: float = 0.0
-    """With a preference for recent sequences."""
+    """Fraction sampled with a preference for recent sequences (see `recexp`)."""
 
     def __post_init__(self) -> None:
         fractions = (self.uniform, self.priority, self.recency)
@@ -38,7 +38,7 @@ class PriorityConfig:
     """Exponent applied to the priority of each step."""
 
     maxfrac: float = 0.5
-    """Weight of the maximum in the priority of a sequence; 1 - this for the mean."""
+    """Priority of a sequence: maxfrac * maximum + (1 - maxfrac) * mean of its steps."""
 
     initial: float = float("inf")
     """Priority of new steps; infinite means that they are sampled first."""
@@ -65,7 +65,7 @@ class ReplayConfig:
     """Save the replay with the checkpoints, so that a resumed run has it."""
 
     segment: int = 1024
-    """Steps per file."""
+    """Steps per file on disk."""
 
     online: bool = True
     """Sample every new step once before sampling from the whole replay."""
@@ -77,7 +77,7 @@ class ReplayConfig:
     """Prioritized sampling, used if `fracs.priority` is above zero."""
 
     recexp: float = 1.0
-    """Recency sampling: probability falls with age to the power of minus this."""
+    """Recency sampling: probabilities are proportional to age ** -recexp."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "segment"):

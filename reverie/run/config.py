@@ -41,8 +41,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Config:
     task: str = "catch"
-    """Task: `suite_name`, `gym_<id>`, `package.module:factory`, a sequence dataset
-    `sequences_<name>`, or `recordings`."""
+    """Task: `SUITE_NAME` (`reverie envs` lists them), `gym_ID` for Gymnasium,
+    `package.module:function` that makes an environment, `sequences_NAME` for a sequence
+    dataset, or `recordings` for recorded episodes."""
     agent: str = "dreamer"
     """`dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
     seed: int = 0

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from reverie.cli.data import data_commands
 from reverie.cli.main import COMMANDS, main
 
 INVALID = {
@@ -173,6 +174,29 @@ def test_help_of_a_data_command_lists_its_options(capsys):
     assert "--length int  (default: 300)" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
     assert "COMMAND --help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", data_commands())
+def test_help_of_data_describes_every_command(name, capsys):
+    assert main(["data", "--help"]) == 0
+    (row,) = re.findall(rf"^  {name} +(\w.+\.)$", capsys.readouterr().out, re.M)
+    assert main(["data", name, "--help"]) == 0
+    assert f"\n  {row}\n\nOptions\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "task", "agent"),
+    [
+        ("train", "catch", "dreamer"),
+        ("offline", "recordings", "dreamer"),
+        ("bc", "recordings", "bc"),
+    ],
+)
+def test_help_prints_the_defaults_of_the_command(command, task, agent, capsys):
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"--task str  (default: {task})" in out
+    assert f"--agent str  (default: {agent})" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

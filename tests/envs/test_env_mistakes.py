@@ -115,7 +115,9 @@ def test_a_python_version_that_is_too_new_suggests_an_older_one(
     code, error = run_command("check-env procgen_coinrun")
     assert code == 2
     assert "Python 3.12 and older; this is Python 3.19" in error
-    assert "python3.12 -m venv VENV && VENV/bin/pip install" in error
+    clone = Path(suite_module.__file__).resolve().parents[2]
+    command = f"python3.12 -m venv VENV && VENV/bin/pip install -e '{clone}[procgen]'"
+    assert command in error
     _, error = run_command("check-env minecraft_diamond")
     assert "Python 3.11 and older; this is Python 3.19" in error
     assert "sh tools/install_minecraft.sh VENV python3.11" in error

@@ -81,7 +81,7 @@ def test_missing_settings_have_the_defaults_of_the_port(tmp_path):
 
 def test_blocks_override_defaults_of_the_port_but_not_its_config_file(tmp_path):
     path = write_json(tmp_path / "a.json", env_type="bouncing_balls", seg_num=7)
-    vta = resolve(["vta_still"], files=[path]).vta.world
+    vta = resolve(["vta_static"], files=[path]).vta.world
     assert (vta.static_lower_belief, vta.anneal, vta.max_segment) == (True, 5, 20)
     assert vta.max_segments == 7
     config = resolve(["vta_maze"], files=[path])

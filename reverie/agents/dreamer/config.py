@@ -120,9 +120,9 @@ class DreamerConfig(AgentConfig):
     reward_grad: bool = True
     """Backpropagate the reward loss into the world model."""
     repval_loss: bool = True
-    """Train the critic on replayed trajectories, too."""
+    """Also train the critic on replayed trajectories."""
     repval_grad: bool = True
-    """Backpropagate that loss into the world model."""
+    """Backpropagate the critic loss on replayed trajectories into the world model."""
     priosignal: str = ""
     """Loss that sets the replay priority of each step: `model` for the sum of all world
     model losses, or the name of a loss; empty for no priorities."""

@@ -64,8 +64,8 @@ class VTAConfig:
     """Backpropagate the upper level's KL into the boundary detector, so that the
     gradient is that of the ELBO. The original detaches the flags there."""
     obs_scale: float = 1.0
-    """Weight of the lower level's KL. Above 1, surprises within a segment cost more
-    relative to a new segment, so segments end at surprises."""
+    """Weight of the lower level's KL. Above 1, unpredicted changes within a segment
+    cost more relative to a new segment, so boundaries are placed at such changes."""
     abs_scale: float = 1.0
     """Weight of the upper level's KL."""
     mask_scale: float = 1.0
