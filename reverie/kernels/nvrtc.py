@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 OPTIONS = ("--std=c++17",)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -41,40 +43,40 @@ class Fallback:
         )
 
 
-class CooperativeKernel:
-    """A compiled function launched cooperatively: all blocks run at the same time."""
+class Kernel:
+    """A compiled function.
 
-    def __init__(self, handle: ctypes.c_void_p, blocks: int, threads: int, shared: int):
-        self.handle, self.blocks, self.threads = handle, blocks, threads
-        self.shared = shared
-        _call_driver("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
-
-    def __call__(self, arguments: ctypes.Structure) -> None:
-        """Launch on PyTorch's current stream."""
-        _ensure_context()
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        shape = (self.blocks, 1, 1, self.threads, 1, 1, self.shared)
-        _call_driver("cuLaunchCooperativeKernel", self.handle, *shape, stream, pointers)
-
-
-class OverlappingKernel(CooperativeKernel):
-    """A compiled function that can use programmatic dependent launch.
-
-    With `overlap`, its blocks may start before the previous kernel of the stream ends,
-    as soon as that kernel allows it; the kernel itself must wait for the end.
+    All blocks of a `cooperative` kernel run at the same time.
     """
 
+    def __init__(
+        self,
+        handle: ctypes.c_void_p,
+        blocks: int,
+        threads: int,
+        shared: int,
+        cooperative: bool = False,
+    ):
+        self.handle, self.blocks, self.threads = handle, blocks, threads
+        self.shared, self.cooperative = shared, cooperative
+        _call_driver("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, shared)
+
     def __call__(
-        self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = True
+        self, arguments: ctypes.Structure, blocks: int = 0, overlap: bool = False
     ) -> None:
+        """Launch on PyTorch's current stream.
+
+        With `overlap` (programmatic dependent launch), blocks may start before the
+        previous kernel of the stream ends, as soon as that kernel allows it; the kernel
+        itself must wait for the end.
+        """
         _ensure_context()
         stream = torch.cuda.current_stream().cuda_stream
-        attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (1,))
+        kind = COOPERATIVE if self.cooperative else PROGRAMMATIC_SERIALIZATION
+        attributes = (_LaunchAttribute * 1)(_LaunchAttribute(kind, 0, (1,)))
         shape = (blocks or self.blocks, 1, 1, self.threads, 1, 1, self.shared)
-        config = _LaunchConfig(
-            *shape, stream, (_LaunchAttribute * 1)(attribute), int(overlap)
-        )
+        count = int(self.cooperative or overlap)
+        config = _LaunchConfig(*shape, stream, attributes, count)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         _call_driver(
             "cuLaunchKernelEx", ctypes.byref(config), self.handle, pointers, None
@@ -101,34 +103,28 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def make_arguments(
-    pointers: Mapping[str, Tensor], numbers: Mapping[str, int | float]
+    pointers: Mapping[str, Tensor | None], numbers: Mapping[str, int | float]
 ) -> ctypes.Structure:
-    """Return a kernel's argument struct, with members in the order of the source."""
+    """Return a kernel's argument struct, with members in the order of the source.
+
+    Pointers are null for tensors that are None.
+    """
     ctypes_by_type = {int: ctypes.c_int, float: ctypes.c_float}
     fields = [
         *((key, ctypes.c_void_p) for key in pointers),
         *((key, ctypes_by_type[type(value)]) for key, value in numbers.items()),
     ]
-    values = (*(value.data_ptr() for value in pointers.values()), *numbers.values())
+    addresses = (0 if x is None else x.data_ptr() for x in pointers.values())
     struct = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-    return struct(*values)  # type: ignore[no-any-return]
+    return struct(*addresses, *numbers.values())  # type: ignore[no-any-return]
 
 
-def pointer_struct(*names: str, **numbers: type) -> type[ctypes.Structure]:
-    """Return a struct type of pointers, followed by numbers of the given types."""
-    fields = [*((name, ctypes.c_void_p) for name in names), *numbers.items()]
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-
-
-def address(tensor: Tensor | None) -> int:
-    """Return the memory address of a tensor; 0 (a null pointer) for None."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def with_definitions(constants: Mapping[str, int], *sources: str) -> str:
-    """Return CUDA sources joined into one, after `#define` lines of the constants."""
+def read_source(constants: Mapping[str, int], *files: str) -> str:
+    """Return CUDA files of this package as one source, with constants as macros."""
     defines = (f"#define {key} {value}" for key, value in constants.items())
-    return "\n".join([*defines, *sources])
+    folder = resources.files(__package__)
+    texts = (folder.joinpath(file).read_text() for file in ("bfloat16.cu", *files))
+    return "\n".join([*defines, *texts])
 
 
 def load(

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-typedef unsigned short u16;
+typedef unsigned short bf16;
 typedef unsigned int u32;
 struct alignas(16) uint4 {
   u32 x, y, z, w;
@@ -50,7 +50,7 @@ DEVICE float from_bits(u32 w) { float x; std::memcpy(&x, &w, 4); return x; }
 DEVICE u32 bits(float x) { u32 w; std::memcpy(&w, &x, 4); return w; }
 DEVICE float low(u32 w) { return from_bits(w << 16); }
 DEVICE float high(u32 w) { return from_bits(w & 0xFFFF0000u); }
-DEVICE float to_float(const u16* p) { return from_bits((u32)*p << 16); }
+DEVICE float to_float(bf16 x) { return from_bits((u32)x << 16); }
 DEVICE u32 round_bfloat16(float x) {
   const u32 w = bits(x);
   return x != x ? 0x7FFF : (w + 0x7FFF + (w >> 16 & 1)) >> 16;
@@ -73,14 +73,14 @@ DEVICE float add_lane_xor(float x, int mask) {
 }
 
 DEVICE bool aligned(const void* p) { return (size_t)p % 16 == 0; }
-DEVICE uint4 load4(const u16* p) { check(aligned(p)); return *(const uint4*)p; }
-DEVICE void store4(u16* p, uint4 v) { check(aligned(p)); *(uint4*)p = v; }
+DEVICE uint4 load4(const bf16* p) { check(aligned(p)); return *(const uint4*)p; }
+DEVICE void store4(bf16* p, uint4 v) { check(aligned(p)); *(uint4*)p = v; }
 
-static std::vector<std::pair<uint4*, const u16*>> pending[THREADS];
+static std::vector<std::pair<uint4*, const bf16*>> pending[THREADS];
 DEVICE bool within(const uint4* p, const std::vector<uint4>& memory) {
   return p >= memory.data() && p < memory.data() + memory.size() - GUARD;
 }
-DEVICE void copy_async16(uint4* to, const u16* from) {  // performed as late as possible
+DEVICE void copy_async16(uint4* to, const bf16* from) {  // performed as late as possible
   check(within(to, shared));
   pending[current].emplace_back(to, from);
 }

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-typedef unsigned short u16;
+typedef unsigned short bf16;
 typedef unsigned int u32;
 struct uint4 {
   u32 x, y, z, w;
@@ -40,7 +40,7 @@ DEVICE float from_bits(u32 w) {
 }
 DEVICE float low(u32 w) { return from_bits(w << 16); }
 DEVICE float high(u32 w) { return from_bits(w & 0xFFFF0000u); }
-DEVICE float to_float(const u16* p) { return from_bits((u32)*p << 16); }
+DEVICE float to_float(bf16 x) { return from_bits((u32)x << 16); }
 DEVICE u32 round_bfloat16(float x) {
   u32 w;
   std::memcpy(&w, &x, 4);
@@ -60,13 +60,13 @@ DEVICE float add_lane_xor(float x, int mask) {
   warp.arrive_and_wait();
   return x;
 }
-DEVICE uint4 load4(const u16* p) { return *(const uint4*)p; }
-DEVICE void store4(u16* p, uint4 v) { *(uint4*)p = v; }
+DEVICE uint4 load4(const bf16* p) { return *(const uint4*)p; }
+DEVICE void store4(bf16* p, uint4 v) { *(uint4*)p = v; }
 DEVICE void init_barriers(Barrier* barriers, int count) {
   for (int i = 0; i < count; i++) barriers[i] = 0;
 }
 DEVICE void expect_bytes(Barrier* barrier, u32 bytes) { *barrier += bytes; }
-DEVICE void copy_async(uint4* to, const u16* from, u32 bytes, Barrier* barrier) {
+DEVICE void copy_async(uint4* to, const bf16* from, u32 bytes, Barrier* barrier) {
   std::memcpy(to, from, bytes);
   *barrier -= bytes;
   barrier->notify_all();

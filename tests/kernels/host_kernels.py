@@ -7,6 +7,7 @@ import functools
 import re
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +18,11 @@ from reverie.kernels import nvrtc
 from reverie.kernels.norm.cluster_group_norm.launch import SHARED_MEMORY
 
 
-def host_source(source, folders, header):
-    """Replace every `device.cu` of these folders in a CUDA source by a header."""
-    for folder in folders:
-        text = folder.joinpath("device.cu").read_text()
+def host_source(source, packages, header):
+    """Replace `bfloat16.cu` and every `device.cu` of these packages by a header."""
+    files = [resources.files(package) / "device.cu" for package in packages]
+    for file in (resources.files("reverie.kernels") / "bfloat16.cu", *files):
+        text = file.read_text()
         assert text in source
         source = source.replace(text, "")
     start = source.index("//")  # after the definitions of sizes

@@ -162,15 +162,12 @@ def test_kernels_are_launched_on_the_current_stream(monkeypatch):
     (handle,) = nvrtc.load("source", ["scan"], torch.device("cuda", 0))
     arguments = nvrtc.make_arguments({"x": torch.zeros(3)}, {"n": 3, "eps": 0.5})
 
-    nvrtc.CooperativeKernel(handle, 128, 256, 1000)(arguments)
-    name, (_, *shape, where, _) = driver.calls[-1]
-    assert name == "cuLaunchCooperativeKernel"
-    assert (shape, where.value) == ([128, 1, 1, 256, 1, 1, 1000], 7)
-
-    nvrtc.OverlappingKernel(handle, 0, 256, 1000)(arguments, 9, overlap=False)
-    name, (config, *_) = driver.calls[-1]
-    assert name == "cuLaunchKernelEx"
-    config = config._obj
-    assert (config.gridx, config.blockx, config.stream) == (9, 256, 7)
-    assert config.num_attributes == 0
+    nvrtc.Kernel(handle, 128, 256, 1000, cooperative=True)(arguments)
+    nvrtc.Kernel(handle, 0, 256, 1000)(arguments, 9)
+    nvrtc.Kernel(handle, 8, 256, 1000)(arguments, overlap=True)
+    launches = [given[0]._obj for name, given in driver.calls if "Launch" in name]
+    shapes = [(x.gridx, x.blockx, x.shared, x.stream) for x in launches]
+    assert shapes == [(blocks, 256, 1000, 7) for blocks in (128, 9, 8)]
+    attributes = [[y.id for y in x.attributes[: x.num_attributes]] for x in launches]
+    assert attributes == [[nvrtc.COOPERATIVE], [], [nvrtc.PROGRAMMATIC_SERIALIZATION]]
     assert "cuCtxSetCurrent" in dict(driver.calls)

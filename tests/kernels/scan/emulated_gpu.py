@@ -22,7 +22,7 @@ ASSEMBLY = (
 
 
 class EmulatedKernel:
-    """Stand-in for `nvrtc.OverlappingKernel`."""
+    """Stand-in for `nvrtc.Kernel`."""
 
     def __init__(self, library: ctypes.CDLL, name: str, blocks: int, shared: int):
         self.launch = getattr(library, f"launch_{name}")

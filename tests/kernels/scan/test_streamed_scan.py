@@ -39,7 +39,7 @@ def replace_kernels(monkeypatch, make_kernel) -> None:
     """Replace compiled kernels and pretend that there is a GPU for them."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(nvrtc, "load", lambda source, names, device: list(names))
-    monkeypatch.setattr(nvrtc, "OverlappingKernel", make_kernel)
+    monkeypatch.setattr(nvrtc, "Kernel", make_kernel)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="emulates a GPU on a CPU")

@@ -103,9 +103,9 @@ DEVICE void merge_warps(const Scratch& scratch, u32 c, float& mean, float& squar
 // Parameters of the norm for this thread's channel; the bias is added before the norm.
 struct Norm {
   float bias, scale, shift;
-  DEVICE Norm(const u16* biases, const float* scales, const float* shifts) {
+  DEVICE Norm(const bf16* biases, const float* scales, const float* shifts) {
     const u32 c = threadIdx.x % CHANNELS;
-    bias = biases ? to_float(biases + c) : 0.f;
+    bias = biases ? to_float(biases[c]) : 0.f;
     scale = scales[c];
     shift = shifts[c];
   }
@@ -159,8 +159,8 @@ DEVICE bool inside(const Position& position, int load) {
       position.part * ROWS - 1 + (load * THREADS + threadIdx.x) / CHUNKS / WIDTH;
   return y >= 0 && y < HEIGHT;
 }
-DEVICE void load_rows(uint4 (&v)[LOADS], const u16* x, const Position& position) {
-  const u16* const first =
+DEVICE void load_rows(uint4 (&v)[LOADS], const bf16* x, const Position& position) {
+  const bf16* const first =
       x + position.map + ((int)position.part * ROWS - 1) * WIDTH * CHANNELS;
   UNROLL for (int k = 0; k < LOADS; k++) {
     v[k] = uint4{0, 0, 0, 0};
@@ -187,7 +187,7 @@ DEVICE void clear_borders(uint4* tile) {
     tile[tile_at(y * PITCH + side, i % CHUNKS)] = uint4{0, 0, 0, 0};
   }
 }
-DEVICE void copy_weights(uint4* weights, const u16* from) {
+DEVICE void copy_weights(uint4* weights, const bf16* from) {
   for (u32 i = threadIdx.x; i < WEIGHTS; i += THREADS) {
     const u32 row = i / CHUNKS;
     copy_async16(weights + weight_at(row / 9, row % 9, i % CHUNKS), from + i * 8);
@@ -228,7 +228,7 @@ DEVICE void multiply(const uint4* tile, const uint4* weights, const Position& po
 }
 
 // Adds the shortcut and the output bias to the sums.
-DEVICE void add_shortcut(Sums& sums, const u16* shortcut, const u16* output_bias,
+DEVICE void add_shortcut(Sums& sums, const bf16* shortcut, const bf16* output_bias,
                          const Position& position) {
   uint4 v[8];
   float bias[8], x[8];
@@ -240,7 +240,7 @@ DEVICE void add_shortcut(Sums& sums, const u16* shortcut, const u16* output_bias
       sums[p / 2][j / 2][p % 2 * 2 + j % 2] += x[j] + bias[j];
   }
 }
-DEVICE void store_output(const Sums& sums, u16* to, uint4 (&out)[8],
+DEVICE void store_output(const Sums& sums, bf16* to, uint4 (&out)[8],
                          const Position& position) {
   UNROLL for (int p = 0; p < 8; p++) {
     float y[8];

@@ -1,6 +1,6 @@
 // Device functions of the convolution: asynchronous copies and matrix products.
 
-DEVICE void copy_async16(uint4* shared, const u16* from) {
+DEVICE void copy_async16(uint4* shared, const bf16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(shared)),
                "l"(from)
                : "memory");

@@ -1,12 +1,12 @@
 // The kernels of a residual block: measure, convolve, convolve and add the shortcut.
 
 struct Arguments {
-  const u16 *x, *bias;  // a map, and the bias added before its norm
+  const bf16 *x, *bias;  // a map, and the bias added before its norm
   const float *scale, *shift;
-  const u16 *weight, *shortcut, *output_bias;  // the last two are added to the output
+  const bf16 *weight, *shortcut, *output_bias;  // the last two are added to the output
   const float* sums;                           // statistics of the map's parts
   float *stats, *out_sums;                     // its norm; statistics of the output's parts
-  u16* out;
+  bf16* out;
   float eps;
 };
 

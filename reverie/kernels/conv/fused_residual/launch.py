@@ -9,16 +9,14 @@ with one kernel per norm, convolution and sum.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from importlib import resources
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from reverie.kernels import nvrtc
-from reverie.kernels.norm import cluster_group_norm
 from reverie.kernels.norm.cluster_group_norm.launch import (
     RESERVED,
     SHARED_MEMORY,
@@ -137,11 +135,11 @@ def plan_for(x: Tensor, weights: BlockWeights) -> TilePlan | None:
     return plan if usable else None
 
 
-Arguments = nvrtc.pointer_struct(
+ARGUMENTS = (
     *("x", "bias", "scale", "shift", "weight", "shortcut", "output_bias"),
     *("sums", "stats", "out_sums", "out"),
-    eps=ctypes.c_float,
 )
+"""Tensors of a kernel, in the order of the CUDA structure; some are optional."""
 
 
 def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
@@ -157,6 +155,10 @@ def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
     sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
     middle, y = torch.empty_like(x), torch.empty_like(x)
 
+    def launch(kernel: Callable[..., None], **tensors: Tensor | None) -> None:
+        pointers = {name: tensors.get(name) for name in ARGUMENTS}
+        kernel(nvrtc.make_arguments(pointers, {"eps": EPS}), blocks)
+
     def step(i: int, x: Tensor, weight: Tensor, **others: Tensor) -> None:
         """Apply a norm and a convolution."""
         bias, scale, shift = norms[i]
@@ -164,30 +166,22 @@ def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
         # usually already channels-last
         weight = weight.contiguous(memory_format=torch.channels_last)
         own |= {"weight": weight, "sums": sums[i], "stats": stats[i]}
-        convolve(_arguments(**own, **others), blocks, overlap=False)
+        launch(convolve, **own, **others)
 
-    measure(_arguments(x=x, out_sums=sums[0]), blocks, overlap=False)
+    launch(measure, x=x, out_sums=sums[0])
     step(0, x, weights.weight0, out_sums=sums[1], out=middle)
     ends = {"shortcut": x, "output_bias": weights.output_bias}
     step(1, middle, weights.weight1, **ends, out=y)
     return BlockResult(y, stats[0], middle, stats[1])
 
 
-def _arguments(**tensors: Tensor | None) -> ctypes.Structure:
-    """Return the arguments of a kernel; missing tensors are null pointers."""
-    pointers = {key: nvrtc.address(tensor) for key, tensor in tensors.items()}
-    return Arguments(**pointers, eps=EPS)
-
-
 @functools.cache
-def load(
-    device: torch.device, size: MapSize, plan: TilePlan
-) -> list[nvrtc.OverlappingKernel]:
+def load(device: torch.device, size: MapSize, plan: TilePlan) -> list[nvrtc.Kernel]:
     """Compile and return the `KERNELS` for maps of one size."""
     shared = (0, plan.tile_bytes(size))
     handles = nvrtc.load(source(size, plan), KERNELS, device)
     return [
-        nvrtc.OverlappingKernel(handle, 1, plan.threads(size), each)
+        nvrtc.Kernel(handle, 1, plan.threads(size), each)
         for handle, each in zip(handles, shared, strict=True)
     ]
 
@@ -198,12 +192,11 @@ def source(size: MapSize, plan: TilePlan) -> str:
     sizes = {"HEIGHT": size.height, "WIDTH": size.width, "CHANNELS": size.channels}
     sizes |= {"GROUPS": GROUPS, "ROWS": plan.rows, "THREADS": plan.threads(size)}
     sizes |= {"BLOCKS_PER_SM": plan.blocks_per_sm(size), "CLUSTER_SIZE": 1}
-    here, shared = resources.files(__package__), resources.files(cluster_group_norm)
     files = (
-        *(shared / f"{name}.cu" for name in ("device", "vectors")),
-        *(here / f"{name}.cu" for name in ("device", "convolution", "kernels")),
+        *(f"norm/cluster_group_norm/{name}.cu" for name in ("device", "vectors")),
+        *(f"conv/fused_residual/{name}.cu" for name in ("device", "convolution")),
     )
-    return nvrtc.with_definitions(sizes, *(file.read_text() for file in files))
+    return nvrtc.read_source(sizes, *files, "conv/fused_residual/kernels.cu")
 
 
 @functools.cache

@@ -1,10 +1,10 @@
 // Backward pass. The activation is computed again, for the gradient of the next layer.
 
 struct Arguments {
-  const u16 *x, *bias;
+  const bf16 *x, *bias;
   const float *scale, *shift, *stats;
-  const u16 *dy, *residual_grad;
-  u16 *out, *dx;  // dx may be the memory of dy
+  const bf16 *dy, *residual_grad;
+  bf16 *out, *dx;  // dx may be the memory of dy
   float* sums;
 };
 
@@ -17,7 +17,7 @@ KERNEL norm_backward(Arguments a) {
   float *const means = scratch.one, *const factors = scratch.two;
   float* const offsets = scratch.three;
   FOR_EACH_CHANNEL {
-    const float mean = stats[c] - (a.bias ? to_float(a.bias + c) : 0.f);
+    const float mean = stats[c] - (a.bias ? to_float(a.bias[c]) : 0.f);
     const float factor = stats[CHANNELS + c] * a.scale[c];
     means[c] = mean;
     factors[c] = factor;

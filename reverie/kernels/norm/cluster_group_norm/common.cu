@@ -38,7 +38,7 @@ struct Position {
 
 // Starts copying maps to shared memory, one map after the other, in STAGES.
 template <int MAPS>
-DEVICE void start_copies(const u16* const (&maps)[MAPS], uint4* data, Barrier* barriers,
+DEVICE void start_copies(const bf16* const (&maps)[MAPS], uint4* data, Barrier* barriers,
                          const Position& position) {
   constexpr u32 BYTES = SHARE * 2 / STAGES;
   if (threadIdx.x == 0) {

@@ -1,12 +1,8 @@
-// Device functions: bfloat16 numbers, asynchronous copies, thread block clusters.
+// Device functions: sigmoids, asynchronous copies, thread block clusters.
 
-typedef unsigned short u16;          // a bfloat16
-typedef unsigned int u32;            // two bfloat16, the first in the low half
 typedef unsigned long long Barrier;  // an mbarrier object
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) CLUSTER
-#define DEVICE __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
 #define SHARED_MEMORY(type)      \
   __shared__ type scratch;       \
   extern __shared__ uint4 data[] // dynamic shared memory
@@ -16,14 +12,6 @@ typedef unsigned long long Barrier;  // an mbarrier object
 #define CLUSTER
 #endif
 
-DEVICE float low(u32 w) { return __uint_as_float(w << 16); }
-DEVICE float high(u32 w) { return __uint_as_float(w & 0xFFFF0000u); }
-DEVICE float to_float(const u16* p) { return __uint_as_float((u32)*p << 16); }
-DEVICE u32 pack(float a, float b) {
-  u32 w;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
-  return w;
-}
 DEVICE float exp2_(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -47,8 +35,8 @@ DEVICE float add_lane_xor(float x, int mask) {
   return x + __shfl_xor_sync(~0u, x, mask);
 }
 
-DEVICE uint4 load4(const u16* p) { return *(const uint4*)p; }
-DEVICE void store4(u16* p, uint4 v) { *(uint4*)p = v; }
+DEVICE uint4 load4(const bf16* p) { return *(const uint4*)p; }
+DEVICE void store4(bf16* p, uint4 v) { *(uint4*)p = v; }
 
 // ---- asynchronous copies to shared memory, completed by an mbarrier
 
@@ -68,7 +56,7 @@ DEVICE void expect_bytes(Barrier* barrier, u32 bytes) {
                "r"(bytes)
                : "memory");
 }
-DEVICE void copy_async(uint4* to, const u16* from, u32 bytes, Barrier* barrier) {
+DEVICE void copy_async(uint4* to, const bf16* from, u32 bytes, Barrier* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1], %2, [%3];" ::"r"(address(to)),

@@ -1,10 +1,10 @@
 // Forward pass. `stats` gets mean and 1 / standard deviation of each channel's group.
 
 struct Arguments {
-  const u16 *x, *bias;
+  const bf16 *x, *bias;
   const float *scale, *shift;
   float* stats;
-  u16* out;
+  bf16* out;
   float eps;
 };
 
@@ -31,8 +31,8 @@ KERNEL norm_forward(Arguments a) {
   float *const means = scratch.one, *const squares = scratch.two;
   FOR_EACH_CHANNEL {
     const float sum = total<2>(scratch.blocks[0], 0, c), mean = sum / PIXELS;
-    const float bias = a.bias ? to_float(a.bias + c) : 0.f;
-    means[c] = mean + to_float(a.x + position.map + c) + bias;
+    const float bias = a.bias ? to_float(a.bias[c]) : 0.f;
+    means[c] = mean + to_float(a.x[position.map + c]) + bias;
     squares[c] = total<2>(scratch.blocks[0], 1, c) - sum * mean;
   }
   sync_block();
@@ -53,7 +53,7 @@ KERNEL norm_forward(Arguments a) {
       stats[0] = mean;
       stats[CHANNELS] = rstd;
     }
-    const float factor = rstd * a.scale[c], bias = a.bias ? to_float(a.bias + c) : 0.f;
+    const float factor = rstd * a.scale[c], bias = a.bias ? to_float(a.bias[c]) : 0.f;
     factors[c] = factor;
     offsets[c] = a.shift[c] - (mean - bias) * factor;
   }

@@ -7,10 +7,8 @@ capability 9, bfloat16, and maps that divide evenly; `group_norm.py` handles the
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Iterator
-from importlib import resources
 from typing import NamedTuple
 
 import torch
@@ -118,15 +116,6 @@ def plan_for(
     return PLANS[direction.name].get((height * width, channels))
 
 
-ForwardArguments = nvrtc.pointer_struct(
-    *("x", "bias", "scale", "shift", "stats", "out"), eps=ctypes.c_float
-)
-BackwardArguments = nvrtc.pointer_struct(
-    *("x", "bias", "scale", "shift", "stats"),
-    *("dy", "residual_grad", "out", "dx", "sums"),
-)
-
-
 def forward(
     x: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor, plan: ClusterPlan
 ) -> tuple[Tensor, Tensor]:
@@ -136,9 +125,10 @@ def forward(
     active = torch.empty_like(x)
     stats = x.new_empty(batch, 2, channels, dtype=torch.float32)
     kernel = load(x.device, height * width, channels, FORWARD, plan)
-    tensors = (x, bias, scale, shift, stats, active)
-    arguments = ForwardArguments(*map(nvrtc.address, tensors), EPS)
-    kernel(arguments, batch * plan.cluster_size, overlap=False)
+    tensors = {"x": x, "bias": bias, "scale": scale, "shift": shift}
+    tensors |= {"stats": stats, "out": active}
+    arguments = nvrtc.make_arguments(tensors, {"eps": EPS})
+    kernel(arguments, batch * plan.cluster_size)
     return active, stats
 
 
@@ -163,9 +153,10 @@ def backward(
     active = torch.empty_like(x)
     sums = x.new_empty(batch, 4, channels, dtype=torch.float32)
     kernel = load(x.device, height * width, channels, BACKWARD, plan)
-    tensors = (x, bias, scale, shift, stats, dy, residual_grad, active, dy, sums)
-    arguments = BackwardArguments(*map(nvrtc.address, tensors))
-    kernel(arguments, batch * plan.cluster_size, overlap=False)
+    tensors = {"x": x, "bias": bias, "scale": scale, "shift": shift, "stats": stats}
+    tensors |= {"dy": dy, "residual_grad": residual_grad, "out": active, "dx": dy}
+    arguments = nvrtc.make_arguments({**tensors, "sums": sums}, {})
+    kernel(arguments, batch * plan.cluster_size)
     return active, sums
 
 
@@ -176,12 +167,12 @@ def load(
     channels: int,
     direction: Direction,
     plan: ClusterPlan,
-) -> nvrtc.OverlappingKernel:
+) -> nvrtc.Kernel:
     """Compile and return the kernel for maps of one size."""
     text = source(pixels, channels, direction, plan)
     handle = nvrtc.load(text, [f"norm_{direction.name}"], device)[0]
     shared = plan.map_bytes(pixels, channels, direction)
-    return nvrtc.OverlappingKernel(handle, 1, plan.threads, shared)
+    return nvrtc.Kernel(handle, 1, plan.threads, shared)
 
 
 def source(pixels: int, channels: int, direction: Direction, plan: ClusterPlan) -> str:
@@ -190,10 +181,9 @@ def source(pixels: int, channels: int, direction: Direction, plan: ClusterPlan) 
     sizes = {"PIXELS": pixels, "CHANNELS": channels, "GROUPS": GROUPS}
     sizes |= {"CLUSTER_SIZE": plan.cluster_size, "THREADS": plan.threads}
     sizes["BLOCKS_PER_SM"] = plan.blocks_per_sm(pixels, channels, direction)
-    folder = resources.files(__package__)
     names = ("device", "vectors", "common", direction.name)
-    texts = (folder.joinpath(f"{name}.cu").read_text() for name in names)
-    return nvrtc.with_definitions(sizes, *texts)
+    files = (f"norm/cluster_group_norm/{name}.cu" for name in names)
+    return nvrtc.read_source(sizes, *files)
 
 
 def all_sources() -> Iterator[str]:

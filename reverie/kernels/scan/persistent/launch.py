@@ -20,7 +20,6 @@ from torch import Tensor
 
 from reverie.kernels import nvrtc
 from reverie.kernels.scan import tensors
-from reverie.kernels.scan.cuda.host import read_sources
 
 ROWS = 16
 """The batch size must be a multiple of this."""
@@ -42,8 +41,8 @@ fallback = nvrtc.Fallback("the posterior scan")
 class PersistentKernels(NamedTuple):
     """The compiled kernels."""
 
-    forward: nvrtc.CooperativeKernel
-    backward: nvrtc.CooperativeKernel
+    forward: nvrtc.Kernel
+    backward: nvrtc.Kernel
 
 
 def is_supported(scan: tensors.ForwardPass) -> bool:
@@ -78,12 +77,8 @@ def load_kernels(device: torch.device) -> PersistentKernels | None:
             read_source(), ("scan_forward", "scan_backward"), device
         )
         return PersistentKernels(
-            nvrtc.CooperativeKernel(
-                forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD
-            ),
-            nvrtc.CooperativeKernel(
-                backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD
-            ),
+            nvrtc.Kernel(forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD, True),
+            nvrtc.Kernel(backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD, True),
         )
     except nvrtc.Unavailable as error:
         fallback.enable(error)
@@ -92,7 +87,9 @@ def load_kernels(device: torch.device) -> PersistentKernels | None:
 
 def read_source() -> str:
     """Return the CUDA source of both kernels."""
-    return read_sources(__package__, "exchange.cu", "forward.cu", "backward.cu")
+    names = ("persistent/exchange", "persistent/forward", "persistent/backward")
+    files = (f"scan/{name}.cu" for name in ("numbers", "arguments", *names))
+    return nvrtc.read_source({}, *files)
 
 
 def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from reverie.kernels import nvrtc
 from reverie.kernels.scan import stepwise, tensors
-from reverie.kernels.scan.cuda.host import read_sources
 from reverie.kernels.scan.triton.gradients import finish_gradients
 
 ROWS = 1
@@ -71,8 +70,8 @@ class LayerSizes(NamedTuple):
 class StreamedKernels(NamedTuple):
     """The compiled kernels by the names in FORWARD and BACKWARD."""
 
-    forward: dict[str, nvrtc.OverlappingKernel]
-    backward: dict[str, nvrtc.OverlappingKernel]
+    forward: dict[str, nvrtc.Kernel]
+    backward: dict[str, nvrtc.Kernel]
 
 
 def is_fastest(scan: tensors.ForwardPass) -> bool:
@@ -122,7 +121,7 @@ def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | N
     try:
         handles = nvrtc.load(read_source(sizes), list(plans), device)
         kernels = {
-            name: nvrtc.OverlappingKernel(handle, blocks, THREADS, _shared_bytes(width))
+            name: nvrtc.Kernel(handle, blocks, THREADS, _shared_bytes(width))
             for handle, (name, (blocks, width)) in zip(
                 handles, plans.items(), strict=True
             )
@@ -138,15 +137,12 @@ def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | N
 
 def read_source(sizes: LayerSizes) -> str:
     """Return the CUDA source of all kernels for these sizes."""
-    values = {
-        **sizes._asdict(),
-        **TILES._asdict(),
-        "in1_columns": sizes.in1_columns,
-        "unit_columns": UNIT_COLUMNS,
-    }
-    names = ", ".join(f"{name.upper()} = {value}" for name, value in values.items())
-    files = ("tile.cu", "forward.cu", "backward.cu")
-    return read_sources(__package__, *files, constants=f"constexpr int {names};\n")
+    constants = {"IN1_COLUMNS": sizes.in1_columns, "UNIT_COLUMNS": UNIT_COLUMNS}
+    for settings in (sizes._asdict(), TILES._asdict()):
+        constants |= {name.upper(): value for name, value in settings.items()}
+    names = ("streamed/tile", "streamed/forward", "streamed/backward")
+    files = (f"scan/{name}.cu" for name in ("numbers", "arguments", *names))
+    return nvrtc.read_source(constants, *files)
 
 
 def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
@@ -186,7 +182,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
             # the copies of the weights are complete once the first kernel runs
             kernels.forward[name](arguments, overlap=t > 0 or name != FORWARD[0])
         if t + 1 < length:
-            kernels.forward["in1"](arguments, batch * sizes.units // sizes.in1_columns)
+            blocks = batch * sizes.units // sizes.in1_columns
+            kernels.forward["in1"](arguments, blocks, overlap=True)
     return saved
 
 

@@ -1,12 +1,8 @@
 // Arithmetic on bfloat16 numbers, warp sums and small matrix products.
 
 typedef unsigned char u8;
-typedef unsigned short bf16;  // the bits of a bfloat16
-typedef unsigned int u32;     // often two bfloat16 numbers, the first in the low half
 typedef unsigned long long u64;
 
-#define DEVICE __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
 // Defines NAME4 and NAME1, which load 16 and 4 bytes with the given instruction.
 #define DEFINE_LOADS(NAME, INSTRUCTION)                               \
   DEVICE uint4 NAME##4(const void* p) {                               \
@@ -23,14 +19,6 @@ typedef unsigned long long u64;
     return v;                                                         \
   }
 
-DEVICE float low(u32 w) { return __uint_as_float(w << 16); }
-DEVICE float high(u32 w) { return __uint_as_float(w & 0xFFFF0000u); }
-DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x << 16); }
-DEVICE u32 pack(float a, float b) {
-  u32 w;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
-  return w;
-}
 DEVICE bf16 to_bf16(float a) {
   bf16 x;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x) : "f"(a));

@@ -1,1 +1,0 @@
-"""CUDA and host code shared by the persistent and the streamed posterior scan."""
