@@ -7,6 +7,7 @@ boundaries that depend on the data are found by both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,11 +54,9 @@ def open_sequence_run(
     seed_offset: int = 0,
 ) -> SequenceRun:
     """Load a run and this many evaluation sequences; fewer if its data has fewer."""
-    run = open_run(logdir)
-    if run.config.agent_config.sequence_window is None:
+    if (saved := open_run(logdir).config).agent_config.sequence_window is None:
         raise UserError(
-            f"{logdir} was not trained on sequences: its agent is "
-            f"{run.config.agent!r}.\n"
+            f"{logdir} was not trained on sequences: its agent is {saved.agent!r}.\n"
             "  Fix: use the --logdir of a run of the agent vta."
         )
     run = open_run(logdir, flags)
@@ -81,11 +80,9 @@ def eval_boundaries(
     Generated sequences are new; for data in files, the held-out sequences are used.
     """
     opened = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
-    try:
-        report = opened.agent.report(opened.feed)
-        count = _count(opened.feed("report"))
-    finally:
-        opened.feed.close()
+    with contextlib.closing(opened.feed) as feed:
+        report = opened.agent.report(feed)
+        count = _count(feed("report"))
     scalars = {
         key: float(value)
         for key, value in report.items()
@@ -114,10 +111,8 @@ def compare_boundaries(
 ) -> Agreement:
     """Compare the boundaries of two runs on evaluation sequences of the first."""
     first = open_sequence_run(logdir, sequences, flags, SEED_OFFSET)
-    try:
-        batch = first.feed("report")
-    finally:
-        first.feed.close()
+    with contextlib.closing(first.feed) as feed:
+        batch = feed("report")
     second = open_sequence_run(other, 1, flags, SEED_OFFSET)
     second.feed.close()
     agents = [first.agent, second.agent]
@@ -182,7 +177,7 @@ def describe(result: EvalResult) -> str:
         "boundary probabilities: Brier score {:.3f}, calibration error {:.3f}, area "
         "under the ROC curve {:.3f}".format(*values)
     )
-    lines.append("nats per frame at a boundary, at a missed event, elsewhere")
+    lines.append("loss in nats per frame at a boundary, at a missed event, elsewhere")
     losses = [key.split("/")[1] for key in summary if key.startswith("costs/")]
     for name in dict.fromkeys(losses):
         kinds = ("boundary", "event", "other")

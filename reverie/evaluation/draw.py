@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,8 @@ def draw_boundaries(
     opened = open_sequence_run(logdir, samples, flags)
     folder = folder or opened.run.folder / FOLDER
     agent = opened.agent
-    try:
-        data = opened.feed("report")
-    finally:
-        opened.feed.close()
+    with contextlib.closing(opened.feed) as feed:
+        data = feed("report")
     count = len(data[agent.image_key])
     if index >= count:  # data in files may have fewer
         raise UserError(

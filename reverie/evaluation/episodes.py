@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reverie.api import Action, Agent, Metrics, Obs, VecEnv
-from reverie.evaluation.failures import FailureRecorder
+from reverie.api import Agent, Metrics, VecEnv
+from reverie.evaluation.recorders import (
+    EpisodeRecorder,
+    FailureRecorder,
+    VideoRecorder,
+)
 from reverie.evaluation.result import FOLDER, EvalResult, make_result
-from reverie.evaluation.videos import VideoRecorder
 from reverie.replay.buffer import Replay
 from reverie.run import device
 from reverie.run.collectors import agent_obs, zero_last_actions
-from reverie.run.config import Config, for_evaluation, with_flags
+from reverie.run.config import for_evaluation, with_flags
 from reverie.run.factory import FIRST_EVAL_ENV, MakeEnv, in_workers, make_envs
 from reverie.run.load import open_run
 
@@ -57,43 +61,22 @@ def evaluate(
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)
     count = min(config.run.eval_envs, episodes)
-    if make_env is None:
-        config = _in_workers(config, count)
+    overlap = device.pick_overlap(
+        config.run.overlap, device.pick_device(config.device), config.deterministic
+    )
+    if overlap and count > 1 and make_env is None:  # as in a training run
+        config = in_workers(config)
     envs = make_envs(config, count, FIRST_EVAL_ENV, make_env)
-    try:
+    with contextlib.closing(envs):
         agent = run.load_policy(envs)
         recorders = _make_recorders(run.folder / FOLDER, envs, videos, failures)
         played = play_episodes(agent, envs, episodes, recorders=recorders)
-    finally:
-        envs.close()
     table = [
         {k: v for k, v in episode._asdict().items() if v is not None}
         for episode in played
     ]
     files = [str(path) for recorder in recorders for path in recorder.paths]
     return make_result(run, "episodes", summarize(played), table, files=files)
-
-
-def _in_workers(config: Config, envs: int) -> Config:
-    """Return the config with workers if a training run would step in workers too."""
-    where = device.pick_device(config.device)
-    overlap = device.pick_overlap(config.run.overlap, where, config.deterministic)
-    return in_workers(config) if overlap and envs > 1 else config
-
-
-class EpisodeRecorder(Protocol):
-    """Writes episodes to files while they are played."""
-
-    paths: list[Path]
-    """Files written so far."""
-
-    def add(self, obs: Obs, action: Action) -> None:
-        """Add a row of every environment."""
-        ...
-
-    def end(self, index: int, success: float | None) -> None:
-        """End the episode of one environment; not called for surplus episodes."""
-        ...
 
 
 def _make_recorders(
@@ -106,12 +89,12 @@ def _make_recorders(
             message = f"{folder.parent} is not writable, so no videos are recorded"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return recorders
+    obs_space, act_space, count = envs.obs_space, envs.act_space, len(envs)
     if videos:
-        recorders.append(VideoRecorder(folder, envs.obs_space, len(envs), videos))
+        recorders.append(VideoRecorder(folder, obs_space, count, videos))
     if failures:
-        spaces = envs.obs_space, envs.act_space
         path = folder / "failures"
-        recorders.append(FailureRecorder(path, *spaces, len(envs), failures))
+        recorders.append(FailureRecorder(path, obs_space, act_space, count, failures))
     return recorders
 
 
@@ -123,15 +106,15 @@ def play_episodes(
     recorders: Sequence[EpisodeRecorder] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> list[PlayedEpisode]:
-    """Play complete episodes, the same number in every environment (up to one).
+    """Play complete episodes, equally many in every environment or one more in some.
 
     Counting the first episodes to end instead would favor short episodes. Returns an
     empty list if `stop` returns True before all episodes have ended.
     """
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1
-    scores, lengths = np.zeros(len(envs)), np.full(len(envs), -1)
-    success = np.zeros(len(envs))
+    scores, success = np.zeros(len(envs)), np.zeros(len(envs))
+    lengths = np.full(len(envs), -1)  # the first row of an episode is not a step
     played: list[list[PlayedEpisode]] = [[] for _ in quota]
     obs, carry = envs.reset(), agent.initial(len(envs))
     while not stop():

@@ -18,6 +18,7 @@ import torch
 
 from reverie.api import Agent, Batch, Metrics, UserError
 from reverie.capabilities import HasEpisodeLosses, HasWorldModelEnv, WorldModelEnv
+from reverie.config import check_minimum
 from reverie.datasets.feed import EpisodeFeed
 from reverie.datasets.images import ImageCrop
 from reverie.evaluation.open_loop import predict
@@ -58,12 +59,10 @@ class HeldOutConfig:
     """Rollout ensembles, which evaluate the uncertainty of predicted vectors."""
 
     def __post_init__(self) -> None:
-        if min(self.episodes, self.length) < 0:
-            raise ValueError("episodes and length must be at least 0")
+        prefix = "offline.eval."
+        check_minimum(self, prefix, episodes=0, length=0, batch=1, context=1, horizon=1)
         if self.length == 1:
             raise ValueError("length must be 0 (all rows) or at least 2, not 1")
-        if min(self.batch, self.context, self.horizon) < 1:
-            raise ValueError("batch, context and horizon must be at least 1")
 
 
 class EpisodeLosses(NamedTuple):
@@ -79,9 +78,9 @@ class OpenLoopErrors(NamedTuple):
 
     model: np.ndarray
     copy: np.ndarray
-    """Of the last observed row."""
+    """Baseline: repeat the last observed row."""
     mean: np.ndarray
-    """Of the mean of all rows."""
+    """Baseline: predict the mean of all rows."""
 
 
 class HeldOutResults(NamedTuple):
@@ -101,9 +100,18 @@ def evaluate_held_out(
     losses = list(episode_losses(agent, feed, images, config))
     if not isinstance(agent, HasWorldModelEnv):
         return HeldOutResults(losses, {}, {}, {})
-    errors, videos = open_loop_errors(agent.world_model_env(0), feed, images, config)
-    ensembles, figures = _ensembles(agent, feed, images, config)
-    return HeldOutResults(losses, errors, ensembles, {**videos, **figures})
+    errors, media = open_loop_errors(agent.world_model_env(0), feed, images, config)
+    if not config.ensemble.samples:
+        return HeldOutResults(losses, errors, {}, media)
+    single = replace(config, batch=1, episodes=config.ensemble.episodes)
+    episodes = (
+        {key: value[0].cpu().numpy() for key, value in batch.items()}
+        for _, batch in _batches(feed, images, single)
+    )
+    ensembles, figures = sample_ensembles(
+        agent.world_model_env(1), episodes, config.ensemble, config.context
+    )
+    return HeldOutResults(losses, errors, ensembles, {**media, **figures})
 
 
 def to_metrics(results: HeldOutResults) -> Metrics:
@@ -183,21 +191,6 @@ def open_loop_errors(
         if config.video and not videos:
             videos = _videos(batch, predictions, context, horizon)
     return {key: _concatenate(errors) for key, errors in pieces.items()}, videos
-
-
-def _ensembles(
-    agent: HasWorldModelEnv, feed: EpisodeFeed, images: ImageCrop, config: HeldOutConfig
-) -> tuple[dict[str, RolloutEnsembles], Metrics]:
-    """Return rollout ensembles of the first episodes, and a figure of the first."""
-    if not config.ensemble.samples:
-        return {}, {}
-    single = replace(config, batch=1, episodes=config.ensemble.episodes)
-    episodes = (
-        {key: value[0].cpu().numpy() for key, value in batch.items()}
-        for _, batch in _batches(feed, images, single)
-    )
-    env = agent.world_model_env(1)
-    return sample_ensembles(env, episodes, config.ensemble, config.context)
 
 
 def _batches(

@@ -7,6 +7,8 @@ plot per key, a figure of ensembles per vector and a video per image.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,21 +46,16 @@ def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> Eval
     run = open_run(logdir, flags)
     config = run.config.offline
     dataset = OfflineEpisodes(config, run.config.seed)
-    try:
+    with contextlib.closing(dataset):
         agent = run.load_agent(dataset)
-        feed = dataset.open_feed(agent, run.device)
-        try:
+        with contextlib.closing(dataset.open_feed(agent, run.device)) as feed:
             results = evaluate_held_out(agent, feed, dataset.images, config.eval)
-        finally:
-            feed.close()
-        names = dataset.held_out.names()[: config.eval.episodes or None]
-    finally:
-        dataset.close()
+        count = len(dataset.held_out.names()[: config.eval.episodes or None])
     files: list[Path] = []
     with ignore_unwritable():
         files = _write_media(run.folder / FOLDER, config.eval.context, results)
     summary = {
-        "count": len(results.losses) or len(names),
+        "count": len(results.losses) or count,
         "loss": mean_losses(results.losses),
         "openloop": {key: _curves(errors) for key, errors in results.errors.items()},
         "ensemble": ensemble_table(results.ensembles),
@@ -68,9 +65,8 @@ def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> Eval
         for episode in results.losses
     ]
     data = config.eval_data or config.data
-    return make_result(
-        run, "recordings", summary, episodes, data, [str(path) for path in files]
-    )
+    names = [str(path) for path in files]
+    return make_result(run, "recordings", summary, episodes, data, names)
 
 
 def describe(result: EvalResult) -> str:
@@ -80,14 +76,12 @@ def describe(result: EvalResult) -> str:
     lines += [f"  loss {k:<24} {value:.4g}" for k, value in summary["loss"].items()]
     for key, curves in summary["openloop"].items():
         errors = [
-            f"{LABELS[name]} {np.nanmean(_floats(curve)):.4g}"
-            for name, curve in curves.items()
+            f"{LABELS[name]} {np.nanmean(curve):.4g}" for name, curve in curves.items()
         ]
         lines.append(f"  open-loop error {key:<13} {', '.join(errors)}")
     for key, table in summary["ensemble"].items():
         rmse, spread, coverage = (
-            np.nanmean([_floats(row) for row in table[name]])
-            for name in ("rmse", "spread", "coverage")
+            np.nanmean(table[name]) for name in ("rmse", "spread", "coverage")
         )
         lines.append(
             f"  ensembles {key:<19} RMSE {rmse:.4g}, spread {spread:.4g}, coverage "
@@ -97,45 +91,37 @@ def describe(result: EvalResult) -> str:
     return "\n".join(lines)
 
 
-def _curves(errors: OpenLoopErrors) -> dict[str, list[float | None]]:
-    """Return means over episodes by horizon; None where no episode is long enough."""
-    curves: dict[str, list[float | None]] = {}
-    for name, values in errors._asdict().items():
-        exists = ~np.isnan(values).all(0)
-        curves[name] = [
-            float(np.nanmean(column)) if some else None
-            for column, some in zip(values.T, exists, strict=True)
+def _curves(errors: OpenLoopErrors) -> dict[str, list[float]]:
+    """Return means over episodes by horizon; NaN where no episode is long enough."""
+    return {
+        name: [
+            math.nan if np.isnan(column).all() else float(np.nanmean(column))
+            for column in values.T
         ]
-    return curves
-
-
-def _floats(curve: list[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in curve]
+        for name, values in errors._asdict().items()
+    }
 
 
 def _write_media(folder: Path, context: int, results: HeldOutResults) -> list[Path]:
     """Write plots of the open-loop errors, and all videos and figures."""
-    paths = []
+    images: dict[str, np.ndarray] = {}
     for key, errors in results.errors.items():
         lines = {
-            LABELS[name]: [(i + 1.0, x) for i, x in enumerate(curve) if x is not None]
+            LABELS[name]: [
+                (i + 1.0, x) for i, x in enumerate(curve) if not math.isnan(x)
+            ]
             for name, curve in _curves(errors).items()
         }
         title = f"{key}: open-loop error after {context} observed rows"
-        plot = draw_curves(
-            lines, title, "steps ahead", "mean squared error", smooth=False
-        )
-        paths.append(write_image(folder / f"{_file_name(key)}.png", plot))
+        axes = "steps ahead", "mean squared error"
+        images[key] = draw_curves(lines, title, *axes, smooth=False)
     suffix = "mp4" if can_write_mp4() else "gif"
-    for key, value in results.media.items():
-        name = _file_name(key)
+    paths = []
+    for key, value in (images | results.media).items():
+        path = folder / key.replace("/", "_")
         if value.ndim == 4:
-            path = write_video(folder / f"{name}.{suffix}", upscale(value), FPS)
+            path = write_video(f"{path}.{suffix}", upscale(value), FPS)
         else:
-            path = write_image(folder / f"{name}.png", value)
+            path = write_image(f"{path}.png", value)
         paths.append(path)
     return paths
-
-
-def _file_name(key: str) -> str:
-    return key.replace("/", "_")

@@ -37,11 +37,6 @@ class EvalResult:
     files: list[str] = field(default_factory=list)
     """Videos, figures and recordings that the evaluation wrote."""
 
-    def write(self, run: SavedRun) -> None:
-        """Write `eval.json`, unless the run folder is not writable."""
-        with ignore_unwritable():
-            write_json(run.folder / FILE_NAME, _without_nan(asdict(self)))
-
 
 def make_result(
     run: SavedRun,
@@ -51,11 +46,12 @@ def make_result(
     data: str = "",
     files: list[str] | None = None,
 ) -> EvalResult:
-    """Return the result of an evaluation of this run, after writing it."""
+    """Return a result; also write `eval.json`, unless the folder is not writable."""
     config = run.config
     name, task, seed = run.checkpoint.name, config.task, config.seed
     result = EvalResult(kind, name, task, data, seed, summary, episodes, files or [])
-    result.write(run)
+    with ignore_unwritable():
+        write_json(run.folder / FILE_NAME, _without_nan(asdict(result)))
     return result
 
 

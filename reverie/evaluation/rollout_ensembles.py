@@ -1,4 +1,4 @@
-"""Rollout ensembles: evaluate how well a world model knows its own uncertainty.
+"""Rollout ensembles: evaluate the predictive uncertainty of a world model.
 
 Every few rows of a recorded episode, the world model observes the preceding rows and is
 then rolled out several times with the recorded actions, each time with other random
@@ -14,7 +14,7 @@ rollouts are expected observations and do not include sensor noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ from jaxtyping import Float
 
 from reverie.api import Metrics
 from reverie.capabilities import WorldModelEnv
+from reverie.config import check_minimum
 from reverie.evaluation.open_loop import predict
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
-from reverie.spaces import Spaces
 from reverie.storage.array_file import Arrays
 
 BATCH = 256
@@ -51,8 +51,8 @@ class EnsembleConfig:
     def __post_init__(self) -> None:
         if self.samples < 0 or self.samples == 1:
             raise ValueError("samples must be at least 2, or 0 for no ensembles")
-        if min(self.every, self.horizon, self.episodes) < 1:
-            raise ValueError("every, horizon and episodes must be at least 1")
+        prefix = "offline.eval.ensemble."
+        check_minimum(self, prefix, every=1, horizon=1, episodes=1)
 
 
 class RolloutEnsembles(NamedTuple):
@@ -98,14 +98,14 @@ def sample_ensembles(
             pieces[key].append(ensembles)
             if f"ensemble/{key}" not in figures:
                 figures[f"ensemble/{key}"] = _figure(key, episode, starts, ensembles)
-    return {key: _concatenate(some) for key, some in pieces.items() if some}, figures
+    joined = {key: _concatenate(parts) for key, parts in pieces.items() if parts}
+    return joined, figures
 
 
 def vector_keys(env: WorldModelEnv, selected: tuple[str, ...] = ()) -> list[str]:
     """Return the vectors of real numbers that a model predicts."""
-    spaces: Spaces = env.obs_space
-    keys = [key for key in env.predicted_keys if spaces[key].dtype.kind == "f"]
-    return [key for key in keys if key in selected or not selected]
+    vectors = [k for k in env.predicted_keys if env.obs_space[k].dtype.kind == "f"]
+    return [key for key in vectors if key in selected or not selected]
 
 
 def ensemble_statistics(ensembles: RolloutEnsembles) -> EnsembleStatistics:
@@ -129,23 +129,23 @@ def calibrated_coverage(samples: int) -> float:
 def ensemble_metrics(ensembles: dict[str, RolloutEnsembles]) -> Metrics:
     """Return each statistic as a mean over horizons and entries."""
     metrics: Metrics = {}
-    for key, some in ensembles.items():
-        for name, value in ensemble_statistics(some)._asdict().items():
+    for key, of_key in ensembles.items():
+        for name, value in ensemble_statistics(of_key)._asdict().items():
             metrics[f"ensemble/{key}/{name}"] = float(np.nanmean(value))
     return metrics
 
 
 def ensemble_table(ensembles: dict[str, RolloutEnsembles]) -> dict[str, Any]:
-    """Return the statistics by key, horizon and entry for JSON; None for no data."""
+    """Return the statistics by key, horizon and entry as lists; NaN for no data."""
     table: dict[str, Any] = {}
-    for key, some in ensembles.items():
-        samples = some.rollouts.shape[1]
-        statistics = ensemble_statistics(some)._asdict()
+    for key, of_key in ensembles.items():
+        samples = of_key.rollouts.shape[1]
+        statistics = ensemble_statistics(of_key)._asdict()
         table[key] = {
-            "ensembles": len(some.truth),
+            "ensembles": len(of_key.truth),
             "samples": samples,
             "calibrated_coverage": calibrated_coverage(samples),
-            **{name: _to_lists(value) for name, value in statistics.items()},
+            **{name: value.tolist() for name, value in statistics.items()},
         }
     return table
 
@@ -161,8 +161,10 @@ def _sample(
     """Return the ensembles of one episode that start after these rows."""
     rows = len(episode["is_first"])
     pieces: dict[str, list[RolloutEnsembles]] = {key: [] for key in keys}
-    for some in _chunks(starts, max(1, BATCH // config.samples)):
-        window = some[:, None] + np.arange(1 - context, config.horizon + 1)
+    size = max(1, BATCH // config.samples)
+    for first in range(0, len(starts), size):
+        chunk = np.array(starts[first : first + size])
+        window = chunk[:, None] + np.arange(1 - context, config.horizon + 1)
         indices = np.minimum(window, rows - 1)
         batch = {
             key: value[indices].repeat(config.samples, 0)
@@ -173,15 +175,10 @@ def _sample(
         for key in keys:
             flat = episode[key].reshape(rows, -1).astype(np.float64)
             truth = np.where(beyond_end, np.nan, flat[indices[:, context:]])
-            shape = (len(some), config.samples, config.horizon, -1)
+            shape = (len(chunk), config.samples, config.horizon, -1)
             rollouts = predictions[key].astype(np.float64).reshape(shape)
-            pieces[key].append(RolloutEnsembles(truth, rollouts, flat[some]))
-    return {key: _concatenate(some) for key, some in pieces.items()}
-
-
-def _chunks(items: list[int], size: int) -> Iterator[np.ndarray]:
-    for first in range(0, len(items), size):
-        yield np.array(items[first : first + size])
+            pieces[key].append(RolloutEnsembles(truth, rollouts, flat[chunk]))
+    return {key: _concatenate(parts) for key, parts in pieces.items()}
 
 
 def _concatenate(pieces: list[RolloutEnsembles]) -> RolloutEnsembles:
@@ -208,7 +205,3 @@ def _mean(values: np.ndarray) -> np.ndarray:
     count = exists.sum(0)
     total = np.where(exists, values, 0).sum(0)
     return np.where(count, total / np.maximum(count, 1), np.nan)
-
-
-def _to_lists(values: np.ndarray) -> list[list[float | None]]:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in values]

@@ -133,9 +133,9 @@ def resolve(
     )
     if loss := _reconstruction_loss(schema, agent, task):
         layers = [(f"the task {task!r}", loss), *layers]
-    suite = "" if is_sequence_task(task) else split_task(task)[0]
-    if suite in configs.blocks() and not any("task" in block for _, block in named):
-        layers = [*_expand([suite]), *layers]
+    if not is_sequence_task(task) and not any("task" in block for _, block in named):
+        suite = split_task(task)[0]
+        layers = [*(_expand([suite]) if suite in configs.blocks() else ()), *layers]
     without_flags = configs.resolve(schema, layers)
     flag_layer = configs.flag_layer(schema, pairs, without_flags)
     config = configs.resolve(schema, [*layers, ("the flags", flag_layer)])

@@ -24,6 +24,7 @@ from reverie.capabilities import (
     Moments,
     NeedsStatistics,
 )
+from reverie.config import check_minimum
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
@@ -90,23 +91,16 @@ class OfflineConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.split < 1:
             raise ValueError(f"split must be at least 0 and below 1, not {self.split}")
-        if min(self.epochs, self.report_epochs, self.patience) < 0:
-            raise ValueError("epochs, report_epochs and patience must be at least 0")
+        check_minimum(self, "offline.", epochs=0, report_epochs=0, patience=0)
 
 
 class OfflineDataset(Protocol):
     """Training data and its evaluation."""
 
-    @property
-    def obs_space(self) -> Spaces: ...
-
-    @property
-    def act_space(self) -> Spaces: ...
-
-    @property
-    def patience(self) -> int:
-        """Early stopping: evaluations without improvement; 0 disables it."""
-        ...
+    obs_space: Spaces
+    act_space: Spaces
+    patience: int
+    """Early stopping: evaluations without improvement; 0 disables it."""
 
     def open_feed(self, agent: Agent, device: torch.device) -> Any:
         """Return an `api.Feed` that also has `served`, `close` and a state dict."""
@@ -145,6 +139,7 @@ class OfflineEpisodes:
         self.images = ImageCrop(config.images, self.training.obs_space)
         self.obs_space = with_flag_spaces(self.images.obs_space)
         self.act_space = self.training.act_space
+        self.patience = config.patience
 
     @property
     def env_steps(self) -> int:
@@ -154,10 +149,6 @@ class OfflineEpisodes:
             with contextlib.suppress(BadEpisode):
                 steps += self.training.rows(name) - 1
         return steps
-
-    @property
-    def patience(self) -> int:
-        return self.config.patience
 
     def open_feed(self, agent: Agent, device: torch.device) -> EpisodeFeed:
         return EpisodeFeed(
@@ -274,11 +265,9 @@ def trains_on_sequences(config: Config) -> bool:
 
 def make_sequences(config: Config, seed_offset: int = 0) -> SequenceDataset:
     """Return the sequence dataset of a config, with the windows of its agent."""
+    assert trains_on_sequences(config), config.agent
     window, seed = config.agent_config.sequence_window, config.seed + seed_offset
-    if not trains_on_sequences(config) or window is None:
-        raise UserError(
-            f"Agent {config.agent!r} does not train on sequences.\n  Fix: --agent vta"
-        )
+    assert window is not None
     if is_sequence_task(config.task):
         return make_sequence_dataset(config.task, config.sequences, window, seed)
     if max(config.offline.images.crop):
@@ -294,7 +283,10 @@ def make_sequences(config: Config, seed_offset: int = 0) -> SequenceDataset:
 def open_split(
     config: OfflineConfig, seed: int, incomplete: bool = False
 ) -> tuple[Reader, Reader]:
-    """Open `offline.data` and return its training and evaluation episodes."""
+    """Open `offline.data` and return its training and evaluation episodes.
+
+    `incomplete` also accepts NPZ files without actions, rewards or flags.
+    """
     if not config.data:
         raise UserError("No recorded episodes are given.\n  Fix: --offline.data PATH")
     reader = open_episodes(config.data, config.read, incomplete=incomplete)

@@ -20,7 +20,6 @@ from reverie.datasets.split import Subset
 from reverie.envs.suites.reach import Reach, ReachConfig
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation.episodes import evaluate, play_episodes, wilson_interval
-from reverie.evaluation.failures import FailureRecorder
 from reverie.evaluation.held_out import (
     HeldOutConfig,
     episode_losses,
@@ -29,7 +28,7 @@ from reverie.evaluation.held_out import (
     to_metrics,
 )
 from reverie.evaluation.open_loop import predict
-from reverie.evaluation.videos import VideoRecorder
+from reverie.evaluation.recorders import FailureRecorder, VideoRecorder
 from reverie.run.config import Config
 from reverie.run.factory import make_agent
 from reverie.run.load import open_run
