@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from ctypes.util import find_library
 from typing import Any
 
 import pytest
@@ -97,49 +96,40 @@ def test_other_platforms_need_no_backend(platform: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("probe", "problem"),
+    ("code", "problem"),
     [
         ("", ""),
-        ("import sys; sys.exit('libEGL.so.1 is not installed')", "is not installed"),
+        ("import sys; sys.exit('no device')", "no device"),
         ("import os; os.kill(os.getpid(), 11)", "exited with status -11"),
+        ("import time; time.sleep(60)", "no context within 0.5 seconds"),
     ],
 )
-def test_a_probe_reports_errors_and_crashes(
-    monkeypatch: pytest.MonkeyPatch, probe: str, problem: str
+def test_a_probe_reports_errors_crashes_and_timeouts(
+    monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
-    monkeypatch.setitem(opengl.PROBES, "fake", probe)
+    monkeypatch.setattr(opengl, "PROBE", code)
+    monkeypatch.setattr(opengl, "find_library", lambda name: f"lib{name}.so")
+    if "sleep" in code:
+        monkeypatch.setattr(opengl, "TIMEOUT", 0.5)
     opengl.probe_backend.cache_clear()
-    result = opengl.probe_backend("fake")
+    result = opengl.probe_backend("egl")
+    opengl.probe_backend.cache_clear()
     assert problem in result
     assert bool(problem) == bool(result)
 
 
-def test_a_driver_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(opengl.PROBES, "fake", "import time; time.sleep(60)")
-    monkeypatch.setattr(opengl, "TIMEOUT", 0.2)
+@pytest.mark.parametrize(("backend", "library"), opengl.LIBRARIES.items())
+def test_a_missing_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, backend: str, library: str
+) -> None:
+    monkeypatch.setattr(opengl, "PROBE", "raise AttributeError('glGetError')")
+    monkeypatch.setattr(opengl, "find_library", lambda name: None)
     opengl.probe_backend.cache_clear()
-    assert "no context within 0.2 seconds" in opengl.probe_backend("fake")
-
-
-@pytest.mark.parametrize("backend", opengl.BACKENDS)
-def test_the_probes_themselves_do_not_fail(backend: str) -> None:
+    assert opengl.probe_backend(backend) == f"lib{library} is not installed"
     opengl.probe_backend.cache_clear()
-    problem = opengl.probe_backend(backend)
-    assert "Traceback" not in problem
-    assert "Error" not in problem
 
 
-def test_missing_libraries_are_reported() -> None:
-    for backend in opengl.BACKENDS:
-        code = (
-            "import ctypes, ctypes.util\n"
-            "def missing(*_): raise OSError('none')\n"
-            "ctypes.CDLL, ctypes.util.find_library = missing, lambda name: None\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", code + opengl.PROBES[backend]],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 1
-        assert done.stderr.strip().endswith("is not installed")
+def test_the_probe_creates_a_context_if_the_library_is_installed() -> None:
+    pytest.importorskip("mujoco")
+    problem = opengl.probe_backend("osmesa")
+    assert (problem == "libOSMesa is not installed") == (not find_library("OSMesa"))
