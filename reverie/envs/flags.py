@@ -12,9 +12,9 @@ from reverie.spaces import Space, Spaces
 
 def flag_spaces(low: float | None = None, high: float | None = None) -> Spaces:
     """Return the spaces of `reward` (optionally with bounds) and the three flags."""
-    flag = Space(np.dtype(bool))
+    flag = Space(bool)
     return {
-        "reward": Space(np.dtype(np.float32), (), low, high),
+        "reward": Space(np.float32, (), low, high),
         "is_first": flag,
         "is_last": flag,
         "is_terminal": flag,

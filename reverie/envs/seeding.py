@@ -1,10 +1,14 @@
-"""Derived seeds, and NumPy generator states in a form that checkpoints can store."""
+"""Derived seeds, and random generators that checkpoints can store."""
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import ClassVar
 
 import numpy as np
+
+from reverie.api import StateDict
 
 SEED_RANGE = 2**31 - 1
 """Upper bound of seeds; some simulators take a signed 32-bit integer."""
@@ -26,3 +30,27 @@ def load_rng(text: str) -> np.random.Generator:
     rng = np.random.default_rng(0)
     rng.bit_generator.state = json.loads(text)
     return rng
+
+
+class SeededEnv:
+    """Base class of environments without a simulator: random generator and state.
+
+    `STATE` names the attributes (without underscore) that change during an episode.
+    """
+
+    STATE: ClassVar[tuple[str, ...]]
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def state_dict(self) -> StateDict:
+        state = {name: copy.copy(getattr(self, f"_{name}")) for name in self.STATE}
+        return {"rng": save_rng(self._rng), **state}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._rng = load_rng(state["rng"])
+        for name in self.STATE:
+            setattr(self, f"_{name}", copy.copy(state[name]))

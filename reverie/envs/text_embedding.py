@@ -17,18 +17,11 @@ from reverie.spaces import Space
 
 WORDS, WIDTH, BUCKETS = 32, 32, 65_536
 PATTERN = re.compile(r"[a-z_]+|[^a-z_ ]+")
-
-
-def embedding_space() -> Space:
-    """Return the space of `embed_text` outputs."""
-    return Space(np.dtype(np.float32), (WORDS * WIDTH,))
+EMBEDDING_SPACE = Space(np.float32, (WORDS * WIDTH,))
 
 
 def embed_text(text: str) -> np.ndarray:
-    """Embed the first `WORDS` words, padded with row 0 of the table if there are fewer.
-
-    Returns a float32 vector of length `WORDS * WIDTH`.
-    """
+    """Embed the first `WORDS` words; missing words use row 0 of the table."""
     words = PATTERN.findall(text.lower())[:WORDS]
     buckets = [zlib.crc32(word.encode()) % BUCKETS for word in words]
     return _table()[buckets + [0] * (WORDS - len(words))].reshape(-1)

@@ -21,6 +21,9 @@ Resample = Literal["nearest", "bilinear"]
 class Wrapper:
     """Forwards everything to the inner environment; subclasses override parts."""
 
+    obs_space: Spaces
+    act_space: Spaces
+
     def __init__(self, env: Env):
         self.env = env
         if type(self).step is Wrapper.step:
@@ -34,14 +37,6 @@ class Wrapper:
         if name == "env":  # not set yet, while copying or unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
-
-    @property
-    def obs_space(self) -> Spaces:
-        return self.env.obs_space
-
-    @property
-    def act_space(self) -> Spaces:
-        return self.env.act_space
 
     def reset(self, seed: int | None = None) -> Obs:
         return self.env.reset(seed)
@@ -81,15 +76,11 @@ class ActionRepeat(Wrapper):
     def __init__(self, env: Env, repeat: int):
         super().__init__(env)
         self.repeat = repeat
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = dict(self.env.obs_space)
-        if space := spaces.get("reward"):
-            low = np.minimum(space.low, space.low * self.repeat)
-            high = np.maximum(space.high, space.high * self.repeat)
-            spaces["reward"] = replace(space, low=low, high=high)
-        return spaces
+        if space := env.obs_space.get("reward"):
+            low = np.minimum(space.low, space.low * repeat)
+            high = np.maximum(space.high, space.high * repeat)
+            reward = replace(space, low=low, high=high)
+            self.obs_space = {**env.obs_space, "reward": reward}
 
     def step(self, action: Action) -> Obs:
         reward = 0.0
@@ -138,17 +129,13 @@ class NormalizeAction(Wrapper):
 
     def __init__(self, env: Env):
         super().__init__(env)
-        self._spaces = {k: _normalized(s) for k, s in env.act_space.items()}
-        self._scaled = [k for k, s in self._spaces.items() if s.native is not None]
+        self.act_space = {k: _normalized(s) for k, s in env.act_space.items()}
+        self._scaled = {k: s for k, s in self.act_space.items() if s.native is not None}
         if not self._scaled:
             self._bypass_step()
 
-    @property
-    def act_space(self) -> Spaces:
-        return self._spaces
-
     def step(self, action: Action) -> Obs:
-        native = {k: self._spaces[k].to_native(action[k]) for k in self._scaled}
+        native = {k: s.to_native(action[k]) for k, s in self._scaled.items()}
         return self.env.step({**action, **native})
 
 
@@ -188,19 +175,12 @@ class ResizeImage(Wrapper):
         super().__init__(env)
         self.size = size
         self.resample = resample
-        self._keys = [
-            key
+        self._resized = {
+            key: Space(np.uint8, (*size, space.shape[2]))
             for key, space in env.obs_space.items()
             if space.is_image and space.shape[:2] != tuple(size)
-        ]
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = dict(self.env.obs_space)
-        for key in self._keys:
-            shape = (*self.size, spaces[key].shape[2])
-            spaces[key] = Space(np.dtype(np.uint8), shape)
-        return spaces
+        }
+        self.obs_space = {**env.obs_space, **self._resized}
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._resize(self.env.reset(seed))
@@ -209,7 +189,7 @@ class ResizeImage(Wrapper):
         return self._resize(self.env.step(action))
 
     def _resize(self, obs: Obs) -> Obs:
-        resized = {k: resize(obs[k], self.size, self.resample) for k in self._keys}
+        resized = {k: resize(obs[k], self.size, self.resample) for k in self._resized}
         return {**obs, **resized}
 
 
@@ -253,18 +233,10 @@ class UnifyDtypes(Wrapper):
 
     def __init__(self, env: Env):
         super().__init__(env)
-        self._obs_space = {k: _unified(s) for k, s in env.obs_space.items()}
-        self._act_space = {k: _unified(s) for k, s in env.act_space.items()}
-        self._dtypes = {k: s.dtype for k, s in self._obs_space.items()}
+        self.obs_space = {k: _unified(s) for k, s in env.obs_space.items()}
+        self.act_space = {k: _unified(s) for k, s in env.act_space.items()}
+        self._dtypes = {k: s.dtype for k, s in self.obs_space.items()}
         self._act_dtypes = {k: s.dtype for k, s in env.act_space.items()}
-
-    @property
-    def obs_space(self) -> Spaces:
-        return self._obs_space
-
-    @property
-    def act_space(self) -> Spaces:
-        return self._act_space
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._unify(self.env.reset(seed))
@@ -325,11 +297,9 @@ class CheckSpaces(Wrapper):
     def __init__(self, env: Env, name: str):
         super().__init__(env)
         self.name = name
-        self._obs_space = dict(env.obs_space)
-        self._act_space = dict(env.act_space)
-        self._missing_flags = [key for key in FLAGS if key not in self._obs_space]
-        self._obs_checks = {k: _fast_check(s) for k, s in self._obs_space.items()}
-        self._act_checks = {k: _fast_check(s) for k, s in self._act_space.items()}
+        self._missing_flags = [key for key in FLAGS if key not in self.obs_space]
+        self._obs_checks = {k: _fast_check(s) for k, s in self.obs_space.items()}
+        self._act_checks = {k: _fast_check(s) for k, s in self.act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._check_obs(self.env.reset(seed))
@@ -341,7 +311,7 @@ class CheckSpaces(Wrapper):
 
     def _check_action(self, action: Action) -> Action:
         checked = {}
-        for key, space in self._act_space.items():
+        for key, space in self.act_space.items():
             if key not in action:
                 raise UserError(
                     f"Task {self.name!r} needs the action {key!r}, got "
@@ -364,14 +334,14 @@ class CheckSpaces(Wrapper):
         if self._missing_flags:
             missing = ", ".join(self._missing_flags)
             raise self._error(f" lacks {missing} in its obs_space")
-        if obs.keys() != self._obs_space.keys():
-            missing_keys = sorted(self._obs_space.keys() - obs.keys())
-            extra_keys = sorted(obs.keys() - self._obs_space.keys())
+        if obs.keys() != self.obs_space.keys():
+            missing_keys = sorted(self.obs_space.keys() - obs.keys())
+            extra_keys = sorted(obs.keys() - self.obs_space.keys())
             raise self._error(
                 " returned an observation whose keys differ from its obs_space "
                 f"(missing {missing_keys}, extra {extra_keys})"
             )
-        for key, space in self._obs_space.items():
+        for key, space in self.obs_space.items():
             if problem := space.problem(obs[key]):
                 raise self._error(f": observation {key!r} {problem}")
         return obs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,12 +19,15 @@ F32 = np.dtype(np.float32)
 class Base(Catch):
     """A valid environment; each subclass adds one error."""
 
+    changed_obs: ClassVar[Any] = {}
+    """Changes of the observation space; None removes a key."""
+    changed_act: ClassVar[Spaces] = {}
+
     def __init__(self) -> None:
         super().__init__(CatchConfig(rows=8, cols=8, size=(16, 16)))
-
-    def space(self, **changes: Any) -> Spaces:
-        spaces = {**super().obs_space, **changes}
-        return {key: space for key, space in spaces.items() if space is not None}
+        spaces = {**self.obs_space, **self.changed_obs}
+        self.obs_space = {k: space for k, space in spaces.items() if space is not None}
+        self.act_space = self.changed_act or self.act_space
 
 
 class Missing(Base):
@@ -40,9 +43,7 @@ class Extra(Base):
 
 
 class NoFlag(Base):
-    @property
-    def obs_space(self) -> Spaces:
-        return self.space(is_last=None)
+    changed_obs: ClassVar[Any] = {"is_last": None}
 
 
 class WrongDtype(Base):
@@ -120,9 +121,7 @@ class Unseeded(Base):
 
 
 class FloatImage(Base):
-    @property
-    def obs_space(self) -> Spaces:
-        return self.space(image=Space(F32, (16, 16, 3), 0, 1))
+    changed_obs: ClassVar[Any] = {"image": Space(F32, (16, 16, 3), 0, 1)}
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
         obs = super()._obs(*args, **kwargs)
@@ -130,9 +129,7 @@ class FloatImage(Base):
 
 
 class ChannelsFirst(Base):
-    @property
-    def obs_space(self) -> Spaces:
-        return self.space(image=Space(np.dtype(np.uint8), (3, 16, 16)))
+    changed_obs: ClassVar[Any] = {"image": Space(np.dtype(np.uint8), (3, 16, 16))}
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
         obs = super()._obs(*args, **kwargs)
@@ -140,18 +137,14 @@ class ChannelsFirst(Base):
 
 
 class Unbounded(Base):
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(F32, (2,))}
+    changed_act: ClassVar[Spaces] = {"action": Space(F32, (2,))}
 
     def step(self, action: Any) -> Obs:
         return super().step({"action": 1})
 
 
 class NoObservation(Base):
-    @property
-    def obs_space(self) -> Spaces:
-        return self.space(image=None)
+    changed_obs: ClassVar[Any] = {"image": None}
 
     def _obs(self, *args: Any, **kwargs: Any) -> Obs:
         obs = super()._obs(*args, **kwargs)
@@ -160,9 +153,7 @@ class NoObservation(Base):
 
 
 class ReservedName(Base):
-    @property
-    def act_space(self) -> Spaces:
-        return {"reward": Space(np.dtype(np.int32), (), 0, 3)}
+    changed_act: ClassVar[Spaces] = {"reward": Space(np.dtype(np.int32), (), 0, 3)}
 
     def step(self, action: Any) -> Obs:
         return super().step({"action": action["reward"]})
@@ -174,9 +165,7 @@ class Raises(Base):
 
 
 class NotSpaces(Base):
-    @property
-    def obs_space(self) -> Any:
-        return {"image": (16, 16, 3)}
+    changed_obs: ClassVar[Any] = {"image": (16, 16, 3)}
 
 
 @pytest.mark.parametrize(

@@ -366,13 +366,13 @@ def test_pinpad_rewards_the_sequence_and_respawns() -> None:
     first = env.reset(seed=0)
     positions = [np.argwhere(env.pads == pad)[0] for pad in (1, 2, 3)]
     rewards = []
-    for row, col in positions:  # put the player on each pad
-        env._player = (int(row), int(col))
+    for position in positions:
+        env._player = position
         rewards.append(float(env.step({"action": 0})["reward"]))
     assert rewards == [0.0, 0.0, 10.0]
     later = [env.step({"action": 0}) for _ in range(10)]
     assert not any(row["reward"] for row in later)
-    assert env.pads[env._player] == 0
+    assert env.pads[tuple(env._player)] == 0
     assert env._history == []
     assert first["image"].shape == (64, 64, 3)
 
@@ -381,8 +381,7 @@ def test_pinpad_does_not_reward_other_orders() -> None:
     env = PinPad("three")
     env.reset(seed=0)
     for pad in (2, 1, 3, 2, 3, 1):
-        row, col = np.argwhere(env.pads == pad)[0]
-        env._player = (int(row), int(col))
+        env._player = np.argwhere(env.pads == pad)[0]
         assert env.step({"action": 0})["reward"] == 0
 
 

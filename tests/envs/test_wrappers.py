@@ -175,11 +175,7 @@ class OtherSpaces(wrappers.Wrapper):
 
     def __init__(self, env: Any, spaces: Spaces):
         super().__init__(env)
-        self.spaces = spaces
-
-    @property
-    def obs_space(self) -> Spaces:
-        return self.spaces
+        self.obs_space = spaces
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 
 class DmEnv:
@@ -40,15 +40,8 @@ class DmEnv:
         specs = dict(spec) if self._is_dict else {_default_key(spec): spec}
         spaces = {key: _obs_space(part, squeeze) for key, part in specs.items()}
         self._obs_space = {key: space for key, space in spaces.items() if space.nbytes}
-        self._act_space = _act_space(env.action_spec())
-
-    @property
-    def obs_space(self) -> Spaces:
-        return {**self._obs_space, **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": self._act_space}
+        self.obs_space = {**self._obs_space, **flag_spaces()}
+        self.act_space = {"action": _act_space(env.action_spec())}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None and self._set_seed is not None:
@@ -56,7 +49,7 @@ class DmEnv:
         return self._obs(self.dm.reset(), 0.0)
 
     def step(self, action: Action) -> Obs:
-        space = self._act_space
+        space = self.act_space["action"]
         value = np.asarray(action["action"], space.dtype)
         dm_action = int(value) if space.is_discrete and not value.shape else value
         reward = 0.0
@@ -95,7 +88,7 @@ def _obs_space(spec: Any, squeeze: bool) -> Space:
     if squeeze and shape and shape[0] == 1:
         shape = shape[1:]
     if hasattr(spec, "num_values"):
-        return Space(np.dtype(np.int32), shape, 0, int(spec.num_values))
+        return Space(np.int32, shape, 0, int(spec.num_values))
     # Bounds of numbers are dropped: simulators do not enforce them, and rounding to
     # float32 can exceed them.
     return Space(dtype, shape)
@@ -103,8 +96,8 @@ def _obs_space(spec: Any, squeeze: bool) -> Space:
 
 def _act_space(spec: Any) -> Space:
     if hasattr(spec, "num_values"):
-        return Space(np.dtype(np.int32), spec.shape, 0, int(spec.num_values))
+        return Space(np.int32, spec.shape, 0, int(spec.num_values))
     low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
     if np.dtype(spec.dtype).kind in "iu" and high is not None:
         high = np.asarray(high, np.int64) + 1  # dm_env includes the upper bound
-    return Space(np.dtype(spec.dtype), spec.shape, low, high)
+    return Space(spec.dtype, spec.shape, low, high)

@@ -17,7 +17,7 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import RESERVED, Space, Spaces
+from reverie.spaces import RESERVED, Space
 
 
 class GymnasiumEnv:
@@ -30,18 +30,17 @@ class GymnasiumEnv:
         default = _default_key(next(iter(self._obs_leaves.values())))
         self._obs_keys = {path: "/".join(path) or default for path in self._obs_leaves}
         self._act_keys = {path: "/".join(path) or "action" for path in self._act_leaves}
-        _check_reserved(self._obs_keys.values())
-        _check_reserved(self._act_keys.values())
+        if reserved := sorted(
+            {*self._obs_keys.values(), *self._act_keys.values()} & {*RESERVED}
+        ):
+            raise UserError(
+                f"The space has the keys {reserved}, which are reserved.\n"
+                "  Fix: rename them."
+            )
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = {self._obs_keys[p]: _to_space(s) for p, s in self._obs_leaves.items()}
-        return {**spaces, **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {self._act_keys[p]: _to_space(s) for p, s in self._act_leaves.items()}
+        obs = {self._obs_keys[p]: _to_space(s) for p, s in self._obs_leaves.items()}
+        act = {self._act_keys[p]: _to_space(s) for p, s in self._act_leaves.items()}
+        self.obs_space, self.act_space = {**obs, **flag_spaces()}, act
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -167,12 +166,3 @@ def _unflatten(space: Any, flat: dict[Any, Any], path: tuple[str, ...] = ()) -> 
     if type_name == "Discrete":
         return int(value)
     return np.asarray(value, space.dtype).reshape(space.shape)
-
-
-def _check_reserved(keys: Any) -> None:
-    reserved = sorted(set(keys) & set(RESERVED))
-    if reserved:
-        raise UserError(
-            f"The space has the keys {reserved}, which are reserved.\n"
-            "  Fix: rename them."
-        )

@@ -16,7 +16,6 @@ import numpy as np
 from reverie.api import Action, Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
 from reverie.envs.flags import flag_spaces, flags
-from reverie.spaces import Spaces
 
 StartRows = Callable[[np.random.Generator], Batch]
 """Returns real rows of one episode, `(T, ...)` by key, to start an episode from."""
@@ -41,14 +40,8 @@ class ImaginedEnv:
         self._rng = np.random.default_rng(seed)
         self._state: Any = None
         self._steps = 0
-
-    @property
-    def obs_space(self) -> Spaces:
-        return {**self.model.obs_space, **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return self.model.act_space
+        self.obs_space = {**model.obs_space, **flag_spaces()}
+        self.act_space = model.act_space
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict
+from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 BALL_COLOR = np.array([255, 220, 60], np.uint8)
 PADDLE_COLOR = np.array([80, 160, 255], np.uint8)
@@ -39,25 +39,21 @@ class CatchConfig:
             )
 
 
-class Catch:
+class Catch(SeededEnv):
     """The game; `action` is 0 (left), 1 (stay) or 2 (right)."""
 
+    STATE = ("row", "ball", "paddle")
+
     def __init__(self, config: CatchConfig | None = None, seed: int = 0):
+        super().__init__(seed)
         self.config = config = config or CatchConfig()
-        self._rng = np.random.default_rng(seed)
+        image = Space(np.uint8, (*config.size, 3))
+        self.obs_space = {"image": image, **flag_spaces(-1, 1)}
+        self.act_space = {"action": Space(np.int32, (), 0, 3)}
         self._row = self._ball = self._paddle = 0
         # grid row and column of each pixel
         self._pixel_rows = np.arange(config.size[0]) * config.rows // config.size[0]
         self._pixel_cols = np.arange(config.size[1]) * config.cols // config.size[1]
-
-    @property
-    def obs_space(self) -> Spaces:
-        image = Space(np.dtype(np.uint8), (*self.config.size, 3))
-        return {"image": image, **flag_spaces(-1, 1)}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, 3)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -74,22 +70,6 @@ class Catch:
         last = self._row == self.config.rows - 1
         reward = (1.0 if self._ball == self._paddle else -1.0) if last else 0.0
         return self._obs(reward, last=last)
-
-    def close(self) -> None:
-        pass
-
-    def state_dict(self) -> StateDict:
-        return {
-            "rng": save_rng(self._rng),
-            "row": self._row,
-            "ball": self._ball,
-            "paddle": self._paddle,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._rng = load_rng(state["rng"])
-        self._row, self._ball = int(state["row"]), int(state["ball"])
-        self._paddle = int(state["paddle"])
 
     def _obs(self, reward: float, first: bool = False, last: bool = False) -> Obs:
         grid = np.zeros((self.config.rows, self.config.cols, 3), np.uint8)

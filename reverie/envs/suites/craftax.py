@@ -18,7 +18,7 @@ from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 ENV_IDS = {
     "symbolic": "Craftax-Symbolic-v1",
@@ -44,26 +44,23 @@ class Craftax:
         self._jax = jax
         self._game, self._reset, self._step = _compiled(ENV_IDS[name])
         self._params = self._game.default_params
-        self._obs_shape = self._game.observation_space(self._params).shape
         self._achievements = _achievement_indices(classic=name.startswith("classic"))
         self._key = jax.random.PRNGKey(seed)
         self._state: Any = None
-
-    @property
-    def obs_space(self) -> Spaces:
-        f32 = np.dtype(np.float32)
-        if len(self._obs_shape) == 3:
-            shape = (*self.config.size, 3)
-            spaces = {"image": Space(np.dtype(np.uint8), shape)}
-        else:
-            spaces = {"vector": Space(f32, self._obs_shape)}
-        logged = {f"log/achievement_{name}": Space(f32) for name in self._achievements}
-        return {**spaces, **flag_spaces(), **logged}
-
-    @property
-    def act_space(self) -> Spaces:
+        shape = self._game.observation_space(self._params).shape
+        is_image = len(shape) == 3
+        self.obs_space = {
+            "image": Space(np.uint8, (*self.config.size, 3)),
+            "vector": Space(np.float32, shape),
+            **flag_spaces(),
+            **{
+                f"log/achievement_{key}": Space(np.float32)
+                for key in self._achievements
+            },
+        }
+        del self.obs_space["vector" if is_image else "image"]
         count = int(self._game.action_space(self._params).n)
-        return {"action": Space(np.dtype(np.int32), (), 0, count)}
+        self.act_space = {"action": Space(np.int32, (), 0, count)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

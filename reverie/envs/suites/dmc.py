@@ -9,7 +9,7 @@ so the maximum return of 1000 steps is 1000.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
+from reverie.envs.flags import flag_spaces
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space, Spaces, agent_obs_space
 
 _NAMES = """
 acrobot_swingup acrobot_swingup_sparse ball_in_cup_catch cartpole_balance
@@ -87,15 +88,7 @@ class DMC:
         self._env = DmEnv(simulator, set_seed, config.repeat, squeeze=domain == "manip")
         self._camera = CAMERAS.get(domain, 0) if config.camera < 0 else config.camera
         self._has_bounded_reward = domain not in UNBOUNDED_REWARD
-        self._obs_space = self._spaces()
-
-    @property
-    def obs_space(self) -> Spaces:
-        return self._obs_space
-
-    @property
-    def act_space(self) -> Spaces:
-        return self._env.act_space
+        self.obs_space, self.act_space = self._make_obs_space(), self._env.act_space
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._obs(self._env.reset(seed))
@@ -109,23 +102,21 @@ class DMC:
         with contextlib.suppress(ReferenceError):  # composer tasks have freed it
             physics.free()
 
-    def _spaces(self) -> Spaces:
-        spaces = self._env.obs_space
-        flags = {k: spaces.pop(k) for k in ("is_first", "is_last", "is_terminal")}
-        reward = spaces.pop("reward")
+    def _make_obs_space(self) -> Spaces:
         # Images of the task itself are replaced by one of the configured size.
-        observed = {
-            k: s for k, s in spaces.items() if not s.is_image and self.config.proprio
+        proprio = {
+            key: space
+            for key, space in agent_obs_space(self._env.obs_space).items()
+            if not space.is_image and self.config.proprio
         }
-        if self._has_bounded_reward:
-            reward = replace(reward, low=0.0, high=float(self.config.repeat))
+        rewards = (0, self.config.repeat) if self._has_bounded_reward else ()
+        spaces = {**proprio, **flag_spaces(*rewards)}
         if self._image_key:
-            image = Space(np.dtype(np.uint8), (*self.config.size, 3))
-            observed[self._image_key] = image
-        return {**observed, "reward": reward, **flags}
+            spaces[self._image_key] = Space(np.uint8, (*self.config.size, 3))
+        return spaces
 
     def _obs(self, obs: Obs) -> Obs:
-        observed = {key: obs[key] for key in self._obs_space if key != self._image_key}
+        observed = {key: obs[key] for key in self.obs_space if key != self._image_key}
         if self._image_key:
             observed[self._image_key] = self._render()
         return observed

@@ -17,8 +17,8 @@ from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Suite
-from reverie.envs.text_embedding import embed_text, embedding_space
-from reverie.spaces import Space, Spaces
+from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
+from reverie.spaces import Space
 
 _NAMES = """
 explore_goal_locations_large explore_goal_locations_small
@@ -111,17 +111,10 @@ class DMLab:
         self._actions = np.array(ACTION_SETS[config.actions], np.intc)
         self._rng = np.random.default_rng(seed)
         self._obs: Obs = {}
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = {"image": Space(np.dtype(np.uint8), (*self.config.size, 3))}
+        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **flag_spaces()}
         if self._has_instruction:
-            spaces["instruction"] = embedding_space()
-        return {**spaces, **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, len(self._actions))}
+            self.obs_space["instruction"] = EMBEDDING_SPACE
+        self.act_space = {"action": Space(np.int32, (), 0, len(self._actions))}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

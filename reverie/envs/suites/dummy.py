@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict
+from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 
 @dataclass(frozen=True)
@@ -26,40 +26,32 @@ class DummyConfig:
     """Steps per episode; every second episode is truncated, the others terminate."""
 
 
-class Dummy:
-    """Counts its steps and returns noise."""
+class Dummy(SeededEnv):
+    """Counts its steps and returns noise; `kind` is `disc` or `cont`."""
+
+    STATE = ("count", "episode")
 
     def __init__(
         self, kind: str = "disc", config: DummyConfig | None = None, seed: int = 0
     ):
+        super().__init__(seed)
         self.kind = kind
-        self.config = config or DummyConfig()
-        self._rng = np.random.default_rng(seed)
+        self.config = config = config or DummyConfig()
         self._count = self._episode = 0
-
-    @property
-    def obs_space(self) -> Spaces:
-        f32, i32 = np.dtype(np.float32), np.dtype(np.int32)
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
-            "vector": Space(f32, (7,)),
-            "token": Space(i32, (), 0, 256),
-            "count": Space(f32, (), 0, self.config.length),
-            "float2d": Space(f32, (4, 5)),
-            "int2d": Space(i32, (2, 3), 0, 4),
+        self.obs_space = {
+            "image": Space(np.uint8, (*config.size, 3)),
+            "vector": Space(np.float32, (7,)),
+            "token": Space(np.int32, (), 0, 256),
+            "count": Space(np.float32, (), 0, config.length),
+            "float2d": Space(np.float32, (4, 5)),
+            "int2d": Space(np.int32, (2, 3), 0, 4),
             **flag_spaces(),
-            "log/episode": Space(f32),
+            "log/episode": Space(np.float32),
         }
-
-    @property
-    def act_space(self) -> Spaces:
-        i32 = np.dtype(np.int32)
-        if self.kind == "cont":
-            return {
-                "action": Space(np.dtype(np.float32), (6,), -1, 1),
-                "switch": Space(i32, (), 0, 2),
-            }
-        return {"action": Space(i32, (), 0, 5), "switch": Space(i32, (2,), 0, 3)}
+        action, switch = Space(np.int32, (), 0, 5), Space(np.int32, (2,), 0, 3)
+        if kind == "cont":
+            action, switch = Space(np.float32, (6,), -1, 1), Space(np.int32, (), 0, 2)
+        self.act_space = {"action": action, "switch": switch}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -73,20 +65,6 @@ class Dummy:
         value = np.asarray(action["action"])
         rewarded = value[0] > 0 if self.kind == "cont" else value == 1
         return self._obs(float(rewarded))
-
-    def close(self) -> None:
-        pass
-
-    def state_dict(self) -> StateDict:
-        return {
-            "rng": save_rng(self._rng),
-            "count": self._count,
-            "episode": self._episode,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._rng = load_rng(state["rng"])
-        self._count, self._episode = int(state["count"]), int(state["episode"])
 
     def _obs(self, reward: float) -> Obs:
         last = self._count >= self.config.length

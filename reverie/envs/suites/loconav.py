@@ -23,7 +23,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 BODIES = ("ant", "quadruped")
 SIZES = {"s": 2, "m": 3, "l": 4, "xl": 6, "xxl": 8}
@@ -68,19 +68,10 @@ class LocoNav:
         rng = self._sim.random_state
         self._env = DmEnv(self._sim, rng.seed, config.repeat)
         self._visited: set[tuple[int, ...]] = set()
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = self._env.obs_space
-        spaces["log/coverage"] = Space(np.dtype(np.float32), (), 0)
-        if self.config.log_image:
-            shape = (*self.config.size, 3)
-            spaces["log/image"] = Space(np.dtype(np.uint8), shape)
-        return spaces
-
-    @property
-    def act_space(self) -> Spaces:
-        return self._env.act_space
+        self.obs_space, self.act_space = dict(self._env.obs_space), self._env.act_space
+        self.obs_space["log/coverage"] = Space(np.float32, (), 0)
+        if config.log_image:
+            self.obs_space["log/image"] = Space(np.uint8, (*config.size, 3))
 
     def reset(self, seed: int | None = None) -> Obs:
         self._visited = set()

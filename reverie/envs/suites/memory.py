@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict
+from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,18 @@ class MemoryConfig:
             )
 
 
-class Memory:
+class Memory(SeededEnv):
     """The task; `vector` is the one-hot cue followed by the go signal."""
 
+    STATE = ("time", "cue")
+
     def __init__(self, config: MemoryConfig | None = None, seed: int = 0):
-        self.config = config or MemoryConfig()
-        self._rng = np.random.default_rng(seed)
+        super().__init__(seed)
+        self.config = config = config or MemoryConfig()
+        vector = Space(np.float32, (config.cues + 1,), 0, 1)
+        self.obs_space = {"vector": vector, **flag_spaces(-1, 1)}
+        self.act_space = {"action": Space(np.int32, (), 0, config.cues)}
         self._time = self._cue = 0
-
-    @property
-    def obs_space(self) -> Spaces:
-        vector = Space(np.dtype(np.float32), (self.config.cues + 1,), 0, 1)
-        return {"vector": vector, **flag_spaces(-1, 1)}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, self.config.cues)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -64,16 +60,6 @@ class Memory:
         if self._time <= self.config.delay:
             return self._obs(0.0)
         return self._obs(1.0 if int(action["action"]) == self._cue else -1.0)
-
-    def close(self) -> None:
-        pass
-
-    def state_dict(self) -> StateDict:
-        return {"rng": save_rng(self._rng), "time": self._time, "cue": self._cue}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._rng = load_rng(state["rng"])
-        self._time, self._cue = int(state["time"]), int(state["cue"])
 
     def _obs(self, reward: float) -> Obs:
         vector = np.zeros(self.config.cues + 1, np.float32)

@@ -22,7 +22,7 @@ from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 ACTIONS = 6
 """No-op, forward, left, right, forward-left and forward-right."""
@@ -39,14 +39,8 @@ class MemoryMaze:
         self._make: Any = getattr(tasks, f"memory_maze_{name}")
         self._seed = seed
         self._env: DmEnv | None = None
-
-    @property
-    def obs_space(self) -> Spaces:
-        return {"image": Space(np.dtype(np.uint8), (64, 64, 3)), **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, ACTIONS)}
+        self.obs_space = {"image": Space(np.uint8, (64, 64, 3)), **flag_spaces()}
+        self.act_space = {"action": Space(np.int32, (), 0, ACTIONS)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if self._env is None or seed is not None:

@@ -63,9 +63,7 @@ class MetaWorld:
 
     def __init__(self, name: str, config: MetaWorldConfig | None = None, seed: int = 0):
         self.config = config = config or MetaWorldConfig()
-        opengl.select_backend(
-            config.image, no_images_flag="--env.metaworld.image False"
-        )
+        opengl.select_backend(config.image, "--env.metaworld.image False")
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
         options: dict[str, Any] = {}
@@ -74,27 +72,20 @@ class MetaWorld:
             options = {"render_mode": "rgb_array", "camera_name": config.camera}
             options |= {"width": width, "height": height}
         self._sim: Any = ALL_V3_ENVIRONMENTS[name](**options)
-        # As the package configures its variants with an observable goal, but with a
-        # random goal in every episode that depends on the seed.
+        # The settings of the package's variants with an observable goal, except that
+        # every episode has a new goal, which depends on the seed.
         self._sim._partially_observable = False
         self._sim._freeze_rand_vec = False
         self._sim._set_task_called = True
         self._sim.seeded_rand_vec = True
         vars(self._sim).pop("sawyer_observation_space", None)
         self._sim.seed(seed)
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = {}
-        if self.config.proprio:
-            spaces["vector"] = Space(np.dtype(np.float32), STATE_SIZE)
-        if self.config.image:
-            spaces["image"] = Space(np.dtype(np.uint8), (*self.config.size, 3))
-        return {**spaces, "log/success": Space(np.dtype(np.float32)), **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.float32), 4, -1, 1)}
+        self.obs_space: Spaces = {"log/success": Space(np.float32), **flag_spaces()}
+        if config.proprio:
+            self.obs_space["vector"] = Space(np.float32, STATE_SIZE)
+        if config.image:
+            self.obs_space["image"] = Space(np.uint8, (*config.size, 3))
+        self.act_space = {"action": Space(np.float32, 4, -1, 1)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

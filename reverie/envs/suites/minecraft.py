@@ -21,7 +21,7 @@ from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 TASKS = ("diamond", "wood", "climb")
 TURN = 15
@@ -137,27 +137,18 @@ class Minecraft:
         self._max_inventory = np.zeros(len(self._items), np.float32)
         self._collected: set[str] = set()
         self._previous: dict[str, float] = {}
-
-    @property
-    def obs_space(self) -> Spaces:
-        f32 = np.dtype(np.float32)
-        amount, number = Space(f32, (len(self._items),), 0), Space(f32)
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
+        amount, number = Space(np.float32, (len(self._items),), 0), Space(np.float32)
+        self.obs_space = {
+            "image": Space(np.uint8, (*config.size, 3)),
             "inventory": amount,
             "inventory_max": amount,
-            "equipped": Space(f32, (len(self._equippable),), 0, 1),
-            "health": number,
-            "hunger": number,
-            "breath": number,
+            "equipped": Space(np.float32, (len(self._equippable),), 0, 1),
+            **dict.fromkeys(("health", "hunger", "breath"), number),
             **flag_spaces(),
             **{f"log/inventory_{name}": number for name in LOGGED_ITEMS},
             "log/height": number,
         }
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, len(self._commands))}
+        self.act_space = {"action": Space(np.int32, (), 0, len(self._commands))}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

@@ -17,7 +17,7 @@ from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Suite, suggest
-from reverie.envs.text_embedding import embed_text, embedding_space
+from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -55,7 +55,7 @@ class MiniGrid:
     """One task; the actions are left, right, forward, pickup, drop, toggle and done."""
 
     def __init__(self, name: str, config: MiniGridConfig | None = None):
-        self.config = config or MiniGridConfig()
+        self.config = config = config or MiniGridConfig()
         import gymnasium
 
         env: Any = gymnasium.make(_full_id(name), disable_env_checker=True)
@@ -64,24 +64,17 @@ class MiniGrid:
         mission = env.observation_space["mission"]
         is_constant = getattr(mission, "ordered_placeholders", None) is None
         self._has_mission = "BabyAI" in type(mission).__name__ or not is_constant
-
-    @property
-    def obs_space(self) -> Spaces:
-        if self.config.view == "pixels":
-            shape = (*self.config.size, 3)
-            spaces = {"image": Space(np.dtype(np.uint8), shape)}
+        self.obs_space: Spaces = flag_spaces()
+        if config.view == "pixels":
+            self.obs_space["image"] = Space(np.uint8, (*config.size, 3))
         else:
-            i32, cells = np.dtype(np.int32), (self._view_size, self._view_size)
-            spaces = {k: Space(i32, cells, 0, count) for k, count in SYMBOLS.items()}
-            spaces["direction"] = Space(i32, (), 0, 4)
+            cells = (self._view_size, self._view_size)
+            for key, count in SYMBOLS.items():
+                self.obs_space[key] = Space(np.int32, cells, 0, count)
+            self.obs_space["direction"] = Space(np.int32, (), 0, 4)
         if self._has_mission:
-            spaces["mission"] = embedding_space()
-        return {**spaces, **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        count = int(self._env.action_space.n)
-        return {"action": Space(np.dtype(np.int32), (), 0, count)}
+            self.obs_space["mission"] = EMBEDDING_SPACE
+        self.act_space = {"action": Space(np.int32, (), 0, int(env.action_space.n))}
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self._env.reset(seed=None if seed is None else seed % SEED_RANGE)
@@ -121,7 +114,7 @@ class MiniGrid:
 
 
 def is_task(name: str) -> bool:
-    """True if an unlisted task may exist; names of BabyAI tasks are checked later."""
+    """True for BabyAI tasks, which are checked when built, and registered ids."""
     return name.startswith("BabyAI-") or bool(_versions(name))
 
 
@@ -136,6 +129,7 @@ def _full_id(name: str) -> str:
 
 
 def _versions(name: str) -> list[str]:
+    """Return the registered ids of a task, the newest last; one if `name` has `-v`."""
     import gymnasium
     import minigrid  # noqa: F401  registers the tasks
 

@@ -16,7 +16,7 @@ from reverie.envs import opengl
 from reverie.envs.adapters.gymnasium import GymnasiumEnv
 from reverie.envs.suite import Suite
 from reverie.envs.wrappers import ActionRepeat
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 _NAMES = """
 Ant-v5 HalfCheetah-v5 Hopper-v5 Humanoid-v5 HumanoidStandup-v5 InvertedDoublePendulum-v5
@@ -49,7 +49,7 @@ class MuJoCo:
 
     def __init__(self, name: str, config: MuJoCoConfig | None = None):
         self.config = config = config or MuJoCoConfig()
-        opengl.select_backend(config.image, no_images_flag="--env.mujoco.image False")
+        opengl.select_backend(config.image, "--env.mujoco.image False")
         import gymnasium
 
         options: dict[str, Any] = {}
@@ -59,19 +59,11 @@ class MuJoCo:
         env: Any = GymnasiumEnv(gymnasium.make(name, **options))
         self._render = env.gym.render
         self._env = ActionRepeat(env, config.repeat)
-
-    @property
-    def obs_space(self) -> Spaces:
-        spaces = dict(self._env.obs_space)
-        if not self.config.proprio:
-            del spaces["vector"]
-        if self.config.image:
-            spaces["image"] = Space(np.dtype(np.uint8), (*self.config.size, 3))
-        return spaces
-
-    @property
-    def act_space(self) -> Spaces:
-        return self._env.act_space
+        self.obs_space, self.act_space = dict(self._env.obs_space), env.act_space
+        if not config.proprio:
+            del self.obs_space["vector"]
+        if config.image:
+            self.obs_space["image"] = Space(np.uint8, (*config.size, 3))
 
     def reset(self, seed: int | None = None) -> Obs:
         return self._convert(self._env.reset(seed))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict
+from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 WIDTH, HEIGHT, CELL = 16, 14, 4
 COUNTDOWN = 10
@@ -66,13 +66,19 @@ class PinPadConfig:
     """Time limit of an episode in steps."""
 
 
-class PinPad:
+class PinPad(SeededEnv):
     """The task; `action` is 0 (stay), 1 (up), 2 (down), 3 (left) or 4 (right)."""
+
+    STATE = ("time", "countdown", "player", "history")
 
     def __init__(
         self, name: str = "three", config: PinPadConfig | None = None, seed: int = 0
     ):
+        super().__init__(seed)
         self.config = config or PinPadConfig()
+        image = Space(np.uint8, (64, 64, 3))
+        self.obs_space = {"image": image, **flag_spaces(0, REWARD)}
+        self.act_space = {"action": Space(np.int32, (), 0, len(MOVES))}
         self.pads = np.zeros((HEIGHT, WIDTH), np.int8)  # 0: floor, -1: wall, 1...: pads
         self.pads[[0, -1], :] = -1
         self.pads[:, [0, -1]] = -1
@@ -81,19 +87,9 @@ class PinPad:
         self.count = len(LAYOUTS[name])
         self._background = self._draw_background()
         self._free = np.argwhere(self.pads == 0)
-        self._rng = np.random.default_rng(seed)
-        self._player = (0, 0)
+        self._player = np.zeros(2, int)  # row and column
         self._history: list[int] = []
         self._time = self._countdown = 0
-
-    @property
-    def obs_space(self) -> Spaces:
-        image = Space(np.dtype(np.uint8), (64, 64, 3))
-        return {"image": image, **flag_spaces(0, REWARD)}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, len(MOVES))}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -108,31 +104,11 @@ class PinPad:
             self._countdown -= 1
             if not self._countdown:
                 self._respawn()
-        down, right = MOVES[int(action["action"])]
-        cell = (self._player[0] + down, self._player[1] + right)
-        if self.pads[cell] >= 0:
+        cell = self._player + MOVES[int(action["action"])]
+        if self.pads[tuple(cell)] >= 0:
             self._player = cell
-        reward = self._press(int(self.pads[self._player]))
+        reward = self._press(int(self.pads[tuple(self._player)]))
         return self._obs(reward)
-
-    def close(self) -> None:
-        pass
-
-    def state_dict(self) -> StateDict:
-        return {
-            "rng": save_rng(self._rng),
-            "time": self._time,
-            "countdown": self._countdown,
-            "player": list(self._player),
-            "history": list(self._history),
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._rng = load_rng(state["rng"])
-        self._time, self._countdown = int(state["time"]), int(state["countdown"])
-        row, col = state["player"]
-        self._player = (int(row), int(col))
-        self._history = [int(pad) for pad in state["history"]]
 
     def _press(self, pad: int) -> float:
         if pad <= 0 or self._countdown or self._history[-1:] == [pad]:
@@ -144,8 +120,7 @@ class PinPad:
         return REWARD
 
     def _respawn(self) -> None:
-        row, col = self._free[self._rng.integers(len(self._free))]
-        self._player = (int(row), int(col))
+        self._player = self._free[self._rng.integers(len(self._free))]
         self._history = []
         self._countdown = 0
 
@@ -166,7 +141,7 @@ class PinPad:
         cells[:HEIGHT] = self._background
         if self._countdown:  # the floor is white during the countdown
             cells[:HEIGHT][self.pads == 0] = 255
-        cells[self._player] = PLAYER
+        cells[tuple(self._player)] = PLAYER
         image = cells.repeat(CELL, 0).repeat(CELL, 1)
         width = 64 // self.count
         for slot, pad in enumerate(self._history):

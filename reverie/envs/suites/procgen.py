@@ -17,7 +17,7 @@ from reverie.api import Action, Obs, StateDict
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 _NAMES = """
 bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper
@@ -48,21 +48,12 @@ class Procgen:
 
     def __init__(self, name: str, config: ProcgenConfig | None = None, seed: int = 0):
         self.name = name
-        self.config = config or ProcgenConfig()
+        self.config = config = config or ProcgenConfig()
         self._game: Any = None
         self._start(seed)
-        self._image = np.zeros((*self.config.size, 3), np.uint8)
-
-    @property
-    def obs_space(self) -> Spaces:
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
-            **flag_spaces(),
-        }
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, ACTIONS)}
+        self._image = np.zeros((*config.size, 3), np.uint8)
+        self.obs_space = {"image": Space(np.uint8, (*config.size, 3)), **flag_spaces()}
+        self.act_space = {"action": Space(np.int32, (), 0, ACTIONS)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

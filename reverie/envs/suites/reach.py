@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reverie.api import Action, Obs, StateDict
+from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.seeding import load_rng, save_rng
+from reverie.envs.seeding import SeededEnv
 from reverie.envs.suite import Suite
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 TABLE_COLOR = np.array([30, 34, 46], np.float32)
 TARGET_COLOR = np.array([250, 90, 70], np.float32)
@@ -47,30 +47,26 @@ class ReachConfig:
             )
 
 
-class Reach:
+class Reach(SeededEnv):
     """The task; `action` is the motion to the right and down, in units of `speed`."""
 
+    STATE = ("hand", "target", "steps")
+
     def __init__(self, config: ReachConfig | None = None, seed: int = 0):
+        super().__init__(seed)
         self.config = config = config or ReachConfig()
-        self._rng = np.random.default_rng(seed)
+        self.obs_space = {
+            "image": Space(np.uint8, (*config.size, 3)),
+            "proprio": Space(np.float32, (2,), -1, 1),
+            **flag_spaces(0, 1),
+            "log/success": Space(np.float32, (), 0, 1),
+        }
+        self.act_space = {"action": Space(np.float32, (2,), -1, 1)}
         self._hand, self._target, self._steps = np.zeros(2), np.zeros(2), 0
         height, width = config.size
         self._y = (np.arange(height) + 0.5) / height * 2.4 - 1.2
         self._x = (np.arange(width) + 0.5) / width * 2.4 - 1.2
         self._edge = 2.4 / min(config.size)  # edges are anti-aliased over one pixel
-
-    @property
-    def obs_space(self) -> Spaces:
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
-            "proprio": Space(np.dtype(np.float32), (2,), -1, 1),
-            **flag_spaces(0, 1),
-            "log/success": Space(np.dtype(np.float32), (), 0, 1),
-        }
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.float32), (2,), -1, 1)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -88,27 +84,10 @@ class Reach:
         self._steps += 1
         return self._obs()
 
-    def close(self) -> None:
-        pass
-
     def expert(self) -> Action:
         """Return the action that moves straight to the target at full speed."""
         move = (self._target - self._hand) / self.config.speed
         return {"action": (move / max(1.0, np.abs(move).max())).astype(np.float32)}
-
-    def state_dict(self) -> StateDict:
-        return {
-            "rng": save_rng(self._rng),
-            "hand": self._hand.copy(),
-            "target": self._target.copy(),
-            "steps": self._steps,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._rng = load_rng(state["rng"])
-        self._hand = np.array(state["hand"], np.float64)
-        self._target = np.array(state["target"], np.float64)
-        self._steps = int(state["steps"])
 
     def _obs(self, first: bool = False) -> Obs:
         distance = float(np.linalg.norm(self._target - self._hand))

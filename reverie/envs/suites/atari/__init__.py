@@ -19,7 +19,7 @@ from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
 from reverie.envs.suite import Suite
 from reverie.envs.wrappers import resize
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 NOOP, FIRE = 0, 1
 GRAY_WEIGHTS = np.array([0.299, 0.587, 1 - (0.299 + 0.587)])
@@ -112,21 +112,15 @@ class Atari:
         else:
             actions = self._ale.getMinimalActionSet()
         self._actions = [action.value for action in actions]
+        image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
+        self.obs_space = {"image": image, **flag_spaces()}
+        self.act_space = {"action": Space(np.int32, (), 0, len(actions))}
         # Oldest first. New arrays are allocated in every step: memory that is freed and
         # reused by other environments stays in the CPU cache.
         self._screens: list[np.ndarray] = []
         self._frames = 0
         self._lives = 0
         self._continue_game = False
-
-    @property
-    def obs_space(self) -> Spaces:
-        shape = (*self.config.size, 1 if self.config.gray else 3)
-        return {"image": Space(np.dtype(np.uint8), shape), **flag_spaces()}
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, len(self._actions))}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

@@ -91,8 +91,8 @@ class NativeVecEnv(BaseVecEnv):
         self._last = np.zeros(count, bool)
         self._obs: Obs | None = None
         shape = (*config.size, 1 if config.gray else 3)
-        self.obs_space = {"image": Space(np.dtype(np.uint8), shape), **flag_spaces()}
-        self.act_space = {"action": Space(np.dtype(np.int32), (), 0, backend.actions)}
+        self.obs_space = {"image": Space(np.uint8, shape), **flag_spaces()}
+        self.act_space = {"action": Space(np.int32, (), 0, backend.actions)}
 
     def reset(self) -> Obs:
         seeds = [derive_seed(self._seed, self._attempt, i) for i in range(len(self))]

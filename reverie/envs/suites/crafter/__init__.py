@@ -20,7 +20,7 @@ from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suite import Suite
 from reverie.envs.suites.crafter.view import use_fast_rendering
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Space
 
 _NAMES = """
 collect_coal collect_diamond collect_drink collect_iron collect_sapling collect_stone
@@ -56,21 +56,15 @@ class Crafter:
         use_fast_rendering(self._game)
         self._episodes = 0
         self._successes = np.zeros(len(ACHIEVEMENTS))
-
-    @property
-    def obs_space(self) -> Spaces:
         log_keys = ["log/reward"]
-        if self.config.achievements:
+        if config.achievements:
             log_keys += [*LOG_KEYS, "log/crafter_score"]
-        return {
-            "image": Space(np.dtype(np.uint8), (*self.config.size, 3)),
+        self.obs_space = {
+            "image": Space(np.uint8, (*config.size, 3)),
             **flag_spaces(),
-            **{key: Space(np.dtype(np.float32)) for key in log_keys},
+            **dict.fromkeys(log_keys, Space(np.float32)),
         }
-
-    @property
-    def act_space(self) -> Spaces:
-        return {"action": Space(np.dtype(np.int32), (), 0, self._game.action_space.n)}
+        self.act_space = {"action": Space(np.int32, (), 0, self._game.action_space.n)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:

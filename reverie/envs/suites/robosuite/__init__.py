@@ -99,16 +99,9 @@ class Robosuite:
             self._sim = _make(task, robots, config, config.cameras, seed)
         spec = self._sim.observation_spec()
         self._vector_keys = self._select_keys(len(robots), spec)
-        self._obs_space = self._make_spaces(spec)
-
-    @property
-    def obs_space(self) -> Spaces:
-        return self._obs_space
-
-    @property
-    def act_space(self) -> Spaces:
+        self.obs_space = self._make_obs_space(spec)
         low, high = self._sim.action_spec
-        return {"action": Space(np.dtype(np.float32), low.shape, low, high)}
+        self.act_space = {"action": Space(np.float32, low.shape, low, high)}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -183,7 +176,7 @@ class Robosuite:
             keys["object"] = "object-state"
         return keys
 
-    def _make_spaces(self, spec: Obs) -> Spaces:
+    def _make_obs_space(self, spec: Obs) -> Spaces:
         spaces = {}
         for key, name in self._vector_keys.items():
             if name not in spec:
@@ -191,11 +184,11 @@ class Robosuite:
                     f"robosuite has no observation {name!r}.{suggest(name, spec)}\n"
                     "  Fix: set --env.robosuite.state to names that exist."
                 )
-            spaces[key] = Space(np.dtype(np.float32), np.shape(spec[name]))
+            spaces[key] = Space(np.float32, np.shape(spec[name]))
         if self.config.cameras:
             shape = (*self.config.size, 3 * len(self.config.cameras))
-            spaces["image"] = Space(np.dtype(np.uint8), shape)
-        spaces["log/success"] = Space(np.dtype(np.float32))
+            spaces["image"] = Space(np.uint8, shape)
+        spaces["log/success"] = Space(np.float32)
         return {**spaces, **flag_spaces()}
 
     def _obs(self, values: Obs, **flag_values: Any) -> Obs:
