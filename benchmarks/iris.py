@@ -20,6 +20,7 @@ from update import show_kernels, wait
 
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import COMPONENTS
+from reverie.agents.options import BuildOptions
 from reverie.api import Batch
 from reverie.run import device as devices
 from reverie.run.config import resolve
@@ -60,9 +61,11 @@ def measure(preset: str, args: argparse.Namespace) -> None:
         OBS,
         {"action": Space(np.dtype(np.int32), (), 0, ACTIONS[preset])},
         resolve([f"iris_{preset}"], flags=flags).iris,
-        device=device,
-        precision=devices.pick_precision(args.precision, device),
-        compile=devices.pick_compile(args.compile, device),
+        BuildOptions(
+            device,
+            precision=devices.pick_precision(args.precision, device),
+            compile=devices.pick_compile(args.compile, device),
+        ),
     )
     for component in args.components:
         update = partial(agent.update, component, [make_batch(agent, component)])

@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.options import BuildOptions
 from reverie.api import Batch
 from reverie.run import device as devices
 from reverie.run.config import resolve
@@ -73,10 +74,12 @@ def measure(size: str, args: argparse.Namespace) -> None:
         OBS,
         ACT,
         resolve([size], flags={"task": "dummy_disc"}).dreamer,
-        device=device,
-        precision=devices.pick_precision(args.precision, device),
-        compile=devices.pick_compile(args.compile, device),
-        overlap=device.type == "cuda",
+        BuildOptions(
+            device,
+            precision=devices.pick_precision(args.precision, device),
+            compile=devices.pick_compile(args.compile, device),
+            overlap=device.type == "cuda",
+        ),
     )
     feed, start = OneBatchFeed(make_batch(agent)), time.perf_counter()
     metrics = agent.train(feed)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from reverie.agents.options import BuildOptions
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.datasets.sequences import SequenceConfig
 from reverie.datasets.sequences.feed import SequenceFeed
@@ -64,7 +65,7 @@ def main() -> None:
     device = torch.device(args.device)
     enable_autotuning(device)
     config = VTAAgentConfig(args.batch, world=VTAConfig(belief=args.belief))
-    window = config.window
+    window = config.sequence_window
 
     rng = np.random.default_rng(0)
     start = time.perf_counter()
@@ -85,15 +86,13 @@ def main() -> None:
             source.obs_space,
             {},
             config,
-            device=device,
-            precision=precision,
-            compile=compile,
+            BuildOptions(device, precision=precision, compile=compile),
         )
         for _ in range(min(5, args.updates)):
             agent.train(feed)
         data = feed("train")
         one_batch = milliseconds(
-            lambda a=agent, d=data: a.update(d), args.updates, device
+            lambda a=agent, d=data: a.train(lambda _: d), args.updates, device
         )
         updates = max(args.updates, 2 * refresh) if args.updates > 5 else args.updates
         _wait(device)

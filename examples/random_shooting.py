@@ -18,7 +18,6 @@ import torch
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.factory import make_world
 from reverie.agents.open_loop import open_loop_videos
-from reverie.agents.precision import dtype_of
 from reverie.agents.weights import load_components
 from reverie.capabilities import AgentConfig
 from reverie.nets.blocks import initialize
@@ -50,11 +49,11 @@ class PlannerCarry(NamedTuple):
 class RandomShooting:
     Config = RandomShootingConfig
 
-    def __init__(self, obs_space, act_space, config, *, device, precision, seed, **_):
-        model = config.model
+    def __init__(self, obs_space, act_space, config, options):
+        model, device, seed = config.model, options.device, options.seed
         self.config, self.device, self.act_space = config, device, act_space
         self.obs_space = agent_obs_space(obs_space)
-        self.world = make_world(model, obs_space, act_space, dtype_of(precision))
+        self.world = make_world(model, obs_space, act_space, options.dtype)
         head = PolicyConfig(layers=1, units=64)
         self.inverse = PolicyHead(2 * self.world.width, act_space, head)
         for part in self.components().values():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-import torch
-
+from reverie.agents.options import BuildOptions
 from reverie.api import Agent, UserError
 from reverie.plugins import import_object, is_plugin
 from reverie.spaces import Spaces
@@ -41,29 +40,8 @@ def make(
     obs_space: Spaces,
     act_space: Spaces,
     config: Any,
-    *,
-    device: torch.device,
-    precision: str,
-    seed: int,
-    compile: str = "none",
-    overlap: bool = False,
-    base: Agent | None = None,
+    options: BuildOptions,
 ) -> Agent:
-    """Build an agent by name; `config` is that agent's own dataclass.
-
-    `compile` selects fused kernels and CUDA graphs: `none`, `step` or `graph`. With
-    `overlap` the policy may act with weights that are one update old instead of waiting
-    for an update. `base` is another agent whose world model this one uses.
-    """
-    agent: Agent = find_class(name)(
-        obs_space,
-        act_space,
-        config,
-        device=device,
-        precision=precision,
-        seed=seed,
-        compile=compile,
-        overlap=overlap,
-        **({} if base is None else {"base": base}),
-    )
+    """Build an agent by name; `config` is that agent's own dataclass."""
+    agent: Agent = find_class(name)(obs_space, act_space, config, options)
     return agent

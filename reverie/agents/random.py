@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from reverie.agents.options import BuildOptions
 from reverie.api import Action, Carry, Extras, Feed, Metrics, Mode, Obs, StateDict
 from reverie.capabilities import AgentConfig
 from reverie.rows import Window
@@ -49,18 +49,13 @@ class RandomAgent:
         obs_space: Spaces,
         act_space: Spaces,
         config: RandomConfig,
-        *,
-        device: torch.device,
-        precision: str,
-        seed: int,
-        compile: str = "none",
-        overlap: bool = False,
+        options: BuildOptions,
     ):
         self.act_space = act_space
         self.windows = {"report": Window(1, 1, online=False)}
         self.extras: Spaces = {}
         self.schedule = NeverTrain()
-        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self.rng = np.random.Generator(np.random.PCG64(options.seed))
 
     def initial(self, batch: int) -> Carry:
         return ()

@@ -11,6 +11,7 @@ import torch
 
 from reverie import agents
 from reverie import envs as suites
+from reverie.agents.options import BuildOptions
 from reverie.api import Agent, Env, VecEnv
 from reverie.capabilities import AgentConfig
 from reverie.convert.importers import import_checkpoint
@@ -58,18 +59,15 @@ def make_agent(
     if settings.base_agent:
         plain = replace(config, compile="none")
         base = make_agent(plain, spaces, device, precision, settings.base_agent)
-    return agents.make(
-        name,
-        spaces.obs_space,
-        spaces.act_space,
-        settings,
-        device=device,
-        precision=precision,
-        seed=config.seed,
-        compile=devices.pick_compile(config.compile, device),
-        overlap=devices.pick_overlap(config.run.overlap, device, config.deterministic),
-        base=base,
+    options = BuildOptions(
+        device,
+        precision,
+        config.seed,
+        devices.pick_compile(config.compile, device),
+        devices.pick_overlap(config.run.overlap, device, config.deterministic),
+        base,
     )
+    return agents.make(name, spaces.obs_space, spaces.act_space, settings, options)
 
 
 def load_initial_weights(agent: Agent, config: Config) -> str:

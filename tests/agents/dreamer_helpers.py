@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
+from reverie.agents.options import BuildOptions
 from reverie.nets.decoder import DecoderConfig
 from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
@@ -41,7 +42,7 @@ TINY = DreamerConfig(
 
 
 def make(config=TINY, obs=OBS, act=ACT, seed=0, precision="float32") -> Dreamer:
-    return Dreamer(obs, act, config, device=CPU, precision=precision, seed=seed)
+    return Dreamer(obs, act, config, BuildOptions(CPU, precision=precision, seed=seed))
 
 
 class RandomFeed:

@@ -7,6 +7,7 @@ import torch
 
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
+from reverie.agents.options import BuildOptions
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
 from reverie.replay.buffer import Replay
@@ -47,8 +48,7 @@ def make_agent(config=None, seed=0, env=None, **spaces) -> Iris:
         spaces.get("obs_space", env.obs_space),
         spaces.get("act_space", env.act_space),
         config or settings(),
-        device=torch.device("cpu"),
-        seed=seed,
+        BuildOptions(torch.device("cpu"), seed=seed),
     )
 
 

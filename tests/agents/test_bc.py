@@ -18,6 +18,7 @@ from reverie.agents.bc.head import (
     CloneHeadConfig,
     GaussianMixture,
 )
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.api import UserError
 from reverie.capabilities import Moments
@@ -51,7 +52,7 @@ def config(**changes):
 
 
 def make(settings=None, obs=OBS, act=ACT, **kwargs):
-    return BC(obs, act, settings or config(), device=CPU, **kwargs)
+    return BC(obs, act, settings or config(), BuildOptions(CPU, **kwargs))
 
 
 class FunctionFeed:
@@ -133,7 +134,7 @@ def test_updates_in_a_graph_train_like_the_plain_ones(compile):
 
     def build(compile):
         device = torch.device("cuda")
-        return BC(OBS, ACT, config(), device=device, compile=compile)
+        return BC(OBS, ACT, config(), BuildOptions(device, compile=compile))
 
     expected = train(build("none"), feed(), updates=8)
     agent = build(compile)
@@ -301,7 +302,7 @@ def dreamer(obs=OBS):
     from reverie.agents.dreamer.agent import Dreamer
 
     settings = resolve(["debug"], flags=TINY).dreamer
-    return Dreamer(obs, ACT, settings, device=CPU)
+    return Dreamer(obs, ACT, settings, BuildOptions(CPU))
 
 
 def test_keys_in_another_order_than_those_of_the_world_are_an_error():
@@ -392,8 +393,6 @@ def test_recurrent_policies_need_sequences():
 
 
 def test_a_base_agent_without_world_is_an_error():
-    random = agents.make(
-        "random", OBS, ACT, RandomConfig(), device=CPU, precision="float32", seed=0
-    )
+    random = agents.make("random", OBS, ACT, RandomConfig(), BuildOptions(CPU))
     with pytest.raises(UserError, match="no world model with encoder"):
         make(config(run_agent="random"), base=random)

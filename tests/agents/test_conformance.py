@@ -22,6 +22,7 @@ from protocol_checks import check_members
 from reverie import agents
 from reverie.agents.bc.agent import BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import Agent, LatentWorld, Schedule, UserError, World
@@ -72,10 +73,11 @@ class Case:
             self.obs_space,
             self.act_space,
             self.config(),
-            device=torch.device("cpu"),
-            precision="float32",
-            seed=seed,
-            base=CASES[self.base].make() if self.base else None,
+            BuildOptions(
+                torch.device("cpu"),
+                seed=seed,
+                base=CASES[self.base].make() if self.base else None,
+            ),
         )
 
     def make_feed(self, agent: Any) -> Any:

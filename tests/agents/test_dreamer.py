@@ -28,6 +28,7 @@ from dreamer_helpers import (
 from reverie import agents
 from reverie.agents.dreamer.agent import DreamerConfig
 from reverie.agents.dreamer.factory import make_actor_critic, make_world
+from reverie.agents.options import BuildOptions
 from reverie.agents.weights import size_preset_of, size_presets
 from reverie.api import UserError
 from reverie.spaces import Space
@@ -309,7 +310,7 @@ def test_invalid_inputs_are_errors():
     with pytest.raises(UserError, match="rssm"):
         make(replace(TINY, world="sphere"))
     with pytest.raises(UserError, match="dreamer"):
-        agents.make("dreamr", OBS, ACT, TINY, device=CPU, precision="float32", seed=0)
+        agents.make("dreamr", OBS, ACT, TINY, BuildOptions(CPU))
 
 
 def test_weights_of_a_deeper_network_are_an_error():

@@ -7,6 +7,7 @@ import torch
 from dreamer_helpers import ACT, CPU, TINY
 
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.options import BuildOptions
 from reverie.kernels.conv import upsample_cpu
 from reverie.kernels.conv.upsample_cpu import FusedUpsampleConv
 from reverie.nets.conv import SameConv
@@ -22,7 +23,7 @@ IMAGE = {
 def test_losses_match_the_plain_agent(monkeypatch):
     monkeypatch.setattr(upsample_cpu, "MIN_PIXELS", 0)
     plain, fast = (
-        Dreamer(IMAGE, ACT, TINY, device=CPU, precision="float32", compile=mode)
+        Dreamer(IMAGE, ACT, TINY, BuildOptions(CPU, compile=mode))
         for mode in ("none", "step")
     )
     kinds = {

@@ -17,6 +17,7 @@ from iris_helpers import (
 )
 
 from reverie.agents.iris.agent import Iris
+from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.run.config import resolve
 from reverie.spaces import Space
@@ -169,6 +170,5 @@ def test_float16_is_an_error():
             env.obs_space,
             env.act_space,
             settings(),
-            device=torch.device("cpu"),
-            precision="float16",
+            BuildOptions(torch.device("cpu"), precision="float16"),
         )

@@ -16,6 +16,7 @@ from reverie.agents.iris.actor_critic import LSTMState
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import COMPONENTS
 from reverie.agents.iris.fast import FastPixelNet
+from reverie.agents.options import BuildOptions
 from reverie.kernels import accelerate
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
 
@@ -42,9 +43,7 @@ def make(device=CPU, compile="none", precision="float32", **flags) -> Iris:
         env.obs_space,
         env.act_space,
         settings(**SMALL, **flags),
-        device=device,
-        precision=precision,
-        compile=compile,
+        BuildOptions(device, precision=precision, compile=compile),
     )
 
 

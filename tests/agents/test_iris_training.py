@@ -17,6 +17,7 @@ from iris_helpers import (
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.batches import to_segment
 from reverie.agents.iris.config import COMPONENTS
+from reverie.agents.options import BuildOptions
 from reverie.capabilities import Profilable
 from reverie.nets.rng import Rng
 from reverie.rows import Window
@@ -171,8 +172,7 @@ def test_the_low_precision_world_is_refreshed():
         env.obs_space,
         env.act_space,
         settings(),
-        device=torch.device("cpu"),
-        precision="bfloat16",
+        BuildOptions(torch.device("cpu"), precision="bfloat16"),
     )
     feed = collected_feed(agent)
     agent.update("tokenizer", [feed("tokenizer")])

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from reverie import agents
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.spaces import Space
 
@@ -17,13 +18,7 @@ ACT = {
 
 def make(seed=0):
     return agents.make(
-        "random",
-        {},
-        ACT,
-        RandomConfig(),
-        device=torch.device("cpu"),
-        precision="float32",
-        seed=seed,
+        "random", {}, ACT, RandomConfig(), BuildOptions(torch.device("cpu"), seed=seed)
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from reverie.agents.options import BuildOptions
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import Agent, UserError
 from reverie.datasets.sequences import SequenceConfig
@@ -23,7 +24,7 @@ def make(config=CONFIG, seed=0, precision="float32"):
     settings = SequenceConfig(chunk=8, refresh=0, evaluation=6)
     source = BouncingBalls(settings, config.sequence_window, 0)
     agent = VTAAgent(
-        source.obs_space, {}, config, device=CPU, precision=precision, seed=seed
+        source.obs_space, {}, config, BuildOptions(CPU, precision=precision, seed=seed)
     )
     return agent, SequenceFeed(source, CPU)
 
@@ -186,7 +187,10 @@ def test_updates_as_graphs_train_like_plain_ones(precision):
         cuda = torch.device("cuda")
         feed = SequenceFeed(source, cuda)
         agent = VTAAgent(
-            source.obs_space, {}, config, device=cuda, precision=dtype, compile=compile
+            source.obs_space,
+            {},
+            config,
+            BuildOptions(cuda, precision=dtype, compile=compile),
         )
         curves.append([float(agent.train(feed)["opt/loss"]) for _ in range(30)])
         feed.close()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer, DreamerConfig
+from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.convert.dreamerv3 import (
     config_from_original,
@@ -55,7 +56,7 @@ OPTIONS = {
 def make(seed=0) -> Dreamer:
     config = config_from_original(OPTIONS)
     device = torch.device("cpu")
-    return Dreamer(OBS, ACT, config, device=device, precision="float32", seed=seed)
+    return Dreamer(OBS, ACT, config, BuildOptions(device, seed=seed))
 
 
 def test_names():

@@ -15,6 +15,7 @@ import torch
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.api import UserError
 from reverie.convert.delta_iris.weights import from_original, read_checkpoint
@@ -72,7 +73,7 @@ def make_agent(**changes) -> Iris:
         {"image": Space(np.uint8, world.shape), **kinds},
         {"action": Space(np.int32, (), 0, world.actions)},
         replace(config, **changes),
-        device=torch.device("cpu"),
+        BuildOptions(torch.device("cpu")),
     )
 
 

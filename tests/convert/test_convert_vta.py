@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reverie.agents.options import BuildOptions
 from reverie.agents.vta.agent import VTAAgent, VTAAgentConfig
 from reverie.api import UserError
 from reverie.convert.importers import import_checkpoint
@@ -36,7 +37,7 @@ def make_agent(recording: VTARecording, **changes) -> VTAAgent:
         recording.obs_space,
         recording.act_space,
         VTAAgentConfig(world=vta),
-        device=torch.device("cpu"),
+        BuildOptions(torch.device("cpu")),
     )
 
 

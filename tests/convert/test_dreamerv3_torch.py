@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from reverie.agents.bc.agent import BC, DREAMERV3_TORCH, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
+from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
 from reverie.nets.dreamerv3_torch import (
@@ -115,7 +116,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
     config = BCConfig(
         run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes_of(weights), head=head
     )
-    agent = BC(SPACES, ACTION, config, device=CPU)
+    agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})
     assert agent.feature_extractor.keys == ["image", "a", "b"]
     assert not any(name.startswith("feature_extractor") for name in agent.opt.names)
@@ -134,7 +135,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
         head=head,
     )
     with pytest.raises(UserError, match="encoder"):
-        BC(SPACES, ACTION, wide, device=CPU).load_base({"encoder": weights})
+        BC(SPACES, ACTION, wide, BuildOptions(CPU)).load_base({"encoder": weights})
 
 
 def test_other_files_and_pickled_code_are_errors(tmp_path):

@@ -26,6 +26,7 @@ import pytest
 import torch
 
 from reverie import envs
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import Env, Obs
 from reverie.envs.checker import check_env
@@ -247,9 +248,7 @@ def test_conformance_log_keys_are_not_observed(task: str) -> None:
         vec_env.obs_space,
         vec_env.act_space,
         RandomConfig(),
-        device=torch.device("cpu"),
-        precision="float32",
-        seed=0,
+        BuildOptions(torch.device("cpu")),
     )
     assert len(play_episodes(agent, vec_env, 1)) == 1
     vec_env.close()

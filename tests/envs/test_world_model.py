@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reverie import agents
+from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.capabilities import HasWorldModelEnv
 from reverie.envs.adapters.world_model import ImaginedEnv, StartInEnv, StartInEpisodes
@@ -29,9 +30,7 @@ def agent(request):
         env.obs_space,
         env.act_space,
         config.agent_config,
-        device=torch.device("cpu"),
-        precision="float32",
-        seed=0,
+        BuildOptions(torch.device("cpu")),
     )
 
 

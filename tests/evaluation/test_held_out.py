@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.options import BuildOptions
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import UserError
 from reverie.datasets.episode_format import with_flag_spaces
@@ -74,7 +75,7 @@ def folder(tmp_path):
 def dreamer():
     config = resolve(["debug", "offline"], flags=SMALL).dreamer
     device = torch.device("cpu")
-    return Dreamer(with_flag_spaces(SPACES), ACTION, config, device=device, seed=0)
+    return Dreamer(with_flag_spaces(SPACES), ACTION, config, BuildOptions(device))
 
 
 def batch_of(*episodes):

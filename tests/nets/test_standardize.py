@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reverie.agents.bc.agent import BC, BCConfig
+from reverie.agents.options import BuildOptions
 from reverie.capabilities import Moments
 from reverie.nets.blocks import initialize
 from reverie.nets.decoder import Decoder, DecoderConfig
@@ -108,7 +109,7 @@ def test_losses_are_standardized_and_predictions_are_images():
 def test_behavior_cloning_sets_the_statistics_of_its_encoder():
     config = BCConfig(enc=EncoderConfig(**SMALL, layers=1, units=4))
     action = {"action": Space(np.float32, (2,), -1, 1)}
-    agent = BC(SPACES, action, config, device=torch.device("cpu"))
+    agent = BC(SPACES, action, config, BuildOptions(torch.device("cpu")))
     assert agent.needs_statistics
     zeros = np.zeros(2)
     agent.set_statistics(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.options import BuildOptions
 from reverie.convert.dreamerv3 import config_from_original, from_original
 from reverie.nets.rng import Rng
 from reverie.spaces import FLAGS, RESERVED, Space
@@ -76,9 +77,7 @@ class Recording:
             self.obs_space,
             self.act_space,
             self.config,
-            device=torch.device("cpu"),
-            precision="float32",
-            seed=0,
+            BuildOptions(torch.device("cpu")),
         )
         agent.load_state_dict(from_original(self.params, agent.state_dict()))
         agent.rng = dict.fromkeys(agent.rng, self.rng)

@@ -23,6 +23,7 @@ from dreamerv3_recording import (
 )
 
 from reverie.agents.dreamer.agent import Dreamer
+from reverie.agents.options import BuildOptions
 from reverie.convert.dreamerv3 import from_original, original_name
 from reverie.kernels import accelerate
 
@@ -59,9 +60,7 @@ def make_fast(recording: Recording) -> Dreamer:
         recording.obs_space,
         recording.act_space,
         recording.config,
-        device=DEVICE,
-        precision="float32",
-        compile="step",
+        BuildOptions(DEVICE, compile="step"),
     )
     agent.load_state_dict(from_original(recording.params, agent.state_dict()))
     recording.rng = RecordedClocks()

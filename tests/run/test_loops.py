@@ -17,6 +17,7 @@ import torch
 
 import reverie
 from reverie import config as configs
+from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.cli.main import main
@@ -120,9 +121,7 @@ def test_an_evaluation_can_be_stopped():
         envs.obs_space,
         envs.act_space,
         RandomConfig(),
-        device=torch.device("cpu"),
-        precision="float32",
-        seed=0,
+        BuildOptions(torch.device("cpu")),
     )
     assert evaluations.play_episodes(agent, envs, 50, stop=lambda: next(asked)) == []
 

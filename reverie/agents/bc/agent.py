@@ -24,7 +24,7 @@ from reverie.agents.bc.feature_extractor import (
     make_feature_extractor,
 )
 from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
-from reverie.agents.precision import dtype_of
+from reverie.agents.options import BuildOptions
 from reverie.agents.weights import (
     check_fit,
     count_parameters,
@@ -33,7 +33,6 @@ from reverie.agents.weights import (
 )
 from reverie.api import (
     Action,
-    Agent,
     Batch,
     Carry,
     Extras,
@@ -138,7 +137,7 @@ class BCCarry(NamedTuple):
 class BC:
     """The behavior cloning agent; meets `api.Agent`.
 
-    `base` is the agent of `bc.run`, whose world model extracts the features.
+    `options.base` is the agent of `bc.run`, whose world model extracts the features.
     """
 
     def __init__(
@@ -146,28 +145,22 @@ class BC:
         obs_space: Spaces,
         act_space: Spaces,
         config: BCConfig,
-        *,
-        device: torch.device,
-        precision: str = "float32",
-        seed: int = 0,
-        compile: str = "none",
-        overlap: bool = False,  # no effect: this agent does not act in training
-        base: Agent | None = None,
+        options: BuildOptions,
     ):
         check_actions(act_space)
-        dtype = dtype_of(precision)
-        self.config, self.device, self.base = config, device, base
+        device, dtype, seed = options.device, options.dtype, options.seed
+        self.config, self.device, self.base = config, device, options.base
         self.obs_space = _select_keys(agent_obs_space(obs_space), config.keys)
         self.act_space = act_space
         generator = torch.Generator().manual_seed(seed)
         self.feature_extractor: Any
-        if base is None:
+        if self.base is None:
             encoder = self._make_encoder()
             initialize(encoder, generator)
             self.feature_extractor = EncoderFeatures(encoder, dtype)
         else:
             self.feature_extractor = make_feature_extractor(
-                base, config.features, self.obs_space, dtype
+                self.base, config.features, self.obs_space, dtype
             )
             if config.keys:
                 source = f"The world model of {config.run_agent}"
@@ -181,7 +174,7 @@ class BC:
         trained: list[tuple[str, nn.Module]] = [("head", self.head)]
         if self.trains_features:
             trained.append(("feature_extractor", self.feature_extractor))
-        self.fast = Accelerator(compile, device)
+        self.fast = Accelerator(options.compile, device)
         self.fast.modules(self.feature_extractor, self.head)
         self.fast.low_precision([self.feature_extractor], dtype)
         self.opt = self.fast.optimizer(

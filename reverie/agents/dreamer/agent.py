@@ -24,7 +24,7 @@ from reverie.agents.actions import previous_actions, zero_actions
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.dreamer.factory import make_actor_critic, make_world
 from reverie.agents.open_loop import open_loop_videos
-from reverie.agents.precision import dtype_of
+from reverie.agents.options import BuildOptions
 from reverie.agents.weights import (
     count_parameters,
     init_generator,
@@ -94,14 +94,9 @@ class Dreamer:
         obs_space: Spaces,
         act_space: Spaces,
         config: DreamerConfig,
-        *,
-        device: torch.device,
-        precision: str = "float32",
-        seed: int = 0,
-        compile: str = "none",
-        overlap: bool = False,
+        options: BuildOptions,
     ):
-        dtype = dtype_of(precision)
+        device, dtype, seed = options.device, options.dtype, options.seed
         check_actions(act_space)
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         reserved = {*vars(config.loss_scales), "prevact"}
@@ -116,13 +111,12 @@ class Dreamer:
         self.actor_critic = make_actor_critic(config, self.world.width, act_space)
         self._initialize(seed)
 
-        self.fast = Accelerator(compile, device, overlap)
+        self.fast = Accelerator(options.compile, device, options.overlap)
         self.fast.modules(self.world, self.actor_critic)
         self.fast.low_precision([self.world, self.actor_critic], dtype)
         parameters = trainable_parameters(self.components())
-        self.opt = self.fast.optimizer(
-            parameters, config.opt, scaling=precision == "float16"
-        )
+        scaling = dtype == torch.float16
+        self.opt = self.fast.optimizer(parameters, config.opt, scaling=scaling)
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}

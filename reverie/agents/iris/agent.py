@@ -33,6 +33,7 @@ from reverie.agents.iris.batches import (
 from reverie.agents.iris.config import COMPONENTS, IrisConfig
 from reverie.agents.iris.report import episode_losses, report_metrics
 from reverie.agents.iris.schedule import EpochSchedule, UpdatesPerEpoch
+from reverie.agents.options import BuildOptions
 from reverie.agents.weights import count_parameters, init_generator, load_components
 from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.api import (
@@ -56,7 +57,6 @@ from reverie.spaces import Spaces
 from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Update = Callable[[tuple[Batch, ...]], Metrics]
 NONFINITE_IN_ROW = "opt/nonfinite_in_row"
 REPORT_SEQUENCES = 8
@@ -71,17 +71,13 @@ class Iris:
         obs_space: Spaces,
         act_space: Spaces,
         config: IrisConfig,
-        *,
-        device: torch.device,
-        precision: str = "float32",
-        seed: int = 0,
-        compile: str = "none",
-        overlap: bool = False,
+        options: BuildOptions,
     ):
-        if precision not in PRECISIONS:
+        device, dtype, seed = options.device, options.dtype, options.seed
+        if dtype == torch.float16:
             raise UserError(
-                f"Δ-IRIS does not support the precision {precision!r}.\n"
-                f"  Fix: --precision {' or '.join(PRECISIONS)}"
+                "Δ-IRIS does not support the precision 'float16'.\n"
+                "  Fix: --precision bfloat16 or float32"
             )
         self.config, self.device = config, device
         self.obs_space, self.act_space = obs_space, act_space
@@ -93,7 +89,7 @@ class Iris:
             actions,
             tokenizer=config.tokenizer,
             dynamics=config.world_model,
-            dtype=PRECISIONS[precision],
+            dtype=dtype,
             key=self.image,
         )
         self.actor_critic = PixelActorCritic(
@@ -102,7 +98,7 @@ class Iris:
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
             self.world.save_memory()
-        self.fast = Accelerator(compile, device, overlap)
+        self.fast = Accelerator(options.compile, device, options.overlap)
         self.fast.modules(self.world, self.actor_critic)
         # imagination uses the world itself, or a copy with low-precision weights
         self.imagination_world = self.world

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reverie.agents.open_loop import to_pixels
-from reverie.agents.precision import dtype_of
+from reverie.agents.options import BuildOptions
 from reverie.agents.vta import boundary_metrics
 from reverie.agents.weights import count_parameters, init_generator, load_components
 from reverie.api import (
@@ -81,21 +81,16 @@ class VTAAgent:
         obs_space: Spaces,
         act_space: Spaces,
         config: VTAAgentConfig,
-        *,
-        device: torch.device,
-        precision: str = "float32",
-        seed: int = 0,
-        compile: str = "none",
-        overlap: bool = False,  # no effect: this agent does not act
+        options: BuildOptions,
     ):
-        dtype = dtype_of(precision)
+        device, dtype, seed = options.device, options.dtype, options.seed
         self.config, self.device = config, device
         self.world = VTA(obs_space, act_space, config.world, dtype)
         self._initialize(seed)
-        self.fast = Accelerator(compile, device)
+        self.fast = Accelerator(options.compile, device)
         self.fast.modules(self.world)
         parameters: dict[str, Tensor] = dict(self.world.named_parameters())
-        scaling = precision == "float16"
+        scaling = dtype == torch.float16
         self.opt = self.fast.optimizer(parameters, config.opt, scaling=scaling)
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
