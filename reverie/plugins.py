@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -33,10 +34,15 @@ def import_object(name: str, flag: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            package = error.name.partition(".")[0]
+            problem, fix = "is not installed", f"pip install {package}"
+            if importlib.util.find_spec(package) is not None:
+                problem = f"the installed {package} does not have"
+                fix = f"correct the import of {error.name!r}."
             raise UserError(
                 f"{flag} {name!r}: module {module_name!r} needs {error.name!r}, which "
-                f"is not installed.\n  Fix: pip install {error.name.partition('.')[0]}"
+                f"{problem}.\n  Fix: {fix}"
             ) from error
         raise UserError(
             f"{flag} {name!r}: there is no module {module_name!r}.\n  Fix: run from "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,22 +81,8 @@ class RandomAgent:
         return []
 
     def state_dict(self) -> StateDict:
-        state = self.rng.bit_generator.state
-        # 128-bit numbers are saved as text
-        return {
-            "rng": {
-                "state": str(state["state"]["state"]),
-                "inc": str(state["state"]["inc"]),
-                "has_uint32": state["has_uint32"],
-                "uinteger": state["uinteger"],
-            }
-        }
+        # as text, because it contains 128-bit numbers
+        return {"rng": json.dumps(self.rng.bit_generator.state)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        rng = state["rng"]
-        self.rng.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": int(rng["state"]), "inc": int(rng["inc"])},
-            "has_uint32": int(rng["has_uint32"]),
-            "uinteger": int(rng["uinteger"]),
-        }
+        self.rng.bit_generator.state = json.loads(state["rng"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -36,24 +36,26 @@ class WorldNetworks:
 class ReconstructiveWorld(nn.Module):
     """Encoder, dynamics, decoder, reward and continuation head of a latent world.
 
-    `make_dynamics` takes the width of the encoder output; `deter` and `stoch` are the
-    widths of the deterministic and the stochastic features. Networks compute in
-    `dtype`.
+    `config` is that of the dynamics. Networks compute in `dtype`.
     """
+
+    Dynamics: ClassVar[Callable[..., nn.Module]]
+    """Class of the dynamics; takes the encoder width, the actions and the config."""
 
     def __init__(
         self,
         obs_space: Spaces,
-        make_dynamics: Callable[[int], nn.Module],
-        deter: int,
-        stoch: int,
+        act_space: Spaces,
+        config: Any,
         networks: WorldNetworks,
-        dtype: torch.dtype,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.networks, self.dtype, self.width = networks, dtype, deter + stoch
+        deter, stoch = config.feature_widths
+        self.config, self.networks, self.dtype = config, networks, dtype
+        self.width = deter + stoch
         self.enc = Encoder(obs_space, networks.enc)
-        self.dyn = make_dynamics(self.enc.width)
+        self.dyn = type(self).Dynamics(self.enc.width, act_space, config)
         self.dec = Decoder(obs_space, deter, stoch, networks.dec)
         self.rew = Head(self.width, networks.rewhead)
         self.con = Head(self.width, networks.conhead)

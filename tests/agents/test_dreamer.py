@@ -26,11 +26,13 @@ from dreamer_helpers import (
 )
 
 from reverie import agents
+from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.agent import DreamerConfig
-from reverie.agents.dreamer.factory import make_actor_critic, make_world
+from reverie.agents.dreamer.factory import make_world
 from reverie.agents.options import BuildOptions
 from reverie.agents.weights import size_preset_of, size_presets
 from reverie.api import UserError
+from reverie.run.config import resolve
 from reverie.spaces import Space
 
 # Sizes
@@ -106,7 +108,7 @@ def count_parameters(task, config):
     obs, act = TASKS[task]
     with torch.device("meta"):
         world = make_world(config, obs, {"action": act}, torch.float32)
-        actor_critic = make_actor_critic(config, world.width, {"action": act})
+        actor_critic = ActorCritic(world.width, {"action": act}, config)
     return {
         name: sum(p.numel() for p in part.parameters() if p.requires_grad)
         for name, part in (*world.named_children(), *actor_critic.named_children())
@@ -322,3 +324,30 @@ def test_weights_of_a_deeper_network_are_an_error():
 def test_an_invalid_component_pattern_is_an_error():
     with pytest.raises(UserError, match="No component"):
         make().load_weights(make().state_dict(), "enc|dyn(")
+
+
+WORLD_WITH_A_PARAMETER = """
+import torch
+from reverie.worlds.rssm.config import RSSMConfig
+from reverie.worlds.rssm.world import RSSM
+
+class ScaledRSSM(RSSM):
+    Config = RSSMConfig
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.register_buffer("constant", torch.ones(2), persistent=False)
+        self.scale = torch.nn.Parameter(torch.ones(2))
+"""
+
+
+def test_parameters_outside_of_submodules_of_a_world_are_an_error(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "scaled_rssm.py").write_text(WORLD_WITH_A_PARAMETER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "scaled_rssm:ScaledRSSM"
+    config = resolve(["debug"], flags={"task": "catch", "dreamer.world": name}).dreamer
+    with pytest.raises(UserError, match="'scale' as a direct attribute"):
+        make(config)

@@ -16,7 +16,7 @@ from dreamer_helpers import (
     with_random_heads,
 )
 
-from reverie.agents.dreamer.actor_critic import ImagLossConfig
+from reverie.agents.dreamer.config import ImagLossConfig
 from reverie.api import UserError
 from reverie.nets.heads import HeadConfig
 from reverie.nets.normalize import NormalizeConfig

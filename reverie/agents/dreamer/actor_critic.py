@@ -9,64 +9,20 @@ imagined returns that start there (`repval`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.returns import lambda_return
 from reverie.api import Metrics
 from reverie.nets.distributions import ActionDistribution, Distribution
-from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
-from reverie.nets.normalize import Normalize, NormalizeConfig
+from reverie.nets.heads import Head, PolicyHead
+from reverie.nets.normalize import Normalize
 from reverie.nets.rng import Rng
 from reverie.spaces import Spaces
-
-
-@dataclass(frozen=True)
-class ImagLossConfig:
-    """Actor and critic losses on imagined trajectories."""
-
-    slowtar: bool = False
-    """Bootstrap returns with the slow critic instead of the critic."""
-    lam: float = 0.95
-    """Lambda of the returns."""
-    actent: float = 3e-4
-    """Scale of the entropy bonus of the actor."""
-    slowreg: float = 1.0
-    """Scale of the regularization of the critic towards the slow critic."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lam <= 1:
-            raise ValueError("lam must be from 0 to 1")
-
-
-@dataclass(frozen=True)
-class ReplLossConfig:
-    """Critic loss on replayed trajectories."""
-
-    slowtar: bool = False
-    """No effect, as in the original: returns are bootstrapped with imagined returns."""
-    lam: float = 0.95
-    """Lambda of the returns."""
-    slowreg: float = 1.0
-    """Scale of the regularization of the critic towards the slow critic."""
-
-
-@dataclass(frozen=True)
-class SlowConfig:
-    """Slow critic: an exponential moving average of the critic's weights."""
-
-    rate: float = 0.02
-    """Fraction of the critic's weights that is mixed in at each step of the average."""
-    every: int = 1
-    """Updates between steps of the average."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1 or self.every < 1:
-            raise ValueError("rate must be from 0 to 1, and every at least 1")
 
 
 class ImagLoss(NamedTuple):
@@ -99,28 +55,16 @@ class ActorCritic(nn.Module):
         self,
         inputs: int,
         act_space: Spaces,
-        *,
-        policy: PolicyConfig,
-        value: HeadConfig,
-        slowvalue: SlowConfig,
-        imag_loss: ImagLossConfig,
-        repl_loss: ReplLossConfig,
-        retnorm: NormalizeConfig,
-        valnorm: NormalizeConfig,
-        advnorm: NormalizeConfig,
-        discount: float,
-        contdisc: bool,
+        config: DreamerConfig,
     ):
         super().__init__()
-        self.act_space, self.discount, self.contdisc = act_space, discount, contdisc
-        self.slow_config, self.imag_config = slowvalue, imag_loss
-        self.repl_config = repl_loss
-        self.pol = PolicyHead(inputs, act_space, policy)
-        self.val = Head(inputs, value)
-        self.slowval = Head(inputs, value).requires_grad_(False)
-        self.retnorm = Normalize(retnorm)
-        self.valnorm = Normalize(valnorm)
-        self.advnorm = Normalize(advnorm)
+        self.act_space, self.config = act_space, config
+        self.pol = PolicyHead(inputs, act_space, config.policy)
+        self.val = Head(inputs, config.value)
+        self.slowval = Head(inputs, config.value).requires_grad_(False)
+        self.retnorm = Normalize(config.retnorm)
+        self.valnorm = Normalize(config.valnorm)
+        self.advnorm = Normalize(config.advnorm)
         # buffers with the lowest values of discrete actions that do not start at 0
         self.low_buffers: dict[str, str] = {}
         for i, (key, space) in enumerate(act_space.items()):
@@ -148,8 +92,8 @@ class ActorCritic(nn.Module):
         cont: Float[Tensor, "N H1"],
         update: bool,
     ) -> ImagLoss:
-        """Return the losses of imagined trajectories; `update` the normalizers."""
-        config = self.imag_config
+        """Return the losses; with `update`, the normalizers are updated."""
+        config = self.config.imag_loss
         policy, value = self.pol(feat), self.val(feat)
         with torch.no_grad():
             offset, scale = self.valnorm.stats()
@@ -157,7 +101,7 @@ class ActorCritic(nn.Module):
             val, slowval = value.pred() * scale + offset, slow * scale + offset
             baseline = slowval if config.slowtar else val
             # with `contdisc`, the continue probabilities include the discount
-            disc = 1.0 if self.contdisc else self.discount
+            disc = 1.0 if self.config.contdisc else self.config.discount
             weight = torch.cumprod(disc * cont, 1) / disc
             is_last = torch.zeros_like(cont)
             ret = self.lambda_return(
@@ -209,16 +153,17 @@ class ActorCritic(nn.Module):
         bootstrap: Float[Tensor, "B T"],
         update: bool,
     ) -> ReplLoss:
-        """Return the critic loss of replayed steps; `update` the normalizers.
+        """Return the critic loss; with `update`, the normalizers are updated.
 
         `bootstrap` are the imagined returns that start at each step.
         """
-        config = self.repl_config
+        config = self.config.repl_loss
         value = self.val(feat)
         with torch.no_grad():
             slow = self.slowval(feat).pred()
+            discount = self.config.discount
             ret = self.lambda_return(
-                reward, bootstrap, is_last, is_terminal, self.discount, config.lam
+                reward, bootstrap, is_last, is_terminal, discount, config.lam
             )
             offset, scale = self.valnorm(ret, update)
         loss = self._value_loss(value, (ret - offset) / scale, slow, config.slowreg)
@@ -230,8 +175,8 @@ class ActorCritic(nn.Module):
 
         Does nothing if the update was skipped (`ok` is False).
         """
-        due = ok & (count % self.slow_config.every == 0)
-        mix = torch.where(due, self.slow_config.rate, 0.0)
+        config = self.config.slowvalue
+        mix = torch.where(ok & (count % config.every == 0), config.rate, 0.0)
         slow: list[Tensor] = list(self.slowval.parameters())
         fast: list[Tensor] = list(self.val.parameters())
         torch._foreach_mul_(slow, 1 - mix)

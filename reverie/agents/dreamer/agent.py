@@ -21,8 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.agents.actions import previous_actions, zero_actions
+from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
-from reverie.agents.dreamer.factory import make_actor_critic, make_world
+from reverie.agents.dreamer.factory import make_world
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.weights import (
@@ -108,7 +109,7 @@ class Dreamer:
         self.config, self.device = config, device
 
         self.world: Any = make_world(config, obs_space, act_space, dtype)
-        self.actor_critic = make_actor_critic(config, self.world.width, act_space)
+        self.actor_critic = ActorCritic(self.world.width, act_space, config)
         self._initialize(seed)
 
         self.fast = Accelerator(options.compile, device, options.overlap)

@@ -6,11 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reverie.agents.dreamer.actor_critic import (
-    ImagLossConfig,
-    ReplLossConfig,
-    SlowConfig,
-)
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.nets.decoder import DecoderConfig
@@ -20,6 +15,50 @@ from reverie.nets.normalize import NormalizeConfig
 from reverie.nets.optim.laprop import LaPropConfig
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.vta.config import RecurrentVTAConfig
+
+
+@dataclass(frozen=True)
+class ImagLossConfig:
+    """Actor and critic losses on imagined trajectories."""
+
+    slowtar: bool = False
+    """Bootstrap returns with the slow critic instead of the critic."""
+    lam: float = 0.95
+    """Lambda of the returns."""
+    actent: float = 3e-4
+    """Scale of the entropy bonus of the actor."""
+    slowreg: float = 1.0
+    """Scale of the regularization of the critic towards the slow critic."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam <= 1:
+            raise ValueError("lam must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class ReplLossConfig:
+    """Critic loss on replayed trajectories."""
+
+    slowtar: bool = False
+    """No effect, as in the original: returns are bootstrapped with imagined returns."""
+    lam: float = 0.95
+    """Lambda of the returns."""
+    slowreg: float = 1.0
+    """Scale of the regularization of the critic towards the slow critic."""
+
+
+@dataclass(frozen=True)
+class SlowConfig:
+    """Slow critic: an exponential moving average of the critic's weights."""
+
+    rate: float = 0.02
+    """Fraction of the critic's weights that is mixed in at each step of the average."""
+    every: int = 1
+    """Updates between steps of the average."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1 or self.every < 1:
+            raise ValueError("rate must be from 0 to 1, and every at least 1")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Build the world model, actor and critic of a Dreamer from its config."""
+"""Build the world model of a Dreamer from its config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import UserError
 from reverie.plugins import import_object, is_plugin, settings_name
@@ -45,24 +44,11 @@ def make_world(
         discount=config.discount if config.contdisc else 1.0,
         reward_grad=config.reward_grad,
     )
-    return make(obs_space, act_space, settings, networks, dtype)
-
-
-def make_actor_critic(
-    config: DreamerConfig, inputs: int, act_space: Spaces
-) -> ActorCritic:
-    """Build actor and critic for features of size `inputs`."""
-    return ActorCritic(
-        inputs,
-        act_space,
-        policy=config.policy,
-        value=config.value,
-        slowvalue=config.slowvalue,
-        imag_loss=config.imag_loss,
-        repl_loss=config.repl_loss,
-        retnorm=config.retnorm,
-        valnorm=config.valnorm,
-        advnorm=config.advnorm,
-        discount=config.discount,
-        contdisc=config.contdisc,
-    )
+    world = make(obs_space, act_space, settings, networks, dtype)
+    if own := [key for key in world.state_dict() if "." not in key]:
+        raise UserError(
+            f"The world {name!r} has the tensor {own[0]!r} as a direct attribute, but "
+            "only the tensors of its submodules are trained and saved.\n"
+            f"  Fix: define {own[0]!r} in an nn.Module that is an attribute of the world."
+        )
+    return world

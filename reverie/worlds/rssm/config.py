@@ -56,3 +56,8 @@ class RSSMConfig:
             raise ValueError("unimix must be from 0 to 1")
         if self.store not in ("float32", "float16"):
             raise ValueError(f"store must be float32 or float16, not {self.store!r}")
+
+    @property
+    def feature_widths(self) -> tuple[int, int]:
+        """Sizes of the deterministic and the stochastic features."""
+        return self.deter, self.stoch * self.classes

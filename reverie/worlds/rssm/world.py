@@ -18,7 +18,7 @@ from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets import standardize as standard
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.latent import ReconstructiveWorld, WorldNetworks
+from reverie.worlds.latent import ReconstructiveWorld
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.rssm.dynamics import RSSMDynamics, RSSMState
 from reverie.worlds.rssm.sections import Section, rssm_sections
@@ -27,22 +27,9 @@ from reverie.worlds.rssm.sections import Section, rssm_sections
 class RSSM(ReconstructiveWorld):
     """Meets `api.LatentWorld`."""
 
+    Dynamics = RSSMDynamics
     dyn: RSSMDynamics
-
-    def __init__(
-        self,
-        obs_space: Spaces,
-        act_space: Spaces,
-        config: RSSMConfig,
-        networks: WorldNetworks,
-        dtype: torch.dtype = torch.float32,
-    ):
-        def make_dynamics(tokens: int) -> RSSMDynamics:
-            return RSSMDynamics(tokens, act_space, config)
-
-        stoch = config.stoch * config.classes
-        super().__init__(obs_space, make_dynamics, config.deter, stoch, networks, dtype)
-        self.config = config
+    config: RSSMConfig
 
     @property
     def extras(self) -> Spaces:

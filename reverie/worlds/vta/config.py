@@ -159,3 +159,9 @@ class RecurrentVTAConfig:
                 "temperature and min_std must be above 0, free_nats at least 0, and "
                 "boundary_rate from 0 to below 1"
             )
+
+    @property
+    def feature_widths(self) -> tuple[int, int]:
+        """Sizes of the deterministic and the stochastic features of both levels."""
+        belief = self.abs_belief + self.obs_belief
+        return belief, self.abs_stoch + self.obs_stoch

@@ -25,7 +25,7 @@ from torch import Tensor
 from reverie.api import Batch, Extras, Policy, Rollout, WorldLoss
 from reverie.nets.rng import Rng
 from reverie.spaces import Space, Spaces
-from reverie.worlds.latent import ReconstructiveWorld, WorldNetworks
+from reverie.worlds.latent import ReconstructiveWorld
 from reverie.worlds.rollout import rollout
 from reverie.worlds.vta.boundaries import UPDATE
 from reverie.worlds.vta.config import RecurrentVTAConfig
@@ -39,23 +39,9 @@ from reverie.worlds.vta.dynamics import (
 class RecurrentVTA(ReconstructiveWorld):
     """Meets `api.LatentWorld`."""
 
+    Dynamics = RecurrentVTADynamics
     dyn: RecurrentVTADynamics
-
-    def __init__(
-        self,
-        obs_space: Spaces,
-        act_space: Spaces,
-        config: RecurrentVTAConfig,
-        networks: WorldNetworks,
-        dtype: torch.dtype = torch.float32,
-    ):
-        def make_dynamics(tokens: int) -> RecurrentVTADynamics:
-            return RecurrentVTADynamics(tokens, act_space, config)
-
-        belief = config.abs_belief + config.obs_belief
-        stoch = config.abs_stoch + config.obs_stoch
-        super().__init__(obs_space, make_dynamics, belief, stoch, networks, dtype)
-        self.config = config
+    config: RecurrentVTAConfig
 
     @property
     def extras(self) -> Spaces:

@@ -1,0 +1,47 @@
+"""Importing classes that users name as `package.module:Class`."""
+
+from __future__ import annotations
+
+import pytest
+
+from reverie.api import UserError
+from reverie.plugins import import_object
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("imported", "message"),
+    [
+        ("reverie.agents.missing", "correct the import of 'reverie.agents.missing'"),
+        ("numpy.missing", "correct the import of 'numpy.missing'"),
+        ("missing_package.part", "pip install missing_package"),
+        ("plugin", "pip install plugin"),  # also the beginning of the module's name
+    ],
+)
+def test_a_missing_import_of_a_plugin_is_named(folder, imported, message):
+    name = f"plugin_{imported.replace('.', '_')}"
+    (folder / f"{name}.py").write_text(f"import {imported}\n")
+    with pytest.raises(UserError) as error:
+        import_object(f"{name}:Agent", "--agent")
+    text = str(error.value)
+    assert f"needs {imported.split('.part')[0]!r}" in text
+    assert text.endswith(f"Fix: {message}") or text.endswith(f"Fix: {message}.")
+
+
+def test_a_missing_module_is_an_error(folder):
+    with pytest.raises(UserError, match="there is no module 'absent.agent'"):
+        import_object("absent.agent:Agent", "--agent")
+    with pytest.raises(UserError, match="there is no module 'absent'"):
+        import_object("absent:Agent", "--agent")
+
+
+def test_a_misspelled_class_is_an_error(folder):
+    (folder / "plugin_with_class.py").write_text("class Planner: ...\n")
+    with pytest.raises(UserError, match="did you mean plugin_with_class:Planner"):
+        import_object("plugin_with_class:Planer", "--agent")
