@@ -35,7 +35,7 @@ def test_a_missing_import_of_a_plugin_is_named(folder, imported, message):
 
 
 def test_a_missing_module_is_an_error(folder):
-    with pytest.raises(UserError, match="there is no module 'absent.agent'"):
+    with pytest.raises(UserError, match=r"there is no module 'absent\.agent'"):
         import_object("absent.agent:Agent", "--agent")
     with pytest.raises(UserError, match="there is no module 'absent'"):
         import_object("absent:Agent", "--agent")
