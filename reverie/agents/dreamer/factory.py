@@ -49,6 +49,6 @@ def make_world(
         raise UserError(
             f"The world {name!r} has the tensor {own[0]!r} as a direct attribute, but "
             "only the tensors of its submodules are trained and saved.\n"
-            f"  Fix: define {own[0]!r} in an nn.Module that is an attribute of the world."
+            f"  Fix: define {own[0]!r} in an nn.Module that the world contains."
         )
     return world
