@@ -62,13 +62,13 @@ def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
     return _build(schema, values)
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """All values of a config, by dotted setting name."""
+def flatten(config: Any, prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """All values of a config or of nested dicts, by dotted name."""
     tree = config if isinstance(config, dict) else dataclasses.asdict(config)
     values: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            values.update(flatten(value, f"{prefix}{name}."))
+            values.update(flatten(value, f"{prefix}{name}{separator}", separator))
         else:
             values[prefix + name] = value
     return values

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from reverie.api import UserError
-from reverie.config import suggest
+from reverie.config import flatten, suggest
 from reverie.log.jsonl import METRICS, SCORES, read_lines
 
 Summary = Literal["last", "best", "mean"]
@@ -72,9 +72,8 @@ def metric_not_found(run: Path, metric: str) -> MetricNotFound:
     names = metric_names(run)
     skipped = ("timer/", "usage/", "fps/")
     listed = [name for name in names if not name.startswith(skipped)]
-    text = ", ".join(listed[:MAX_LISTED]) + (
-        ", ..." if len(listed) > MAX_LISTED else ""
-    )
+    more = ["..."] if len(listed) > MAX_LISTED else []
+    text = ", ".join(listed[:MAX_LISTED] + more)
     return MetricNotFound(
         f"{run} has no metric {metric!r}.{suggest(metric, names)}\n"
         f"  Fix: choose another `metric`; this run has {text or 'none'}."
@@ -92,20 +91,12 @@ def _read_summary(path: Path) -> dict[str, float]:
     except (OSError, ValueError, KeyError):  # missing or incomplete
         return {}
     numbers: dict[str, float] = {}
-    _collect_numbers(data, "", numbers)
+    for name, value in flatten(data, separator="/").items():
+        values = value if isinstance(value, list) else [value]
+        scalars = [float(x) for x in values if isinstance(x, int | float)]
+        if scalars:
+            numbers[name] = float(np.mean(scalars))
     return numbers
-
-
-def _collect_numbers(data: Any, prefix: str, numbers: dict[str, float]) -> None:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            _collect_numbers(value, f"{prefix}/{key}" if prefix else str(key), numbers)
-    elif isinstance(data, list):
-        values = [_to_float(x) for x in data if isinstance(x, int | float)]
-        if values:
-            numbers[prefix] = float(np.mean(values))
-    elif isinstance(data, int | float):
-        numbers[prefix] = float(data)
 
 
 def _to_float(value: Any) -> float:

@@ -27,6 +27,7 @@ SAVE_TIMEOUT = 120.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
+ON_LINUX = sys.platform.startswith("linux")
 
 
 @dataclass
@@ -72,11 +73,12 @@ class RunProcess:
 class ProcessSlots:
     """Starts processes in a fixed number of slots."""
 
-    def __init__(self, program: Sequence[str], count: int, any_gpu: bool = True):
+    def __init__(self, program: Sequence[str], count: int, assign_gpus: bool = True):
         self.program = list(program)
         self.free = list(range(count))
-        slots = range(count)
-        self._environments = [slot_environment(i, count, any_gpu) for i in slots]
+        self._environments = [
+            slot_environment(slot, count, assign_gpus) for slot in self.free
+        ]
 
     def start(
         self, words: Sequence[str], log: Path, slot: int, variables: dict[str, str]
@@ -96,26 +98,26 @@ class ProcessSlots:
         return RunProcess(process, log, slot, log_start)
 
 
-def slot_environment(slot: int, count: int, any_gpu: bool = True) -> dict[str, str]:
+def slot_environment(slot: int, count: int, assign_gpus: bool = True) -> dict[str, str]:
     """Environment variables that assign CPU threads and a GPU to a slot.
 
-    With `any_gpu` and several GPUs, each slot gets one of them.
+    With `assign_gpus`, each slot gets one of several GPUs.
     """
     variables: dict[str, str] = {}
     if not any(name in os.environ for name in THREAD_VARIABLES):
-        cores = len(os.sched_getaffinity(0)) if _on_linux() else os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0)) if ON_LINUX else os.cpu_count() or 1
         variables |= dict.fromkeys(THREAD_VARIABLES, str(max(1, cores // count)))
     visible = os.environ.get(GPU_VARIABLE)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = visible.split(",") if visible else [str(i) for i in range(num_gpus)]
-    if any_gpu and min(count, len(gpus)) > 1:
+    if assign_gpus and min(count, len(gpus)) > 1:
         variables[GPU_VARIABLE] = gpus[slot % len(gpus)]
     return variables
 
 
 def kill_with_parent() -> Callable[[], None] | None:
     """A `preexec_fn` that has the process killed when its parent dies."""
-    if not _on_linux():
+    if not ON_LINUX:
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
@@ -137,7 +139,3 @@ def describe_exit(output: str, exit_code: int) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last_line = f": {lines[-1]}" if lines else ""
     return f"exit code {exit_code}{last_line}"
-
-
-def _on_linux() -> bool:
-    return sys.platform.startswith("linux")

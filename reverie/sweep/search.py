@@ -23,18 +23,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import yaml
 
 from reverie.api import Metrics, UserError
 from reverie.config import read_config_file
-from reverie.log.logger import Logger, LoggerConfig, make_logger
+from reverie.log.logger import LoggerConfig, make_logger
 from reverie.log.terminal import format_number
 from reverie.render.sweep import Panel, draw_sweep
 from reverie.render.video import write_image
 from reverie.run.folder import lock_folder, resolve_logdir
+from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
 from reverie.storage.atomic import write_file
 from reverie.sweep.objective import (
@@ -100,44 +101,35 @@ class TrialRun:
     """Time of the last check whether to prune it."""
 
 
-class Sweep:
+class Sweep(Resources):
     """The state of a sweep and the steps of its loop."""
 
     def __init__(self, spec: SweepSpec, program: Sequence[str] = PROGRAM):
+        super().__init__()
         self.path = resolve_logdir(spec.config.logdir)
         self.spec = replace(spec, config=replace(spec.config, logdir=str(self.path)))
         self.config = spec.config
         self.goal: Goal = "max" if spec.config.goal == "max" else "min"
         self.stopper = Stopper()
-        any_gpu = "device" not in {*spec.settings, *spec.ranges}
-        self.slots = ProcessSlots(program, spec.config.jobs, any_gpu)
+        assign_gpus = "device" not in {*spec.settings, *spec.ranges}
+        self.slots = ProcessSlots(program, spec.config.jobs, assign_gpus)
         self.pending: list[RunningTrial] = []  # trials with seeds not started yet
         self.runs: list[TrialRun] = []
         self._series: dict[int, MetricSeries] = {}
-        self._lock: IO[str] | None = None
-        self._logger: Logger | None = None
 
-    def __enter__(self) -> Sweep:
-        if (self.path / "config.yaml").exists():
-            raise UserError(
-                f"{self.path} is the folder of a run, not of a sweep.\n"
-                "  Fix: choose another --logdir."
-            )
-        self._lock = lock_folder(self.path, "sweep folder")
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and not isinstance(error, UserError):
             for run in self.runs:
                 run.process.kill()
         self.close()
 
     def _open(self) -> None:
+        if (self.path / "config.yaml").exists():
+            raise UserError(
+                f"{self.path} is the folder of a run, not of a sweep.\n"
+                "  Fix: choose another --logdir."
+            )
+        self._cleanup.enter_context(lock_folder(self.path, "sweep folder"))
         saved = self.path / SPEC_FILE
         self.study = Study(self.path / JOURNAL, self.spec)
         trials = self.study.trials()
@@ -145,13 +137,15 @@ class Sweep:
             refuse_changed_spec(saved, self.spec, trials)
         write_file(saved, self.spec.to_yaml().encode())
         (self.path / "trials").mkdir(exist_ok=True)
-        self.stopper.__enter__()
+        self._cleanup.enter_context(self.stopper)
         outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
         settings = yaml.safe_load(self.spec.to_yaml())
-        self._logger = make_logger(outputs, self.path, settings=settings)
+        self.logger = make_logger(outputs, self.path, settings=settings)
+        self._cleanup.callback(self.logger.close)
+        self._cleanup.callback(self._stop_runs)
 
-    def close(self) -> None:
-        """Stop all processes, which save a checkpoint first, and release the folder."""
+    def _stop_runs(self) -> None:
+        """Stop all processes, which save a checkpoint first."""
         try:
             for run in self.runs:
                 run.process.stop()
@@ -162,20 +156,17 @@ class Sweep:
                 run.process.kill()
                 self.study.add_seconds(run.trial, run.process.seconds)
             self.runs = []
-            self.stopper.__exit__(None, None, None)
-            for resource in (self._logger, self._lock):
-                if resource is not None:
-                    resource.close()
-            self._logger = self._lock = None
 
     def resume_trials(self) -> None:
         """Queue the trials that were interrupted, and print what will be done."""
         self.pending = self.study.interrupted_trials()
         finished = len(self.study.trials()) - len(self.pending)
-        _print(f"{self.study.num_trials} trials of `reverie {self.config.command}`")
-        _print(f"  {self.goal} {self.config.metric}")
-        _print(f"  {self.config.sampler} search over {', '.join(self.spec.ranges)}")
-        _print(f"  sweep folder {self.path}")
+        _print(
+            f"{self.study.num_trials} trials of `reverie {self.config.command}`\n"
+            f"  {self.goal} {self.config.metric}\n"
+            f"  {self.config.sampler} search over {', '.join(self.spec.ranges)}\n"
+            f"  sweep folder {self.path}"
+        )
         if finished or self.pending:
             _print(f"  {finished} trials finished, {len(self.pending)} resumed")
 
@@ -214,7 +205,7 @@ class Sweep:
     def finish(self) -> None:
         """Write the plot, and print the table unless the sweep was asked to stop."""
         if self.stopper.is_set():
-            self.close()
+            self._stop_runs()
         trials = self.write_tables()
         plot = plot_trials(self.spec, trials, self.goal)
         write_image(self.path / "plot.png", plot)
@@ -258,37 +249,31 @@ class Sweep:
                 words += ["--logger.outputs+", "wandb"]
             words += ["--logdir", str(folder)]
         slot = self.slots.free.pop(0)
-        log = folder.with_name(folder.name + ".log")
-        group = {"WANDB_RUN_GROUP": self.path.name}
-        process = self.slots.start(words, log, slot, group)
+        log, group = folder.with_name(folder.name + ".log"), self.path.name
+        process = self.slots.start(words, log, slot, {"WANDB_RUN_GROUP": group})
         self.runs.append(TrialRun(trial, seed, process, folder, is_eval))
 
     def _on_exit(self, run: TrialRun, code: int) -> None:
         self.slots.free.append(run.process.slot)
-        trial, folder = run.trial, run.folder
+        trial, folder, metric = run.trial, run.folder, self.config.metric
         if run.process.deadline is not None:  # it was asked to stop
             return
         self.study.add_seconds(trial, run.process.seconds)
         if code:
             self._fail(trial, run.process.error_message(code))
-            return
-        if self.config.eval is not None and not run.is_eval:
+        elif self.config.eval is not None and not run.is_eval:
             self._start(trial, run.seed, is_eval=True)
-            return
-        series = read_metric(folder, self.config.metric)
-        if not series:
-            error = metric_not_found(folder, self.config.metric)
+        elif not (series := read_metric(folder, metric)):
+            error = metric_not_found(folder, metric)
             if not self._metric_exists():
                 raise error
             self._fail(trial, str(error).split("\n")[0])
-            return
-        value = self._summarize(series)
-        if not math.isfinite(value):
-            self._fail(trial, f"{self.config.metric} is not finite.")
-            return
-        self.study.record_value(trial, run.seed, value)
-        if len(trial.values) == self.config.seeds:
-            self._complete(trial)
+        elif not math.isfinite(value := self._summarize(series)):
+            self._fail(trial, f"{metric} is not finite.")
+        else:
+            self.study.record_value(trial, run.seed, value)
+            if len(trial.values) == self.config.seeds:
+                self._complete(trial)
 
     def _complete(self, trial: RunningTrial) -> None:
         value = self.study.complete(trial)
@@ -365,10 +350,9 @@ class Sweep:
         return any(read_metric(folder, self.config.metric) for folder in folders)
 
     def _log(self, metrics: Metrics) -> None:
-        if self._logger is not None:
-            with_value = [t for t in self.study.trials() if t.value is not None]
-            self._logger.add(metrics, prefix="sweep")
-            self._logger.write(len(with_value))
+        with_value = [t for t in self.study.trials() if t.value is not None]
+        self.logger.add(metrics, prefix="sweep")
+        self.logger.write(len(with_value))
 
 
 def refuse_changed_spec(saved: Path, spec: SweepSpec, trials: Sequence[Trial]) -> None:

@@ -113,16 +113,15 @@ def parse_range(name: str, data: Any, setting_type: Any) -> Range:
     if isinstance(data, Mapping):
         return _parse_numeric(name, data, _number_type(setting_type))
     if not isinstance(data, list):
-        raise UserError(
-            f"The range of {name} is {data!r}, which is neither a list of choices nor "
-            f"low and high.\n  Fix: {name}: {{low: 1, high: 10}}, or move {name} to "
-            "`settings` if it is fixed."
+        raise _range_error(
+            name,
+            f"is {data!r}, which is neither a list of choices nor low and high",
+            f"{name}: {{low: 1, high: 10}}, or move {name} to `settings` if it is "
+            "fixed.",
         )
     options = tuple(dict.fromkeys(tuple(to_words(value)) for value in data))
     if not options:
-        raise UserError(
-            f"The range of {name} is empty.\n  Fix: {name}: [CHOICE, CHOICE]"
-        )
+        raise _range_error(name, "is empty", f"{name}: [CHOICE, CHOICE]")
     return CategoricalRange(options)
 
 
@@ -140,29 +139,22 @@ def _parse_numeric(
     name: str, data: Mapping[str, Any], number: type | None
 ) -> NumericRange:
     if number is None:
-        raise UserError(
-            f"{name} is not a number, so its range cannot have low and high.\n"
-            f"  Fix: {name}: [CHOICE, CHOICE]"
-        )
+        problem = "has low and high, but the setting is not a number"
+        raise _range_error(name, problem, f"{name}: [CHOICE, CHOICE]")
     keys = [field.name for field in fields(NumericRange) if field.name != "integer"]
     for key in data:
         if key not in keys:
-            raise UserError(
-                f"The range of {name} has an unknown key {key!r}."
-                f"{suggest(str(key), keys)}\n  Fix: choose from {', '.join(keys)}."
-            )
+            hint = suggest(str(key), keys)
+            fix = f"choose from {', '.join(keys)}."
+            raise _range_error(name, f"has an unknown key {key!r}", fix, hint)
     for key in ("low", "high"):
         if key not in data:
-            raise UserError(
-                f"The range of {name} has no `{key}`.\n"
-                f"  Fix: {name}: {{low: 1, high: 10}}"
-            )
+            fix = f"{name}: {{low: 1, high: 10}}"
+            raise _range_error(name, f"has no `{key}`", fix)
     log, integer = data.get("log", False), number is int
     if not isinstance(log, bool):
-        raise UserError(
-            f"`log` in the range of {name} must be true or false, not {log!r}.\n"
-            "  Fix: log: true"
-        )
+        problem = f"needs true or false for `log`, not {log!r}"
+        raise _range_error(name, problem, "log: true")
     low = _parse_number(name, "low", data["low"], integer)
     high = _parse_number(name, "high", data["high"], integer)
     step = data.get("step")
@@ -170,24 +162,16 @@ def _parse_numeric(
     count = data.get("count")
     count = None if count is None else int(_parse_number(name, "count", count, True))
     if low > high:
-        raise UserError(
-            f"The range of {name} is empty: {low:g} is above {high:g}.\n"
-            f"  Fix: {name}: {{low: {high:g}, high: {low:g}}}"
-        )
+        fix = f"{name}: {{low: {high:g}, high: {low:g}}}"
+        raise _range_error(name, f"is empty: {low:g} is above {high:g}", fix)
     if log and low <= 0:
-        raise UserError(
-            f"The range of {name} is logarithmic but starts at {low:g}.\n"
-            "  Fix: use a `low` above zero, or remove `log`."
-        )
+        fix = "use a `low` above zero, or remove `log`."
+        raise _range_error(name, f"is logarithmic but starts at {low:g}", fix)
     if log and step is not None:
-        raise UserError(
-            f"The range of {name} has both `log` and `step`.\n  Fix: use `count`."
-        )
+        raise _range_error(name, "has both `log` and `step`", "use `count`.")
     if (step is not None and step <= 0) or (count is not None and count < 1):
-        raise UserError(
-            f"`step` and `count` in the range of {name} must be above zero.\n"
-            "  Fix: count: 5"
-        )
+        problem = "needs a `step` and a `count` above zero"
+        raise _range_error(name, problem, "count: 5")
     return NumericRange(low, high, log, step, count, integer)
 
 
@@ -198,11 +182,13 @@ def _parse_number(name: str, key: str, value: Any, integer: bool) -> float:
         number = math.nan
     if not math.isfinite(number) or (integer and number != int(number)):
         expected = "a whole number" if integer else "a number"
-        raise UserError(
-            f"`{key}` in the range of {name} must be {expected}, not {value!r}.\n"
-            f"  Fix: {key}: 1"
-        )
+        problem = f"needs {expected} for `{key}`, not {value!r}"
+        raise _range_error(name, problem, f"{key}: 1")
     return number
+
+
+def _range_error(name: str, problem: str, fix: str, hint: str = "") -> UserError:
+    return UserError(f"The range of {name} {problem}.{hint}\n  Fix: {fix}")
 
 
 def _number_type(setting_type: Any) -> type | None:

@@ -110,8 +110,11 @@ def load_spec(
     for name, value in configs.parse_flags(words):
         if name.replace("-", "_") in options:
             flags.append((name, value))
-        else:
-            _add_flag(settings, name, ["True"] if value is None else to_words(value))
+            continue
+        # blocks, files and `--name+` are appended, other flags override a setting
+        appends = name in ("configs", "config") or name.endswith("+")
+        before = settings.get(name, []) if appends else []
+        settings[name] = [*before, *(["True"] if value is None else to_words(value))]
     for key in data:
         if key not in options:
             raise _unknown_key(path, key, [*options, "settings", "ranges"])
@@ -130,10 +133,15 @@ def load_spec(
             f"{path} has no ranges, so there is nothing to search.\n"
             "  Fix: ranges: {NAME: {low: 1, high: 10}}, or a list of choices for NAME"
         )
-    space = {name: _parse_range(path, name, ranges[name]) for name in ranges}
+    known = configs.settings_of(Config)
+    space: dict[str, Range] = {}
+    for name, value in ranges.items():
+        setting = _find_setting(path, name, known)
+        type_ = known[setting].type if setting in known else str
+        space[name] = parse_range(name, value, type_)
     _check_conflicts(path, space, settings, config)
     for name in settings:
-        _find_setting(path, name, [*options, *configs.settings_of(Config)])
+        _find_setting(path, name, [*options, *known])
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.words({}))
     for name, range_ in space.items():
@@ -165,21 +173,6 @@ def _pop_mapping(path: Path, data: dict[str, Any], key: str) -> dict[str, Any]:
             f"  Fix: write one `name: value` per line below `{key}:`."
         )
     return {str(name): value for name, value in mapping.items()}
-
-
-def _add_flag(settings: dict[str, list[str]], name: str, words: list[str]) -> None:
-    """Override a setting; blocks, files and `--name+` are appended instead."""
-    appends = name in ("configs", "config") or name.endswith("+")
-    before = settings.get(name, []) if appends else []
-    settings[name] = [*before, *words]
-
-
-def _parse_range(path: Path, name: str, data: Any) -> Range:
-    if name == "configs":
-        return parse_range(name, data, str)
-    settings = configs.settings_of(Config)
-    setting = _find_setting(path, name, settings)
-    return parse_range(name, data, settings[setting].type)
 
 
 def _find_setting(path: Path, name: str, names: Collection[str]) -> str:
