@@ -49,6 +49,12 @@ def block_size(width: int) -> int:
     return max(16, int(triton.next_power_of_2(width)))
 
 
+def tile_shape(width: int, elements: int = 1024) -> tuple[int, int]:
+    """Return rows and columns of a tile of rows of `width`, about `elements` in all."""
+    columns = block_size(width)
+    return max(1, elements // columns), columns
+
+
 def num_programs(device: torch.device, tiles: int, per_sm: int = 4) -> int:
     """Return how many programs share `tiles` of work and keep a partial sum each.
 

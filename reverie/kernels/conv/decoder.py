@@ -24,7 +24,7 @@ from reverie.kernels.conv.encoder import is_supported
 from reverie.kernels.conv.nhwc import conv2d
 from reverie.kernels.conv.space_to_depth import image_offset, upsample_kernel
 from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.launch import apply_autograd, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     linear_norm_act,
     load_columns,
@@ -39,7 +39,7 @@ from reverie.nets.decoder import Decoder
 from reverie.nets.distributions import Distribution
 
 ALIGNMENT = 16
-"""Distribution channels of the last layer are padded to a multiple of this."""
+"""Output channels of the last layer are padded to a multiple of this."""
 TILE = 2048
 
 
@@ -58,12 +58,12 @@ class FastDecoder(Decoder):
         weight, bias = self.imgout.cast(dtype)
         units = triton.cdiv(4 * len(bias), ALIGNMENT) * ALIGNMENT
         layer = LazyLastLayer(x, upsample_kernel(weight, units), bias)
-        outs: dict[str, Distribution] = {}
+        distributions: dict[str, Distribution] = {}
         offset = 0
         for key, space in self.images.items():
-            outs[key] = FusedImageMSE(layer, batch, space.shape, offset)
+            distributions[key] = FusedImageMSE(layer, batch, space.shape, offset)
             offset += space.shape[2]
-        return outs
+        return distributions
 
     def _smallest(self, deter: Tensor, stoch: Tensor) -> Float[Tensor, "b h w c"]:
         """Return the input of the first convolution."""
@@ -167,7 +167,7 @@ class _SumNorm(torch.autograd.Function):
         y = torch.empty_like(x1)
         ctx.settings = len(x1), h * w, channels, channels // len(x0), eps
         if len(x1):
-            block_rows, columns = _norm_tile(channels)
+            block_rows, columns = tile_shape(channels)
             grid = (triton.cdiv(len(x1) * h * w, block_rows),)
             inputs = (x0, x1, bias0, bias1, scale, y)
             _sum_norm[grid](*inputs, *ctx.settings, block_rows, columns)
@@ -179,7 +179,7 @@ class _SumNorm(torch.autograd.Function):
         x0, x1, bias0, bias1, scale = ctx.saved_tensors
         rows, pixels, channels, _, _ = ctx.settings
         dx0, dx1 = torch.empty_like(x0), torch.empty_like(x1)
-        block_rows, columns = _norm_tile(channels)
+        block_rows, columns = tile_shape(channels)
         tiles = triton.cdiv(rows * pixels, block_rows)
         programs = num_programs(x0.device, tiles)
         partial = torch.empty(programs, channels, device=x0.device)
@@ -193,12 +193,6 @@ class _SumNorm(torch.autograd.Function):
             *(dx0, dx1, in_blocks.to(bias0.dtype), dbias.to(bias1.dtype)),
             *(sum_partials(partial).to(scale.dtype), None, None),
         )
-
-
-def _norm_tile(channels: int) -> tuple[int, int]:
-    """Return rows and columns of a program's tile."""
-    columns = block_size(channels)
-    return max(1, 1024 // columns), columns
 
 
 class _ImageLoss(torch.autograd.Function):
@@ -234,8 +228,7 @@ def _loss_sizes(
 ) -> tuple[int, ...]:
     """Return the size arguments of the loss kernel."""
     _, h, w, channels = x.shape
-    columns = block_size(channels)
-    rows = max(1, TILE // columns)
+    rows, columns = tile_shape(channels, TILE)
     steps = triton.cdiv(h * w, rows)
     image = target.shape[1:]
     return (h * w, w, channels, len(bias), *image, offset, steps, rows, columns)

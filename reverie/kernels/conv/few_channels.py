@@ -26,7 +26,7 @@ from torch import Tensor
 from reverie.kernels.conv.nhwc import conv2d_input_grad
 from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, can_launch, num_programs
-from reverie.kernels.norm.group_norm import PixelTiling, sum_pixels
+from reverie.kernels.norm.group_norm import sum_pixels, tile_by_pixels
 from reverie.kernels.norm.group_norm_kernels import (
     factor_and_offset,
     gradient_means,
@@ -141,7 +141,7 @@ class _NormConvToFew(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
         x = x.contiguous()
-        tiling, few = PixelTiling(x, ROWS), len(weight)
+        tiling, few = tile_by_pixels(x, ROWS), len(weight)
         rows, height, width, _ = x.shape
         sums, stats = sum_pixels(x, tiling)
         # float32, as nine contributions are summed
@@ -162,7 +162,7 @@ class _NormConvToFew(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, scale, shift, stats, weight, bias = ctx.saved_tensors
-        tiling = PixelTiling(x, BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM)
+        tiling = tile_by_pixels(x, BACKWARD_ROWS, BACKWARD_PROGRAMS_PER_SM)
         few, many, (height, width) = len(weight), x.shape[-1], x.shape[1:3]
         matrix = _weight_matrix(weight).T.contiguous()
         taps = len(matrix)

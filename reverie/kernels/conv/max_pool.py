@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reverie.kernels.conv.space_to_depth import space_to_depth_index
 from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, block_size, num_programs
+from reverie.kernels.launch import apply_autograd, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
     load_columns,
     norm_rows,
@@ -101,8 +101,8 @@ def empty_pooled(ctx: Any, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 def _tile(channels: int) -> tuple[int, int, int]:
     """Return rows and columns of a program's tile, and its number of warps."""
-    columns = block_size(channels)
-    return max(1, 1024 // columns), columns, max(4, columns // 512)
+    rows, columns = tile_shape(channels)
+    return rows, columns, max(4, columns // 512)
 
 
 @jit

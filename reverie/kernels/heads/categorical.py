@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from reverie.kernels.jit import jit
-from reverie.kernels.launch import can_launch, padded_linear
+from reverie.kernels.launch import can_launch, padded_linear, tile_shape
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import ActionDistribution, Categorical
 from reverie.nets.heads import PolicyHead
@@ -62,11 +62,9 @@ class FastCategorical(Categorical):
         index = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         if len(rows):
             noise = rng.exponential(rows[:, : self.classes])
-            grid, sizes = (
-                (triton.cdiv(len(rows), tile[0]),),
-                (*rows.shape, self.classes),
+            _sample[(triton.cdiv(len(rows), tile[0]),)](
+                rows, noise, index, self.unimix, *rows.shape, self.classes, *tile
             )
-            _sample[grid](rows, noise, index, self.unimix, *sizes, *tile)
         return index.reshape(self.raw.shape[:-1])
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
@@ -97,8 +95,8 @@ class _LogpEntropy(torch.autograd.Function):
         logp, entropy = torch.empty(2, len(logits), device=logits.device)
         if len(logits):
             _logp_entropy[(triton.cdiv(len(logits), tile[0]),)](
-                *(logits, event, logp, entropy, unimix, *logits.shape, classes),
-                *(unimix > 0, *tile),
+                *(logits, event, logp, entropy, None),
+                *(unimix, *logits.shape, classes, unimix > 0, *tile),
             )
         ctx.save_for_backward(logits, event)
         ctx.unimix, ctx.classes = unimix, classes
@@ -111,7 +109,7 @@ class _LogpEntropy(torch.autograd.Function):
         logits, event = ctx.saved_tensors
         dlogits, (_, tile) = torch.empty_like(logits), _rows(logits)
         if len(logits):
-            _logp_entropy_backward[(triton.cdiv(len(logits), tile[0]),)](
+            _logp_entropy[(triton.cdiv(len(logits), tile[0]),)](
                 *(logits, event, dlogp.contiguous(), dentropy.contiguous(), dlogits),
                 *(ctx.unimix, *logits.shape, ctx.classes, ctx.unimix > 0, *tile),
             )
@@ -120,9 +118,8 @@ class _LogpEntropy(torch.autograd.Function):
 
 def _rows(logits: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """Logits as a matrix, and the tile (rows, columns) of one program."""
-    columns = logits.shape[-1]
-    wide = max(16, int(triton.next_power_of_2(columns)))
-    return logits.reshape(-1, columns).contiguous(), (max(1, 1024 // wide), wide)
+    width = logits.shape[-1]
+    return logits.reshape(-1, width).contiguous(), tile_shape(width)
 
 
 @jit
@@ -171,29 +168,6 @@ def _logp_entropy(
     event,
     logp,
     entropy,
-    unimix,
-    rows,
-    stride,
-    classes,
-    MIXED: tl.constexpr,
-    R: tl.constexpr,
-    K: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    col = tl.arange(0, K)[None, :]
-    _, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
-    chosen = tl.load(event + row, row < rows, 0)
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    tl.store(logp + row, tl.sum(tl.where(col == chosen, log, 0.0), 1), row < rows)
-    tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log, 0.0), 1), row < rows)
-
-
-@jit
-def _logp_entropy_backward(
-    logits,
-    event,
-    dlogp,
-    dentropy,
     dlogits,
     unimix,
     rows,
@@ -203,20 +177,26 @@ def _logp_entropy_backward(
     R: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Store both results; with `dlogits`, load their gradients and store its own."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, K)[None, :]
     s, p, log = _softmax(logits, row, col, rows, stride, classes, unimix, MIXED)
     chosen = col == tl.load(event + row, row < rows, 0)
-    # s * dlog(p)/ds, without a division by p where it may be zero
-    if MIXED:
-        ratio = (1 - unimix) * s / tl.where(col < classes, p, 1.0)
+    if dlogits is None:
+        row = tl.program_id(0) * R + tl.arange(0, R)
+        tl.store(logp + row, tl.sum(tl.where(chosen, log, 0.0), 1), row < rows)
+        tl.store(entropy + row, -tl.sum(tl.where(p > 0, p * log, 0.0), 1), row < rows)
     else:
-        ratio = tl.where(col < classes, 1.0, 0.0)
-    logp_grad = tl.where(chosen, ratio, 0.0)
-    logp_grad -= s * tl.sum(logp_grad, 1)[:, None]
-    entropy_grad = -(1 - unimix) * s * log if MIXED else -s * log
-    entropy_grad -= s * tl.sum(entropy_grad, 1)[:, None]
-    grad = tl.load(dlogp + row, row < rows, 0.0) * logp_grad
-    grad += tl.load(dentropy + row, row < rows, 0.0) * entropy_grad
-    grad = tl.where(col < classes, grad, 0.0)
-    tl.store(dlogits + row * stride + col, grad, (row < rows) & (col < stride))
+        # s * dlog(p)/ds, without a division by p where it may be zero
+        if MIXED:
+            ratio = (1 - unimix) * s / tl.where(col < classes, p, 1.0)
+        else:
+            ratio = tl.where(col < classes, 1.0, 0.0)
+        logp_grad = tl.where(chosen, ratio, 0.0)
+        logp_grad -= s * tl.sum(logp_grad, 1)[:, None]
+        entropy_grad = -(1 - unimix) * s * log if MIXED else -s * log
+        entropy_grad -= s * tl.sum(entropy_grad, 1)[:, None]
+        grad = tl.load(logp + row, row < rows, 0.0) * logp_grad
+        grad += tl.load(entropy + row, row < rows, 0.0) * entropy_grad
+        grad = tl.where(col < classes, grad, 0.0)
+        tl.store(dlogits + row * stride + col, grad, (row < rows) & (col < stride))

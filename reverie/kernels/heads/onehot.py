@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.jit import jit
+from reverie.kernels.launch import tile_shape
 
 
 class OneHotKL(NamedTuple):
@@ -53,12 +54,10 @@ def sample_onehot(
     onehot = torch.empty_like(logits) if out is None else out
     stride = groups * classes if out is None else out.stride(0)
     assert onehot.stride()[-2:] == (classes, 1)
-    rows = logits.numel() // classes
-    wide = max(16, triton.next_power_of_2(classes))
-    tall = max(1, 1024 // wide)
+    rows, tile = logits.numel() // classes, tile_shape(classes)
     if rows:
-        _sample[(triton.cdiv(rows, tall),)](
-            *(logits, noise, onehot, unimix, rows, groups, classes, stride, tall, wide)
+        _sample[(triton.cdiv(rows, tile[0]),)](
+            *(logits, noise, onehot, unimix, rows, groups, classes, stride, *tile)
         )
     return onehot
 
@@ -71,8 +70,10 @@ class _KL(torch.autograd.Function):
         post, prior = post.contiguous(), prior.contiguous()
         results = torch.empty(4, len(post), device=post.device)
         if len(post):
-            sizes = _sizes(post)
-            _kl[(len(post),)](post, prior, results, unimix, len(post), *sizes)
+            _kl[(len(post),)](
+                *(post, prior, results, None, None, None, None),
+                *(unimix, len(post), *_sizes(post)),
+            )
         ctx.save_for_backward(post, prior)
         ctx.unimix = unimix
         dyn, rep, post_entropy, prior_entropy = results.unbind()
@@ -86,9 +87,9 @@ class _KL(torch.autograd.Function):
         post, prior = ctx.saved_tensors
         dpost, dprior = torch.empty_like(post), torch.empty_like(prior)
         if len(post):
-            _kl_backward[(len(post),)](
-                *(post, prior, dyn.contiguous(), rep.contiguous(), dpost, dprior),
-                *(ctx.unimix, *_sizes(post)),
+            grads = (dyn.contiguous(), rep.contiguous(), dpost, dprior)
+            _kl[(len(post),)](
+                post, prior, None, *grads, ctx.unimix, len(post), *_sizes(post)
             )
         return dpost, dprior, None
 
@@ -123,6 +124,10 @@ def _kl(
     post,
     prior,
     results,
+    dyn,
+    rep,
+    dpost,
+    dprior,
     unimix,
     rows,
     groups,
@@ -130,44 +135,26 @@ def _kl(
     S: tl.constexpr,
     K: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    at, inside = _tile(row, groups, classes, S, K)
-    _, p = _softmax(post, at, inside, unimix, classes)
-    _, q = _softmax(prior, at, inside, unimix, classes)
-    logp = tl.log(tl.where(inside, p, 1.0))
-    logq = tl.log(tl.where(inside, q, 1.0))
-    kl = tl.sum(p * (logp - logq))
-    tl.store(results + row, kl)
-    tl.store(results + rows + row, kl)
-    tl.store(results + 2 * rows + row, -tl.sum(p * logp))
-    tl.store(results + 3 * rows + row, -tl.sum(q * logq))
-
-
-@jit
-def _kl_backward(
-    post,
-    prior,
-    dyn,
-    rep,
-    dpost,
-    dprior,
-    unimix,
-    groups,
-    classes,
-    S: tl.constexpr,
-    K: tl.constexpr,
-):
+    """Compute KL and entropies of one row; without `results`, the gradients."""
     row = tl.program_id(0)
     at, inside = _tile(row, groups, classes, S, K)
     post_softmax, p = _softmax(post, at, inside, unimix, classes)
     prior_softmax, q = _softmax(prior, at, inside, unimix, classes)
-    p, q = tl.where(inside, p, 1.0), tl.where(inside, q, 1.0)
-    grad = tl.log(p) - tl.log(q)
-    grad = post_softmax * (grad - tl.sum(post_softmax * grad, 1)[:, None])
-    tl.store(dpost + at, tl.load(rep + row) * (1 - unimix) * grad, inside)
-    grad = -p / q
-    grad = prior_softmax * (grad - tl.sum(prior_softmax * grad, 1)[:, None])
-    tl.store(dprior + at, tl.load(dyn + row) * (1 - unimix) * grad, inside)
+    logp = tl.log(tl.where(inside, p, 1.0))
+    logq = tl.log(tl.where(inside, q, 1.0))
+    if results is not None:
+        kl = tl.sum(p * (logp - logq))
+        tl.store(results + row, kl)
+        tl.store(results + rows + row, kl)
+        tl.store(results + 2 * rows + row, -tl.sum(p * logp))
+        tl.store(results + 3 * rows + row, -tl.sum(q * logq))
+    else:
+        grad = logp - logq
+        grad = post_softmax * (grad - tl.sum(post_softmax * grad, 1)[:, None])
+        tl.store(dpost + at, tl.load(rep + row) * (1 - unimix) * grad, inside)
+        grad = -tl.where(inside, p, 1.0) / tl.where(inside, q, 1.0)
+        grad = prior_softmax * (grad - tl.sum(prior_softmax * grad, 1)[:, None])
+        tl.store(dprior + at, tl.load(dyn + row) * (1 - unimix) * grad, inside)
 
 
 @jit

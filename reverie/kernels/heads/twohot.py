@@ -12,7 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reverie.kernels.jit import jit
-from reverie.kernels.launch import apply_autograd, can_launch, padded_linear
+from reverie.kernels.launch import (
+    apply_autograd,
+    can_launch,
+    padded_linear,
+    tile_shape,
+)
 from reverie.nets.blocks import Linear
 from reverie.nets.distributions import Distribution, TwoHot
 from reverie.nets.heads import Head
@@ -50,9 +55,10 @@ class FastTwoHot(TwoHot):
         rows = self.raw.detach().reshape(-1, self.raw.shape[-1]).contiguous()
         mean = torch.empty(len(rows), device=rows.device)
         if len(rows):
-            tall, wide = _tile(rows)
-            grid, sizes = (triton.cdiv(len(rows), tall),), _sizes(rows, self.bins)
-            _mean[grid](rows, self.bins, mean, *sizes, tall, wide)
+            tile = tile_shape(rows.shape[1])
+            _mean[(triton.cdiv(len(rows), tile[0]),)](
+                rows, self.bins, mean, *rows.shape, len(self.bins), *tile
+            )
         return mean.reshape(self.raw.shape[:-1])
 
     def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -66,10 +72,7 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, bins: Tensor, target: Tensor) -> Tensor:
         logits, target = logits.contiguous(), target.contiguous()
         loss = torch.empty_like(target)
-        if len(target):
-            tall, wide = _tile(logits)
-            grid, sizes = (triton.cdiv(len(logits), tall),), _sizes(logits, bins)
-            _loss[grid](logits, bins, target, loss, *sizes, tall, wide)
+        _launch_loss(logits, bins, target, loss, None)
         ctx.save_for_backward(logits, bins, target)
         return loss
 
@@ -77,24 +80,16 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, bins, target = ctx.saved_tensors
         dlogits = torch.empty_like(logits)
-        if len(target):
-            tall, wide = _tile(logits)
-            _loss_backward[(triton.cdiv(len(logits), tall),)](
-                *(logits, bins, target, grad.contiguous(), dlogits),
-                *(*_sizes(logits, bins), tall, wide),
-            )
+        _launch_loss(logits, bins, target, grad.contiguous(), dlogits)
         return dlogits, None, None
 
 
-def _sizes(logits: Tensor, bins: Tensor) -> tuple[int, int, int]:
-    """Number of rows, their stride, and number of bins."""
-    return *logits.shape, len(bins)
-
-
-def _tile(logits: Tensor) -> tuple[int, int]:
-    """Tile (rows, columns) of one program."""
-    wide = max(16, triton.next_power_of_2(logits.shape[-1]))
-    return max(1, 1024 // wide), wide
+def _launch_loss(logits: Tensor, bins: Tensor, *tensors: Tensor | None) -> None:
+    if len(logits):
+        tile = tile_shape(logits.shape[1])
+        _loss[(triton.cdiv(len(logits), tile[0]),)](
+            logits, bins, *tensors, *logits.shape, len(bins), *tile
+        )
 
 
 @jit
@@ -134,27 +129,10 @@ def _two_hot(bins, target, row, rows, col, count):
 
 @jit
 def _loss(
-    logits, bins, target, loss, rows, stride, count, R: tl.constexpr, C: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    col = tl.arange(0, C)[None, :]
-    inside = (row < rows) & (col < count)
-    below, above, share = _two_hot(bins, target, row, rows, col, count)
-    v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
-    v -= tl.max(v, 1)[:, None]
-    total = tl.log(tl.sum(tl.exp(v), 1))
-    weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
-    chosen = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    tl.store(loss + row, total - chosen, row < rows)
-
-
-@jit
-def _loss_backward(
     logits,
     bins,
     target,
-    grad,
+    loss,
     dlogits,
     rows,
     stride,
@@ -162,14 +140,22 @@ def _loss_backward(
     R: tl.constexpr,
     C: tl.constexpr,
 ):
+    """Store the loss; with `dlogits`, load its gradient and store theirs."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, C)[None, :]
     inside = (row < rows) & (col < count)
     below, above, share = _two_hot(bins, target, row, rows, col, count)
     v = tl.load(logits + row * stride + col, inside, float("-inf")).to(tl.float32)
-    v = tl.exp(v - tl.max(v, 1)[:, None])
-    v /= tl.sum(v, 1)[:, None]
+    v -= tl.max(v, 1)[:, None]
     weight = tl.where(col == below, share, 0.0) + tl.where(col == above, 1 - share, 0.0)
-    scale = tl.load(grad + row, row < rows, 0.0)
-    value = tl.where(inside, scale * (v - weight), 0.0)
-    tl.store(dlogits + row * stride + col, value, (row < rows) & (col < stride))
+    if dlogits is None:
+        total = tl.log(tl.sum(tl.exp(v), 1))
+        chosen = tl.sum(tl.where(weight != 0, weight * v, 0.0), 1)
+        row = tl.program_id(0) * R + tl.arange(0, R)
+        tl.store(loss + row, total - chosen, row < rows)
+    else:
+        v = tl.exp(v)
+        v /= tl.sum(v, 1)[:, None]
+        scale = tl.load(loss + row, row < rows, 0.0)
+        value = tl.where(inside, scale * (v - weight), 0.0)
+        tl.store(dlogits + row * stride + col, value, (row < rows) & (col < stride))

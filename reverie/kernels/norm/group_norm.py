@@ -45,39 +45,37 @@ PROGRAMS_PER_SM = 8
 GROUP_TILE = 4096
 """Elements per step of a program that handles whole groups."""
 SECTOR_BYTES = 32
-"""Smallest memory access that is not wasteful."""
+"""Bytes of a sector, the unit of device memory accesses."""
 MAX_BATCH_BY_GROUPS = 256
 """Batch size up to which maps larger than `GROUP_TILE` are shared by groups."""
 
 
-class GroupTiling(NamedTuple):
-    """Work sharing by groups: a program handles some channels of one map."""
+class Tiling(NamedTuple):
+    """How the work on a map is shared: its programs have some pixels and channels."""
 
     batch: int
+    parts: int  # programs that share a map
     pixels: int
     channels: int
     block_channels: int
     block_pixels: int
-    steps: int  # tiles of `block_pixels` in a map
+    steps: int  # tiles of `block_pixels` that a program handles
+    warps: int
 
     @property
     def grid(self) -> tuple[int, int]:
-        return (self.batch, self.channels // self.block_channels)
+        return (self.batch, self.parts)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Size arguments of the kernels."""
         return (
-            *(self.pixels, self.steps, self.grid[1], self.channels),
+            *(self.pixels, self.steps, self.parts, self.channels),
             *(self.channels // GROUPS, self.block_channels, self.block_pixels),
         )
 
-    @property
-    def warps(self) -> int:
-        return 8 if self.block_channels * self.block_pixels > 2048 else 4
 
-
-def tile_by_groups(x: Tensor) -> GroupTiling | None:
+def tile_by_groups(x: Tensor) -> Tiling | None:
     """Return how to share the work by groups; None if sharing by pixels is faster."""
     batch, height, width, channels = x.shape
     pixels = height * width
@@ -95,37 +93,29 @@ def tile_by_groups(x: Tensor) -> GroupTiling | None:
     ):
         block_channels *= 2
     block_channels = min(block_channels, channels)
-    steps = triton.cdiv(pixels, block_pixels)
-    return GroupTiling(batch, pixels, channels, block_channels, block_pixels, steps)
+    return Tiling(
+        *(batch, channels // block_channels, pixels, channels),
+        *(block_channels, block_pixels, triton.cdiv(pixels, block_pixels)),
+        warps=8 if block_channels * block_pixels > 2048 else 4,
+    )
 
 
-class PixelTiling:
-    """Work sharing by pixels: several programs per map, each with all channels."""
-
-    def __init__(
-        self,
-        x: Tensor,
-        block_pixels: int | None = None,
-        programs_per_sm: int = PROGRAMS_PER_SM,
-    ):
-        self.batch, height, width, self.channels = x.shape
-        self.pixels = height * width
-        self.block_pixels = block_pixels or max(1, TILE // self.channels)
-        tiles = triton.cdiv(self.pixels, self.block_pixels)
-        wanted = num_programs(x.device, self.batch * tiles, programs_per_sm)
-        # a power of two, so that few variants of the kernels are compiled
-        parts = triton.next_power_of_2(triton.cdiv(wanted, self.batch))
-        self.parts = min(tiles, parts, MAX_PARTS)
-        self.steps = triton.cdiv(tiles, self.parts)
-        self.grid = (self.batch, self.parts)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Size arguments of the kernels."""
-        return (
-            *(self.pixels, self.steps, self.parts, self.channels),
-            *(self.channels // GROUPS, self.channels, self.block_pixels),
-        )
+def tile_by_pixels(
+    x: Tensor,
+    block_pixels: int | None = None,
+    programs_per_sm: int = PROGRAMS_PER_SM,
+) -> Tiling:
+    """Share the work by pixels: several programs per map, each with all channels."""
+    batch, height, width, channels = x.shape
+    pixels = height * width
+    block_pixels = block_pixels or max(1, TILE // channels)
+    tiles = triton.cdiv(pixels, block_pixels)
+    wanted = num_programs(x.device, batch * tiles, programs_per_sm)
+    # a power of two, so that few variants of the kernels are compiled
+    parts = triton.next_power_of_2(triton.cdiv(wanted, batch))
+    parts = min(tiles, parts, MAX_PARTS)
+    steps = triton.cdiv(tiles, parts)
+    return Tiling(batch, parts, pixels, channels, channels, block_pixels, steps, WARPS)
 
 
 def supports(x: Tensor, *channels: int) -> bool:
@@ -134,7 +124,7 @@ def supports(x: Tensor, *channels: int) -> bool:
     return powers and x.numel() > 0 and can_launch(x.device, x.dtype)
 
 
-def sum_pixels(x: Tensor, tiling: PixelTiling) -> tuple[Tensor, Tensor]:
+def sum_pixels(x: Tensor, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """Return sums over parts of each map, and an empty tensor for its statistics."""
     sums = x.new_empty(*tiling.grid, 2, tiling.channels, dtype=torch.float32)
     stats = x.new_empty(tiling.batch, 2, tiling.channels, dtype=torch.float32)
@@ -152,19 +142,16 @@ def group_norm_silu(
             return cluster_group_norm.forward(x, bias, scale, shift, plan)
         except nvrtc.Unavailable as error:
             cluster_group_norm.fallback.enable(error)
-    active, groups = torch.empty_like(x), tile_by_groups(x)
-    if groups is not None:
-        stats = x.new_empty(groups.batch, 2, groups.channels, dtype=torch.float32)
-        norm_kernel[groups.grid](
-            *(x, bias, scale, shift, None, stats, active, EPS, *groups.sizes),
-            num_warps=groups.warps,
-        )
-        return active, stats
-    tiling = PixelTiling(x)
-    sums, stats = sum_pixels(x, tiling)
+    active, tiling = torch.empty_like(x), tile_by_groups(x)
+    if tiling is None:
+        tiling = tile_by_pixels(x)
+        sums, stats = sum_pixels(x, tiling)
+    else:
+        shape = (tiling.batch, 2, tiling.channels)
+        sums, stats = None, x.new_empty(shape, dtype=torch.float32)
     norm_kernel[tiling.grid](
         *(x, bias, scale, shift, sums, stats, active, EPS, *tiling.sizes),
-        num_warps=WARPS,
+        num_warps=tiling.warps,
     )
     return active, stats
 
@@ -214,7 +201,7 @@ def norm_conv_backward(
             num_warps=groups.warps,
         )
         return _collect(dx, conv2d_weight_grad(grad, active, weight), sums)
-    tiling = PixelTiling(x)
+    tiling = tile_by_pixels(x)
     sums = x.new_empty(*tiling.grid, 4, tiling.channels, dtype=torch.float32)
     backward_kernel[tiling.grid](
         *(*saved, sums, active, None, None, *tiling.sizes), num_warps=WARPS
