@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from reverie.api import UserError
 
 TRUNCATION = 1.1368
-"""Makes up for the variance lost by truncation at two standard deviations."""
+"""Corrects the standard deviation for the truncation at two of them."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -160,18 +161,37 @@ class Norm(nn.Module):
             self.shift.zero_()
 
 
+@dataclass(frozen=True)
+class MLPConfig:
+    """Sizes of an MLP, and of networks that contain one."""
+
+    layers: int = 1
+    """Hidden layers before the output."""
+    units: int = 1024
+    """Width of the hidden layers."""
+    act: str = "silu"
+    """Activation function."""
+    norm: str = "rms"
+    """Normalization: rms, layer or none."""
+
+    def __post_init__(self) -> None:
+        if self.layers < 0 or self.units < 1:
+            raise ValueError("layers must be at least 0 and units at least 1")
+
+
 class MLP(nn.Module):
     """Multilayer perceptron; each layer is linear, norm, activation."""
 
     fast_version = "reverie.kernels.norm.rms_norm:FastMLP"
 
-    def __init__(self, inputs: int, layers: int, units: int, act: str, norm: str):
+    def __init__(self, inputs: int, config: MLPConfig):
         super().__init__()
-        self.layers, self.width = layers, units if layers else inputs
-        self.act = activation(act)
-        for i in range(layers):
-            self.add_module(f"linear{i}", Linear(units if i else inputs, units))
-            self.add_module(f"norm{i}", Norm(norm, units))
+        self.layers, self.width = config.layers, inputs
+        self.act = activation(config.act)
+        for i in range(config.layers):
+            self.add_module(f"linear{i}", Linear(self.width, config.units))
+            self.add_module(f"norm{i}", Norm(config.norm, config.units))
+            self.width = config.units
 
     def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "*b F"]:
         for i in range(self.layers):

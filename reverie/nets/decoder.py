@@ -28,6 +28,7 @@ from reverie.nets.encoder import (
     padded_size,
     split_keys,
 )
+from reverie.nets.inputs import missing_value
 from reverie.nets.standardize import Standardize, StandardizedMSE
 from reverie.spaces import Space, Spaces
 
@@ -58,9 +59,7 @@ class Decoder(nn.Module):
         self.images, self.vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
         self.act = activation(config.act)
         if self.vectors:
-            self.mlp = MLP(
-                stoch + deter, config.layers, config.units, config.act, config.norm
-            )
+            self.mlp = MLP(stoch + deter, config)
             self.vec = ModulesByKey(
                 {
                     key: make_vector_head(space, self.mlp.width, config.outscale)
@@ -72,22 +71,22 @@ class Decoder(nn.Module):
             if space.is_discrete and space.low.any():
                 self.lows[key] = f"low{i}"
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
-        self.standards = make_standardizers(self.images, config)
+        self.standardizers = make_standardizers(self.images, config)
         if self.images:
             self._build_images(deter, stoch)
 
     def forward(
         self, deter: Float[Tensor, "*b D"], stoch: Float[Tensor, "*b Z"]
     ) -> dict[str, Distribution]:
-        outs: dict[str, Distribution] = {}
+        outputs: dict[str, Distribution] = {}
         if self.vectors:
             # stoch first, as in DreamerV3; elsewhere deter is first
             x = self.mlp(torch.cat([stoch, deter], -1))
             for key, space in self.vectors.items():
-                outs[key] = self._vector(key, space, x)
+                outputs[key] = self._vector(key, space, x)
         if self.images:
-            outs.update(self._image_outputs(deter, stoch))
-        return outs
+            outputs.update(self._image_outputs(deter, stoch))
+        return outputs
 
     def _vector(self, key: str, space: Space, x: Tensor) -> Distribution:
         out, dims = self.vec[key], len(space.shape)
@@ -150,20 +149,20 @@ class Decoder(nn.Module):
             x = self.act(getattr(self, f"conv{i}norm")(x))
         has_full_size = config.strided or config.outer
         x = self.imgout(x) if has_full_size else self.imgout.after_upsampling(x)
-        x = x.float() if self.standards else torch.sigmoid(x.float())
+        x = x.float() if self.standardizers else torch.sigmoid(x.float())
         x = x.reshape(*batch, *x.shape[1:])
-        outs: dict[str, Distribution] = {}
+        outputs: dict[str, Distribution] = {}
         channels = [space.shape[2] for space in self.images.values()]
         parts = torch.split(x, channels, -1)
         for (key, space), part in zip(self.images.items(), parts, strict=True):
             height, width, _ = space.shape
             image = part[..., :height, :width, :]
-            outs[key] = MSE(image, 3, _to_unit_range)
-            if self.standards:
-                standard = self.standards[key]
-                assert isinstance(standard, Standardize)
-                outs[key] = StandardizedMSE(image, standard)
-        return outs
+            outputs[key] = MSE(image, 3, _to_unit_range)
+            if self.standardizers:
+                standardize = self.standardizers[key]
+                assert isinstance(standardize, Standardize)
+                outputs[key] = StandardizedMSE(image, standardize)
+        return outputs
 
 
 def make_vector_head(space: Space, inputs: int, outscale: float) -> nn.ModuleDict:
@@ -186,10 +185,7 @@ class _MaskedOutput:
 
     def __init__(self, out: Distribution, space: Space, low: Tensor | None = None):
         self.out, self.dims, self.low = out, len(space.shape), low
-        self.missing: float | None = -torch.inf
-        if space.is_discrete:
-            signed = space.dtype.kind == "i" and (space.low >= 0).all()
-            self.missing = -1 if signed else None
+        self.missing = missing_value(space)
 
     def pred(self) -> Tensor:
         pred = self.out.pred()
@@ -201,8 +197,5 @@ class _MaskedOutput:
             return self.out.loss(index.long())
         present = target != self.missing
         loss = self.out.loss(torch.where(present, index, 0))
-        return torch.where(_all(present, self.dims), loss, 0)
-
-
-def _all(x: Tensor, dims: int) -> Tensor:
-    return x.flatten(-dims).all(-1) if dims else x
+        all_present = present.flatten(-self.dims).all(-1) if self.dims else present
+        return torch.where(all_present, loss, 0)

@@ -20,7 +20,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
-from reverie.nets.blocks import Linear, ModulesByKey, Norm, activation, symlog
+from reverie.nets.blocks import (
+    Linear,
+    MLPConfig,
+    ModulesByKey,
+    Norm,
+    activation,
+    symlog,
+)
 from reverie.nets.conv import SameConv, max_pool_2x2
 from reverie.nets.inputs import Concat
 from reverie.nets.standardize import Standardize
@@ -31,7 +38,7 @@ SMALLEST, LARGEST = 3, 16
 
 
 @dataclass(frozen=True)
-class ConvConfig:
+class ConvConfig(MLPConfig):
     """Fields that encoder and decoder have in common."""
 
     depth: int = 64
@@ -43,10 +50,6 @@ class ConvConfig:
     """Layers of the MLP for vectors."""
     units: int = 1024
     """Width of the MLP for vectors."""
-    act: str = "silu"
-    """Activation function."""
-    norm: str = "rms"
-    """Normalization: rms, layer or none."""
     symlog: bool = True
     """Apply symlog to vectors: to inputs of the encoder, to targets of the decoder."""
     outer: bool = False
@@ -67,11 +70,9 @@ class ConvConfig:
     """Regular expression for the other keys to use; must match the whole key."""
 
     def __post_init__(self) -> None:
-        sizes = (self.depth, self.units, self.kernel, len(self.mults))
-        if min(*sizes, *self.mults) < 1 or self.layers < 0:
-            raise ValueError(
-                "depth, units, kernel and mults must be at least 1, layers at least 0"
-            )
+        super().__post_init__()
+        if min(self.depth, self.kernel, len(self.mults), *self.mults) < 1:
+            raise ValueError("depth, kernel and mults must be at least 1")
         for pattern in (self.cnn_keys, self.mlp_keys):
             try:
                 re.compile(pattern)
@@ -127,7 +128,7 @@ class Encoder(nn.Module):
                 self.add_module(f"cnn{i}norm", Norm(config.norm, units))
                 channels, h, w = units, h // stride, w // stride
             self.width += h * w * channels
-            self.standards = make_standardizers(images, config)
+            self.standardizers = make_standardizers(images, config)
 
     @property
     def keys(self) -> list[str]:
@@ -170,9 +171,9 @@ class Encoder(nn.Module):
         return x.reshape(*batch, -1)  # flattened in (h, w, c) order
 
     def _scale(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.standards is None:
+        if self.standardizers is None:
             return image.to(dtype) / 255 - 0.5
-        standardized: Tensor = self.standards[key](image.float() / 255)
+        standardized: Tensor = self.standardizers[key](image.float() / 255)
         return standardized.to(dtype)
 
 
@@ -197,30 +198,19 @@ def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Sp
 
 def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, int]:
     """Height and width to which all images are padded."""
-    halvings = len(mults) - int(outer)
-    factor = 2**halvings
+    factor = 2 ** (len(mults) - int(outer))
     sides = [max(space.shape[axis] for space in images.values()) for axis in (0, 1)]
     padded = [math.ceil(side / factor) * factor for side in sides]
     if all(SMALLEST <= side // factor <= LARGEST for side in padded):
         return padded[0], padded[1]
     low, high = (SMALLEST - 1) * factor + 1, LARGEST * factor
-    message = (
-        f"Images of {sides[0]}x{sides[1]} pixels cannot be downsampled {halvings} "
-        f"times by two, which needs sides of {low} to {high}."
+    height, width = (min(max(side, SMALLEST * factor), high) for side in padded)
+    raise UserError(
+        f"Images of {sides[0]}x{sides[1]} pixels cannot be downsampled by a factor of "
+        f"{factor}, which needs sides of {low} to {high}.\n"
+        f"  Fix: --env.resize {height} {width}, or "
+        f"{'more' if max(sides) > high else 'fewer'} mults for encoder and decoder."
     )
-    fewest = 0 if outer else 1
-    for stages in sorted(range(fewest, 8), key=lambda n: abs(n - halvings)):
-        if all(SMALLEST <= math.ceil(side / 2**stages) <= LARGEST for side in sides):
-            count = stages + int(outer)
-            extended = (*mults, *mults[-1:] * count)
-            suggested = (*extended[: count - 1], mults[-1])
-            flag = " ".join(str(mult) for mult in suggested)
-            raise UserError(
-                f"{message}\n"
-                f"  Fix: --env.resize 64 64, or mults {flag} for encoder "
-                "and decoder."
-            )
-    raise UserError(f"{message}\n  Fix: --env.resize 64 64")
 
 
 def make_standardizers(images: Spaces, config: ConvConfig) -> ModulesByKey | None:

@@ -23,10 +23,10 @@ class StateUpdate(NamedTuple):
     The next state is `move * gru(keep * state) + stay * state + fresh`.
     """
 
-    keep: Float[Tensor, "G B T"] | None = None
-    move: Float[Tensor, "G B T"] | None = None
-    stay: Float[Tensor, "G B T"] | None = None
-    fresh: Float[Tensor, "G B T D"] | None = None
+    keep: Float[Tensor, "G B T"] | None = None  # 0 resets the input of the GRU
+    move: Float[Tensor, "G B T"] | None = None  # weight of its output
+    stay: Float[Tensor, "G B T"] | None = None  # weight of the previous state
+    fresh: Float[Tensor, "G B T D"] | None = None  # state to start with instead
 
 
 class GRU(nn.Module):
@@ -96,7 +96,10 @@ class GRU(nn.Module):
 
 
 class SegmentHold(nn.Module):
-    """The value at the start of each segment: `read * new + copy * previous`."""
+    """The value at the start of each segment: `read * fresh + copy * previous`.
+
+    `read` is 1 where a segment begins and `copy` where it continues.
+    """
 
     fast_version = "reverie.kernels.scan.gru:FastSegmentHold"
 

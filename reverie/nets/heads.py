@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
-from reverie.nets.blocks import MLP, Linear, ModulesByKey, symexp, symlog
+from reverie.nets.blocks import MLP, Linear, MLPConfig, ModulesByKey, symexp, symlog
 from reverie.nets.distributions import (
     MSE,
     ActionDistribution,
@@ -24,17 +24,9 @@ from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(MLPConfig):
     """Head that predicts a scalar (reward, continue, value)."""
 
-    layers: int = 1
-    """Hidden layers before the output."""
-    units: int = 1024
-    """Width of the hidden layers."""
-    act: str = "silu"
-    """Activation."""
-    norm: str = "rms"
-    """Norm: rms, layer or none."""
     output: str = "symexp_twohot"
     """Distribution: symexp_twohot, symlog_mse, mse or binary."""
     outscale: float = 0.0
@@ -43,22 +35,16 @@ class HeadConfig:
     """Number of bins of symexp_twohot."""
 
     def __post_init__(self) -> None:
-        if self.layers < 0 or self.units < 1 or self.bins < 2:
-            raise ValueError("layers must be at least 0, units 1 and bins 2")
+        super().__post_init__()
+        if self.bins < 2:
+            raise ValueError("bins must be at least 2")
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(MLPConfig):
     """Policy head."""
 
     layers: int = 3
-    """Hidden layers before the output."""
-    units: int = 1024
-    """Width of the hidden layers."""
-    act: str = "silu"
-    """Activation."""
-    norm: str = "rms"
-    """Norm: rms, layer or none."""
     minstd: float = 0.1
     """Minimum standard deviation of continuous actions."""
     maxstd: float = 1.0
@@ -70,12 +56,9 @@ class PolicyConfig:
     0.01 in its config but does not use it, so the default is 0."""
 
     def __post_init__(self) -> None:
-        if self.layers < 0 or self.units < 1 or not 0 < self.minstd <= self.maxstd:
-            raise ValueError(
-                "layers must be at least 0, units 1, and 0 < minstd <= maxstd"
-            )
-        if not 0 <= self.unimix <= 1:
-            raise ValueError("unimix must be from 0 to 1")
+        super().__post_init__()
+        if not (0 < self.minstd <= self.maxstd and 0 <= self.unimix <= 1):
+            raise ValueError("0 < minstd <= maxstd and 0 <= unimix <= 1 must hold")
 
 
 class Head(nn.Module):
@@ -86,7 +69,7 @@ class Head(nn.Module):
     def __init__(self, inputs: int, config: HeadConfig):
         super().__init__()
         self.output = config.output
-        self.mlp = MLP(inputs, config.layers, config.units, config.act, config.norm)
+        self.mlp = MLP(inputs, config)
         width, scale = self.mlp.width, config.outscale
         if config.output == "symexp_twohot":
             out = {"logits": Linear(width, config.bins, scale)}
@@ -125,7 +108,7 @@ class PolicyHead(nn.Module):
     def __init__(self, inputs: int, spaces: Spaces, config: PolicyConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
-        self.mlp = MLP(inputs, config.layers, config.units, config.act, config.norm)
+        self.mlp = MLP(inputs, config)
         self.head = ModulesByKey(
             {key: self._make(key, space) for key, space in spaces.items()}
         )

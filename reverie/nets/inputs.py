@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
-from reverie.spaces import Spaces
+from reverie.spaces import Space, Spaces
 
 MAX_CLASSES = 2**16
 
@@ -58,18 +58,23 @@ class Concat(nn.Module):
     def _encode(self, i: int, key: str, x: Tensor, dtype: torch.dtype) -> Tensor:
         space = self.spaces[key]
         batch = x.shape[: x.ndim - len(space.shape)]
+        missing = missing_value(space)
         if space.is_discrete:
             classes = torch.arange(space.classes, device=x.device)
             index = x.long() - self.get_buffer(f"low{i}")
             features = (index[..., None] == classes).to(dtype)
-            signed = space.dtype.kind == "i" and (space.low >= 0).all()
-            present = x != -1 if signed else None
         else:
-            present = x != -torch.inf
-            x = torch.where(present, x, 0).float()
-            features = (self.squash(x) if self.squash else x).to(dtype)
+            values = torch.where(x != -torch.inf, x, 0).float()
+            features = (self.squash(values) if self.squash else values).to(dtype)
         features = features.reshape(*batch, -1)
-        if present is not None:
-            present = present.reshape(*batch, -1).all(-1, keepdim=True)
-            features = torch.where(present, features, 0)
-        return features
+        if missing is None:
+            return features
+        present = (x != missing).reshape(*batch, -1).all(-1, keepdim=True)
+        return torch.where(present, features, 0)
+
+
+def missing_value(space: Space) -> float | None:
+    """Return the entry that marks a key as missing in a row; None if there is none."""
+    if not space.is_discrete:
+        return -math.inf
+    return -1 if space.dtype.kind == "i" and (space.low >= 0).all() else None

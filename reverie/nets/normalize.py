@@ -38,10 +38,6 @@ class NormalizeConfig:
 class Normalize(nn.Module):
     """Returns (offset, scale); with `update`, after including the given values."""
 
-    lo: Tensor
-    hi: Tensor
-    mean: Tensor
-    sqrs: Tensor
     corr: Tensor
 
     def __init__(self, config: NormalizeConfig):
@@ -57,18 +53,18 @@ class Normalize(nn.Module):
     @torch.no_grad()
     def update(self, x: Float[Tensor, "*any"]) -> None:
         config, x = self.config, x.detach().float().flatten()
+        if config.impl == "none":
+            return
         if config.impl == "perc":
             points = [x.new_full((), p / 100) for p in (config.perclo, config.perchi)]
-            self._update_averages(torch.quantile(x, torch.stack(points)))
-        elif config.impl == "meanstd":
-            self._update_averages(torch.stack([x.mean(), torch.square(x).mean()]))
-
-    def _update_averages(self, stats: Float[Tensor, " 2"]) -> None:
-        rate = self.config.rate
+            stats = torch.quantile(x, torch.stack(points))
+        else:
+            stats = torch.stack([x.mean(), torch.square(x).mean()])
+        rate = config.rate
         for name, stat in zip(self.averages, stats, strict=True):
             average = self.get_buffer(name)
             average.copy_((1 - rate) * average + rate * stat)
-        if self.config.debias:
+        if config.debias:
             self.corr.copy_((1 - rate) * self.corr + rate)
 
     def stats(self) -> tuple[Tensor | float, Tensor | float]:

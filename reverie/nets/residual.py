@@ -31,6 +31,7 @@ from torch.utils.checkpoint import (
 
 from reverie.api import UserError
 from reverie.nets.blocks import AffineLayer
+from reverie.nets.conv import upsample_nearest
 
 GROUPS = 32
 """Groups of every group norm; all channel counts are multiples of 32."""
@@ -183,8 +184,7 @@ class Upsample(nn.Module):
         self.conv = FrameConv(channels, channels)
 
     def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c"]:
-        y = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
-        out: Tensor = self.conv(y.permute(0, 2, 3, 1))
+        out: Tensor = self.conv(upsample_nearest(x))
         return out
 
 

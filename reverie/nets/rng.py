@@ -26,8 +26,8 @@ class Rng:
     def categorical(self, probs: Float[Tensor, "*b K"]) -> Int[Tensor, "*b"]:
         """Sample class indices; probabilities need not be exactly normalized.
 
-        On an accelerator with the exponential form of the Gumbel-max trick, which needs
-        K random numbers. They are slow on a CPU, which inverts the CDF with one.
+        On a GPU, the Gumbel-max trick with K exponential samples per class index; on a
+        CPU, the inverse CDF of one uniform sample, which is faster there.
         """
         if probs.device.type == "cpu":
             cdf = probs.cumsum(-1)

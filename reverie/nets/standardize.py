@@ -24,6 +24,10 @@ RATE = 0.01
 class Standardize(nn.Module):
     """Standardizes the images of one key, whose pixels are in [0, 1]."""
 
+    mean: Tensor
+    std: Tensor
+    seen: Tensor
+
     def __init__(self, key: str, shape: tuple[int, ...], mode: str, minstd: float):
         super().__init__()
         self.key, self.mode, self.minstd = key, mode, minstd
@@ -32,23 +36,21 @@ class Standardize(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Float[Tensor, "n h w c"]) -> Float[Tensor, "n h w c"]:
-        mean, std = self.get_buffer("mean"), self.get_buffer("std")
+        mean, std = self.mean, self.std
         if self.mode == "batch" and self.training:
             mean, std = self._batch_statistics(x.detach())
         return (x - mean) / std.clamp(min=self.minstd)
 
     def inverse(self, x: Float[Tensor, "*b h w c"]) -> Float[Tensor, "*b h w c"]:
-        std = self.get_buffer("std").clamp(min=self.minstd)
-        return x * std + self.get_buffer("mean")
+        return x * self.std.clamp(min=self.minstd) + self.mean
 
     @torch.no_grad()
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = x.mean(0), x.std(0, correction=0)
-        seen = self.get_buffer("seen")
-        rate = torch.where(seen > 0, RATE, 1.0)
-        self.get_buffer("mean").lerp_(mean, rate)
-        self.get_buffer("std").lerp_(std, rate)
-        seen.add_(1)
+        rate = torch.where(self.seen > 0, RATE, 1.0)
+        self.mean.lerp_(mean, rate)
+        self.std.lerp_(std, rate)
+        self.seen.add_(1)
         return mean, std
 
 
@@ -81,23 +83,15 @@ def frozen_statistics(modules: Sequence[Standardize]) -> Iterator[None]:
             module.training = training
 
 
-def batch_standardizers(module: nn.Module) -> list[Standardize]:
-    """Submodules that standardize with batch statistics."""
+def standardizers(module: nn.Module, mode: str) -> list[Standardize]:
+    """Submodules that standardize in this mode."""
     parts = module.modules()
-    return [p for p in parts if isinstance(p, Standardize) and p.mode == "batch"]
-
-
-def needs_statistics(module: nn.Module) -> bool:
-    """True if a submodule standardizes with dataset statistics."""
-    parts = module.modules()
-    return any(isinstance(p, Standardize) and p.mode == "dataset" for p in parts)
+    return [p for p in parts if isinstance(p, Standardize) and p.mode == mode]
 
 
 @torch.no_grad()
 def set_statistics(module: nn.Module, statistics: Statistics) -> None:
     """Set the statistics of all submodules in mode `dataset`."""
-    for part in module.modules():
-        if isinstance(part, Standardize) and part.mode == "dataset":
-            moments = statistics[part.key]
-            part.get_buffer("mean").copy_(torch.as_tensor(moments.mean))
-            part.get_buffer("std").copy_(torch.as_tensor(moments.std))
+    for part in standardizers(module, "dataset"):
+        part.mean.copy_(torch.as_tensor(statistics[part.key].mean))
+        part.std.copy_(torch.as_tensor(statistics[part.key].std))

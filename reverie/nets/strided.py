@@ -112,9 +112,9 @@ def num_halvings(side: int) -> int:
 @torch.no_grad()
 def initialize_as_torch(module: nn.Module, generator: torch.Generator) -> None:
     """Initialize all layers with PyTorch's defaults, from one generator."""
-    convs = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+    affine = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
     for layer in module.modules():
-        if isinstance(layer, convs):
+        if isinstance(layer, affine):
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for parameter in layer.parameters():
                 parameter.uniform_(-bound, bound, generator=generator)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reverie.nets.blocks import MLP, initialize
+from reverie.nets.blocks import MLP, MLPConfig, initialize
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead
@@ -82,7 +82,7 @@ def test_a_subclass_does_not_inherit_the_fast_version():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    net = Doubled(4, 1, 8, "silu", "rms")
+    net = Doubled(4, MLPConfig(1, 8))
     use_fast_versions(net)
     assert type(net) is Doubled
 
@@ -171,7 +171,7 @@ def test_a_gpu_without_triton_gets_a_warning(monkeypatch):
 def test_with_overlap_the_training_policy_acts_one_update_behind(overlap):
     device = torch.device("cuda")
     fast = Accelerator("graph", device, overlap)
-    net = MLP(4, 1, 8, "silu", "rms")
+    net = MLP(4, MLPConfig(1, 8))
     initialize(net, torch.Generator().manual_seed(0))
     net.to(device)
     fast.modules(net)

@@ -10,13 +10,13 @@ from reverie.kernels.graphs.policy import GraphedPolicy
 from reverie.kernels.graphs.runner import WARM_UP, CudaGraphRunner, clone_outputs
 from reverie.kernels.graphs.weight_copies import WeightCopies
 from reverie.kernels.optim.low_precision_weights import LowPrecisionWeights
-from reverie.nets.blocks import MLP, initialize
+from reverie.nets.blocks import MLP, MLPConfig, initialize
 
 CPU = torch.device("cpu")
 
 
 def make_mlp(device=CPU):
-    mlp = MLP(4, 2, 8, "silu", "rms")
+    mlp = MLP(4, MLPConfig(2, 8))
     initialize(mlp, torch.Generator().manual_seed(0))
     return mlp.to(device)
 
@@ -124,7 +124,7 @@ def test_a_function_that_cannot_be_captured_runs_eagerly_with_one_message(capfd)
 @pytest.mark.gpu
 def test_the_policy_is_one_update_behind_and_returns_arrays():
     device = torch.device("cuda")
-    net = MLP(4, 1, 8, "silu", "rms").to(device)
+    net = MLP(4, MLPConfig(1, 8)).to(device)
     for parameter in net.parameters():
         torch.nn.init.ones_(parameter)
     copies = WeightCopies()

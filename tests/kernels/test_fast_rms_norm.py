@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from reverie.nets.blocks import MLP, BlockLinear, Linear, Norm, activation, initialize
+from reverie.nets.blocks import (
+    MLP,
+    BlockLinear,
+    Linear,
+    MLPConfig,
+    Norm,
+    activation,
+    initialize,
+)
 
 pytest.importorskip("triton")
 
@@ -55,7 +63,7 @@ def test_the_output_has_the_dtype_of_the_input():
 def make_mlps(act: str, norm: str) -> tuple[MLP, MLP]:
     nets = []
     for _ in range(2):
-        net = MLP(6, 2, 20, act, norm)
+        net = MLP(6, MLPConfig(2, 20, act, norm))
         initialize(net, torch.Generator().manual_seed(1))
         for i in range(2):
             torch.nn.init.normal_(net.get_submodule(f"linear{i}").bias, std=0.1)

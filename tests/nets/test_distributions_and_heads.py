@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.nets.blocks import MLP, ModulesByKey, Norm, initialize
+from reverie.nets.blocks import MLP, MLPConfig, ModulesByKey, Norm, initialize
 from reverie.nets.distributions import Categorical, OneHot, TwoHot, symexp_bins
 from reverie.nets.heads import Head, HeadConfig, PolicyConfig, PolicyHead, check_actions
 from reverie.nets.rng import Rng
@@ -113,7 +113,7 @@ def test_unknown_outputs_norms_and_activations_are_refused():
     with pytest.raises(UserError, match="rms"):
         Norm("batch", 3)
     with pytest.raises(UserError, match="silu"):
-        MLP(3, 1, 3, "swish", "rms")
+        MLP(3, MLPConfig(1, 3, "swish"))
 
 
 def test_epsilon_in_the_name_of_a_norm():
@@ -130,7 +130,7 @@ def test_epsilon_in_the_name_of_a_norm():
 
 
 def test_layers_compute_in_the_dtype_of_their_input():
-    mlp = MLP(4, 2, 8, "silu", "rms")
+    mlp = MLP(4, MLPConfig(2, 8))
     initialize(mlp, torch.Generator().manual_seed(0))
     assert mlp(torch.randn(3, 4).bfloat16()).dtype == torch.bfloat16
     assert next(mlp.parameters()).dtype == torch.float32

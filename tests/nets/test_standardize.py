@@ -15,8 +15,8 @@ from reverie.nets.encoder import Encoder, EncoderConfig
 from reverie.nets.standardize import (
     Standardize,
     frozen_statistics,
-    needs_statistics,
     set_statistics,
+    standardizers,
 )
 from reverie.spaces import Space
 
@@ -70,7 +70,7 @@ def test_statistics_are_saved_with_the_weights():
     encoders = [Encoder(SPACES, EncoderConfig(**SMALL)) for _ in range(2)]
     for seed, encoder in enumerate(encoders):
         initialize(encoder, torch.Generator().manual_seed(seed))
-    assert needs_statistics(encoders[0])
+    assert standardizers(encoders[0], "dataset")
     set_statistics(encoders[0], moments(frames(20)))
     encoders[1].load_state_dict(encoders[0].state_dict())
     obs = {"image": frames(3, 1)}
@@ -96,7 +96,7 @@ def test_losses_are_standardized_and_predictions_are_images():
     images = frames(20)
     set_statistics(decoder, moments(images))
     out = decoder(torch.zeros(20, 8), torch.zeros(20, 4))["image"]
-    part = decoder.standards["image"]
+    part = decoder.standardizers["image"]
     raw = (out.pred() - part.get_buffer("mean")) / part.get_buffer("std")
     expected = (raw - part(images.float() / 255)).square().sum((1, 2, 3))
     torch.testing.assert_close(out.loss(images), expected, rtol=1e-4, atol=1e-3)
@@ -115,5 +115,5 @@ def test_behavior_cloning_sets_the_statistics_of_its_encoder():
     agent.set_statistics(
         {**moments(frames(9)), "action": Moments(zeros, zeros, zeros, zeros)}
     )
-    part = agent.feature_extractor.encoder.standards["image"]
+    part = agent.feature_extractor.encoder.standardizers["image"]
     torch.testing.assert_close(part.get_buffer("mean"), frames(9).float().mean(0) / 255)

@@ -101,7 +101,7 @@ def test_observe_does_not_update_image_statistics():
         enc=EncoderConfig(**small, standard="batch"),
         dec=DecoderConfig(**small, bspace=0),
     ).train()
-    (layer,) = standard.batch_standardizers(world.enc)
+    (layer,) = standard.standardizers(world.enc, "batch")
     for shade in (0, 255):
         rows = {**batch(1, 1), "image": torch.full((1, 1, 4, 4, 3), shade).byte()}
         world.observe(world.initial(1), rows, rng())

@@ -45,7 +45,6 @@ from reverie.api import (
 )
 from reverie.capabilities import AgentConfig, Statistics
 from reverie.kernels.accelerate import Accelerator
-from reverie.nets import standardize
 from reverie.nets.blocks import initialize
 from reverie.nets.dreamerv3_torch import (
     DreamerV3TorchEncoder,
@@ -56,6 +55,7 @@ from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import dense_weights
 from reverie.nets.rng import Rng
+from reverie.nets.standardize import set_statistics, standardizers
 from reverie.rows import Window
 from reverie.spaces import Spaces, agent_obs_space
 
@@ -245,14 +245,13 @@ class BC:
     def needs_statistics(self) -> bool:
         if self.config.normalize != "none":
             return True
-        return self.base is None and standardize.needs_statistics(
-            self.feature_extractor
-        )
+        is_new = self.base is None
+        return is_new and bool(standardizers(self.feature_extractor, "dataset"))
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Set the statistics that normalize actions and the images of a new encoder."""
         if self.base is None:
-            standardize.set_statistics(self.feature_extractor, statistics)
+            set_statistics(self.feature_extractor, statistics)
         for key in self.normalizer.spaces:
             moments = statistics[key]
             mean, std, low, high = (torch.as_tensor(x).float() for x in moments)

@@ -11,26 +11,20 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from reverie.nets.blocks import MLP, Linear, ModulesByKey
+from reverie.nets.blocks import MLP, Linear, MLPConfig, ModulesByKey
 from reverie.nets.gru import GRU
 from reverie.spaces import Space, Spaces
 
 
 @dataclass(frozen=True)
-class CloneHeadConfig:
+class CloneHeadConfig(MLPConfig):
     """Policy head of a behavior clone."""
 
     kind: Literal["mlp", "mixture"] = "mlp"
     """Output for continuous actions: a single prediction (`mlp`), or a mixture of
     Gaussians."""
     layers: int = 4
-    """Hidden layers."""
-    units: int = 1024
-    """Units per hidden layer."""
-    act: str = "silu"
-    """Activation function."""
     norm: str = "none"
-    """Normalization layer: rms, layer or none."""
     outscale: float = 1.0
     """Scale of the initial weights of the output layer."""
     recurrent: int = 0
@@ -43,10 +37,9 @@ class CloneHeadConfig:
     """Minimum standard deviation of each Gaussian, in normalized actions."""
 
     def __post_init__(self) -> None:
-        if self.layers < 0 or min(self.units, self.modes) < 1 or self.minstd <= 0:
-            raise ValueError(
-                "layers must be at least 0, units and modes 1, and minstd above 0"
-            )
+        super().__post_init__()
+        if self.modes < 1 or self.minstd <= 0:
+            raise ValueError("modes must be at least 1 and minstd above 0")
 
 
 class PointPrediction:
@@ -112,7 +105,7 @@ class CloneHead(nn.Module):
         self.spaces, self.config = spaces, config
         self.gru = GRU(inputs, config.recurrent) if config.recurrent else None
         width = config.recurrent or inputs
-        self.mlp = MLP(width, config.layers, config.units, config.act, config.norm)
+        self.mlp = MLP(width, config)
         self.out = ModulesByKey(
             {key: self._make_output(space) for key, space in spaces.items()}
         )

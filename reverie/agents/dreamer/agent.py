@@ -389,7 +389,7 @@ class Dreamer:
 
     @property
     def needs_statistics(self) -> bool:
-        return standardize.needs_statistics(self.world)
+        return bool(standardize.standardizers(self.world, "dataset"))
 
     def set_statistics(self, statistics: Statistics) -> None:
         """Standardize images with the mean and deviation of the dataset."""

@@ -64,7 +64,7 @@ class RSSM(ReconstructiveWorld):
         # batch statistics of a single frame would be meaningless: use running averages
         by_batch = self.networks.enc.standard == "batch"
         with standard.frozen_statistics(
-            standard.batch_standardizers(self.enc) if by_batch else ()
+            standard.standardizers(self.enc, "batch") if by_batch else ()
         ):
             return self._observe(state, batch, rng)[0]
 
