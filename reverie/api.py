@@ -32,6 +32,7 @@ from reverie.rows import Rows, Window
 from reverie.spaces import Spaces
 
 if TYPE_CHECKING:  # environment workers import this module and do not need torch
+    import numpy as np
     from torch import Tensor
 
 Obs = dict[str, Any]
@@ -89,6 +90,7 @@ class VecEnv(Protocol):
 
     obs_space: Spaces
     act_space: Spaces
+    waiting: np.ndarray  # (n,) bool: ended and waits for the others, row repeated
 
     def __len__(self) -> int: ...  # number of environments
     def reset(self) -> Obs: ...  # start an episode in every environment

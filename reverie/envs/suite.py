@@ -33,7 +33,7 @@ class Suite:
     config: type | None = None
     """Dataclass with the suite's settings, available as flags `--env.NAME.*`."""
     config_name: str = ""
-    """Name of those settings if it is not the name of the suite."""
+    """Field of `EnvConfig` with these settings, if it is not the suite's name."""
     tasks: tuple[str, ...] = ()
     """Task names without the prefix. Empty if they cannot be listed."""
     accepts: Callable[[str], bool] | None = None
@@ -104,7 +104,7 @@ class Suite:
         return title + textwrap.indent("\n" + "\n".join(lines), " " * 12)
 
     def has_task(self, name: str) -> bool:
-        """True if a task of this name exists or, where names are not listed, may."""
+        """True if the suite has this task; also if it does not list its tasks."""
         if not self.tasks or name in self.tasks:
             return True
         try:

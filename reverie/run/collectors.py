@@ -119,7 +119,7 @@ class InProcessCollector:
 
         Environments wait with `env.vector.lockstep`; their rows are not stored.
         """
-        waiting = getattr(self.envs, "waiting", np.zeros(1, bool))
+        waiting = self.envs.waiting
         if not waiting.any():
             return Rows(values, metrics=self.episodes.add(obs))
         streams = np.flatnonzero(~waiting)

@@ -9,7 +9,7 @@ from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.options import BuildOptions
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
+from reverie.envs.vector.vec_env import make_vec_env
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.replay.feed import ReplayFeed
@@ -54,7 +54,7 @@ def make_agent(config=None, seed=0, env=None, **spaces) -> Iris:
 
 def collected_feed(agent, steps=60, envs=3, seed=0):
     """A feed of a replay buffer with data that the agent collected."""
-    vec_env = SyncVecEnv(make_env, envs, VecEnvConfig())
+    vec_env = make_vec_env(make_env, envs)
     replay = Replay(
         {**vec_env.obs_space, **vec_env.act_space},
         {},

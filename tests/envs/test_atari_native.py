@@ -126,14 +126,15 @@ def test_results_are_sorted_by_environment() -> None:
     fake.make = lambda task, env_type, **options: FakeEnvPool(task, **options)
     sys.modules["envpool"] = fake
     try:
-        vec_env = native.EnvPoolBackend("ms_pacman", SHORT, 3)
-        vec_env.reset([5, 6, 7])
-        vec_env.send(np.zeros(3, np.int32))
-        result = vec_env.recv()
+        vec_env = native.EnvPoolVecEnv("ms_pacman", SHORT, 3, seed=0)
+        vec_env.reset()
+        obs = vec_env.step({"action": np.zeros(3, np.int32)})
     finally:
         del sys.modules["envpool"]
-    assert result.image[:, 0, 0, 0].tolist() == [6, 7, 8]
-    assert result.reward.tolist() == [0, 1, 2]
+    seeds = np.array(FakeEnvPool.made[-1]["env_seed"])
+    assert obs["image"][:, 0, 0, 0].tolist() == ((seeds + 1) % 256).tolist()
+    assert len(set(seeds % 256)) == 3
+    assert obs["reward"].tolist() == [0, 1, 2]
     assert FakeEnvPool.made[-1]["task"] == "MsPacman-v5"
 
 
@@ -177,7 +178,7 @@ def test_settings_are_passed_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     import ale_py
 
     monkeypatch.setattr(ale_py, "AtariVectorEnv", Recorder)
-    native.AleBackend("montezuma_revenge", AtariConfig(), 5)
+    native.AleVecEnv("montezuma_revenge", AtariConfig(), 5, seed=0)
     assert options_used == {
         "game": "montezuma_revenge",
         "count": 5,

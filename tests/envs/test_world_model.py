@@ -13,7 +13,7 @@ from reverie.capabilities import HasWorldModelEnv
 from reverie.envs.adapters.world_model import ImaginedEnv, StartInEnv, StartInEpisodes
 from reverie.envs.checker import check_env
 from reverie.envs.suites.catch import Catch, CatchConfig
-from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
+from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
 
@@ -108,9 +108,7 @@ def test_episodes_are_truncated_at_their_length(agent):
 
 
 def test_an_agent_acts_in_its_own_world_model(agent):
-    vec_env = SyncVecEnv(
-        lambda index: make_imagined(agent, seed=index), 2, VecEnvConfig()
-    )
+    vec_env = make_vec_env(lambda index: make_imagined(agent, seed=index), 2)
     episodes = play_episodes(agent, vec_env, 4)
     assert len(episodes) == 4
     assert all(1 <= episode.length <= 7 for episode in episodes)

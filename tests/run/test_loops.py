@@ -22,7 +22,7 @@ from reverie.agents.random import RandomAgent, RandomConfig
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.envs.suites.catch import Catch
-from reverie.envs.vector.vec_env import SyncVecEnv, VecEnvConfig
+from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation import episodes as evaluations
 from reverie.evaluation.episodes import evaluate
 from reverie.evaluation.result import EvalResult
@@ -116,7 +116,7 @@ def test_two_processes_cannot_share_a_run_folder(tmp_path):
 
 def test_an_evaluation_can_be_stopped():
     asked = iter([False] * 3 + [True])
-    envs = SyncVecEnv(lambda index: Catch(seed=index), 2, VecEnvConfig())
+    envs = make_vec_env(lambda index: Catch(seed=index), 2)
     agent = RandomAgent(
         envs.obs_space,
         envs.act_space,

@@ -94,7 +94,7 @@ def get_row(rows: Rows, index: int) -> Obs:
 
 
 def truncated_row(rows: Rows, index: int) -> Obs:
-    """Return the latest row with `is_last`, to end the episode of a failed env."""
+    """Return a copy of the latest row with `is_last` set, for a failed environment."""
     end = {"reward": 0.0, "is_first": False, "is_last": True, "is_terminal": False}
     return {**get_row(rows, index), **end}
 

@@ -27,7 +27,7 @@ log = logging.getLogger("reverie.envs")
 
 
 class EnvFailure(UserError):
-    """An environment failed too many times in a row."""
+    """An environment could not be built, or failed too many times in a row."""
 
 
 class EnvSlot:
@@ -136,7 +136,7 @@ class EnvSlot:
         return self._env
 
     def _next_seed(self) -> int | None:
-        """Return the seed of the next reset; None continues with the current one."""
+        """Return the seed of the next reset; None keeps the env's random state."""
         if not self._needs_seed or (self._seed is None and self.attempt == 0):
             return None
         return derive_seed(self._seed or 0, self.index, self.attempt)

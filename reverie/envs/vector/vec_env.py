@@ -82,7 +82,8 @@ def make_vec_env(
     if config.native:
         return _make_native(make_env, count, config, seed)
     if config.workers == 0:
-        return SyncVecEnv(make_env, count, config, seed)
+        slots = [EnvSlot(make_env, i, config.failures, seed) for i in range(count)]
+        return SyncVecEnv(slots, config.lockstep)
     from reverie.envs.vector.workers import WorkerVecEnv
 
     return WorkerVecEnv(make_env, count, config, seed)
@@ -107,26 +108,18 @@ def _make_native(
 class SyncVecEnv(base.BaseVecEnv):
     """Steps all environments in this process, one after the other."""
 
-    def __init__(
-        self,
-        make_env: MakeEnv,
-        count: int,
-        config: VecEnvConfig,
-        seed: int | None = None,
-    ):
-        super().__init__(count)
-        self._slots = [
-            EnvSlot(make_env, index, config.failures, seed) for index in range(count)
-        ]
-        for slot in self._slots:
+    def __init__(self, slots: list[EnvSlot], lockstep: bool = False):
+        super().__init__(len(slots))
+        self._slots = slots
+        for slot in slots:
             slot.open()
         self.obs_space, self.act_space = base.common_spaces(
-            [(slot.obs_space, slot.act_space) for slot in self._slots]
+            [(slot.obs_space, slot.act_space) for slot in slots]
         )
         self._obs: Obs | None = None
         self._action: Action | None = None
-        self._is_broken = False
-        self._lockstep = config.lockstep
+        self._has_failed = False
+        self._lockstep = lockstep
 
     def reset(self) -> Obs:
         obs = self._empty_rows()
@@ -147,7 +140,7 @@ class SyncVecEnv(base.BaseVecEnv):
         assert self._obs is not None
         action, self._action = self._action, None
         previous, obs = self._obs, self._empty_rows()
-        self._is_broken = True  # until all rows are written
+        self._has_failed = True  # unless all rows are written
         self.waiting = base.find_waiting(previous["is_last"], self._lockstep)
         for index, slot in enumerate(self._slots):
             if self.waiting[index]:
@@ -160,7 +153,7 @@ class SyncVecEnv(base.BaseVecEnv):
                 ) or base.truncated_row(previous, index)
             base.write_row(obs, index, row)
             self._report_errors(slot)
-        self._is_broken = False
+        self._has_failed = False
         self._obs = obs
         return dict(obs)
 
@@ -176,7 +169,7 @@ class SyncVecEnv(base.BaseVecEnv):
         assert self._obs is not None, "call reset first"
         assert self._action is None, "call recv before saving"
         slots = [slot.state_dict() for slot in self._slots]
-        if self._is_broken:
+        if self._has_failed:
             slots = [{**slot, "failures": 0, "env": None} for slot in slots]
         return self._make_state(slots, self._obs)
 

@@ -9,8 +9,7 @@ slightly from `Atari`, and a resumed run starts new episodes.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,31 +20,6 @@ from reverie.envs.suites.atari import AtariConfig, find_game
 from reverie.envs.vector.base import BaseVecEnv
 from reverie.envs.vector.vec_env import VecEnvConfig
 from reverie.spaces import Space
-
-ACTIONS = {"all": True, "minimal": False}
-
-
-class StepResult(NamedTuple):
-    """Result of a step, one entry per game, in the order of the games."""
-
-    image: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-
-class Backend(Protocol):
-    """Games that step together; a step after the end of an episode resets the game."""
-
-    actions: int
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray: ...
-
-    def send(self, action: np.ndarray) -> None: ...
-
-    def recv(self) -> StepResult: ...
-
-    def close(self) -> None: ...
 
 
 def make_native(
@@ -69,46 +43,68 @@ def make_native(
             "resize_first.\n  Fix: --env.atari.min_noops 0 --env.atari.resize_first "
             "False, or remove --env.vector.native."
         )
-    backends: dict[str, Any] = {"ale": AleBackend, "envpool": EnvPoolBackend}
     if vector.native == "envpool" and importlib.util.find_spec("envpool") is None:
         raise UserError(
             "The package 'envpool' is not installed.\n  Fix: pip install envpool, or "
             "--env.vector.native ale."
         )
-    backend = backends[vector.native](name, config.atari, count)
-    return NativeVecEnv(backend, config.atari, count, seed)
+    implementations = {"ale": AleVecEnv, "envpool": EnvPoolVecEnv}
+    return implementations[vector.native](name, config.atari, count, seed)
 
 
 class NativeVecEnv(BaseVecEnv):
-    """Presents a backend as a vectorized environment."""
+    """Games that step together; a step after the end of an episode resets the game."""
 
-    def __init__(self, backend: Backend, config: AtariConfig, count: int, seed: int):
+    def __init__(self, name: str, config: AtariConfig, count: int, seed: int):
         super().__init__(count)
-        self._backend = backend
         self._config = config
         self._seed = seed
         self._attempt = 0
         self._last = np.zeros(count, bool)
         self._obs: Obs | None = None
-        shape = (*config.size, 1 if config.gray else 3)
-        self.obs_space = {"image": Space(np.uint8, shape), **flag_spaces()}
-        self.act_space = {"action": Space(np.int32, (), 0, backend.actions)}
+        image = Space(np.uint8, (*config.size, 1 if config.gray else 3))
+        self.obs_space = {"image": image, **flag_spaces()}
+        self._options: dict[str, Any] = {
+            "repeat_action_probability": config.sticky,
+            "full_action_space": config.actions == "all",
+            "img_height": config.size[0],
+            "img_width": config.size[1],
+            "stack_num": 1,
+            "episodic_life": config.lives == "reset",
+            "use_fire_reset": config.autostart,
+        }
+        self._envs, actions = self._open(find_game(name))
+        self.act_space = {"action": Space(np.int32, (), 0, int(actions.n))}
+
+    def _open(self, game: str) -> tuple[Any, Any]:
+        """Return the vectorized environment of the package and its action space."""
+        raise NotImplementedError
+
+    def _start_games(self, seeds: list[int]) -> np.ndarray:
+        """Start new games with these seeds and return their first images."""
+        raise NotImplementedError
+
+    def _channels_last(self, image: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
 
     def reset(self) -> Obs:
         seeds = [derive_seed(self._seed, self._attempt, i) for i in range(len(self))]
-        image = self._backend.reset(seeds)
         zeros = np.zeros(len(self), bool)
-        return self._finish(StepResult(image, zeros, zeros, zeros), ~zeros)
+        return self._make_obs(self._start_games(seeds), zeros, zeros, zeros, ~zeros)
 
     def send(self, action: Action) -> None:
         assert self._obs is not None, "call reset first"
-        self._backend.send(np.asarray(action["action"], np.int32))
+        self._envs.send(np.asarray(action["action"], np.int32))
 
     def recv(self) -> Obs:
-        return self._finish(self._backend.recv(), self._last)
+        *results, info = self._envs.recv()
+        order = np.argsort(info["env_id"])  # games that finish first come first
+        image, reward, terminated, truncated = (np.asarray(x)[order] for x in results)
+        flags = terminated.astype(bool), truncated.astype(bool)
+        return self._make_obs(image, reward, *flags, self._last)
 
     def close(self) -> None:
-        self._backend.close()
+        self._envs.close()
 
     def state_dict(self) -> StateDict:
         assert self._obs is not None, "call reset first"
@@ -121,126 +117,81 @@ class NativeVecEnv(BaseVecEnv):
         self._attempt = int(state["envs"][0]["attempt"]) + 1
         return self.reset()
 
-    def _finish(self, result: StepResult, first: np.ndarray) -> Obs:
-        last = (result.terminated | result.truncated) & ~first
-        is_terminal = result.terminated
-        if self._config.truncation_is_terminal:
-            is_terminal = last
-        reward = result.reward.astype(np.float32) * ~first
-        self._last = last
+    def _make_obs(
+        self,
+        image: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        first: np.ndarray,
+    ) -> Obs:
+        self._last = last = (terminated | truncated) & ~first
         self._obs = {
-            "image": result.image,
-            "reward": reward,
+            "image": np.ascontiguousarray(self._channels_last(image)),
+            "reward": reward.astype(np.float32) * ~first,
             "is_first": first.copy(),
             "is_last": last.copy(),
-            "is_terminal": is_terminal & last,
+            "is_terminal": last & (terminated | self._config.truncation_is_terminal),
         }
         return dict(self._obs)
 
 
-class AleBackend:
+class AleVecEnv(NativeVecEnv):
     """Vectorized environment of `ale-py`."""
 
-    def __init__(self, name: str, config: AtariConfig, count: int):
+    def _open(self, game: str) -> tuple[Any, Any]:
         from ale_py import ALEInterface, AtariVectorEnv, LoggerMode
 
         ALEInterface.setLoggerMode(LoggerMode.Error)
-        height, width = config.size
-        self._envs = AtariVectorEnv(
-            find_game(name),
-            count,
+        config = self._config
+        env = AtariVectorEnv(
+            game,
+            len(self),
             max_num_frames_per_episode=config.length or 10**9,
-            repeat_action_probability=config.sticky,
-            full_action_space=ACTIONS[config.actions],
-            img_height=height,
-            img_width=width,
             grayscale=config.gray,
-            stack_num=1,
             frameskip=config.repeat,
             maxpool=config.pooling > 1,
             noop_max=config.noops,
-            episodic_life=config.lives == "reset",
             reward_clipping=config.clip_reward,
-            use_fire_reset=config.autostart,
+            **self._options,
         )
-        space: Any = self._envs.single_action_space
-        self.actions = int(space.n)
-        self._shape = (count, height, width, 1 if config.gray else 3)
+        return env, env.single_action_space
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        image, _ = self._envs.reset(seed=np.array(seeds))
-        return np.array(image).reshape(self._shape)
+    def _start_games(self, seeds: list[int]) -> np.ndarray:
+        return np.array(self._envs.reset(seed=np.array(seeds))[0])
 
-    def send(self, action: np.ndarray) -> None:
-        self._envs.send(action)
-
-    def recv(self) -> StepResult:
-        image, reward, terminated, truncated, info = self._envs.recv()
-        images = np.asarray(image).reshape(self._shape)
-        return _in_order(info, images, reward, terminated, truncated)
-
-    def close(self) -> None:
-        self._envs.close()
+    def _channels_last(self, image: np.ndarray) -> np.ndarray:
+        return image.reshape(len(self), *self.obs_space["image"].shape)
 
 
-class EnvPoolBackend:
+class EnvPoolVecEnv(NativeVecEnv):
     """Vectorized environment of `envpool`; a reset with seeds builds it again."""
 
-    def __init__(self, name: str, config: AtariConfig, count: int):
-        self._task = "".join(map(str.title, find_game(name).split("_"))) + "-v5"
-        height, width = config.size
-        self._options = {
-            "num_envs": count,
+    def _open(self, game: str) -> tuple[Any, Any]:
+        config = self._config
+        self._task = "".join(map(str.title, game.split("_"))) + "-v5"
+        self._options |= {
+            "num_envs": len(self),
             "max_episode_steps": (config.length or 10**9) // config.repeat,
-            "repeat_action_probability": config.sticky,
-            "full_action_space": ACTIONS[config.actions],
-            "img_height": height,
-            "img_width": width,
             "gray_scale": config.gray,
-            "stack_num": 1,
             "frame_skip": config.repeat,
             "noop_max": max(1, config.noops),
-            "episodic_life": config.lives == "reset",
             "reward_clip": config.clip_reward,
-            "use_fire_reset": config.autostart,
         }
-        self._envs: Any = self._make([0] * count)
-        space: Any = self._envs.action_space
-        self.actions = int(space.n)
+        env = self._build([0] * len(self))
+        return env, env.action_space
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+    def _start_games(self, seeds: list[int]) -> np.ndarray:
         self._envs.close()
-        self._envs = self._make(seeds)
-        image, _ = self._envs.reset()
-        return np.ascontiguousarray(np.moveaxis(np.asarray(image), 1, -1))
+        self._envs = self._build(seeds)
+        return np.asarray(self._envs.reset()[0])
 
-    def send(self, action: np.ndarray) -> None:
-        self._envs.send(action)
+    def _channels_last(self, image: np.ndarray) -> np.ndarray:
+        return np.moveaxis(image, 1, -1)
 
-    def recv(self) -> StepResult:
-        image, reward, terminated, truncated, info = self._envs.recv()
-        images = np.moveaxis(np.asarray(image), 1, -1)
-        return _in_order(info, images, reward, terminated, truncated)
-
-    def close(self) -> None:
-        self._envs.close()
-
-    def _make(self, seeds: Sequence[int]) -> Any:
+    def _build(self, seeds: list[int]) -> Any:
         import envpool
 
         return envpool.make(
-            self._task, env_type="gymnasium", env_seed=list(seeds), **self._options
+            self._task, env_type="gymnasium", env_seed=seeds, **self._options
         )
-
-
-def _in_order(
-    info: Any, image: np.ndarray, reward: Any, terminated: Any, truncated: Any
-) -> StepResult:
-    """Sort results, which arrive in the order in which games finish, by game."""
-    order = np.argsort(info["env_id"])
-    return StepResult(
-        np.ascontiguousarray(image[order]),
-        np.asarray(reward)[order],
-        np.asarray(terminated, bool)[order],
-        np.asarray(truncated, bool)[order],
-    )

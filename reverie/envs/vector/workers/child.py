@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
 import os
 import pickle
 import signal
@@ -17,7 +16,12 @@ from reverie.api import StateDict, UserError
 from reverie.envs.vector.base import common_spaces, truncated_row, write_row
 from reverie.envs.vector.env_slot import EnvFailure, EnvSlot
 from reverie.envs.vector.workers.messages import receive, send
-from reverie.envs.vector.workers.shared_memory import RESET, STEP, Layout, SharedArrays
+from reverie.envs.vector.workers.shared_memory import (
+    RESET,
+    STEP,
+    SharedArrays,
+    make_layout,
+)
 
 
 def main(connection: int, lifeline: int, memory: int, use_death_signal: int) -> None:
@@ -56,8 +60,8 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
         if kind == b"q":
             return
         if kind == b"a":
-            layout = Layout(*common_spaces(spaces), hello["count"])
-            shared = layout.views(mmap.mmap(memory, layout.nbytes))
+            layout = make_layout(*common_spaces(spaces), hello["count"])
+            shared = SharedArrays(layout, memory)
         elif kind == b"s":
             assert shared is not None
             errors = _run_commands(slots, shared)

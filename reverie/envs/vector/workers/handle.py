@@ -60,7 +60,7 @@ class WorkerHandle:
         self._make_env = make_env
         self._options = options
         self._memory = memory
-        self._folder = os.getcwd()
+        self._cwd = os.getcwd()
         self._socket: socket.socket | None = None
         self._lifeline = -1
 
@@ -69,7 +69,7 @@ class WorkerHandle:
         own_end, child_end = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        path = [os.path.abspath(entry or self._folder) for entry in sys.path]
+        path = [os.path.abspath(entry or self._cwd) for entry in sys.path]
         fds = (child_end.fileno(), read_end, self._memory)
         # Linux sends the parent-death signal when the *thread* that started a process
         # ends, so it is used only from the main thread.
@@ -79,7 +79,7 @@ class WorkerHandle:
             [sys.executable, "-c", START_CODE, *arguments],
             pass_fds=fds,
             env={**dict.fromkeys(threads, "1"), **os.environ},
-            cwd=self._folder,
+            cwd=self._cwd,
             stdin=subprocess.DEVNULL,
             process_group=0,  # not interrupted by Ctrl-C, and killed with its children
         )

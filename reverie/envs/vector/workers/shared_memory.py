@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 
@@ -19,50 +20,35 @@ TRUNCATE, IDLE, STEP, RESET = range(-1, 3)
 """Commands to an environment. Workers act on `STEP` and `RESET` only; `TRUNCATE` makes
 the main process end the episode with a copy of its latest row."""
 
-Entry = tuple[str, np.dtype, tuple[int, ...]]
 
-
-class Layout:
-    """Offsets of all arrays in the shared memory, identical in every process."""
-
-    def __init__(self, obs_space: Spaces, act_space: Spaces, count: int):
-        obs = _entries(obs_space, count)
-        act = _entries(act_space, count)
-        int8, int64 = np.dtype(np.int8), np.dtype(np.int64)
-        control: list[Entry] = [
-            ("command", int8, (count,)),
-            ("attempt", int64, (count,)),
-            ("buffer", int8, (1,)),
-        ]
-        self._groups = {"obs0": obs, "obs1": obs, "action": act, "control": control}
-        self._offsets: dict[tuple[str, str], int] = {}
-        self.nbytes = 0
-        for group, entries in self._groups.items():
-            for key, dtype, shape in entries:
-                self._offsets[group, key] = self.nbytes
-                size = int(np.prod(shape)) * dtype.itemsize
-                self.nbytes += -(-size // 64) * 64  # aligned to cache lines
-
-    def views(self, memory: mmap.mmap) -> SharedArrays:
-        arrays = {
-            group: {
-                key: np.ndarray(shape, dtype, memory, self._offsets[group, key])
-                for key, dtype, shape in entries
-            }
-            for group, entries in self._groups.items()
-        }
-        return SharedArrays(arrays)
+def make_layout(obs_space: Spaces, act_space: Spaces, count: int) -> np.dtype:
+    """Return the memory layout as a structured dtype, identical in every process."""
+    obs, action = (
+        [(k, s.dtype, (count, *s.shape)) for k, s in sorted(spaces.items())]
+        for spaces in (obs_space, act_space)
+    )
+    fields: list[Any] = [
+        ("obs0", np.dtype(obs, align=True)),
+        ("obs1", np.dtype(obs, align=True)),
+        ("action", np.dtype(action, align=True)),
+        ("command", np.int8, (count,)),
+        ("attempt", np.int64, (count,)),
+        ("buffer", np.int8, (1,)),
+    ]
+    return np.dtype(fields, align=True)
 
 
 class SharedArrays:
     """The shared memory as NumPy arrays."""
 
-    def __init__(self, arrays: dict[str, dict[str, np.ndarray]]):
-        self.obs = (arrays["obs0"], arrays["obs1"])
-        self.action = arrays["action"]
-        self.command = arrays["control"]["command"]
-        self.attempt = arrays["control"]["attempt"]
-        self.buffer = arrays["control"]["buffer"]
+    def __init__(self, layout: np.dtype, memory: int):
+        """`memory` is the descriptor of `create_shared_file`."""
+        block = np.ndarray((), layout, mmap.mmap(memory, layout.itemsize))
+        self.obs = (_fields(block["obs0"]), _fields(block["obs1"]))
+        self.action = _fields(block["action"])
+        self.command = block["command"]
+        self.attempt = block["attempt"]
+        self.buffer = block["buffer"]
         """Index of the observation buffer that the next rows are written to."""
 
 
@@ -78,5 +64,5 @@ def create_shared_file() -> int:
         return os.dup(file.fileno())
 
 
-def _entries(spaces: Spaces, count: int) -> list[Entry]:
-    return [(k, s.dtype, (count, *s.shape)) for k, s in sorted(spaces.items())]
+def _fields(block: np.ndarray) -> dict[str, np.ndarray]:
+    return {key: block[key] for key in block.dtype.names or ()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import pickle
 import time
@@ -27,8 +26,9 @@ from reverie.envs.vector.workers.shared_memory import (
     RESET,
     STEP,
     TRUNCATE,
-    Layout,
+    SharedArrays,
     create_shared_file,
+    make_layout,
 )
 from reverie.spaces import Spaces
 
@@ -78,14 +78,14 @@ class WorkerVecEnv(base.BaseVecEnv):
                     "--env.vector.start_timeout allows more time."
                 ) from error
         self.obs_space, self.act_space = base.common_spaces(spaces)
-        layout = Layout(self.obs_space, self.act_space, len(self))
-        os.ftruncate(self._memory, layout.nbytes)
-        self._shared = layout.views(mmap.mmap(self._memory, layout.nbytes))
+        layout = make_layout(self.obs_space, self.act_space, len(self))
+        os.ftruncate(self._memory, layout.itemsize)
+        self._shared = SharedArrays(layout, self._memory)
         for worker in self._workers:
             worker.attach()
         self._buffer = 0
         self._deadline = 0.0
-        self._is_started = self._is_sent = self._is_broken = False
+        self._is_started = self._is_sent = self._has_failed = False
         self._has_episode = np.zeros(len(self), bool)
         """Environments with an episode that their worker can continue."""
 
@@ -135,12 +135,12 @@ class WorkerVecEnv(base.BaseVecEnv):
         slots: list[StateDict] = []
         for worker in self._workers:
             try:
-                if self._is_broken or not worker.is_ready:
+                if self._has_failed or not worker.is_ready:
                     raise WorkerError("errors", "it is being restarted")
                 worker.send(b"g", deadline=self._new_deadline())
                 slots += pickle.loads(worker.receive(self._new_deadline())[1])
             except WorkerError as error:
-                if worker.is_ready and not self._is_broken:
+                if worker.is_ready and not self._has_failed:
                     self._restart(worker, error)
                 slots += [
                     {"attempt": int(attempt), "failures": 0, "env": None}
@@ -197,7 +197,7 @@ class WorkerVecEnv(base.BaseVecEnv):
             for worker in reversed(self._workers):
                 self._collect_from(worker)
         except UserError:
-            self._is_broken = True
+            self._has_failed = True
             raise
         previous = self._shared.obs[1 - self._buffer]
         rows = self._shared.obs[self._buffer]
@@ -211,8 +211,8 @@ class WorkerVecEnv(base.BaseVecEnv):
     def _collect_from(self, worker: WorkerHandle) -> None:
         """Wait until a worker has written its rows.
 
-        If it fails, its running episodes are truncated and it is restarted; the restart
-        is awaited only if an environment of it has to be reset.
+        If it fails, its running episodes are truncated and it is restarted. The main
+        process waits for the restart only if one of its environments must be reset.
         """
         deadline = self._deadline
         while worker.is_busy or worker.has_work(self._command):
@@ -253,7 +253,7 @@ class WorkerVecEnv(base.BaseVecEnv):
         self._restarts[error.cause] += 1
         self._has_episode[worker.rows] = False
         if worker.failures >= self._config.failures:
-            self._is_broken = True
+            self._has_failed = True
             raise EnvFailure(
                 failure_message(worker.indices[0], worker.failures, error.reason)
             )
