@@ -9,7 +9,7 @@ import triton
 
 __all__ = ["jit"]
 
-if TYPE_CHECKING:  # mypy knows only this decorator
+if TYPE_CHECKING:  # for mypy, it is only a decorator
     from typing import no_type_check as jit
 else:
 

@@ -36,14 +36,14 @@ class FastTransformer(Transformer):
             return super().forward(x, cache)
         size, new = cache.size, x.shape[1]
         assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
-        change = self.positions.weight[size : size + new].to(x.dtype)
+        delta = self.positions.weight[size : size + new].to(x.dtype)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)
-            x, y = add_norm(x, change, layer.norm0)
+            x, y = add_norm(x, delta, layer.norm0)
             z = attend(layer.qkv(y), cache.keys[i], cache.values[i], size)
             x, y = add_norm(x, layer.out(z), layer.norm1)
-            change = layer.narrow(F.gelu(layer.wide(y)))
-        _, y = add_norm(x, change, self.norm)
+            delta = layer.narrow(F.gelu(layer.wide(y)))
+        _, y = add_norm(x, delta, self.norm)
         return y, cache._replace(size=size + new)
 
     def _is_supported(self, x: Tensor) -> bool:
@@ -60,15 +60,18 @@ class FastTransformer(Transformer):
 
 
 def add_norm(
-    x: Float[Tensor, "B L E"], change: Float[Tensor, "*b L E"], norm: Norm
+    x: Float[Tensor, "B L E"], delta: Float[Tensor, "*b L E"], norm: Norm
 ) -> tuple[Float[Tensor, "B L E"], Float[Tensor, "B L E"]]:
-    """`x + change` and its layer norm; `change` may lack the batch axis."""
-    x, change = x.contiguous(), change.contiguous()
+    """`x + delta` (the output of a residual branch) and its layer norm.
+
+    `delta` may lack the batch axis.
+    """
+    x, delta = x.contiguous(), delta.contiguous()
     total, out, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
-    rows, cycle = x.numel() // width, change.numel() // width
+    rows, cycle = x.numel() // width, delta.numel() // width
     wide = triton.next_power_of_2(width)
     _add_norm[(rows,)](
-        *(x, change, norm.scale, norm.shift, total, out, cycle, width, norm.eps, wide),
+        *(x, delta, norm.scale, norm.shift, total, out, cycle, width, norm.eps, wide),
         num_warps=4,
     )
     return total, out
@@ -98,13 +101,13 @@ def attend(
 
 @jit
 def _add_norm(
-    x, change, scale, shift, total, out, cycle, width, eps, WIDE: tl.constexpr
+    x, delta, scale, shift, total, out, cycle, width, eps, WIDE: tl.constexpr
 ):
     row = tl.program_id(0)
     col = tl.arange(0, WIDE)
     mask = col < width
     v = tl.load(x + row * width + col, mask, 0.0).to(tl.float32)
-    v += tl.load(change + row % cycle * width + col, mask, 0.0).to(tl.float32)
+    v += tl.load(delta + row % cycle * width + col, mask, 0.0).to(tl.float32)
     v = v.to(total.dtype.element_ty)  # rounded as it is stored
     tl.store(total + row * width + col, v, mask)
     v = v.to(tl.float32)

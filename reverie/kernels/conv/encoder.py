@@ -27,10 +27,10 @@ from reverie.nets.conv import SameConv
 from reverie.nets.encoder import Encoder
 
 MIN_FULL_CHANNELS, CHANNEL_MULTIPLE = 96, 32
-"""Layers with at least so many input channels, and channel counts that are such
-multiples, are convolved at full resolution. Space-to-depth does 1.44 times the
-arithmetic, but tensor cores are only efficient on such counts. Forward and backward on
-an H200, in ms:
+"""Layers are convolved at full resolution if they have at least the first number of
+input channels, and both of their channel counts are multiples of the second. Others use
+space-to-depth maps: 1.44 times the arithmetic, but tensor cores are only efficient on
+such counts. Forward and backward on an H200, in ms:
 
     channels       space-to-depth   full resolution
      64 to  96       1.83             1.90

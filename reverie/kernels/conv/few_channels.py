@@ -294,7 +294,7 @@ def _to_few(
     )
     if part == 0:
         store_pair(stats + row * 2 * C + col, mean, rstd, C)
-    factor, lift = factor_and_offset(mean, rstd, None, scale, shift, col)
+    factor, intercept = factor_and_offset(mean, rstd, None, scale, shift, col)
     taps, channels = k[None, :], col[:, None]
     kernel = _load_weights(
         weight, few_stride, many_stride, y_stride, x_stride, taps, channels, FEW
@@ -303,7 +303,7 @@ def _to_few(
         pixel = (part * STEPS + i) * R + tl.arange(0, R)
         mask = (pixel < pixels)[:, None]
         v = tl.load(x + pixel[:, None] * C + col[None, :], mask, 0.0)
-        z = v.to(tl.float32) * factor[None, :] + lift[None, :]
+        z = v.to(tl.float32) * factor[None, :] + intercept[None, :]
         active = (z * tl.sigmoid(z)).to(v.dtype)
         y = tl.dot(active, kernel, input_precision="ieee")
         offset = (row.to(tl.int64) * pixels + pixel)[:, None] * TAPS + k[None, :]
@@ -345,7 +345,7 @@ def _to_few_backward(
     row, part = tl.program_id(0), tl.program_id(1)
     start = row.to(tl.int64) * pixels * C
     col, k = tl.arange(0, C), tl.arange(0, TAPS)
-    mean, rstd, gain, lift = load_norm(stats, None, scale, shift, row, col, C)
+    mean, rstd, gain, beta = load_norm(stats, None, scale, shift, row, col, C)
     kernel = tl.load(matrix + k[:, None] * C + col[None, :])
     if dx is None:
         dshift = tl.zeros((R, C), tl.float32)
@@ -363,7 +363,7 @@ def _to_few_backward(
         offset = start + (pixel[:, None] * C + col[None, :])
         v = tl.load(x + offset, mask[:, None], 0.0)
         dtype = v.dtype
-        v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, lift)
+        v, z, gate = normalize_tile(v.to(tl.float32), mean, rstd, gain, beta)
         if dx is None:
             active = (z * gate).to(dtype)
             dkernel = tl.dot(tl.trans(active), columns, dkernel, input_precision="ieee")

@@ -111,10 +111,10 @@ class _FirstLayer(torch.autograd.Function):
 @jit
 def _neighbour(x, row, tap, j, rows, h, w, J: tl.constexpr):
     """Load channel `j` of the pixel in the direction of a tap; zero outside."""
-    dy, dz = tap // 3 - 1, tap % 3 - 1
-    y, z = row // w % h + dy, row % w + dz
-    mask = (row < rows) & (y >= 0) & (y < h) & (z >= 0) & (z < w)
-    return tl.load(x + (row + dy * w + dz).to(tl.int64) * J + j, mask, 0.0)
+    down, right = tap // 3 - 1, tap % 3 - 1
+    line, place = row // w % h + down, row % w + right
+    mask = (row < rows) & (line >= 0) & (line < h) & (place >= 0) & (place < w)
+    return tl.load(x + (row + down * w + right).to(tl.int64) * J + j, mask, 0.0)
 
 
 @jit

@@ -27,7 +27,7 @@ from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size
 
 GEOMETRY = KERNEL, STRIDE, PADDING = 4, 2, 1
-"""Of the supported layers."""
+"""Kernel size, stride and padding of the supported layers."""
 MAX_COLORS = 4
 CHUNKS = 256
 """Chunks of rows that are multiplied apart in the gradient of the weights."""

@@ -97,16 +97,16 @@ def _forward(
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * R + tl.arange(0, R)[:, None]
-    y, z = pixel // w, pixel % w
     col = tl.arange(0, C)
     j = tl.arange(0, J)[None, :]
     x += image * h * w * channels
     v = tl.zeros((R, J), tl.float32)
     for tap in range(9):
-        dy, dz = tap // 3 - 1, tap % 3 - 1
-        inside = (y + dy >= 0) & (y + dy < h) & (z + dz >= 0) & (z + dz < w)
+        down, right = tap // 3 - 1, tap % 3 - 1
+        line, place = pixel // w + down, pixel % w + right
+        inside = (line >= 0) & (line < h) & (place >= 0) & (place < w)
         inside = inside & (col[None, :] < channels)
-        offset = (pixel + dy * w + dz) * channels + col[None, :]
+        offset = (pixel + down * w + right) * channels + col[None, :]
         neighbour = tl.load(x + offset, inside, 0.0)
         entry = (j * 9 + tap) * channels + col[:, None]
         weight = tl.load(matrix + entry, col[:, None] < channels, 0.0)

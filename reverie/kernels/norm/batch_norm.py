@@ -165,12 +165,12 @@ def _sum_backward(
     x, dy, stats, scale, shift, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr
 ):
     col = tl.arange(0, C)
-    mean, rstd, factor, lift = _load_norm(stats, scale, shift, col, C)
+    mean, rstd, factor, intercept = _load_norm(stats, scale, shift, col, C)
     dshift = tl.zeros((R, C), tl.float32)
     dscale = tl.zeros((R, C), tl.float32)
     for i in range(steps):
         offset, mask = _tile(i, pixels, steps, col, C, R)
-        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, lift)
+        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept)
         dshift += d
         dscale += d * v
     ptr = sums + tl.program_id(0) * 2 * C + col
@@ -183,10 +183,10 @@ def _apply_backward(
     pixels, steps, C: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     col = tl.arange(0, C)
-    mean, rstd, factor, lift = _load_norm(stats, scale, shift, col, C)
+    mean, rstd, factor, intercept = _load_norm(stats, scale, shift, col, C)
     mean_d, mean_dv = tl.load(sums + col) / pixels, tl.load(sums + C + col) / pixels
     for i in range(steps):
         offset, mask = _tile(i, pixels, steps, col, C, R)
-        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, lift)
+        v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept)
         d = factor[None, :] * (d - mean_d[None, :] - v * mean_dv[None, :])
         tl.store(dx + offset, d.to(dx.dtype.element_ty), mask)

@@ -82,7 +82,7 @@ def backward_kernel(
     col = tl.arange(0, C)
     start = row.to(tl.int64) * pixels * CHANNELS
     x, dy = x + start, dy + start
-    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
+    mean, rstd, gain, beta = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
     if dx is None:
         out += start
     else:
@@ -94,7 +94,7 @@ def backward_kernel(
     for i in tl.range(0, STEPS, num_stages=STAGES):
         offset, mask = _tile(part * STEPS + i, pixels, col, CHANNELS, R)
         v = tl.load(x + offset, mask, 0.0).to(tl.float32)
-        v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
+        v, z, gate = normalize_tile(v, mean, rstd, gain, beta)
         if dx is None:
             tl.store(out + offset, z * gate, mask)
         dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
@@ -128,11 +128,11 @@ def groups_backward_kernel(
     """The whole backward pass, shared by groups; a tile has all pixels of the map."""
     row, part = tl.program_id(0), tl.program_id(1)
     col = part * C + tl.arange(0, C)
-    mean, rstd, gain, lift = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
+    mean, rstd, gain, beta = load_norm(stats, bias, scale, shift, row, col, CHANNELS)
     offset, mask = _tile(0, pixels, col, CHANNELS, R)
     offset = row.to(tl.int64) * pixels * CHANNELS + offset
     v = tl.load(x + offset, mask, 0.0).to(tl.float32)
-    v, z, gate = normalize_tile(v, mean, rstd, gain, lift)
+    v, z, gate = normalize_tile(v, mean, rstd, gain, beta)
     tl.store(out + offset, z * gate, mask)
     dz = tl.load(dy + offset, mask, 0.0).to(tl.float32)
     dz *= silu_grad(z, gate)
@@ -244,10 +244,10 @@ def load_norm(stats, bias, scale, shift, row, col, CHANNELS: tl.constexpr):
 
 
 @jit
-def normalize_tile(v, mean, rstd, gain, lift):
+def normalize_tile(v, mean, rstd, gain, beta):
     """Return the normalized tile, the output of the norm, and its sigmoid."""
     v = (v - mean[None, :]) * rstd[None, :]
-    z = v * gain[None, :] + lift[None, :]
+    z = v * gain[None, :] + beta[None, :]
     return v, z, tl.sigmoid(z)
 
 

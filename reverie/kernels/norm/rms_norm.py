@@ -1,4 +1,4 @@
-"""RMS norm with SiLU in one pass, with the bias before it: what follows most layers.
+"""Bias, RMS norm and SiLU in one pass: everything after the product of most layers.
 
 The forward pass reads the product of a layer once and writes the activation once. The
 backward pass needs only that product: it computes the norm again. Every program writes

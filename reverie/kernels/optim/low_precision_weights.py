@@ -1,8 +1,8 @@
 """Low-precision copies of the weights, which layers compute with.
 
 Parameters are float32. Without copies, every layer casts its weights each time it is
-called, which for a scan of 64 steps is most of the kernel launches. With them, the loss
-is differentiated by the copies, and the optimizer writes copies and parameters
+called, which for a scan of 64 steps is most of the kernel launches. With them,
+gradients are those of the copies, and the optimizer writes copies and parameters
 together. Norms compute in float32 and have no copies.
 """
 
@@ -34,7 +34,7 @@ class LowPrecisionWeights:
                     )
 
     def leaf(self, parameter: Tensor) -> Tensor:
-        """The tensor to differentiate the loss by: the copy of a parameter, if any."""
+        """The tensor that gets the gradient: the copy of a parameter, if any."""
         return self._copies.get(parameter, parameter)
 
     @torch.no_grad()

@@ -171,5 +171,5 @@ class FusedOptimizer(Optimizer):
         )
         if self.rule.NAME != "laprop":
             return None
-        change, weights = tables.norms_of_sums()
+        change, weights = tables.norms_from_sums()
         return torch.linalg.vector_norm(change), torch.linalg.vector_norm(weights)

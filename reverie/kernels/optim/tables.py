@@ -97,9 +97,8 @@ def _root_of_sums(
 class Tables:
     """Addresses of parameters, their moments, low-precision weights and gradients.
 
-    `leaves` are the tensors that the loss is differentiated by: the parameters
-    themselves or their low-precision copies. Gradients have their dtype, unless
-    `float32_grads` is set.
+    `leaves` are the tensors that get gradients: the parameters themselves or their
+    low-precision copies. Gradients have their dtype, unless `float32_grads` is set.
     """
 
     def __init__(
@@ -152,10 +151,10 @@ class Tables:
             COLUMNS,
             CHUNK,
         )
-        return self.norms_of_sums()
+        return self.norms_from_sums()
 
-    def norms_of_sums(self) -> tuple[Tensor, Tensor]:
-        """Roots of the two sums that a kernel stored per chunk, added up by tensor."""
+    def norms_from_sums(self) -> tuple[Tensor, Tensor]:
+        """Roots of both sums of squares that a kernel stored per chunk, by tensor."""
         count = len(self.tensors)
         norms = torch.empty(2, count, device=self.sums.device)
         _root_of_sums[(count,)](

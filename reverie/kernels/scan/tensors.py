@@ -166,23 +166,26 @@ def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "
 
 def allocate_saved(weights: ScanWeights, inputs: ScanInputs) -> SavedActivations:
     """Allocate the activations of all steps; the action embeddings are filled in."""
-    units, deter = weights.obs_weight.shape
-    logits, like = weights.logit_weight.shape[0], inputs.actions
     batch, length = inputs.is_first.shape
-    widths = {
+    widths = activation_widths(weights).items()
+    saved = SavedActivations(
+        inv_rms=weights.obs_scale.new_empty(length, batch, 4),
+        **{k: inputs.actions.new_empty(length, batch, width) for k, width in widths},
+    )
+    actions = inputs.actions.transpose(0, 1)
+    saved.shared_input[..., -actions.shape[-1] :] = actions
+    return saved
+
+
+def activation_widths(weights: ScanWeights) -> dict[str, int]:
+    """Return the widths of the saved activations without `inv_rms`."""
+    units, deter = weights.obs_weight.shape
+    return {
         **dict.fromkeys(("deter", "prev_deter", "hid_pre", "hid_act"), deter),
-        **dict.fromkeys(("stoch", "logits", "prev_stoch"), logits),
+        **dict.fromkeys(("stoch", "logits", "prev_stoch"), len(weights.logit_weight)),
         **dict.fromkeys(("in0_pre", "in1_pre", "obs_pre", "obs_act"), units),
         **{"gates": 3 * deter, "shared_input": 3 * units},
     }
-    saved = SavedActivations(
-        inv_rms=weights.obs_scale.new_empty(length, batch, 4),
-        **{
-            name: like.new_empty(length, batch, width) for name, width in widths.items()
-        },
-    )
-    saved.shared_input[..., 2 * units :] = inputs.actions.transpose(0, 1)
-    return saved
 
 
 def deter_rows(weights: ScanWeights) -> Float[Tensor, "G W W"]:

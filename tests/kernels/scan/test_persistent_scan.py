@@ -55,8 +55,8 @@ def scan(monkeypatch):
         yield ForwardPass(weights, inputs, settings)
 
 
-def replace_kernels(monkeypatch, error: str = "") -> persistent.PersistentKernels:
-    kernels = persistent.PersistentKernels(KernelRecorder(error), KernelRecorder(error))
+def replace_kernels(monkeypatch, error: str = "") -> dict[str, KernelRecorder]:
+    kernels = {name: KernelRecorder(error) for name in persistent.SHARED_BYTES}
     monkeypatch.setattr(persistent, "load_kernels", lambda device: kernels)
     return kernels
 
@@ -75,8 +75,9 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):
     saved = persistent.run_forward(scan)
     grads = persistent.run_backward(backward_pass(scan, saved))
     source = persistent.read_source()
-    for kernel, name in zip(kernels, ("Forward", "Backward"), strict=True):
-        expected = struct_members(f"{name}Arguments", source)
+    for name, kernel in kernels.items():
+        struct = f"{name.removeprefix('scan_').title()}Arguments"
+        expected = struct_members(struct, source)
         assert kernel.calls[0]._fields_ == expected
     widths = [x.shape[0] for x in grads.vectors]
     assert widths == persistent.VECTOR_WIDTHS
@@ -85,7 +86,7 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):
 def test_rows_are_scanned_sixteen_at_a_time(monkeypatch, scan):
     kernels = replace_kernels(monkeypatch)
     saved = persistent.run_forward(scan)
-    first, second = kernels.forward.calls
+    first, second = kernels["scan_forward"].calls
     assert second.gates - first.gates == saved.gates.stride(0) * 2
     assert saved.gates.shape == (2, 2, 16, 3 * persistent.DETER)
     assert second.input_partials > first.input_partials

@@ -55,8 +55,7 @@ def replace_kernels(monkeypatch, make_kernel) -> None:
 def test_kernels_are_as_close_to_float32_as_the_reference(
     monkeypatch, tmp_path, sizes, batch, length, weight_loads
 ):
-    tiles = streamed.TILES._replace(weight_loads=weight_loads)
-    monkeypatch.setattr(streamed, "TILES", tiles)
+    monkeypatch.setattr(streamed, "WEIGHT_LOADS", weight_loads)
     source = streamed.read_source(streamed.LayerSizes(*sizes))
     library = compile_kernels(source, tmp_path)
     replace_kernels(

@@ -3,8 +3,8 @@
 // A thread block handles ROWS pixel rows of one map, and loads one more row above and
 // below. It writes their activations to shared memory, with zeros outside of the map. A
 // warp then computes 4 rows of 16 pixels and 32 channels, using each input row for all
-// output rows that it reaches. Blocks measure their part of the output; the next norm
-// merges the parts of a map.
+// output rows that it reaches. Blocks compute the statistics of their part of the output;
+// the next norm merges the parts of a map.
 //
 // In shared memory, the chunks of 8 channels of a pixel (and of a row of weights) are
 // permuted differently from pixel to pixel, so that 8 adjacent pixels are in different
@@ -75,7 +75,7 @@ DEVICE float sum_lanes(float x) {
 }
 
 // Computes mean and squared deviations of each warp's pixels, at the lane's position.
-DEVICE void measure(const uint4 (&values)[8], Scratch& scratch,
+DEVICE void warp_statistics(const uint4 (&values)[8], Scratch& scratch,
                     const Position& position) {
   UNROLL for (int j = 0; j < 8; j++) {
     float x[8], sum = 0, square = 0;
@@ -142,8 +142,8 @@ DEVICE u32 tile_at(u32 pixel, u32 chunk) {
   return pixel * CHUNKS + (chunk ^ (HALVES == 1 ? pixel / 2 % 4 : pixel % 8));
 }
 DEVICE u32 weight_at(u32 unit, u32 tap, u32 chunk) {
-  const u32 turn = unit / 8 % 4;
-  return (unit * 9 + tap) * CHUNKS + (chunk ^ (HALVES == 1 ? turn : turn * 2 + unit % 2));
+  const u32 swizzle = unit / 8 % 4;
+  return (unit * 9 + tap) * CHUNKS + (chunk ^ (HALVES == 1 ? swizzle : swizzle * 2 + unit % 2));
 }
 
 DEVICE void activate(uint4& v, const float (&factor)[8], const float (&offset)[8]) {

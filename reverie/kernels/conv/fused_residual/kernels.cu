@@ -1,4 +1,5 @@
-// The kernels of a residual block: measure, convolve, convolve and add the shortcut.
+// The kernels of a residual block: statistics of the input; convolve; convolve and add
+// the shortcut.
 
 struct Arguments {
   const bf16 *x, *bias;  // a map, and the bias added before its norm
@@ -20,12 +21,12 @@ DEVICE void store_sums(const Scratch& scratch, float* sums) {
   sums[CHANNELS] = square;
 }
 
-KERNEL measure_parts(Arguments a) {
+KERNEL compute_statistics(Arguments a) {
   SHARED_MEMORY(Scratch);
   const Position position;
   uint4 values[8];
   UNROLL for (int p = 0; p < 8; p++) values[p] = load4(a.x + position.at(p));
-  measure(values, scratch, position);
+  warp_statistics(values, scratch, position);
   store_sums(scratch, a.out_sums);
 }
 
@@ -48,7 +49,7 @@ KERNEL convolve(Arguments a) {
   if (a.shortcut) add_shortcut(sums, a.shortcut, a.output_bias, position);
   store_output(sums, a.out, out, position);
   if (a.out_sums) {
-    measure(out, scratch, position);
+    warp_statistics(out, scratch, position);
     store_sums(scratch, a.out_sums);
   }
 }

@@ -1,10 +1,10 @@
 """Choose and launch the CUDA kernels that compute whole residual blocks.
 
-Three kernels compute a block (`kernels.cu`): the first one measures the map; the others
-are a norm and a convolution each, and the last one also adds the map. Only what the
-backward pass reads is written to device memory in between. This needs bfloat16 and maps
-that divide evenly into tiles (`convolution.cu`); `residual.py` computes other blocks
-with one kernel per norm, convolution and sum.
+Three kernels compute a block (`kernels.cu`): the first one computes statistics of the
+map; the others are a norm and a convolution each, and the last one also adds the map.
+Only what the backward pass reads is written to device memory in between. This needs
+bfloat16 and maps that divide evenly into tiles (`convolution.cu`); `residual.py`
+computes other blocks with one kernel per norm, convolution and sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIGNMENT = 16
 """Bytes that are loaded at once."""
 MAX_THREADS = 512
 """Most threads per SM, limited by registers."""
-KERNELS = ("measure_parts", "convolve")
+KERNELS = ("compute_statistics", "convolve")
 
 
 class MapSize(NamedTuple):
@@ -64,17 +64,6 @@ class TilePlan(NamedTuple):
     def blocks_per_sm(self, size: MapSize) -> int:
         used = self.sum_bytes(size) + self.tile_bytes(size) + RESERVED
         return min(SHARED_MEMORY // used, MAX_THREADS // self.threads(size))
-
-    def fits(self, size: MapSize) -> bool:
-        """True if the work divides evenly among warps and the memory suffices."""
-        return (
-            self.rows in (4, 8, 16)
-            and size.height % self.rows == 0
-            and size.width % WARP_COLUMNS == 0
-            and size.channels in (32, 64)
-            and size.channels <= self.threads(size) <= MAX_THREADS
-            and self.blocks_per_sm(size) > 0
-        )
 
 
 PLANS: dict[MapSize, TilePlan] = {
@@ -149,7 +138,7 @@ def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
     )
     assert all(v.dtype == torch.float32 for _, *norm in norms for v in norm)
     batch, size = len(x), MapSize(*x.shape[1:])
-    measure, convolve = load(x.device, size, plan)
+    compute_statistics, convolve = load(x.device, size, plan)
     blocks = batch * plan.parts(size)
     stats = x.new_empty(2, batch, 2, size.channels, dtype=torch.float32)
     sums = x.new_empty(2, blocks, 2, size.channels, dtype=torch.float32)
@@ -168,7 +157,7 @@ def _forward(x: Tensor, weights: BlockWeights, plan: TilePlan) -> BlockResult:
         own |= {"weight": weight, "sums": sums[i], "stats": stats[i]}
         launch(convolve, **own, **others)
 
-    launch(measure, x=x, out_sums=sums[0])
+    launch(compute_statistics, x=x, out_sums=sums[0])
     step(0, x, weights.weight0, out_sums=sums[1], out=middle)
     ends = {"shortcut": x, "output_bias": weights.output_bias}
     step(1, middle, weights.weight1, **ends, out=y)
@@ -188,7 +177,6 @@ def load(device: torch.device, size: MapSize, plan: TilePlan) -> list[nvrtc.Kern
 
 def source(size: MapSize, plan: TilePlan) -> str:
     """Return the CUDA source of the kernels."""
-    assert plan.fits(size), (size, plan)
     sizes = {"HEIGHT": size.height, "WIDTH": size.width, "CHANNELS": size.channels}
     sizes |= {"GROUPS": GROUPS, "ROWS": plan.rows, "THREADS": plan.threads(size)}
     sizes |= {"BLOCKS_PER_SM": plan.blocks_per_sm(size), "CLUSTER_SIZE": 1}

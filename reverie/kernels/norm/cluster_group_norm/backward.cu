@@ -14,8 +14,8 @@ KERNEL norm_backward(Arguments a) {
   start_copies({a.x, a.dy}, data, scratch.barriers, position);
   uint4* const gradients = data + SHARE / 8;
   const float* stats = a.stats + (size_t)position.image * 2 * CHANNELS;
-  float *const means = scratch.one, *const factors = scratch.two;
-  float* const offsets = scratch.three;
+  float *const means = scratch.channels[0], *const factors = scratch.channels[1];
+  float* const offsets = scratch.channels[2];
   FOR_EACH_CHANNEL {
     const float mean = stats[c] - (a.bias ? to_float(a.bias[c]) : 0.f);
     const float factor = stats[CHANNELS + c] * a.scale[c];
@@ -66,7 +66,7 @@ KERNEL norm_backward(Arguments a) {
     products[c] = total<3>(scratch.blocks[0], 1, c) * stats[CHANNELS + c] * a.scale[c];
   }
   sync_block();
-  float *const constants = scratch.one, *const slopes = scratch.three;
+  float *const constants = scratch.channels[0], *const slopes = scratch.channels[2];
   FOR_EACH_CHANNEL {
     const float rstd = stats[CHANNELS + c];
     const float constant = sum_group(output_grads, c) / (PIXELS * PER_GROUP) * rstd;

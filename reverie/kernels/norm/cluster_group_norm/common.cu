@@ -19,7 +19,7 @@ template <int KINDS>
 struct Scratch {
   float warps[WARPS][KINDS * CHANNELS];
   float blocks[CLUSTER_SIZE][KINDS * CHANNELS];
-  float one[CHANNELS], two[CHANNELS], three[CHANNELS];
+  float channels[3][CHANNELS];  // numbers of each channel, exchanged between threads
   Barrier barriers[STAGES];
 };
 

@@ -28,7 +28,7 @@ KERNEL norm_forward(Arguments a) {
   }
   sum_blocks(sums, scratch, position, true);
 
-  float *const means = scratch.one, *const squares = scratch.two;
+  float *const means = scratch.channels[0], *const squares = scratch.channels[1];
   FOR_EACH_CHANNEL {
     const float sum = total<2>(scratch.blocks[0], 0, c), mean = sum / PIXELS;
     const float bias = a.bias ? to_float(a.bias[c]) : 0.f;
@@ -36,7 +36,7 @@ KERNEL norm_forward(Arguments a) {
     squares[c] = total<2>(scratch.blocks[0], 1, c) - sum * mean;
   }
   sync_block();
-  float* const deviations = scratch.three;  // squared, from the mean of the group
+  float* const deviations = scratch.channels[2];  // squared, from the mean of the group
   FOR_EACH_CHANNEL {
     const float difference = means[c] - sum_group(means, c) / PER_GROUP;
     deviations[c] = squares[c] + PIXELS * difference * difference;

@@ -17,14 +17,10 @@ from torch import Tensor
 from reverie.kernels import nvrtc
 from reverie.nets.residual import EPS, GROUPS
 
-VECTOR = 8
-"""Adjacent channels that a thread loads at once."""
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory of an SM, and the most that one block can have."""
 RESERVED = 1024
 """Bytes of it that the system reserves for every block."""
-MAX_SUMS = 48 * 1024
-"""Most bytes of sums per block (the limit for statically allocated memory)."""
 
 
 class Direction(NamedTuple):
@@ -45,19 +41,6 @@ class ClusterPlan(NamedTuple):
 
     cluster_size: int  # blocks
     threads: int  # per block
-
-    def fits(self, pixels: int, channels: int, direction: Direction) -> bool:
-        """True if the work divides evenly among threads and the memory suffices."""
-        share, pixels_left = divmod(pixels, self.cluster_size)
-        loads, values_left = divmod(share * channels, VECTOR * self.threads)
-        return (
-            channels in (32, 64, 128, 256)
-            and not pixels_left
-            and not values_left
-            and loads in (1, 2, 3, 4, 8, 12, 16, 32)
-            and self.sum_bytes(channels, direction) <= MAX_SUMS
-            and self.blocks_per_sm(pixels, channels, direction) > 0
-        )
 
     def map_bytes(self, pixels: int, channels: int, direction: Direction) -> int:
         """Bytes of maps that a block keeps in shared memory."""
@@ -177,7 +160,6 @@ def load(
 
 def source(pixels: int, channels: int, direction: Direction, plan: ClusterPlan) -> str:
     """Return the CUDA source of a kernel."""
-    assert plan.fits(pixels, channels, direction), (pixels, channels, direction, plan)
     sizes = {"PIXELS": pixels, "CHANNELS": channels, "GROUPS": GROUPS}
     sizes |= {"CLUSTER_SIZE": plan.cluster_size, "THREADS": plan.threads}
     sizes["BLOCKS_PER_SM"] = plan.blocks_per_sm(pixels, channels, direction)

@@ -7,11 +7,9 @@ work.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +24,11 @@ ROWS = 16
 THREAD_BLOCKS, THREADS = 128, 256
 DETER, UNITS, GRU_BLOCKS, STOCH, CLASSES = 2048, 256, 8, 32, 16  # size12m
 LOGITS = STOCH * CLASSES
-SHARED_BYTES_FORWARD = 8 * ROWS * 40 * 4 + LOGITS * 34 * 2
-SHARED_BYTES_BACKWARD = 8 * ROWS * (24 + 24 + 56) * 4
+SHARED_BYTES = {
+    "scan_forward": 8 * ROWS * 40 * 4 + LOGITS * 34 * 2,
+    "scan_backward": 8 * ROWS * (24 + 24 + 56) * 4,
+}
+"""Dynamic shared memory of both kernels."""
 VECTOR_WIDTHS = [DETER, DETER, 3 * DETER, *[UNITS] * 5, LOGITS]
 """Widths of the fields of `VectorGrads`, which the backward kernel writes in a row."""
 ROW_SUM_STRIDE = 32
@@ -36,13 +37,6 @@ UNSET = -1
 """Initial value of exchanged words (all bits set), for which thread blocks poll."""
 
 fallback = nvrtc.Fallback("the posterior scan")
-
-
-class PersistentKernels(NamedTuple):
-    """The compiled kernels."""
-
-    forward: nvrtc.Kernel
-    backward: nvrtc.Kernel
 
 
 def is_supported(scan: tensors.ForwardPass) -> bool:
@@ -67,19 +61,19 @@ def is_supported(scan: tensors.ForwardPass) -> bool:
 
 
 @functools.cache
-def load_kernels(device: torch.device) -> PersistentKernels | None:
+def load_kernels(device: torch.device) -> dict[str, nvrtc.Kernel] | None:
     """Compile both kernels for `device`; None if they cannot run there."""
     properties = torch.cuda.get_device_properties(device)
     if properties.major < 9 or properties.multi_processor_count < THREAD_BLOCKS:
         return None
     try:
-        forward, backward = nvrtc.load(
-            read_source(), ("scan_forward", "scan_backward"), device
-        )
-        return PersistentKernels(
-            nvrtc.Kernel(forward, THREAD_BLOCKS, THREADS, SHARED_BYTES_FORWARD, True),
-            nvrtc.Kernel(backward, THREAD_BLOCKS, THREADS, SHARED_BYTES_BACKWARD, True),
-        )
+        handles = nvrtc.load(read_source(), list(SHARED_BYTES), device)
+        return {
+            name: nvrtc.Kernel(handle, THREAD_BLOCKS, THREADS, shared, cooperative=True)
+            for handle, (name, shared) in zip(
+                handles, SHARED_BYTES.items(), strict=True
+            )
+        }
     except nvrtc.Unavailable as error:
         fallback.enable(error)
         return None
@@ -97,26 +91,14 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     weights, inputs, settings = scan
     batch, length = inputs.is_first.shape
     groups, like, w = batch // ROWS, inputs.actions, weights
-    exchanged = {
-        "deter": DETER,
-        "hid_pre": DETER,
-        "in1_pre": UNITS,
-        "shared_input": 3 * UNITS,
-    }
-    written = {
-        **dict.fromkeys(("stoch", "logits", "prev_stoch"), LOGITS),
-        **dict.fromkeys(("prev_deter", "hid_act"), DETER),
-        **dict.fromkeys(("in0_pre", "obs_pre", "obs_act"), UNITS),
-        "gates": 3 * DETER,
-    }
+    widths = tensors.activation_widths(weights)
+    shapes = {name: (groups, length, ROWS, x) for name, x in widths.items()}
+    names = ("deter", "hid_pre", "in1_pre", "shared_input")
+    exchanged = {name: shapes.pop(name) for name in names}
     saved = tensors.SavedActivations(
         inv_rms=torch.empty(groups, length, ROWS, 4, device=like.device),
-        **_allocate_unset(
-            like.device,
-            torch.bfloat16,
-            {name: (groups, length, ROWS, x) for name, x in exchanged.items()},
-        ),
-        **{k: like.new_empty(groups, length, ROWS, x) for k, x in written.items()},
+        **_allocate_unset(like.device, torch.bfloat16, exchanged),
+        **{name: like.new_empty(shape) for name, shape in shapes.items()},
     )
     actions = rearrange(inputs.actions, "(n r) t u -> n t r u", r=ROWS)
     saved.shared_input[..., 2 * UNITS :] = actions
@@ -143,10 +125,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
         **{name: _group_rows(x) for name, x in sequences.items()},
         **_allocate_unset(like.device, torch.float32, partial_sums),
     }
-    kernels = load_kernels(like.device)
-    assert kernels is not None
     numbers = {"eps": settings.eps, "unimix": settings.unimix}
-    _launch(kernels.forward, weights, buffers, numbers)
+    _launch("scan_forward", weights, buffers, numbers)
     return saved
 
 
@@ -176,9 +156,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         **{name: saved.deter.new_empty(shape) for name, shape in written.items()},
         "vector_sums": torch.empty(groups, ROWS, sum(VECTOR_WIDTHS), device=device),
     }
-    kernels = load_kernels(device)
-    assert kernels is not None
-    _launch(kernels.backward, weights, buffers, {"unimix": settings.unimix})
+    _launch("scan_backward", weights, buffers, {"unimix": settings.unimix})
     names = ("din0", "din1", "dhid", "dgates", "dobs", "dlogits")
     vectors = torch.split(buffers["vector_sums"].sum((0, 1)), VECTOR_WIDTHS)
     activations = (buffers[name] for name in names)
@@ -209,7 +187,7 @@ def _allocate_unset(
 
 
 def _launch(
-    kernel: Callable[[ctypes.Structure], None],
+    name: str,
     weights: tensors.ScanWeights,
     buffers: Mapping[str, Tensor],
     numbers: Mapping[str, int | float],
@@ -232,6 +210,8 @@ def _launch(
         "obs_stride": weights.obs_weight.stride(0),
         **numbers,
     }
+    kernels = load_kernels(buffers["deter"].device)
+    assert kernels is not None
     for group in range(len(buffers["deter"])):
-        own = {name: tensor[group] for name, tensor in buffers.items()}
-        kernel(nvrtc.make_arguments({**weights._asdict(), **own}, numbers))
+        own = {key: tensor[group] for key, tensor in buffers.items()}
+        kernels[name](nvrtc.make_arguments({**weights._asdict(), **own}, numbers))

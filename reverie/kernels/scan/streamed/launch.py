@@ -1,13 +1,14 @@
 """Launches the streamed posterior scan: five CUDA kernels per step and direction.
 
 The weights do not fit into registers as in the persistent scan, so each kernel streams
-them from memory, and starts to while the previous kernel still runs. `tile.cu` explains
-how the kernels work.
+them from memory, and starts loading them while the previous kernel still runs.
+`tile.cu` explains how the kernels work.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,32 +25,26 @@ UNIT_COLUMNS = 8
 """Columns of a tile of the layers in0 and obs."""
 WINDOW = 32
 """Inputs of a layer that a warp reads at once."""
-FORWARD = ("hidden", "gates", "inputs", "logits", "in1")
-BACKWARD = ("logits", "obs", "gates", "hidden", "inputs")
-"""Kernels of a step, in the order of their launches."""
+FORWARD = ("forward_hidden", "forward_gates", "forward_inputs", "forward_logits")
+"""Kernels of a step, in the order of their launches; "forward_in1" ends all but the
+last step."""
+BACKWARD = (
+    *("backward_logits", "backward_obs", "backward_gates"),
+    *("backward_hidden", "backward_inputs"),
+)
 
 fallback = nvrtc.Fallback("the posterior scan")
 
 
-class TileSettings(NamedTuple):
-    """Tile sizes of the kernels."""
-
-    block_columns: int
-    """Columns of a tile of the block layers `hid` and `gru`."""
-    weight_loads: int
-    """Loads of weights that a thread has in flight."""
-    blocks_per_sm: int
-    """Thread blocks that share a multiprocessor."""
-
-
-TILES = TileSettings(32, 28, 1)
-"""The fastest at every size, measured on an H200: 64 steps of 16 rows, forward and
-backward, take 4.4 ms at size50m, 8.0 at size100m and 11.9 at size200m; with two smaller
-thread blocks per multiprocessor, TileSettings(16, 12, 2), 5.0, 9.8 and 15.1."""
+BLOCK_COLUMNS, WEIGHT_LOADS, BLOCKS_PER_SM = 32, 28, 1
+"""Columns of a tile of the block layers `hid` and `gru`, loads of weights that a thread
+has in flight, and thread blocks per multiprocessor. The fastest at every size, measured
+on an H200: 64 steps of 16 rows, forward and backward, take 4.4 ms at size50m, 8.0 at
+size100m and 11.9 at size200m; with 16, 12 and 2, they take 5.0, 9.8 and 15.1."""
 MAX_BLOCK_WIDTH = 1024
-"""Widest block of the GRU for which these kernels are faster than Triton's, which take
-7.2, 12.1 and 15.5 ms for the sizes above. At batch sizes above 16 they are faster at
-every width."""
+"""Widest block of the GRU for which the streamed kernels are faster than the Triton
+kernels at a batch size of 16; these take 7.2, 12.1 and 15.5 ms for the sizes above. For
+larger batches, the streamed kernels are faster at every width."""
 
 
 class LayerSizes(NamedTuple):
@@ -65,13 +60,6 @@ class LayerSizes(NamedTuple):
     def in1_columns(self) -> int:
         """Units of in1 that one thread block computes."""
         return 64 if self.units % 64 == 0 else 32
-
-
-class StreamedKernels(NamedTuple):
-    """The compiled kernels by the names in FORWARD and BACKWARD."""
-
-    forward: dict[str, nvrtc.Kernel]
-    backward: dict[str, nvrtc.Kernel]
 
 
 def is_fastest(scan: tensors.ForwardPass) -> bool:
@@ -99,28 +87,29 @@ def is_supported(scan: tensors.ForwardPass) -> bool:
 
 
 @functools.cache
-def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | None:
+def load_kernels(
+    sizes: LayerSizes, device: torch.device
+) -> dict[str, Callable[..., None]] | None:
     """Compile all kernels for these sizes; None if they cannot run on `device`."""
     if torch.cuda.get_device_capability(device) < (9, 0):
         return None
-    columns = TILES.block_columns
-    unit_tiles, block_tiles = sizes.units // UNIT_COLUMNS, sizes.deter // columns
+    unit_tiles, block_tiles = sizes.units // UNIT_COLUMNS, sizes.deter // BLOCK_COLUMNS
     # thread blocks, and columns of a tile; "in1" is launched with its own block count
     plans = {
-        "forward_hidden": (block_tiles, columns),
-        "forward_gates": (block_tiles, 3 * columns),
+        "forward_hidden": (block_tiles, BLOCK_COLUMNS),
+        "forward_gates": (block_tiles, 3 * BLOCK_COLUMNS),
         "forward_inputs": (2 * unit_tiles, UNIT_COLUMNS),
         "forward_logits": (sizes.stoch, sizes.classes),
         "forward_in1": (0, UNIT_COLUMNS),
         "backward_logits": (sizes.stoch, sizes.classes),
         "backward_obs": (unit_tiles, UNIT_COLUMNS),
-        "backward_gates": (block_tiles, columns),
-        "backward_hidden": (block_tiles, columns),
-        "backward_inputs": (2 * unit_tiles + block_tiles, columns),
+        "backward_gates": (block_tiles, BLOCK_COLUMNS),
+        "backward_hidden": (block_tiles, BLOCK_COLUMNS),
+        "backward_inputs": (2 * unit_tiles + block_tiles, BLOCK_COLUMNS),
     }
     try:
         handles = nvrtc.load(read_source(sizes), list(plans), device)
-        kernels = {
+        return {
             name: nvrtc.Kernel(handle, blocks, THREADS, _shared_bytes(width))
             for handle, (name, (blocks, width)) in zip(
                 handles, plans.items(), strict=True
@@ -129,17 +118,14 @@ def load_kernels(sizes: LayerSizes, device: torch.device) -> StreamedKernels | N
     except nvrtc.Unavailable as error:
         fallback.enable(error)
         return None
-    return StreamedKernels(
-        {name: kernels[f"forward_{name}"] for name in FORWARD},
-        {name: kernels[f"backward_{name}"] for name in BACKWARD},
-    )
 
 
 def read_source(sizes: LayerSizes) -> str:
     """Return the CUDA source of all kernels for these sizes."""
-    constants = {"IN1_COLUMNS": sizes.in1_columns, "UNIT_COLUMNS": UNIT_COLUMNS}
-    for settings in (sizes._asdict(), TILES._asdict()):
-        constants |= {name.upper(): value for name, value in settings.items()}
+    constants = {name.upper(): size for name, size in sizes._asdict().items()}
+    constants |= {"IN1_COLUMNS": sizes.in1_columns, "UNIT_COLUMNS": UNIT_COLUMNS}
+    constants |= {"BLOCK_COLUMNS": BLOCK_COLUMNS, "WEIGHT_LOADS": WEIGHT_LOADS}
+    constants["BLOCKS_PER_SM"] = BLOCKS_PER_SM
     names = ("streamed/tile", "streamed/forward", "streamed/backward")
     files = (f"scan/{name}.cu" for name in ("numbers", "arguments", *names))
     return nvrtc.read_source(constants, *files)
@@ -178,12 +164,12 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
     assert kernels is not None
     for t in range(length):
         arguments.t = t
-        for name in FORWARD[:-1]:
+        for name in FORWARD:
             # the copies of the weights are complete once the first kernel runs
-            kernels.forward[name](arguments, overlap=t > 0 or name != FORWARD[0])
+            kernels[name](arguments, overlap=t > 0 or name != FORWARD[0])
         if t + 1 < length:
             blocks = batch * sizes.units // sizes.in1_columns
-            kernels.forward["in1"](arguments, blocks, overlap=True)
+            kernels["forward_in1"](arguments, blocks, overlap=True)
     return saved
 
 
@@ -213,7 +199,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         arguments.t = t
         for name in BACKWARD:
             overlap = t + 1 < length or name != BACKWARD[0]
-            kernels.backward[name](arguments, overlap=overlap)
+            kernels[name](arguments, overlap=overlap)
     return finish_gradients(scan, step_grads)
 
 
@@ -228,7 +214,7 @@ def _allocate_partials(
 ) -> dict[str, Tensor]:
     """Allocate partial sums of rows, (batch, tiles)."""
     unit_tiles = sizes.units // UNIT_COLUMNS
-    counts = {"hid_partials": sizes.deter // TILES.block_columns}
+    counts = {"hid_partials": sizes.deter // BLOCK_COLUMNS}
     return {
         name: torch.empty(len(like), counts.get(name, unit_tiles), device=like.device)
         for name in names

@@ -40,7 +40,7 @@ def logits_backward(
     """Gradient of some logits, from in1 of the next step and the incoming gradients."""
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
-    rows, mask, at, given = row_tile(t, length, batch, BM)
+    rows, mask, at, input_at = row_tile(t, length, batch, BM)
     columns, valid = class_tile(S, K, BS, PADDED_K)
     mask_valid = mask & valid[None, :]
     grad = tl.zeros((BM, BN), tl.float32)
@@ -60,8 +60,8 @@ def logits_backward(
         first = load_is_first(is_first, t + 1, length, batch, rows)
         grad = tl.where(first, 0.0, grad)
     offs = at[:, None] * L + columns[None, :]
-    given = given * L + columns[None, :]
-    grad += tl.load(grad_stoch + given, mask=mask_valid, other=0.0).to(tl.float32)
+    input_at = input_at * L + columns[None, :]
+    grad += tl.load(grad_stoch + input_at, mask=mask_valid, other=0.0).to(tl.float32)
     value = tl.load(logits + offs, mask=mask_valid, other=float("-inf")).to(tl.float32)
     value = tl.where(valid[None, :] & (value == value), value, float("-inf"))
     exps, total = softmax_terms(tl.where(mask, value, 0.0), BM, BS, PADDED_K)
@@ -69,7 +69,7 @@ def logits_backward(
     grad = tl.reshape(grad, (BM, BS, PADDED_K))
     grad = (1 - unimix) * probs * (grad - tl.sum(grad * probs, 2)[:, :, None])
     grad = tl.reshape(grad, (BM, BN))
-    grad += tl.load(grad_logits + given, mask=mask_valid, other=0.0).to(tl.float32)
+    grad += tl.load(grad_logits + input_at, mask=mask_valid, other=0.0).to(tl.float32)
     store_rounded(dlogits + offs, mask_valid, grad)
 
 
@@ -114,7 +114,7 @@ def gates_backward(
 ):
     """Gradients of deter, from all layers that read it, and of the gates of a tile."""
     tile = tl.program_id(0)
-    rows, mask, at, given = row_tile(t, length, batch, BM)
+    rows, mask, at, input_at = row_tile(t, length, batch, BM)
     columns = tile * BN + tl.arange(0, BN)
     block = tile * BN // W
     acc = tl.zeros((BM, BN), tl.float32)
@@ -143,8 +143,8 @@ def gates_backward(
         )
         b = tl.load(weight + (U + offs_k)[:, None] * D + columns[None, :])
         acc = dot(a, b, acc, PRECISION)
-    given = given * D + columns[None, :]
-    grad = acc + tl.load(grad_deter + given, mask=mask, other=0.0).to(tl.float32)
+    input_at = input_at * D + columns[None, :]
+    grad = acc + tl.load(grad_deter + input_at, mask=mask, other=0.0).to(tl.float32)
     previous = ddeter + rows[:, None] * D + columns[None, :]
     grad += tl.load(previous, mask=mask, other=0.0)
     gate = at[:, None] * (3 * D) + block * 3 * W + (columns - block * W)[None, :]

@@ -37,7 +37,7 @@ def hidden_forward(
 ):
     """hid_pre, from the block's deter, in0, in1 and the projected actions."""
     tile = tl.program_id(0)
-    rows, mask, at, given = row_tile(t, length, batch, BM)
+    rows, mask, at, input_at = row_tile(t, length, batch, BM)
     block = tile * BN // W
     columns = tile * BN + tl.arange(0, BN)
     inside = columns - block * W
@@ -65,8 +65,8 @@ def hidden_forward(
         acc = dot(a, b, acc, PRECISION)
         if tile == 0:
             tl.store(shared_input + shared + U + offs_k[None, :], a, mask=mask)
-    given = given * D + columns[None, :]
-    acc += tl.load(projected_actions + given, mask=mask, other=0.0).to(tl.float32)
+    input_at = input_at * D + columns[None, :]
+    acc += tl.load(projected_actions + input_at, mask=mask, other=0.0).to(tl.float32)
     value = store_rounded(hid_pre + at[:, None] * D + columns[None, :], mask, acc)
     store_partial(hid_partials, tile, rows, batch, value * value)
     if tile == 0:
@@ -133,7 +133,7 @@ def inputs_forward(
 ):
     """The layers that read the new deter: in0_pre of the next step, and obs_pre."""
     tile = tl.program_id(0)
-    rows, mask, at, given = row_tile(t, length, batch, BM)
+    rows, mask, at, input_at = row_tile(t, length, batch, BM)
     units = tile * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
     inputs = deter + at[:, None] * D
@@ -148,7 +148,7 @@ def inputs_forward(
             store_partial(in0_partials, tile, rows, batch, value * value)
     else:
         inside = (units - U)[None, :]
-        token = given * U + inside
+        token = input_at * U + inside
         acc += tl.load(tokens + token, mask=mask, other=0.0).to(tl.float32)
         value = store_rounded(obs_pre + at[:, None] * U + inside, mask, acc)
         store_partial(obs_partials, tile - U // BN, rows, batch, value * value)
@@ -167,7 +167,7 @@ def logits_forward(
     BN: tl.constexpr = BS * PADDED_K
     L: tl.constexpr = S * K
     tile = tl.program_id(0)
-    rows, mask, at, given = row_tile(t, length, batch, BM)
+    rows, mask, at, input_at = row_tile(t, length, batch, BM)
     columns, valid = class_tile(S, K, BS, PADDED_K)
     squares = sum_partials(obs_partials, rows, batch, TILES, PADDED)
     inv_rms3 = tl.rsqrt(squares / U + eps)
@@ -187,8 +187,8 @@ def logits_forward(
     value = tl.where(valid[None, :], value, float("-inf"))
     exps, total = softmax_terms(value, BM, BS, PADDED_K)
     probs = (1 - unimix) * exps / total + unimix / K
-    given = given * L + columns[None, :]
-    noise_values = tl.load(noise + given, mask=mask_valid, other=float("inf"))
+    input_at = input_at * L + columns[None, :]
+    noise_values = tl.load(noise + input_at, mask=mask_valid, other=float("inf"))
     sample = tl.argmax(probs / tl.reshape(noise_values, (BM, BS, PADDED_K)), 2)
     one_hot = tl.arange(0, PADDED_K)[None, None, :] == sample[:, :, None]
     one_hot = tl.reshape(one_hot.to(tl.float32), (BM, BN))

@@ -7,7 +7,7 @@ kernel that writes a tile also writes the partial sum of that tile, and the kern
 reads the row adds up the partial sums (tiles, batch) in a fixed order.
 
 Saved activations and gradients are (time, row, width), indexed by `at` = time * batch +
-row. Inputs and incoming gradients are (row, time, width), indexed by `given` = row *
+row. Inputs and incoming gradients are (row, time, width), indexed by `input_at` = row *
 length + time. Capital letters are compile-time sizes: `D U W L S K` are deter, units,
 width of a block, logits, categorical variables and classes. `inv_rms` has four columns:
 in0, in1, hid and obs.
@@ -59,7 +59,7 @@ def dot_rows(
 
 @jit
 def row_tile(t, length, batch, BM: tl.constexpr):
-    """Row numbers of this tile, their mask, and their indices `at` and `given`."""
+    """Row numbers of this tile, their mask, and their indices `at` and `input_at`."""
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     return rows, rows[:, None] < batch, t * batch + rows, (rows * length + t)[:, None]
 
