@@ -94,3 +94,10 @@ def test_settings_of_vta_variants_exist():
 
     for _, settings in load("vta_balls.py").VARIANTS.values():
         VTAConfig(**settings)
+
+
+def test_crafter_worlds_are_those_of_the_original(monkeypatch, capsys):
+    pytest.importorskip("crafter")
+    monkeypatch.setattr("sys.argv", ["crafter_worlds.py", "--worlds", "1"])
+    load("crafter_worlds.py").main()  # compares the worlds
+    assert "ratio" in capsys.readouterr().out

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,17 +100,13 @@ class EnvVariant:
     name: str
     measure: Measure
     close: Callable[[], object]
-    count: int = 1
+    count: int
     """Number of environments."""
 
     @property
     def baseline(self) -> str:
         """Name of the variant it is compared with."""
-        return _simulators(self.count)
-
-
-def _simulators(count: int) -> str:
-    return "simulator" if count == 1 else f"{count} simulators"
+        return "simulator" if self.count == 1 else f"{self.count} simulators"
 
 
 def bench_envs(
@@ -130,13 +127,6 @@ def bench_envs(
             cost = f"{1e6 * row['cost']:.0f}"
             line = f"{task:<16} {name:<18} {row['rate']:>9.0f} {cost:>9}"
             print(f"{line} {row['overhead']:>9.0%} over {row['baseline']}")
-    if any(task.startswith("crafter") for task in results):
-        results["crafter world"] = seconds = time_crafter_worlds(config.repeats)
-        print(
-            f"Generating a Crafter world takes {seconds['original']:.3f} s in the "
-            f"original and {seconds['reverie']:.3f} s here "
-            f"({seconds['original'] / seconds['reverie']:.1f}x faster, same result)."
-        )
     if config.output:
         path = Path(config.output).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +195,7 @@ def _make_variants(
     add("simulator", simulators(task, settings), lambda: None, 1)
     add("env", _timed(_make_step(env, 0)), env.close, 1)
     for count in config.counts:
-        bare = _simulators(count)
+        bare = "simulator" if count == 1 else f"{count} simulators"
         add(bare, simulators(task, settings, range(count)), lambda: None, count)
         add_vec_env(f"{count} vectorized", count)
         processes = min(workers, count)
@@ -220,8 +210,6 @@ def _make_variants(
 
 def _native_backends(task: str) -> list[Any]:
     """The installed C++ implementations of vectorized environments for a task."""
-    from importlib.util import find_spec
-
     backends = {"ale": "ale_py", "envpool": "envpool"} if task[:5] == "atari" else {}
     return [name for name, package in backends.items() if find_spec(package)]
 
@@ -238,7 +226,7 @@ def _make_step(env: Env, index: int, seed: int | None = None) -> Step:
 
 
 def measure_vec_env(vec: Any) -> Measure:
-    """Measure vectorized environments with random actions; all of them count."""
+    """Measure the steps of all vectorized environments, with random actions."""
     actions = {
         key: np.stack([space.sample(_rng(i), NUM_ACTIONS) for i in range(len(vec))], 1)
         for key, space in vec.act_space.items()
@@ -343,7 +331,10 @@ def _crafter_step(settings: envs.EnvConfig, index: int, seed: int) -> Step:
 
 
 def _timed(step: Step, count: int = 1, pids: Any = ()) -> Measure:
-    """Measure a function that steps `count` environments, with worker processes."""
+    """Return a function that measures `step`, which steps `count` environments.
+
+    The CPU time of the worker processes `pids` is included.
+    """
     index = 0
 
     def measure(steps: int) -> StepTiming:
@@ -393,12 +384,9 @@ class ParallelSimulators:
             assert process.stdin is not None
             print(steps, file=process.stdin, flush=True)
         lines = [process.stdout.readline() for process in self._processes]  # type: ignore
-        each = [StepTiming(*map(float, line.split())) for line in lines]
-        return StepTiming(
-            sum(timing.steps for timing in each),
-            max(timing.seconds for timing in each),
-            sum(timing.cpu_seconds for timing in each),
-        )
+        columns = zip(*(map(float, line.split()) for line in lines), strict=True)
+        num_steps, seconds, cpu_seconds = columns
+        return StepTiming(sum(num_steps), max(seconds), sum(cpu_seconds))
 
     def close(self) -> None:
         for process in self._processes:
@@ -412,29 +400,6 @@ def _serve_measurements(pickled: str) -> None:
     measure = simulators(*cloudpickle.loads(bytes.fromhex(pickled)))
     for line in sys.stdin:
         print(*measure(int(line)), flush=True)
-
-
-def time_crafter_worlds(repeats: int) -> dict[str, float]:
-    """Seconds to generate a Crafter world, in the original and in Reverie."""
-    from crafter import constants, engine, objects, worldgen
-
-    from reverie.envs.suites.crafter.terrain import generate_world
-
-    functions = {"original": worldgen.generate_world, "reverie": generate_world}
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for seed in range(repeats):
-        maps = []
-        for name, generate in functions.items():
-            world = engine.World((64, 64), constants.materials, (12, 12))
-            world.reset(seed)
-            player = objects.Player(world, (32, 32))
-            world.add(player)
-            start = time.perf_counter()
-            generate(world, player)
-            times[name].append(time.perf_counter() - start)
-            maps.append(world._mat_map.copy())
-        assert np.array_equal(*maps), f"the worlds of seed {seed} differ"
-    return {name: statistics.median(each) for name, each in times.items()}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ import torch
 from reverie.api import Action, Agent, Feed, Mode, Obs, UserError, VecEnv
 from reverie.bench.table import format_rows, format_table
 from reverie.capabilities import HasParameterCount, Profilable
+from reverie.config import check_minimum
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
 from reverie.replay.device_copy import DeviceCopy
@@ -41,6 +42,7 @@ from reverie.run.config import Config
 from reverie.run.factory import MakeEnv, make_agent, make_envs
 from reverie.run.folder import resolve_logdir, system_info
 from reverie.run.offline.datasets import OfflineSequences, trains_on_sequences
+from reverie.run.resources import Resources
 from reverie.spaces import Spaces
 from reverie.storage.atomic import write_file
 
@@ -65,13 +67,7 @@ class BenchConfig:
     """JSON file for the results; empty for `bench.json` in the run folder."""
 
     def __post_init__(self) -> None:
-        counts = (self.repeats, self.steps, self.jobs)
-        if min(counts) < 1 or self.seconds < 0:
-            raise UserError(
-                "A benchmark needs at least 1 repetition, 1 step and 1 job, and a "
-                "duration of at least 0 seconds.\n"
-                "  Fix: --bench.repeats 3 --bench.seconds 1 --bench.steps 100000"
-            )
+        check_minimum(self, "bench.", repeats=1, steps=1, jobs=1, seconds=0)
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ def make_benchmark(
     return benchmark(config, options, make_env)
 
 
-class UpdateBenchmark:
+class UpdateBenchmark(Resources):
     """Measures one config with its environments, agent and a full replay buffer."""
 
     agent: Agent
@@ -143,29 +139,20 @@ class UpdateBenchmark:
     def __init__(
         self, config: Config, options: BenchConfig, make_env: MakeEnv | None = None
     ) -> None:
+        super().__init__()
         self.config, self.options = config, options
         self.device = devices.pick_device(config.device)
         self._make_env = make_env
-        self._cleanup = ExitStack()
 
-    def __enter__(self) -> UpdateBenchmark:
-        try:
-            self._prepare()
-            self._open()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cleanup.close()
+    def close(self) -> None:
+        super().close()
         for name in ("agent", "feed", "device_copy", "replay", "envs"):
             self.__dict__.pop(name, None)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _prepare(self) -> None:
+    def _open(self) -> None:
         config = self.config
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -173,12 +160,14 @@ class UpdateBenchmark:
         if not config.deterministic:
             devices.enable_autotuning(self.device)
         self.precision = devices.pick_precision(config.precision, self.device)
+        self._open_data()
 
-    def _open(self) -> None:
-        config, precision = self.config, self.precision
+    def _open_data(self) -> None:
+        """Open the environments and the replay buffer, and make the agent."""
+        config = self.config
         self.envs: VecEnv = make_envs(config, config.run.envs, 0, self._make_env)
         self._cleanup.callback(self.envs.close)
-        self.agent = make_agent(config, self.envs, self.device, precision)
+        self.agent = make_agent(config, self.envs, self.device, self.precision)
         self.capacity = min(self.options.steps, config.replay.capacity)
         self.replay = Replay(
             {**self.envs.obs_space, **self.envs.act_space},
@@ -232,7 +221,7 @@ class UpdateBenchmark:
         self.fill(max(w.batch * (w.length + w.context) + w.span for w in windows))
         self.agent.train(self.feed)
         self.synchronize()
-        return time.time() - process_start_time()
+        return process_age()
 
     def warm_up(self) -> None:
         """Fill the replay buffer and build the kernels."""
@@ -296,11 +285,8 @@ class UpdateBenchmark:
         self.envs.reset()
         space, envs = self.envs.act_space, len(self.envs)
         actions = itertools.cycle([sample(space, rng, envs) for _ in range(16)])
-
-        def call() -> None:
-            self.envs.step(next(actions))
-
-        return [1000 * len(self.envs) / ms for ms in self.time(call)[0]]
+        times = self.time(lambda: self.envs.step(next(actions)))[0]
+        return [1000 * envs / ms for ms in times]
 
     def replay_rates(self) -> dict[str, list[float]]:
         """Throughput of adding steps and of sampling batches, in MB per second."""
@@ -382,7 +368,7 @@ class UpdateBenchmark:
 class SequenceBenchmark(UpdateBenchmark):
     """Measures an agent that trains on a sequence dataset instead of environments."""
 
-    def _open(self) -> None:
+    def _open_data(self) -> None:
         dataset = OfflineSequences(self.config)
         self._cleanup.callback(dataset.close)
         self.agent = make_agent(self.config, dataset, self.device, self.precision)
@@ -429,19 +415,14 @@ def sample(spaces: Spaces, rng: np.random.Generator, count: int) -> Obs | Action
     return {key: space.sample(rng, count) for key, space in spaces.items()}
 
 
-def process_start_time() -> float:
-    """Start time of this process, in seconds since the epoch."""
+def process_age() -> float:
+    """Seconds since this process was started; since this import if not on Linux."""
     try:
-        text = Path("/proc/self/stat").read_text()
-        ticks = int(text.rsplit(")", 1)[1].split()[19])
-        boot = next(
-            int(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
-            if line.startswith("btime")
-        )
-        return boot + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
-        return _IMPORT_TIME
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time() - _IMPORT_TIME
 
 
 _IMPORT_TIME = time.time()

@@ -36,14 +36,7 @@ class MazeOptions:
     """Random seed."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            minimum = -1 if name == "seed" else 0
-            if name != "out" and not minimum < value < math.inf:
-                default = type(self).__dataclass_fields__[name].default
-                raise UserError(
-                    f"--{name} must be above {minimum}, not {value}.\n"
-                    f"  Fix: --{name} {default}"
-                )
+        configs.check_minimum(self, train=1, test=1, length=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,11 @@ class BallsOptions(MazeOptions):
     """Steps per sequence."""
     dt: float = 2.0
     """Simulated time between two frames."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.dt < math.inf:
+            raise UserError(f"--dt must be above 0, not {self.dt}.\n  Fix: --dt 2.0")
 
 
 def data(words: list[str]) -> int:
@@ -117,7 +115,7 @@ def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
 def _settings_from_blocks(
     name: str, arguments: Arguments, shared: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Values of the `shared` settings of a run in preset blocks and for the task."""
+    """Values that preset blocks, files and `--task` give to these settings of a run."""
     if not shared:
         arguments.refuse_blocks(f"`reverie data {name}` does not use preset blocks.")
         return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments
+from reverie.config import check_minimum
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class EvalOptions:
     """Write videos of the first N episodes, and of the first N failed episodes."""
     failures: int = 10
     """Maximum number of failed episodes to save as a dataset, in `eval/failures`."""
+
+    def __post_init__(self) -> None:
+        check_minimum(self, episodes=1, videos=0, failures=0)
 
 
 def evaluate(words: list[str]) -> int:
@@ -31,9 +35,6 @@ def evaluate(words: list[str]) -> int:
             "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
-    for name, least in (("episodes", 1), ("videos", 0), ("failures", 0)):
-        if getattr(options, name) < least:
-            raise UserError(f"--{name} must be at least {least}.\n  Fix: --{name} 5")
     arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])

@@ -21,6 +21,7 @@ from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import EvalOptions, evaluate
 from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
+from reverie.run.signals import Interrupted
 
 HELP = """\
 Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
@@ -58,7 +59,7 @@ class Command(NamedTuple):
     """Its docstring is the summary of the command."""
     usage: str
     help: Callable[[list[str]], str] = lambda words: ""
-    """Returns the rest of the help text, given the other words of the command line."""
+    """Returns the options part of the help text for these arguments."""
 
     @property
     def summary(self) -> str:
@@ -74,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except UserError as error:
         return _fail(str(error))
+    except Interrupted as stop:
+        print("Saved. Run the same command again to resume.", file=sys.stderr)
+        return stop.exit_code
     except KeyboardInterrupt:
         print("reverie: stopped without saving.", file=sys.stderr)
         return 130
@@ -106,7 +110,7 @@ def _show_warning(message: Any, *_: Any, **__: Any) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    name, arguments = (words[0], words[1:]) if words else ("--help", [])
     if name in ("-h", "--help", "help"):
         summaries = {name: command.summary for name, command in COMMANDS.items()}
         rows = [f"  {n:<11} {s[:1].lower()}{s[1:-1]}" for n, s in summaries.items()]
@@ -123,12 +127,12 @@ def _dispatch(words: list[str]) -> int:
             f"  Fix: choose from {', '.join(COMMANDS)}."
         )
     command = COMMANDS[name]
-    if "-h" in rest or "--help" in rest:
+    if "-h" in arguments or "--help" in arguments:
         usage = "\n  ".join(f"reverie {name} {x}" for x in command.usage.split("\n"))
-        text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(rest)}"
+        text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(arguments)}"
         print(text.rstrip())
         return 0
-    return command.function(rest)
+    return command.function(arguments)
 
 
 def _settings_help(words: list[str], command: str = "train") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from reverie.cli.train import command_config
 
 def sweep(words: list[str]) -> int:
     """Search for hyperparameters with many runs of a training command."""
-    from reverie.run.signals import Interrupted
     from reverie.sweep import search
 
-    try:
-        search.sweep(parse_sweep_arguments(words))
-    except Interrupted as stop:
-        print("Saved. Run the same command again to continue.", file=sys.stderr)
-        return stop.exit_code
+    search.sweep(parse_sweep_arguments(words))
     return 0
 
 
@@ -33,12 +27,9 @@ def parse_sweep_arguments(words: list[str]) -> Any:
     count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
     positional, flags = words[:count], words[count:]
     logdir = dict(configs.parse_flags(flags)).get("logdir")
-    if (
-        not positional
-        and isinstance(logdir, str)
-        and (resolve_logdir(logdir) / SPEC_FILE).exists()
-    ):
-        positional = [str(resolve_logdir(logdir) / SPEC_FILE)]
+    if not positional and isinstance(logdir, str):
+        saved = resolve_logdir(logdir) / SPEC_FILE
+        positional = [str(saved)] if saved.exists() else []
     if len(positional) not in (1, 2):
         raise UserError(
             "`reverie sweep` needs a YAML file, optionally followed by a command.\n"

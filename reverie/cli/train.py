@@ -79,18 +79,18 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
     from reverie.run.config import with_flags
 
     logdir = dict(arguments.flags).get("logdir")
-    home = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
-    exists = isinstance(logdir, str) and (home / "config.yaml").exists()
+    path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
+    exists = isinstance(logdir, str) and (path / "config.yaml").exists()
     if exists and not (arguments.blocks or arguments.files):
-        harmless = all(
+        may_differ = all(
             name.replace("-", "_").startswith(folder.RESUMABLE_SETTINGS)
             for name, _ in arguments.flags
         )
-        if harmless or (home / "ckpt").exists():
-            saved = folder.read_config(home)
+        if may_differ or (path / "ckpt").exists():
+            saved = folder.read_config(path)
             config = with_flags(saved, arguments.flags)
-            if not harmless:
-                folder.check_unchanged(saved, config, home)
+            if not may_differ:
+                folder.check_unchanged(saved, config, path)
             if bool(saved.offline.data) != bool(base_blocks):
                 command = "offline" if saved.offline.data else "train"
                 raise UserError(
@@ -106,12 +106,6 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
 
 
 def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:
-    from reverie.run.signals import Interrupted
-
-    try:
-        path = loop(command_config(command, words))
-    except Interrupted as stop:
-        print("Saved. Run the same command again to resume.", file=sys.stderr)
-        return stop.exit_code
+    path = loop(command_config(command, words))
     print(f"Done: {path}", file=sys.stderr)
     return 0

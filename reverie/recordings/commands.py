@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie.api import UserError
+from reverie.config import check_minimum
 from reverie.datasets import statistics
 from reverie.datasets.convert import (
     PARTIAL,
@@ -85,8 +86,7 @@ class InspectOptions(MapOptions):
     """PNG file for the contact sheet; default `NAME.png` in the working directory."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 0:
-            raise ValueError(f"episodes must be at least 0, not {self.episodes}")
+        check_minimum(self, episodes=0)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ class ConvertOptions(ReaderConfig, WriterConfig):
     def __post_init__(self) -> None:
         ReaderConfig.__post_init__(self)
         WriterConfig.__post_init__(self)
-        if self.first < 0:
-            raise ValueError(f"first must be at least 0, not {self.first}")
+        check_minimum(self, first=0)
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,7 @@ class SplitOptions(MapOptions, WriterConfig):
         WriterConfig.__post_init__(self)
         if len(self.mask) not in (0, 2):
             raise ValueError("mask takes two names, such as `--mask train valid`")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, not {self.seed}")
+        check_minimum(self, seed=0)
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,7 @@ class DemosOptions:
     """Settings of the environment."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, not {self.seed}")
+        check_minimum(self, seed=0)
 
 
 @dataclass(frozen=True)
@@ -159,8 +156,7 @@ class ViewOptions(MapOptions):
     """Frames per second."""
 
     def __post_init__(self) -> None:
-        if self.fps < 1:
-            raise ValueError(f"fps must be at least 1, not {self.fps}")
+        check_minimum(self, fps=1)
 
 
 def inspect_command(path: str, options: InspectOptions) -> int:
@@ -187,16 +183,9 @@ def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     """Convert a dataset to a folder of episode files."""
     reader = open_episodes(path, ReaderConfig(map=options.map))
     names = reader.names()[: options.first or None]
-    bar = Progress("converted")
-    result = convert(
-        reader,
-        Path(folder).expanduser(),
-        options.transforms,
-        options,
-        names,
-        bar,
-        options.format,
-    )
+    out, bar = Path(folder).expanduser(), Progress("converted")
+    transforms, format_ = options.transforms, options.format
+    result = convert(reader, out, transforms, options, names, bar, format_)
     bar.end()
     reader.close()
     _print_skipped(result.bad)
@@ -213,13 +202,13 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
     destination = Path(folder).expanduser()
     check_new(destination)
     reader = options.open(path)
+    method: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
     if options.mask:
+        method = {"mask": list(options.mask)}
         parts = split_by_mask(reader, *options.mask)
     else:
         parts = split_by_seed(reader.names(), options.fraction, options.seed)
     partial = destination.with_name(destination.name + PARTIAL)
-    method: dict[str, Any] = {"fraction": options.fraction, "seed": options.seed}
-    method = {"mask": list(options.mask)} if options.mask else method
     names_by_part = dict(zip(("train", "eval"), parts, strict=True))
     header = {"source": reader.origin, **method}
     settings = {**header, **names_by_part, "options": reader.options}

@@ -24,16 +24,17 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     run_folder = open_run(logdir).folder
     if next((run_folder / "replay").glob("*.safetensors"), None) is None:
         raise UserError(
-            f"{logdir} has no replay buffer: it was trained on recorded data.\n"
-            "  Fix: use the run folder of a `reverie train` run."
+            f"{logdir} has no saved replay buffer.\n"
+            "  Fix: use a run of `reverie train` without --replay.save False."
         )
     reader = open_episodes(run_folder)
-    for number, name in enumerate(reader.names(), 1):
-        episode = reader.read(name)
-        write_npz_episode(folder, f"episode_{number:06d}", episode, reader.act_space)
-    if not reader.names():
+    names = reader.names()
+    if not names:
         raise UserError(
             f"The replay buffer of {logdir} has no complete episode yet.\n"
             "  Fix: train longer, or raise --replay.capacity."
         )
-    return len(reader.names())
+    for number, name in enumerate(names, 1):
+        episode = reader.read(name)
+        write_npz_episode(folder, f"episode_{number:06d}", episode, reader.act_space)
+    return len(names)

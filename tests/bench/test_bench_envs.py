@@ -145,9 +145,3 @@ def test_suites_that_are_not_installed_are_skipped(
 def test_empty_benchmark_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match="needs tasks"):
         bench.EnvBenchConfig(**wrong)  # type: ignore[arg-type]
-
-
-def test_crafter_world_generation_is_timed() -> None:
-    pytest.importorskip("crafter")
-    worlds = bench.time_crafter_worlds(repeats=1)
-    assert worlds.keys() == {"original", "reverie"}  # and both generate the same world

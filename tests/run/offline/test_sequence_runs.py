@@ -119,7 +119,7 @@ def test_a_resumed_run_keeps_the_threshold_of_the_pixel_baseline(tmp_path):
 
 def test_a_sequence_run_has_no_episodes_to_export(tmp_path, run, capsys):
     assert cli.main(["data", "export", str(run), str(tmp_path / "npz")]) == 2
-    assert "has no replay buffer" in capsys.readouterr().err
+    assert "has no saved replay buffer" in capsys.readouterr().err
 
 
 def test_initial_weights_of_another_sequence_run(tmp_path, run):
@@ -261,11 +261,11 @@ def test_data_commands_write_files_that_their_tasks_read(tmp_path, capsys):
         (["data", "balls", "--out"], "--out needs a value.\n  Fix: --out VALUE"),
         (
             ["data", "maze", "--out", "x", "--train", "-1"],
-            "--train must be above 0",
+            "train must be at least 1",
         ),
         (["data", "maze", "--uot", "x"], "no option --uot"),
-        (["data", "maze", "--out", "x", "--length", "0"], "--length must be above 0"),
-        (["data", "balls", "--out", "x", "--train", "0"], "--train must be above 0"),
+        (["data", "maze", "--out", "x", "--length", "0"], "length must be at least 1"),
+        (["data", "balls", "--out", "x", "--train", "0"], "train must be at least 1"),
         (
             ["data", "balls", "--out", "x", "--dt", "nan"],
             "--dt must be above 0",
