@@ -49,6 +49,8 @@ is the environment."""
 Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
 Mode = Literal["train", "eval", "report"]
+PolicyOutput = tuple[Carry, Action, Extras]
+"""Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]
 """Nested dicts and lists of tensors, arrays, numbers, strings, booleans and None."""
 State = Any
@@ -173,9 +175,7 @@ class Agent(Protocol):
     """When to train; None for the constant train ratio of the run."""
 
     def initial(self, batch: int) -> Carry: ...  # carry at the start of an episode
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         """Choose actions for a batch of observations; resets where `is_first`."""
 
     def train(self, feed: Feed) -> Metrics: ...  # one update

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nets": BASE,
     "kernels": BASE | {"nets"},
     "worlds": BASE | {"nets", "kernels"},
-    "agents": BASE | {"nets", "kernels", "worlds", "render"},
+    "agents": BASE | {"nets", "kernels", "worlds", "render", "config"},
     "config": CONTRACT,
     "convert": BASE | {"nets", "worlds", "agents", "config"},
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reverie.agents.options import BuildOptions
-from reverie.api import Action, Carry, Extras, Feed, Metrics, Mode, Obs, StateDict
+from reverie.api import Carry, Feed, Metrics, Mode, Obs, PolicyOutput, StateDict
 from reverie.capabilities import AgentConfig
 from reverie.rows import Window
 from reverie.spaces import Spaces
@@ -61,9 +61,7 @@ class RandomAgent:
     def initial(self, batch: int) -> Carry:
         return ()
 
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         batch = len(obs["is_first"])
         action = {k: s.sample(self.rng, batch) for k, s in self.act_space.items()}
         return carry, action, {}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reverie.api import Action, Carry, Extras
+from reverie.api import Carry, PolicyOutput
 from reverie.kernels.graphs.policy import GraphedPolicy
 from reverie.kernels.graphs.runner import CudaGraphRunner
 from reverie.kernels.graphs.weight_copies import WeightCopies
@@ -30,7 +30,7 @@ from reverie.nets.optim.optimizer import Optimizer, OptimizerConfig
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 
-Policy = Callable[[Carry, dict[str, Any]], tuple[Carry, Action, Extras]]
+Policy = Callable[[Carry, dict[str, Any]], PolicyOutput]
 
 
 def available(device: torch.device) -> bool:
@@ -158,7 +158,7 @@ class Accelerator:
 
 def _act_eager(
     act: Callable[[Carry, Any], Any], carry: Carry, obs: dict[str, Any]
-) -> tuple[Carry, Action, Extras]:
+) -> PolicyOutput:
     carry, action, extras = act(carry, obs)
     action, extras = tree_map(lambda x: x.cpu().numpy(), (action, extras))
     return carry, action, extras

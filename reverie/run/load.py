@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from reverie.api import Action, Agent, Carry, Extras, Mode, Obs
+from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
@@ -79,9 +79,7 @@ class CroppedImages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.agent, name)
 
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         return self.agent.policy(carry, self.crop.center_crop(obs), mode)
 
 

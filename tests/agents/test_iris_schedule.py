@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from reverie.agents.iris.config import COMPONENTS
-from reverie.agents.iris.schedule import (
-    MAX_UPDATES_DUE,
-    EpochSchedule,
+from reverie.agents.iris.config import (
+    COMPONENTS,
+    ComponentTrainingConfig,
     EpochScheduleConfig,
-    UpdatesPerEpoch,
 )
+from reverie.agents.iris.schedule import MAX_UPDATES_DUE, EpochSchedule
 from reverie.api import Schedule, UserError
 from reverie.run.config import resolve
+
+
+def in_epochs(steps, first_steps, start_after) -> ComponentTrainingConfig:
+    return ComponentTrainingConfig(
+        steps=steps, first_steps=first_steps, start_after=start_after
+    )
 
 
 def make(updates=None, **settings) -> EpochSchedule:
     defaults = {"epochs": 4, "collect_epochs": 3, "first_steps": 20, "steps": 5}
     return EpochSchedule(
         EpochScheduleConfig(**{**defaults, **settings}),
-        updates or {"a": UpdatesPerEpoch(2, 6, 0), "b": UpdatesPerEpoch(3, 0, 1)},
+        updates or {"a": in_epochs(2, 6, 0), "b": in_epochs(3, 0, 1)},
     )
 
 
@@ -72,14 +77,14 @@ def test_the_first_epoch_is_random_if_it_has_its_own_number_of_steps():
 
 def test_epochs_without_updates():
     """As for Atari: five epochs only collect."""
-    schedule = make({"a": UpdatesPerEpoch(2, 9, 5)}, epochs=7, collect_epochs=7)
+    schedule = make({"a": in_epochs(2, 9, 5)}, epochs=7, collect_epochs=7)
     assert run(schedule) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
     assert schedule.phase == 7
 
 
 def test_few_updates_are_due_at_a_time_and_none_of_the_next_epoch():
     schedule = make(
-        {"a": UpdatesPerEpoch(MAX_UPDATES_DUE + 2, 0, 0), "b": UpdatesPerEpoch(3, 0, 0)}
+        {"a": in_epochs(MAX_UPDATES_DUE + 2, 0, 0), "b": in_epochs(3, 0, 0)}
     )
     schedule.add_env_steps(20)
     assert not schedule.should_collect
@@ -124,9 +129,9 @@ def test_a_restored_schedule_continues_identically(at):
 
 
 def test_added_epochs_do_not_collect_for_epochs_that_only_trained():
-    old = make({"a": UpdatesPerEpoch(1, 0, 0)}, epochs=9, collect_epochs=2)
+    old = make({"a": in_epochs(1, 0, 0)}, epochs=9, collect_epochs=2)
     assert [n for n in run(old) if isinstance(n, int)] == [20, 5]
-    new = make({"a": UpdatesPerEpoch(1, 0, 0)}, epochs=12, collect_epochs=12)
+    new = make({"a": in_epochs(1, 0, 0)}, epochs=12, collect_epochs=12)
     new.load_state_dict(old.state_dict())
     assert run(new) == [5, "a", 5, "a", 5, "a"]
 
@@ -140,17 +145,19 @@ def test_added_epochs_do_not_collect_for_epochs_that_only_trained():
 )
 def test_presets_have_the_totals_of_the_original(preset, steps, updates):
     config = resolve([preset]).iris
-    planned = {name: getattr(config.training, name).updates for name in COMPONENTS}
+    planned = {name: getattr(config.training, name) for name in COMPONENTS}
     schedule = EpochSchedule(config.schedule, planned)
     assert schedule.config.first_steps == steps - schedule.config.steps * (
         config.schedule.collect_epochs - 1
     )
     epochs = range(1, config.schedule.epochs + 1)
     for name, total in zip(COMPONENTS, updates, strict=False):
-        assert sum(planned[name].in_epoch(epoch) for epoch in epochs) == total
+        assert sum(planned[name].updates_in(epoch) for epoch in epochs) == total
 
 
 def test_a_schedule_without_steps_is_an_error():
     EpochScheduleConfig(epochs=1, collect_epochs=1, first_steps=0, steps=1)
-    with pytest.raises(UserError, match=r"at least 1\.\n  Fix: --iris.schedule.steps"):
+    with pytest.raises(
+        UserError, match=r"at least 1, not 0\.\n  Fix: --iris.schedule.steps"
+    ):
         EpochScheduleConfig(steps=0)

@@ -23,6 +23,8 @@ from iris_world_recording import (
     under,
 )
 
+from reverie.nets.residual import set_recompute
+
 LOSSES = {
     "tokenizer": {
         "l1": "reconstruction_loss_l1",
@@ -55,7 +57,7 @@ def test_sizes(recorded):
 def test_tokenizer(recorded, save_memory):
     world, data = recorded
     batch = segment(data)
-    world.save_memory(save_memory)
+    set_recompute(world, save_memory)
     if not save_memory:
         decoded = as_recorded(world.reconstruct(batch.image, batch.action)) / 255
         wanted = data["tokenizer/encode_decode_subsampled"]

@@ -23,6 +23,7 @@ from iris_world_recording import (
 
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import dense_weights
+from reverie.nets.residual import set_recompute
 from reverie.nets.transformer import Dense
 from reverie.worlds.iris.config import QuantizerConfig
 from reverie.worlds.iris.quantizer import Quantizer, entropy_bits
@@ -105,7 +106,7 @@ def test_reconstructions(world):
 @pytest.mark.parametrize("save_memory", [False, True])
 def test_losses(mode, save_memory):
     world = tiny_world()
-    world.save_memory(save_memory)
+    set_recompute(world, save_memory)
     out = world.tokenizer_loss(
         segment(IO), RecordedSamples(), update_codebook=mode == "train"
     )
@@ -142,7 +143,7 @@ def test_a_training_batch_updates_the_codebook(world):
 def test_gradients_and_one_update(save_memory):
     recorded = load("tokenizer_grads")
     world = tiny_world()
-    world.save_memory(save_memory)
+    set_recompute(world, save_memory)
     module = world.tokenizer
     theirs = under(recorded, "grad/")
     out = world.tokenizer_loss(segment(IO), RecordedSamples())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from reverie.agents.iris.schedule import (
-    EpochSchedule,
-    EpochScheduleConfig,
-    UpdatesPerEpoch,
-)
+from reverie.agents.iris.config import ComponentTrainingConfig, EpochScheduleConfig
+from reverie.agents.iris.schedule import EpochSchedule
 from reverie.run.clock import Clock, RunConfig, TrainRatio
 
 
 def make(steps=1000, **every) -> Clock:
     config = EpochScheduleConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
-    schedule = EpochSchedule(config, {"a": UpdatesPerEpoch(12, 0, 0)})
+    schedule = EpochSchedule(config, {"a": ComponentTrainingConfig(steps=12)})
     return Clock(RunConfig(steps=steps, clock="phases", **every), schedule)
 
 

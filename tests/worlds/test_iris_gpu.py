@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reverie.kernels import accelerate
+from reverie.nets.blocks import initialize
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import FrameConfig
@@ -43,7 +44,7 @@ def make(dtype=torch.float32):
         dynamics=DynamicsConfig(TransformerConfig(2, 4, 128, 8), frame(8)),
         dtype=dtype,
     )
-    world.initialize(torch.Generator().manual_seed(0))
+    initialize(world, torch.Generator().manual_seed(0))
     return world.cuda()
 
 
@@ -215,7 +216,7 @@ def test_the_tokenizer_for_crafter_trains_within_eight_gigabytes():
         dynamics=DynamicsConfig(),
         dtype=torch.bfloat16,
     )
-    world.initialize(torch.Generator().manual_seed(0))
+    initialize(world, torch.Generator().manual_seed(0))
     world.cuda()
     accelerate.use_fast_versions(world)
     update = updater(world, "tokenizer", rng())

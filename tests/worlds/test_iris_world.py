@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from reverie.api import UserError
+from reverie.nets.blocks import initialize
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import FrameConfig
@@ -52,7 +53,7 @@ def make(two_hot=True, image=IMAGE, dtype=torch.float32, **tokenizer):
         ),
         dtype=dtype,
     )
-    world.initialize(torch.Generator().manual_seed(0))
+    initialize(world, torch.Generator().manual_seed(0))
     return world
 
 
@@ -406,7 +407,7 @@ def test_images_may_be_rectangular_and_grayscale():
         tokenizer=make().tokenizer.config,
         dynamics=DynamicsConfig(TransformerConfig(1, 2, 32, BLOCKS), frame(1)),
     )
-    world.initialize(torch.Generator().manual_seed(0))
+    initialize(world, torch.Generator().manual_seed(0))
     image = torch.zeros(1, 2, 8, 16, 1, dtype=torch.uint8)
     state = world.state_from_frames(image, torch.zeros(1, 1, dtype=torch.int64))
     assert world.imagine(state, noop_policy, 1, rng()).states.image.shape[2:] == (

@@ -90,7 +90,7 @@ def make_iris():
     )
     dynamics = DynamicsConfig(TransformerConfig(1, 2, 32, 5), frame(2))
     world = IrisWorld(OBS["image"], ACTIONS, tokenizer=tokenizer, dynamics=dynamics)
-    world.initialize(torch.Generator().manual_seed(0))
+    initialize(world, torch.Generator().manual_seed(0))
     return world
 
 

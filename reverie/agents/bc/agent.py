@@ -32,18 +32,18 @@ from reverie.agents.weights import (
     matching_components,
 )
 from reverie.api import (
-    Action,
     Batch,
     Carry,
-    Extras,
     Feed,
     Metrics,
     Mode,
     Obs,
+    PolicyOutput,
     StateDict,
     UserError,
 )
 from reverie.capabilities import AgentConfig, Statistics
+from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
 from reverie.nets.dreamerv3_torch import (
@@ -96,11 +96,7 @@ class BCConfig(AgentConfig):
     """Optimizer."""
 
     def __post_init__(self) -> None:
-        if min(self.batch_size, self.length) < 1:
-            raise UserError(
-                "bc.batch_size and bc.length must be at least 1.\n"
-                "  Fix: --bc.batch_size 256 --bc.length 1"
-            )
+        check_minimum(self, "bc.", batch_size=1, length=1)
         if self.length < 2 and (self.head.recurrent or self.features == "state"):
             raise UserError(
                 "A recurrent policy cannot be trained on sequences of length 1.\n"
@@ -199,9 +195,7 @@ class BC:
         )
 
     @torch.no_grad()
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         """Return the mode of the predicted actions, clipped to the action space."""
         if mode == "train":
             raise UserError(

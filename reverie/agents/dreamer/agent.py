@@ -34,7 +34,6 @@ from reverie.agents.weights import (
 )
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
-    Action,
     Batch,
     Carry,
     Extras,
@@ -43,6 +42,7 @@ from reverie.api import (
     Metrics,
     Mode,
     Obs,
+    PolicyOutput,
     Rollout,
     StateDict,
     UserError,
@@ -161,9 +161,7 @@ class Dreamer:
         return DreamerCarry(self.world.initial(batch), prevact)
 
     @torch.inference_mode()
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         """Sample actions, also in evaluation, as in the original."""
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
         return self._run_policy["policy" if mode == "train" else "eval"](carry, inputs)

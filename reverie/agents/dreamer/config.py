@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
+from reverie.config import check_minimum
 from reverie.nets.decoder import DecoderConfig
 from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
@@ -169,23 +170,9 @@ class DreamerConfig(AgentConfig):
     """Report the gradient norm of every loss."""
 
     def __post_init__(self) -> None:
-        minimums = {
-            "batch_size": 1,
-            "batch_length": 1,
-            "report_length": 2,
-            "consec_train": 1,
-            "consec_report": 1,
-            "replay_context": 0,
-            "imag_last": 0,
-            "imag_length": 1,
-            "horizon": 2,
-        }
-        for name, minimum in minimums.items():
-            if getattr(self, name) < minimum:
-                raise UserError(
-                    f"dreamer.{name} is {getattr(self, name)}, but must be at least "
-                    f"{minimum}.\n  Fix: --dreamer.{name} {minimum}"
-                )
+        check_minimum(self, "dreamer.", batch_size=1, batch_length=1, report_length=2)
+        check_minimum(self, "dreamer.", consec_train=1, consec_report=1, horizon=2)
+        check_minimum(self, "dreamer.", replay_context=0, imag_last=0, imag_length=1)
         heads = {"rewhead": self.rewhead, "conhead": self.conhead, "value": self.value}
         for name, head in heads.items():
             if (head.output == "binary") != (name == "conhead"):

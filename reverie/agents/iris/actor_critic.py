@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from reverie.agents.returns import lambda_return
 from reverie.api import Metrics, Rollout, UserError
+from reverie.config import check_minimum
 from reverie.nets.blocks import Linear, initialize
 from reverie.nets.distributions import (
     MSE,
@@ -33,6 +34,7 @@ from reverie.nets.distributions import (
 from reverie.nets.residual import FrameConfig, FrameEncoder
 from reverie.nets.rng import Rng
 from reverie.nets.streams import SideStream, on_stream, wait_for
+from reverie.worlds.iris.world import IrisWorld
 
 BINS = 255
 """Bins of two-hot values."""
@@ -68,12 +70,7 @@ class PixelActorCriticConfig:
     uses float32. The LSTM and the losses are always in float32."""
 
     def __post_init__(self) -> None:
-        for name, minimum in {"width": 1, "horizon": 1, "burn_in": 0}.items():
-            if getattr(self, name) < minimum:
-                raise UserError(
-                    f"iris.actor_critic.{name} is {getattr(self, name)}, but must be "
-                    f"at least {minimum}.\n  Fix: --iris.actor_critic.{name} {minimum}"
-                )
+        check_minimum(self, "iris.actor_critic.", width=1, horizon=1, burn_in=0)
         for name in ("discount", "lam", "target_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 default = type(self).__dataclass_fields__[name].default
@@ -108,14 +105,6 @@ class ActorCriticLoss(NamedTuple):
     metrics: Metrics
 
 
-class FrameWorld(Protocol):
-    """A world that imagines from frames, such as `worlds/iris/world.py`."""
-
-    def state_from_frames(self, image: Any, action: Any) -> Any: ...
-
-    def imagine(self, state: Any, policy: Any, horizon: int, rng: Rng) -> Rollout: ...
-
-
 class LSTM(nn.LSTMCell):
     """LSTM cell in float32 that is initialized from a generator."""
 
@@ -134,15 +123,6 @@ class UniformLinear(Linear):
         bound = 1 / math.sqrt(self.weight.shape[1])
         for parameter in (self.weight, self.bias):
             parameter.uniform_(-bound, bound, generator=generator)
-
-
-class ZeroLinear(Linear):
-    """Linear layer that is initialized with zeros."""
-
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator) -> None:
-        self.weight.zero_()
-        self.bias.zero_()
 
 
 class PixelNet(nn.Module):
@@ -165,7 +145,8 @@ class PixelNet(nn.Module):
         self.frame = FrameEncoder(channels, config.frame)
         self.lstm = LSTM(area * config.frame.latent, config.width)
         self.actor = UniformLinear(config.width, actions)
-        self.critic = ZeroLinear(config.width, BINS if config.two_hot_values else 1)
+        outputs = BINS if config.two_hot_values else 1
+        self.critic = Linear(config.width, outputs, outscale=0.0)
 
     def initial(self, batch: int) -> LSTMState:
         """Return the LSTM state at the start of an episode."""
@@ -241,7 +222,7 @@ class PixelActorCritic(nn.Module):
     @torch.no_grad()
     def imagine(
         self,
-        world: FrameWorld,
+        world: IrisWorld,
         image: UInt8[Tensor, "N L h w c"],
         action: Int[Tensor, "N L"],
         rng: Rng,

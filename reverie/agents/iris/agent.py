@@ -1,9 +1,9 @@
 """Δ-IRIS: a tokenizer of frame differences, a transformer that predicts their tokens,
 and an actor-critic that is trained on imagined rollouts.
 
-The three components are trained separately, each with its own optimizer, batches and
-start, in epochs: collect data, then update each component a number of times
-(`schedule.py`). Every call of `train` is one update of the component that is due.
+The three components are trained separately, each with its own optimizer and batches, in
+epochs: collect data, then update each component a number of times (`schedule.py`).
+Every call of `train` is one update of the component that is due.
 
 Time convention inside this agent and its world, as in the original: reward and end
 belong to the action that caused them, and the last observation of an episode is not
@@ -30,27 +30,33 @@ from reverie.agents.iris.batches import (
     select_image,
     to_segment,
 )
-from reverie.agents.iris.config import COMPONENTS, IrisConfig
+from reverie.agents.iris.config import (
+    COMPONENTS,
+    WORLD_COMPONENTS,
+    ComponentTrainingConfig,
+    IrisConfig,
+)
 from reverie.agents.iris.report import episode_losses, report_metrics
-from reverie.agents.iris.schedule import EpochSchedule, UpdatesPerEpoch
+from reverie.agents.iris.schedule import EpochSchedule
 from reverie.agents.options import BuildOptions
 from reverie.agents.weights import count_parameters, init_generator, load_components
 from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.api import (
-    Action,
     Batch,
     Carry,
-    Extras,
     Feed,
     Metrics,
     Mode,
     Obs,
+    PolicyOutput,
     StateDict,
     UserError,
 )
 from reverie.capabilities import WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
+from reverie.nets.blocks import initialize
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
+from reverie.nets.residual import set_recompute
 from reverie.nets.rng import Rng
 from reverie.rows import Window
 from reverie.spaces import Spaces
@@ -97,7 +103,7 @@ class Iris:
         )
         self._initialize(seed)
         if config.save_memory and device.type == "cuda":
-            self.world.save_memory()
+            set_recompute(self.world, True)
         self.fast = Accelerator(options.compile, device, options.overlap)
         self.fast.modules(self.world, self.actor_critic)
         # imagination uses the world itself, or a copy with low-precision weights
@@ -112,10 +118,10 @@ class Iris:
         self.opts = {name: self._make_optimizer(name) for name in COMPONENTS}
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
-        updates = {name: getattr(config.training, name).updates for name in COMPONENTS}
+        training = {name: getattr(config.training, name) for name in COMPONENTS}
         if not config.behaviour:
-            updates["actor_critic"] = UpdatesPerEpoch(0, 0, 0)
-        self.schedule = EpochSchedule(config.schedule, updates)
+            training["actor_critic"] = ComponentTrainingConfig(steps=0)
+        self.schedule = EpochSchedule(config.schedule, training)
         self.extras: Spaces = {}
         self.windows = {name: self._make_window(name) for name in COMPONENTS}
         trained_frames = config.training.world_model.length
@@ -142,9 +148,7 @@ class Iris:
     def initial(self, batch: int) -> Carry:
         return self._policy.initial(batch)
 
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         """Choose actions; see `acting.py` for burn-in and exploration."""
         training = mode == "train"
         carry, index = self._policy(
@@ -169,7 +173,7 @@ class Iris:
         name = self.schedule.component
         self._last_losses = {}
         if name is None:
-            names = COMPONENTS if self.config.behaviour else COMPONENTS[:2]
+            names = COMPONENTS if self.config.behaviour else WORLD_COMPONENTS
             metrics = [self._sample_and_update(name, feed) for name in names]
             worst = torch.stack([x[NONFINITE_IN_ROW] for x in metrics]).amax()
             merged = {key: x for each in metrics for key, x in each.items()}
@@ -192,7 +196,9 @@ class Iris:
             self._refresh_imagination_world()
             self.fast.before_update()
         metrics = dict((run or self._run_update[name])(tuple(batches)))
-        self._last_losses[name] = {k: x for k, x in metrics.items() if k[:5] == "loss/"}
+        self._last_losses[name] = {
+            k: x for k, x in metrics.items() if k.startswith("loss/")
+        }
         if name != "actor_critic":
             self._copy_is_outdated = True
         return metrics
@@ -296,7 +302,7 @@ class Iris:
     def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Return the world model losses of episodes; the first row has none."""
         length, training = batch["mask"].shape[1], self.config.training
-        lengths = {name: getattr(training, name).length for name in COMPONENTS[:2]}
+        lengths = {name: getattr(training, name).length for name in WORLD_COMPONENTS}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
         # a loss needs two frames and the reward and end after the second
         segment = self._to_segment({key: pad_rows(batch[key], 3) for key in keys})
@@ -355,7 +361,7 @@ class Iris:
 
     def _initialize(self, seed: int) -> None:
         generator = init_generator(seed)
-        self.world.initialize(generator)
+        initialize(self.world, generator)
         self.actor_critic.initialize(generator)
         self.world.to(self.device)
         self.actor_critic.to(self.device)

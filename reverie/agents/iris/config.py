@@ -12,23 +12,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
-from reverie.agents.iris.schedule import EpochScheduleConfig, UpdatesPerEpoch
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
+from reverie.config import check_minimum
 from reverie.nets.optim.adam import AdamConfig
 from reverie.worlds.iris.config import DynamicsConfig, TokenizerConfig
 
 COMPONENTS = ("tokenizer", "world_model", "actor_critic")
-MINIMUMS = {
-    "batch": 1,
-    "accumulate": 1,
-    "steps": 0,
-    "first_steps": 0,
-    "start_after": 0,
-    "alpha": 0,
-    "length": 2,  # a transition needs two frames
-}
-"""Minimum values of the settings of a component."""
+WORLD_COMPONENTS = COMPONENTS[:2]
+"""Components of the world model."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +45,20 @@ class ComponentTrainingConfig:
 
     def check(self, component: str) -> None:
         """Raise if a setting is not valid."""
-        for name, minimum in MINIMUMS.items():
-            if getattr(self, name, minimum) < minimum:
-                raise UserError(
-                    f"iris.training.{component}.{name} is {getattr(self, name)}, but "
-                    f"must be at least {minimum}.\n"
-                    f"  Fix: --iris.training.{component}.{name} {minimum}"
-                )
-        if not self.alpha < math.inf:
+        prefix = f"iris.training.{component}."
+        check_minimum(self, prefix, batch=1, accumulate=1, steps=0, first_steps=0)
+        check_minimum(self, prefix, start_after=0, alpha=0)
+        if self.alpha == math.inf:
             raise UserError(
-                f"iris.training.{component}.alpha is {self.alpha}, but must be finite."
-                f"\n  Fix: --iris.training.{component}.alpha 5"
+                f"{prefix}alpha is {self.alpha}, but must be finite.\n"
+                f"  Fix: --{prefix}alpha 5"
             )
 
-    @property
-    def updates(self) -> UpdatesPerEpoch:
-        return UpdatesPerEpoch(self.steps, self.first_steps, self.start_after)
+    def updates_in(self, epoch: int) -> int:
+        """Return the number of updates in an epoch, counted from 1."""
+        if epoch <= self.start_after:
+            return 0
+        return self.first_steps if epoch == 1 and self.first_steps else self.steps
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,10 @@ class SequenceTrainingConfig(ComponentTrainingConfig):
 
     length: int = 21
     """Frames per sequence."""
+
+    def check(self, component: str) -> None:
+        super().check(component)  # a transition needs two frames
+        check_minimum(self, f"iris.training.{component}.", length=2)
 
 
 @dataclass(frozen=True)
@@ -95,6 +89,25 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for component in COMPONENTS:
             getattr(self, component).check(component)
+
+
+@dataclass(frozen=True)
+class EpochScheduleConfig:
+    """Epochs and environment steps. The defaults are those for Crafter."""
+
+    epochs: int = 1000
+    """Total number of epochs."""
+    collect_epochs: int = 991
+    """Number of epochs that collect data; later ones only train."""
+    first_steps: int = 100_000
+    """Environment steps of the first epoch, with random actions; 0 for the same number
+    as in other epochs, with the policy."""
+    steps: int = 10_000
+    """Environment steps of every other epoch."""
+
+    def __post_init__(self) -> None:
+        minima = {"epochs": 1, "collect_epochs": 1, "first_steps": 0, "steps": 1}
+        check_minimum(self, "iris.schedule.", **minima)
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ class IrisConfig(AgentConfig):
     image: str = ""
     """Image key to use; empty for the only one, or `image`."""
     ends: Literal["last", "terminal"] = "last"
-    """Which rows the world model learns as the end of an episode: every last row, as
+    """Rows that the world model predicts as the end of an episode: every last row, as
     the original does, or only terminal rows, not time limits."""
     behaviour: bool = True
     """Train actor and critic; False trains the world model only."""

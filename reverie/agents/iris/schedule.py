@@ -13,9 +13,9 @@ an episode is not counted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from reverie.api import StateDict, UserError
+from reverie.agents.iris.config import ComponentTrainingConfig, EpochScheduleConfig
+from reverie.api import StateDict
 
 COUNTERS = (
     "epoch",
@@ -29,54 +29,15 @@ MAX_UPDATES_DUE = 10
 """Maximum number of updates between two checks of the clock and of signals."""
 
 
-@dataclass(frozen=True)
-class EpochScheduleConfig:
-    """Epochs and environment steps. The defaults are those for Crafter."""
-
-    epochs: int = 1000
-    """Total number of epochs."""
-    collect_epochs: int = 991
-    """Number of epochs that collect data; later ones only train."""
-    first_steps: int = 100_000
-    """Environment steps of the first epoch, with random actions; 0 for the same number
-    as in other epochs, with the policy."""
-    steps: int = 10_000
-    """Environment steps of every other epoch."""
-
-    def __post_init__(self) -> None:
-        minimums = {"epochs": 1, "collect_epochs": 1, "first_steps": 0, "steps": 1}
-        for name, minimum in minimums.items():
-            if getattr(self, name) < minimum:
-                raise UserError(
-                    f"iris.schedule.{name} is {getattr(self, name)}, but must be at "
-                    f"least {minimum}.\n  Fix: --iris.schedule.{name} {minimum}"
-                )
-
-
-@dataclass(frozen=True)
-class UpdatesPerEpoch:
-    """Number of updates of one component in each epoch."""
-
-    steps: int
-    """Updates per epoch."""
-    first_steps: int
-    """Updates in the first epoch, if the component trains in it; 0 for `steps`."""
-    start_after: int
-    """Number of epochs before the component starts to train."""
-
-    def in_epoch(self, epoch: int) -> int:
-        if epoch <= self.start_after:
-            return 0
-        return self.first_steps if epoch == 1 and self.first_steps else self.steps
-
-
 class EpochSchedule:
     """Meets `api.Schedule`. Counts the steps and updates of the current epoch."""
 
     def __init__(
-        self, config: EpochScheduleConfig, updates: Mapping[str, UpdatesPerEpoch]
+        self,
+        config: EpochScheduleConfig,
+        training: Mapping[str, ComponentTrainingConfig],
     ):
-        self.config, self.updates_per_epoch = config, dict(updates)
+        self.config, self.training = config, dict(training)
         self.epoch = 1
         self.env_steps = 0  # environment steps so far
         self.env_steps_goal = 0  # environment steps after collecting in this epoch
@@ -104,14 +65,14 @@ class EpochSchedule:
         """The component to train now; None while collecting."""
         if self.should_collect or self.finished:
             return None
-        return list(self.updates_per_epoch)[self.index]
+        return list(self.training)[self.index]
 
     @property
     def updates_left(self) -> int:
         """Updates of all components left in this epoch, once it is collected."""
         if self.should_collect or self.finished:
             return 0
-        planned = [x.in_epoch(self.epoch) for x in self.updates_per_epoch.values()]
+        planned = [x.updates_in(self.epoch) for x in self.training.values()]
         return sum(planned[self.index :]) - self.updates
 
     def updates_due(self, step: int) -> int:
@@ -129,14 +90,14 @@ class EpochSchedule:
         self._advance()
 
     def state_dict(self) -> StateDict:
-        component = list(self.updates_per_epoch)[self.index]
+        component = list(self.training)[self.index]
         counters = {name: getattr(self, name) for name in COUNTERS}
         return {**counters, "component": component}
 
     def load_state_dict(self, state: StateDict) -> None:
         for name in COUNTERS:
             setattr(self, name, int(state[name]))
-        self.index = list(self.updates_per_epoch).index(state["component"])
+        self.index = list(self.training).index(state["component"])
         self._advance()
 
     def _add_goal(self) -> None:
@@ -150,12 +111,12 @@ class EpochSchedule:
     def _advance(self) -> None:
         """Skip components and epochs that have no updates left."""
         self._add_goal()
-        updates_per_epoch = list(self.updates_per_epoch.values())
+        components = list(self.training.values())
         while not self.should_collect and not self.finished:
-            if self.updates < updates_per_epoch[self.index].in_epoch(self.epoch):
+            if self.updates < components[self.index].updates_in(self.epoch):
                 return
             self.index, self.updates = self.index + 1, 0
-            if self.index == len(updates_per_epoch):
+            if self.index == len(components):
                 self.index = 0
                 self.epoch += 1
                 self._add_goal()

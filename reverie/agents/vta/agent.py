@@ -21,18 +21,18 @@ from reverie.agents.options import BuildOptions
 from reverie.agents.vta import boundary_metrics
 from reverie.agents.weights import count_parameters, init_generator, load_components
 from reverie.api import (
-    Action,
     Batch,
     Carry,
-    Extras,
     Feed,
     Metrics,
     Mode,
     Obs,
+    PolicyOutput,
     StateDict,
     UserError,
 )
 from reverie.capabilities import AgentConfig
+from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.adam import AMSGradConfig
 from reverie.nets.rng import Rng
@@ -63,10 +63,7 @@ class VTAAgentConfig(AgentConfig):
     """Optimizer."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(
-                "vta.batch_size must be at least 1.\n  Fix: --vta.batch_size 64"
-            )
+        check_minimum(self, "vta.", batch_size=1)
 
     @property
     def sequence_window(self) -> Window:
@@ -104,9 +101,7 @@ class VTAAgent:
     def initial(self, batch: int) -> Carry:
         return ()
 
-    def policy(
-        self, carry: Carry, obs: Obs, mode: Mode = "train"
-    ) -> tuple[Carry, Action, Extras]:
+    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         raise UserError(
             "VTA trains on sequences and cannot act.\n"
             "  Fix: --agent dreamer for an environment, or --task sequences_balls."
@@ -117,7 +112,7 @@ class VTAAgent:
     def train(self, feed: Feed) -> Metrics:
         """Run one update on one batch."""
         metrics: Metrics = self._run_update(feed("train"))
-        self.last_losses = {k: v for k, v in metrics.items() if k[:5] == "loss/"}
+        self.last_losses = {k: v for k, v in metrics.items() if k.startswith("loss/")}
         return metrics
 
     def _update(self, data: Batch) -> Metrics:
@@ -172,7 +167,7 @@ class VTAAgent:
     def evaluate(self, data: Batch) -> WindowEvaluation:
         """Evaluate the world model on sequences, in batches of the training size."""
         world, size = self.world.eval(), self.config.batch_size
-        tensors = {k: v for k, v in data.items() if k[:4] != "log/"}
+        tensors = {k: v for k, v in data.items() if not k.startswith("log/")}
         count = len(next(iter(tensors.values())))
         results = []
         for start in range(0, count, size):
@@ -250,7 +245,7 @@ class VTAAgent:
                 events,
             )
         }
-        inputs = {k: v[shown] for k, v in data.items() if k[:4] != "log/"}
+        inputs = {k: v[shown] for k, v in data.items() if not k.startswith("log/")}
         for name, by_segment in (("imagined", False), ("imagined_segments", True)):
             frames, boundaries = self.imagine(inputs, by_segment)
             images[name] = imagined_strip(to_pixels(frames), boundaries.cpu().numpy())

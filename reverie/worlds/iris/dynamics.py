@@ -13,7 +13,7 @@ one.
 Padding frames outside the episode are tokens like any others: the attention mask is
 causal only, and positions count from the start of the segment.
 
-Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `N` codes, `P`
+Shapes: `L` frames, `K` Δ-tokens per frame, `S` sequence positions, `C` codes, `P`
 positions that predict Δ-tokens, `Q` positions that predict reward and end.
 """
 
@@ -45,7 +45,7 @@ SIGNS = 3
 class PredictionLogits(NamedTuple):
     """Logits at the positions that predict something, in sequence order."""
 
-    latents: Float[Tensor, "B P N"]
+    latents: Float[Tensor, "B P C"]
     rewards: Float[Tensor, "B Q R"]
     ends: Float[Tensor, "B Q two"]
 
@@ -116,16 +116,12 @@ class TransformerDynamics(nn.Module):
         outputs: tuple[Tensor, Cache | None] = self.transformer(sequence, cache)
         return outputs
 
-    def predict(
-        self, outputs: Float[Tensor, "B S E"], before: int = 0
-    ) -> PredictionLogits:
-        """Apply the heads to outputs that are preceded by `before` tokens."""
-        at_action = self._outputs_at(outputs, before, 1)
-        return PredictionLogits(
-            self.latents(self._outputs_at(outputs, before, self.tokens)),
-            self.rewards(at_action),
-            self.ends(at_action),
-        )
+    def predict(self, outputs: Float[Tensor, "B S E"]) -> PredictionLogits:
+        """Apply the heads to the outputs of whole time steps."""
+        blocks = rearrange(outputs, "b (l k) e -> b l k e", k=self.block)
+        at_action = blocks[:, :, 1]
+        latents = self.latents(blocks[:, :, 1 : 1 + self.tokens].flatten(1, 2))
+        return PredictionLogits(latents, self.rewards(at_action), self.ends(at_action))
 
     def reward(self, logits: Float[Tensor, "*b R"], rng: Rng) -> Float[Tensor, "*b"]:
         """Return the expected reward; with sign rewards, sample one."""
@@ -168,18 +164,6 @@ class TransformerDynamics(nn.Module):
         metrics: Metrics = {"latent_accuracy": accuracy}
         return WorldLoss(losses, outputs, metrics)
 
-    def _outputs_at(
-        self, x: Float[Tensor, "B S E"], before: int, count: int
-    ) -> Float[Tensor, "B P E"]:
-        """Return the outputs at the first `count` positions from the action on."""
-        if not before % self.block and not x.shape[1] % self.block:
-            blocks = rearrange(x, "b (l k) e -> b l k e", k=self.block)
-            return blocks[:, :, 1 : 1 + count].flatten(1, 2)
-        positions = range(1, 1 + count)
-        indices = indices_in_blocks(positions, x.shape[1], before, self.block)
-        # slices, because an index tensor would have to be copied to the device
-        return torch.cat([x[:, :0], *(x[:, i : i + 1] for i in indices)], 1)
-
     def _reward_loss(
         self, logits: Float[Tensor, "B L R"], reward: Float[Tensor, "B L"]
     ) -> Float[Tensor, "B L"]:
@@ -188,8 +172,15 @@ class TransformerDynamics(nn.Module):
         return Categorical(logits).loss(torch.sign(reward).long() + 1)
 
 
-def indices_in_blocks(
-    positions: range, length: int, before: int, block: int
-) -> list[int]:
-    """Indices of `length` tokens, preceded by `before`, at given block positions."""
-    return [i for i in range(length) if (before + i) % block in positions]
+class ITokenEncoder(nn.Module):
+    """Encodes frames as I-tokens for other agents; meets `capabilities.ObsEncoder`."""
+
+    def __init__(self, dynamics: TransformerDynamics, key: str):
+        super().__init__()
+        self.dynamics, self.keys = dynamics, [key]
+        self.width = dynamics.config.transformer.width
+
+    def forward(
+        self, obs: dict[str, Tensor], dtype: torch.dtype
+    ) -> Float[Tensor, "*b E"]:
+        return self.dynamics.embed_frames(obs[self.keys[0]], dtype)

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from reverie.api import Obs, Policy, Rollout, UserError, WorldLoss
 from reverie.nets.blocks import AffineLayer
 from reverie.nets.distributions import softmax
-from reverie.nets.residual import set_recompute
 from reverie.nets.rng import Rng
 from reverie.nets.streams import SideStream, on_stream, wait_for
 from reverie.nets.transformer import Cache, Embedding
@@ -41,8 +40,7 @@ from reverie.worlds.iris.config import (
     TokenizerConfig,
     check_image_size,
 )
-from reverie.worlds.iris.dynamics import TransformerDynamics
-from reverie.worlds.iris.encoder import ITokenEncoder
+from reverie.worlds.iris.dynamics import ITokenEncoder, TransformerDynamics
 from reverie.worlds.iris.segment import EpisodeSegment, to_float
 from reverie.worlds.iris.tokenizer import FRAME_FEATURES, Tokenizer
 from reverie.worlds.rollout import stack_actions, stack_time
@@ -120,16 +118,6 @@ class IrisWorld(nn.Module):
         self.dynamics = TransformerDynamics(
             image.shape, actions, tokenizer.tokens, codes, dynamics
         )
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Initialize all layers on the CPU from one generator, in module order."""
-        for layer in self.modules():
-            if layer is not self and hasattr(layer, "initialize"):
-                layer.initialize(generator)  # type: ignore[operator]
-
-    def save_memory(self, enabled: bool = True) -> None:
-        """Recompute activations of residual blocks in the backward pass."""
-        set_recompute(self, enabled)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
