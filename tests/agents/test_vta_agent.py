@@ -49,7 +49,7 @@ def test_training_lowers_the_loss_and_counts_the_updates():
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
     tensors = [x for x in history[-1].values() if isinstance(x, torch.Tensor)]
     assert not any(x.requires_grad for x in tensors)
-    assert float(agent.world.age) == 12
+    assert float(agent.world.updates) == 12
     feed.close()
 
 
@@ -194,7 +194,7 @@ def test_updates_as_graphs_train_like_plain_ones(precision):
         )
         curves.append([float(agent.train(feed)["opt/loss"]) for _ in range(30)])
         feed.close()
-    assert isinstance(agent.world.readers, FastGRU)
+    assert isinstance(agent.world.encoders, FastGRU)
     np.testing.assert_allclose(curves[1], curves[0], rtol=0.03)
     assert curves[1][-1] < 0.8 * curves[1][0]
 

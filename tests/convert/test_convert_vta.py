@@ -52,9 +52,9 @@ def test_a_run_starts_from_a_file_of_either_implementation(name, tmp_path):
     assert load_initial_weights(vta, config) == f"Loaded weights of world from {file}."
     found, wanted = vta.world.state_dict(), recording.make_world().state_dict()
     assert found.keys() == wanted.keys()
-    for key in wanted.keys() - {"age", "temperature"}:
+    for key in wanted.keys() - {"updates", "temperature"}:
         assert torch.equal(found[key], wanted[key]), key
-    assert (found["age"], found["temperature"]) == (0, before)
+    assert (found["updates"], found["temperature"]) == (0, before)
     noise = recording.rng("eval/noise_")
     with torch.no_grad():
         terms = vta.world.eval().elbo(recording.batch, noise)

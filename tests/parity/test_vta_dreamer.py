@@ -37,7 +37,7 @@ CONFIG = {
 LAYERS = {
     "_abs_inp_layers": "abs_cell.into",
     "_obs_inp_layers": "obs_cell.into",
-    "_init_obs_belief": "begin",
+    "_init_obs_belief": "reset_belief",
 }
 STATE = {
     "abs_belief": "abs_belief",
@@ -75,8 +75,8 @@ def converted(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             ours[f"{part[1:]}.{place}"] = value
         elif part == "prior_boundary":
             index = int(rest.split(".")[1])
-            names = {0: "foresee_in.linear.weight", 1: f"foresee_in.norm.{norm}"}
-            ours[names.get(index, f"foresee_out.{leaf}")] = value
+            names = {0: "flag_prior_in.linear.weight", 1: f"flag_prior_in.norm.{norm}"}
+            ours[names.get(index, f"flag_prior_out.{leaf}")] = value
         elif part == "post_boundary":
             index, kind = divmod(int(rest.split(".")[1]), 3)
             place = ("conv", "norm")[kind] + str(index)

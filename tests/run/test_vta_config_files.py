@@ -67,8 +67,8 @@ def test_the_command_line_accepts_a_config_file_of_the_port(tmp_path, capsys):
     with pytest.warns(UserWarning, match="gamma"):
         assert cli.main(["train", "--config", str(path), *words]) == 0
     world = agent_state(run)["world"]
-    assert world["foresee.weight"].shape == (2, 8)
-    assert float(world["age"]) == 2
+    assert world["flag_prior.weight"].shape == (2, 8)
+    assert float(world["updates"]) == 2
 
 
 def test_missing_settings_have_the_defaults_of_the_port(tmp_path):

@@ -112,7 +112,7 @@ def test_the_upper_level_changes_only_where_segments_begin():
     held = post.mask[:, 1:, UPDATE] == 0
     assert held.any()
     for name in ("abs_belief", "abs_state", "abs_feat"):
-        value = getattr(post, name)
+        value = getattr(post if hasattr(post, name) else post.states, name)
         moved = (value[:, 1:] - value[:, :-1]).abs().amax(-1)
         # equal rows of a matrix product may be rounded differently
         assert moved[held].max() <= (1e-6 if name == "abs_feat" else 0)
@@ -123,8 +123,8 @@ def test_the_upper_level_changes_only_where_segments_begin():
 def test_evaluation_assigns_the_flag_loss_to_its_own_frame():
     world, batch = make_world().eval(), make_batch()
     with torch.no_grad():  # certain detector flags, and a prior without boundaries
-        world.foresee.weight.zero_()
-        world.foresee.bias.copy_(torch.tensor([-5.0, 5.0]))
+        world.flag_prior.weight.zero_()
+        world.flag_prior.bias.copy_(torch.tensor([-5.0, 5.0]))
         world.detector.out.weight.mul_(100)
         update, copy = world.elbo(batch, rng()).posterior.detector_logits.unbind(-1)
         world.detector.out.bias[UPDATE] -= (update - copy).median()
@@ -150,7 +150,7 @@ def test_actions_in_the_context_have_no_effect():
         world.infer(world.pixels.preprocess(b["image"], rng()), b, rng())
         for b in (batch, other)
     )
-    assert torch.equal(before.abs_belief, after.abs_belief)
+    assert torch.equal(before.states.abs_belief, after.states.abs_belief)
 
 
 def test_only_training_losses_anneal_the_temperature():
@@ -161,7 +161,7 @@ def test_only_training_losses_anneal_the_temperature():
     assert 1.0 > first > float(world.temperature)
     world.eval()
     world.loss(make_batch(), rng())
-    assert float(world.age) == 2
+    assert float(world.updates) == 2
     again = make_world(anneal=1.0)
     again.load_state_dict(world.state_dict())
     assert float(again.temperature) == float(world.temperature) < first
@@ -248,8 +248,7 @@ def test_rollouts_begin_with_a_segment_and_jumpy_ones_have_first_frames_only(jum
     batch = make_batch()
     start = world.state_from_frames(batch["image"][:, :2], rng())
     action = {"action": batch["action"][:, 0]}
-    imagine = world.imagine_segments if jumpy else world.imagine
-    states = imagine(start, lambda _: action, 6, rng()).states
+    states = world.imagine(start, lambda _: action, 6, rng(), jumpy).states
     assert states.boundary.shape == (3, 7)
     assert (states.boundary[:, 0] == 1).all()
     assert not jumpy or (states.boundary == 1).all()

@@ -120,7 +120,7 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for leaf in _GRU:
         names = [f"{encoder}.{leaf}" for encoder in _ENCODERS]
         if names[0] in remaining:
-            renamed[f"readers.{leaf}"] = torch.stack(
+            renamed[f"encoders.{leaf}"] = torch.stack(
                 [remaining.pop(name) for name in names]
             )
         for original, name in _CELLS.items():
@@ -131,7 +131,8 @@ def rename_tensors(originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if f"{feat}.{leaf}" in remaining:
                 renamed[f"{feat}.{leaf}"] = remaining.pop(f"{feat}.{leaf}")
         if f"prior_boundary.network.{leaf}" in remaining:
-            renamed[f"foresee.{leaf}"] = remaining.pop(f"prior_boundary.network.{leaf}")
+            prior = remaining.pop(f"prior_boundary.network.{leaf}")
+            renamed[f"flag_prior.{leaf}"] = prior
     layers = _detector_layers(remaining)
     for key in list(remaining):
         part, kind, index, leaf = _layer(key)

@@ -66,15 +66,17 @@ class RecurrentVTADynamics(nn.Module):
         lower = config.obs_belief + config.obs_stoch
         self.start = nn.Parameter(torch.zeros(config.abs_belief))
         # prior of the next boundary flag
-        self.foresee_in = DenseNormSiLU(lower, hidden)
-        self.foresee_out = Linear(hidden, 2)
+        self.flag_prior_in = DenseNormSiLU(lower, hidden)
+        self.flag_prior_out = Linear(hidden, 2)
         inputs = tokens + int(config.reward_to_detector)
         self.detector = TimeConvs(inputs, hidden, config.layers, 2, F.silu)
         self.abs_cell = NormGRUCell(config.abs_stoch + acts, hidden, config.abs_belief)
         self.obs_cell = NormGRUCell(
             config.obs_stoch + upper + acts, hidden, config.obs_belief
         )
-        self.begin = DenseNormSiLU(upper, config.obs_belief)  # resets the lower belief
+        self.reset_belief = DenseNormSiLU(
+            upper, config.obs_belief
+        )  # of the lower level
 
         def head(inputs: int, units: int) -> GaussianHead:
             return GaussianHead(inputs, hidden, units, config.min_std)
@@ -166,7 +168,7 @@ class RecurrentVTADynamics(nn.Module):
     def prior_flag(self, state: RecurrentVTAState) -> Float[Tensor, "*b 2"]:
         """Return the prior logits of the next flag, within the segment limits."""
         lower = torch.cat([state.obs_belief, state.obs_stoch], -1)
-        logits = self.foresee_out(self.foresee_in(lower)).float()
+        logits = self.flag_prior_out(self.flag_prior_in(lower)).float()
         return self.limit_segments(logits, state)
 
     def limit_segments(
@@ -210,7 +212,7 @@ class RecurrentVTADynamics(nn.Module):
         upper = torch.cat([state.abs_belief, state.abs_stoch], -1)
         inputs = torch.cat([state.obs_stoch, upper, action], -1)
         updated = self.obs_cell(inputs, state.obs_belief)
-        return new * self.begin(upper) + old * updated, upper
+        return new * self.reset_belief(upper) + old * updated, upper
 
     def _imagined_flags(
         self, state: RecurrentVTAState, rng: Rng

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reverie.nets.gaussian import Gaussian
-from reverie.worlds.vta.boundaries import UPDATE
 
 
 class VTAState(NamedTuple):
@@ -36,28 +35,13 @@ class WindowPosterior(NamedTuple):
     abs_bwd: Float[Tensor, "B T D"]
     obs_fwd: Float[Tensor, "B T D"]
     mask: Float[Tensor, "B S 2"]  # boundary flags
-    abs_belief: Float[Tensor, "B S D"]
-    abs_state: Float[Tensor, "B S Z"]
     abs_feat: Float[Tensor, "B S D"]
-    obs_belief: Float[Tensor, "B S D"]
-    obs_state: Float[Tensor, "B S Z"]
     obs_feat: Float[Tensor, "B S D"]
-    next_flag_logits: Float[Tensor, "B S 2"]
+    states: VTAState
     prior_abs: Gaussian
     post_abs: Gaussian
     prior_obs: Gaussian
     post_obs: Gaussian
-
-    @property
-    def states(self) -> VTAState:
-        return VTAState(
-            self.abs_belief,
-            self.abs_state,
-            self.obs_belief,
-            self.obs_state,
-            self.mask[..., UPDATE],
-            self.next_flag_logits,
-        )
 
 
 class ELBOTerms(NamedTuple):

@@ -93,7 +93,7 @@ class VTA(nn.Module):
     In evaluation mode, flags are the mode of their distribution.
     """
 
-    age: Tensor
+    updates: Tensor
     temperature: Tensor
 
     def __init__(
@@ -128,9 +128,9 @@ class VTA(nn.Module):
         self.enc = ImageEncoder(side, channels, belief, config.bias)
         self.dec = ImageDecoder(side, channels, belief, config.bias)
         self.detector = TimeConvs(belief, belief, config.layers, 2)
-        self.foresee = nn.Linear(belief, 2)  # prior of the next boundary flag
+        self.flag_prior = nn.Linear(belief, 2)  # prior of the next boundary flag
         # three encoders: upper forward, lower forward, upper backward
-        self.readers = GRU(belief, belief, 3, dtype)
+        self.encoders = GRU(belief, belief, 3, dtype)
         self.abs_cell = GRU(state + inputs, belief, dtype=dtype)
         self.obs_cell: GRU | None = None
         if not config.static_lower_belief:
@@ -142,7 +142,7 @@ class VTA(nn.Module):
         self.prior_obs = SigmoidGaussian(belief, state)
         self.post_abs = SigmoidGaussian(2 * belief, state)
         self.post_obs = SigmoidGaussian(2 * belief, state)
-        self.register_buffer("age", torch.zeros(()))  # number of updates
+        self.register_buffer("updates", torch.zeros(()))  # number of updates
         self.register_buffer("temperature", torch.tensor(config.temperature))
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -154,7 +154,7 @@ class VTA(nn.Module):
 
     def initial(self, batch: int) -> VTAState:
         """Return the state before the first frame: the next step begins a segment."""
-        config, like = self.config, self.foresee.weight
+        config, like = self.config, self.flag_prior.weight
         belief = like.new_zeros(batch, config.belief)
         state = like.new_zeros(batch, config.state)
         logits = signed_logits(like.new_zeros(batch, 2), 1.0)
@@ -163,9 +163,11 @@ class VTA(nn.Module):
     def loss(self, batch: Batch, rng: Rng) -> WorldLoss:
         """Return the losses of the modeled frames of windows `(B, T, ...)`."""
         if self.training:
-            self.age += 1
+            self.updates += 1
             limits = (self.config.temperature, self.config.min_temperature)
-            temperature = annealed_temperature(self.age, *limits, self.config.anneal)
+            temperature = annealed_temperature(
+                self.updates, *limits, self.config.anneal
+            )
             self.temperature.copy_(temperature)
         terms = self.elbo(batch, rng)
         boundary = terms.posterior.mask[..., UPDATE].detach()
@@ -208,16 +210,19 @@ class VTA(nn.Module):
         return self._sample_states(state, abs_fwd[:, -1], boundary, rng)
 
     def imagine(
-        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
+        self,
+        state: VTAState,
+        policy: Policy,
+        horizon: int,
+        rng: Rng,
+        by_segment: bool = False,
     ) -> Rollout:
-        """Roll out the prior frame by frame; flags are the mode, states are sampled."""
-        return rollout(state, policy, horizon, partial(self._prior_step, rng, False))
+        """Roll out the prior: flags are the mode, states are sampled.
 
-    def imagine_segments(
-        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
-    ) -> Rollout:
-        """Roll out the prior segment by segment, with one step per segment."""
-        return rollout(state, policy, horizon, partial(self._prior_step, rng, True))
+        There is one step per frame, or with `by_segment` one per segment.
+        """
+        step = partial(self._prior_step, rng, by_segment)
+        return rollout(state, policy, horizon, step)
 
     def decode(self, states: VTAState) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
@@ -234,7 +239,7 @@ class VTA(nn.Module):
         image = self._decode(post.obs_feat)
 
         next_frames = slice(context + 1, context + length + 1)
-        prior_logits = post.next_flag_logits
+        prior_logits = post.states.next_flag_logits
         post_logits = post.detector_logits[:, next_frames]
         if self.training:
             prior_logits = limit_segments(
@@ -270,7 +275,7 @@ class VTA(nn.Module):
         noise = None
         if self.training:
             if config.random_boundary_steps:
-                logits = logits * (self.age > config.random_boundary_steps)
+                logits = logits * (self.updates > config.random_boundary_steps)
             noise = rng.uniform(logits) * (1 - 2 * UNIFORM_MARGIN) + UNIFORM_MARGIN
         mask, log_sample = sample_flags(logits, self.temperature, noise)
         fixed = update_mask(mask[:, :context])
@@ -307,25 +312,15 @@ class VTA(nn.Module):
             start = torch.zeros_like(abs_feat[None, :, 0])
             obs_belief = self.obs_cell.scan(gates, start, reset)[0]
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
+        flag_logits = self.flag_prior(obs_feat)
+        levels = (abs_belief, abs_state, obs_belief, obs_state)
         return WindowPosterior(
-            embed,
-            logits,
-            log_sample,
-            abs_fwd,
-            abs_bwd,
-            obs_fwd,
-            mask,
-            abs_belief,
-            abs_state,
-            abs_feat,
-            obs_belief,
-            obs_state,
-            obs_feat,
-            self.foresee(obs_feat),
-            self.prior_abs(abs_belief),
-            post_abs,
-            self.prior_obs(obs_belief),
-            post_obs,
+            *(embed, logits, log_sample),
+            *(abs_fwd, abs_bwd, obs_fwd),
+            *(mask, abs_feat, obs_feat),
+            VTAState(*levels, update, flag_logits),
+            *(self.prior_abs(abs_belief), post_abs),
+            *(self.prior_obs(obs_belief), post_obs),
         )
 
     def _run_encoders(
@@ -340,18 +335,18 @@ class VTA(nn.Module):
         next_copy = torch.roll(copy, -1, 1)
         keep = torch.stack([torch.ones_like(copy), copy, next_copy])
         start = embed.new_zeros(3, len(embed), self.config.belief)
-        gates = self.readers.gates(embed)
-        abs_fwd, obs_fwd, abs_bwd = self.readers.scan(
+        gates = self.encoders.gates(embed)
+        abs_fwd, obs_fwd, abs_bwd = self.encoders.scan(
             gates, start, StateUpdate(keep), {2}
         )
         return abs_fwd, obs_fwd, abs_bwd
 
     def _prior_step(
-        self, rng: Rng, jumpy: bool, state: VTAState, action: dict[str, Tensor]
+        self, rng: Rng, by_segment: bool, state: VTAState, action: dict[str, Tensor]
     ) -> VTAState:
-        """Return the next state; if `jumpy`, the first state of the next segment."""
+        """Return the next state, or the first state of the next segment."""
         logits = state.next_flag_logits
-        is_boundary = (logits[:, UPDATE] >= logits[:, COPY]) | jumpy
+        is_boundary = (logits[:, UPDATE] >= logits[:, COPY]) | by_segment
         inputs = [state.abs_state]
         if self.actions is not None:
             inputs.append(self.actions(action, torch.float32))
@@ -380,7 +375,7 @@ class VTA(nn.Module):
             obs_belief = torch.where(is_boundary, abs_feat, updated)
         obs_state = self.prior_obs(obs_belief).sample(rng)
         obs_feat = self.obs_feat(torch.cat([obs_belief, obs_state], -1))
-        logits = self.foresee(obs_feat)
+        logits = self.flag_prior(obs_feat)
         return VTAState(abs_belief, abs_state, obs_belief, obs_state, boundary, logits)
 
     def _encode(self, x: Float[Tensor, "B T c h w"]) -> Float[Tensor, "B T D"]:

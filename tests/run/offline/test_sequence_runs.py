@@ -40,7 +40,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(run):
     kept = checkpoint.read_part(best, "loop")["best_loss"]
     assert kept == pytest.approx(min(losses), rel=1e-5)
     opened = open_sequence_run(run / "best", 5)
-    assert float(opened.agent.world.age) == int(best.name[:12])
+    assert float(opened.agent.world.updates) == int(best.name[:12])
     opened.feed.close()
 
 
@@ -126,7 +126,7 @@ def test_initial_weights_of_another_sequence_run(tmp_path, run):
     config = vta_settings(tmp_path / "run", **{"run.from_checkpoint": str(run)})
     with OfflineRun(config, OfflineSequences(config)) as other:
         other.start()
-        assert float(other.agent.world.age) == 4
+        assert float(other.agent.world.updates) == 4
         assert other.clock.step == 0
 
 
