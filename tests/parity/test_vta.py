@@ -132,12 +132,12 @@ def test_generation(name, kind):
     context, length = recording.context, recording.length
     start = world.state_from_frames(recording.obs[:, :context], rng)
     acts = iter(recording.act[:, context:].unbind(1))
-    states = world.imagine(
+    imagine = world.imagine_segments if kind == "gen_jumpy" else world.imagine
+    states = imagine(
         start,
         lambda _: {"action": next(acts)} if recording.act_space else {},
         length - 1,
         rng,
-        by_segment=kind == "gen_jumpy",
     ).states
     for key in ("abs_belief", "abs_state", "obs_belief", "obs_state"):
         close(getattr(states, key), data[key])

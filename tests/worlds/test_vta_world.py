@@ -248,7 +248,8 @@ def test_rollouts_begin_with_a_segment_and_jumpy_ones_have_first_frames_only(jum
     batch = make_batch()
     start = world.state_from_frames(batch["image"][:, :2], rng())
     action = {"action": batch["action"][:, 0]}
-    states = world.imagine(start, lambda _: action, 6, rng(), jumpy).states
+    imagine = world.imagine_segments if jumpy else world.imagine
+    states = imagine(start, lambda _: action, 6, rng()).states
     assert states.boundary.shape == (3, 7)
     assert (states.boundary[:, 0] == 1).all()
     assert not jumpy or (states.boundary == 1).all()

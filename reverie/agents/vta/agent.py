@@ -187,9 +187,8 @@ class VTAAgent:
         keys = [key for key in data if key != world.key]
         steps = range(rows.start, rows.stop)
         actions = iter({key: data[key][:, t] for key in keys} for t in steps)
-        rollout = world.imagine(
-            start, lambda _: next(actions), len(steps) - 1, rng, by_segment
-        )
+        imagine = world.imagine_segments if by_segment else world.imagine
+        rollout = imagine(start, lambda _: next(actions), len(steps) - 1, rng)
         return world.decode(rollout.states)[world.key], rollout.states.boundary > 0.5
 
     def _boundary_metrics(

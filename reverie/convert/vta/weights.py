@@ -22,7 +22,7 @@ _NETS = {"enc_obs": "enc", "dec_obs": "dec", "post_boundary": "detector"}
 _ENCODERS = ("abs_post_fwd", "obs_post_fwd", "abs_post_bwd")
 _CELLS = {"update_abs_belief": "abs_cell", "update_obs_belief": "obs_cell"}
 _GRU = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_NOT_IMPORTED = r"^age$|^temperature$|num_batches_tracked$"
+_NOT_IMPORTED = r"^updates$|^temperature$|num_batches_tracked$"
 """Counters that keep their initial values."""
 
 

@@ -210,19 +210,16 @@ class VTA(nn.Module):
         return self._sample_states(state, abs_fwd[:, -1], boundary, rng)
 
     def imagine(
-        self,
-        state: VTAState,
-        policy: Policy,
-        horizon: int,
-        rng: Rng,
-        by_segment: bool = False,
+        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
     ) -> Rollout:
-        """Roll out the prior: flags are the mode, states are sampled.
+        """Roll out the prior frame by frame; flags are the mode, states are sampled."""
+        return rollout(state, policy, horizon, partial(self._prior_step, rng, False))
 
-        There is one step per frame, or with `by_segment` one per segment.
-        """
-        step = partial(self._prior_step, rng, by_segment)
-        return rollout(state, policy, horizon, step)
+    def imagine_segments(
+        self, state: VTAState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Roll out the prior segment by segment, with one step per segment."""
+        return rollout(state, policy, horizon, partial(self._prior_step, rng, True))
 
     def decode(self, states: VTAState) -> Obs:
         feat = self.obs_feat(torch.cat([states.obs_belief, states.obs_state], -1))
