@@ -97,10 +97,15 @@ class _Checker:
 
     def add(self, severity: Severity, message: str, fix: str, topic: str = "") -> None:
         """Add a finding unless there is one with the same topic (or message)."""
-        topic = topic or message
-        if topic not in self.reported:
+        if (topic := topic or message) not in self.reported:
             self.reported.add(topic)
             self.findings.append(Finding(severity, message, fix))
+
+    def error(self, message: str, fix: str, topic: str = "") -> None:
+        self.add("error", message, fix, topic)
+
+    def warn(self, message: str, fix: str) -> None:
+        self.add("warning", message, fix)
 
     # Spaces
 
@@ -112,8 +117,7 @@ class _Checker:
                 isinstance(key, str) and isinstance(space, Space)
                 for key, space in spaces.items()
             ):
-                self.add(
-                    "error",
+                self.error(
                     f"`{name}` is not a dict with reverie.spaces.Space values",
                     f"return {{name: Space(dtype, shape, low, high)}} from `{name}`",
                 )
@@ -121,15 +125,14 @@ class _Checker:
             setattr(self, name, spaces)
         self._check_flags()
         if not agent_obs_space(self.obs_space):
-            self.add(
-                "error",
+            self.error(
                 "the observation space has no key that an agent can use",
                 "add an image or a vector in addition to the flags",
             )
         for key, space in agent_obs_space(self.obs_space).items():
             self._check_obs_space(key, space)
         if not self.act_space:
-            self.add("error", "the action space is empty", "add at least one action")
+            self.error("the action space is empty", "add at least one action")
         for key, space in self.act_space.items():
             self._check_act_space(key, space)
         return bool(self.act_space)
@@ -140,14 +143,12 @@ class _Checker:
             dtype = "np.float32" if key == "reward" else "bool"
             space = self.obs_space.get(key)
             if space is None:
-                self.add(
-                    "error",
+                self.error(
                     f"the observation space lacks {key!r}",
                     f"add {key!r}: Space(np.dtype({dtype}))",
                 )
             elif space.shape != () or space.dtype.kind != kind:
-                self.add(
-                    "error",
+                self.error(
                     f"{key!r} is {space.dtype} of shape {space.shape}",
                     f"make it a scalar: Space(np.dtype({dtype}))",
                 )
@@ -155,54 +156,44 @@ class _Checker:
     def _check_obs_space(self, key: str, space: Space) -> None:
         shape = space.shape
         if 0 in shape:
-            self.add("error", f"{key!r} has no entries: shape {shape}", "remove it")
+            self.error(f"{key!r} has no entries: shape {shape}", "remove it")
         if len(shape) == 3 and space.dtype != np.uint8:
-            self.add(
-                "error",
+            self.error(
                 f"{key!r} looks like an image but is {space.dtype}",
                 "return it as uint8 from 0 to 255, channels last",
             )
         elif len(shape) == 3 and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4):
-            self.add(
-                "warning",
+            self.warn(
                 f"{key!r} has shape {shape}, which looks like channels first",
                 "transpose it to (height, width, channels)",
             )
         elif len(shape) > 3:
-            self.add(
-                "error",
+            self.error(
                 f"{key!r} has {len(shape)} axes",
                 "stack frames along the channels, or flatten it to a vector",
             )
         if space.dtype.kind in "iu" and not space.is_image and space.classes > 65536:
-            self.add(
-                "warning",
+            self.warn(
                 f"{key!r} is an integer with {space.classes} classes, encoded one-hot",
                 "give it tighter bounds, or return it as float",
             )
 
     def _check_act_space(self, key: str, space: Space) -> None:
         if key in RESERVED or key in self.obs_space:
-            self.add(
-                "error",
+            self.error(
                 f"the action {key!r} has a reserved name or the name of an observation",
                 "rename it",
             )
         if space.dtype.kind == "f" and not (
             np.isfinite(space.low).all() and np.isfinite(space.high).all()
         ):
-            self.add(
-                "warning",
+            self.warn(
                 f"the action {key!r} has no finite bounds, so it cannot be scaled; "
                 "agents will use [-1, 1]",
                 "set finite bounds in `act_space`",
             )
         if space.dtype.kind in "iu" and space.classes < 2:
-            self.add(
-                "warning",
-                f"the action {key!r} has only one value",
-                "remove it",
-            )
+            self.warn(f"the action {key!r} has only one value", "remove it")
 
     # Episodes
 
@@ -212,9 +203,9 @@ class _Checker:
         obs = self._reset(seed)
         if obs is None:
             return False
-        taken = ended = 0
+        steps_taken = ended = 0
         times: list[float] = []
-        while taken < steps or ended < 1:
+        while steps_taken < steps or ended < 1:
             start = time.perf_counter()
             action = _random_action(self.act_space, rng)
             next_obs = self._call("`step`", partial(self.env.step, action))
@@ -224,7 +215,7 @@ class _Checker:
             self._check_row(next_obs, first=False)
             self._check_aliasing(obs, next_obs)
             obs = next_obs
-            taken += 1
+            steps_taken += 1
             if bool(obs.get("is_last", False)):
                 ended += 1
                 if ended >= episodes:
@@ -232,17 +223,15 @@ class _Checker:
                 obs = self._reset(None)
                 if obs is None:
                     return False
-            elif taken >= 20 * steps:
+            elif steps_taken >= 20 * steps:
                 break
         if not ended:
-            self.add(
-                "warning",
-                f"no episode ended within {taken} steps",
+            self.warn(
+                f"no episode ended within {steps_taken} steps",
                 "set `is_last` at a time limit, or set a time limit with --env.length",
             )
         if np.median(times) > SLOW_STEP:
-            self.add(
-                "warning",
+            self.warn(
                 f"a step takes {np.median(times):.2f} s",
                 "use worker processes: --env.vector.workers -1",
             )
@@ -254,8 +243,7 @@ class _Checker:
         for row, other in zip(first, second, strict=False):
             for key in row:
                 if key in other and not np.array_equal(row[key], other[key]):
-                    self.add(
-                        "warning",
+                    self.warn(
                         f"the same seed and actions gave a different {key!r}",
                         "use one random generator, created in `reset(seed)`",
                     )
@@ -278,8 +266,7 @@ class _Checker:
         if obs is not None:
             self._check_row(obs, first=True)
             if bool(obs.get("is_last", False)):
-                self.add(
-                    "error",
+                self.error(
                     "`reset` returned a row with `is_last`",
                     "start a new episode in `reset`: set is_last to False",
                 )
@@ -289,15 +276,13 @@ class _Checker:
     def _check_row(self, obs: Obs, first: bool) -> None:
         where = "`reset`" if first else "`step`"
         for key in sorted(self.obs_space.keys() - obs.keys()):
-            self.add(
-                "error",
+            self.error(
                 f"{where} did not return {key!r}, which is in `obs_space`",
                 f"return {key!r} in every observation",
                 topic=f"missing {key}",
             )
         for key in sorted(obs.keys() - self.obs_space.keys()):
-            self.add(
-                "error",
+            self.error(
                 f"{where} returned {key!r}, which is not in `obs_space`",
                 f"add {key!r} to `obs_space`, or remove it",
                 topic=f"extra {key}",
@@ -309,20 +294,17 @@ class _Checker:
             for key in ("is_first", "is_last", "is_terminal")
         )
         if is_first != first:
-            self.add(
-                "error",
+            self.error(
                 f"{where} returned is_first={is_first}",
                 "set is_first in observations returned by `reset`, and only there",
             )
         if is_terminal and not is_last:
-            self.add(
-                "error",
+            self.error(
                 "`is_terminal` was set without `is_last`",
                 "set both when the episode terminates",
             )
         if first and np.any(obs.get("reward", 0)):
-            self.add(
-                "error",
+            self.error(
                 f"`reset` returned the reward {obs['reward']}",
                 "return 0: the reward of a row belongs to the action that led to it",
             )
@@ -331,8 +313,7 @@ class _Checker:
         problem = space.problem(value)
         if problem is None:
             if not np.isfinite(np.asarray(value, np.float64)).all():
-                self.add(
-                    "error",
+                self.error(
                     f"{where}: {key!r} has infinite entries",
                     "clip it to finite numbers",
                 )
@@ -366,8 +347,7 @@ class _Checker:
             old, new = obs[key], next_obs[key]
             are_arrays = isinstance(old, np.ndarray) and isinstance(new, np.ndarray)
             if are_arrays and old.size and np.shares_memory(old, new):
-                self.add(
-                    "warning",
+                self.warn(
                     f"{key!r} is the same array in every step, so rows share memory",
                     f"return a copy: {key}.copy()",
                 )
@@ -377,8 +357,7 @@ class _Checker:
         try:
             return call()
         except Exception as error:
-            self.add(
-                "error",
+            self.error(
                 f"{name} raised {type(error).__name__}: {error}",
                 "correct this error first; the checks stopped there",
             )

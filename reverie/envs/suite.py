@@ -25,11 +25,11 @@ class Suite:
     """Prefix of the task names: `--task NAME_TASK`."""
     description: str
     """What the suite contains, in a few words."""
-    license: str
-    """License of the simulator."""
     make: Callable[[str, Any], Env]
     """Build a task from its name without the prefix and the suite's config (None if
     the suite has no config)."""
+    license: str = "MIT"
+    """License of the simulator; built-in suites have the license of this package."""
     config: type | None = None
     """Dataclass with the suite's settings, available as flags `--env.NAME.*`."""
     config_name: str = ""
@@ -136,6 +136,24 @@ def _requirement(extra: str) -> str:
     if (clone / "pyproject.toml").exists():
         return f"-e '{clone}[{extra}]'"
     return f"'reverie[{extra}]'"
+
+
+@dataclass(frozen=True)
+class ImageAndStateConfig:
+    """Settings of suites that observe images, states or both."""
+
+    size: tuple[int, int] = (64, 64)
+    """Height and width of the image in pixels."""
+    repeat: int = 1
+    """Simulator steps per action; rewards are summed."""
+    image: bool = True
+    """Observe a camera image as `image`."""
+    proprio: bool = True
+    """Observe the state, such as positions and velocities."""
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1 or not (self.image or self.proprio):
+            raise ValueError(f"needs repeat >= 1 and image or proprio, got {self}")
 
 
 def suggest(word: str, names: Iterable[str]) -> str:

@@ -33,9 +33,8 @@ class CatchConfig:
     def __post_init__(self) -> None:
         if self.rows < 2 or self.cols < 2 or min(self.size) < max(self.rows, self.cols):
             raise ValueError(
-                "catch needs a grid of at least 2x2 cells and an image of at least one "
-                f"pixel per cell, got rows={self.rows}, cols={self.cols}, "
-                f"size={self.size}"
+                "needs a grid of at least 2x2 cells and an image of at least one pixel "
+                f"per cell, got {self}"
             )
 
 
@@ -82,7 +81,6 @@ class Catch(SeededEnv):
 SUITE = Suite(
     name="catch",
     description="catch a falling ball, from images; solved in minutes on a CPU",
-    license="MIT",
     make=lambda _, config: Catch(config),
     config=CatchConfig,
     tasks=("",),

@@ -18,7 +18,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.flags import flag_spaces
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageAndStateConfig, Suite
 from reverie.spaces import Space, Spaces, agent_obs_space
 
 _NAMES = """
@@ -52,27 +52,12 @@ UNBOUNDED_REWARD = ("lqr",)
 
 
 @dataclass(frozen=True)
-class DMCConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
-    repeat: int = 1
-    """Simulator steps per action; rewards are summed."""
-    image: bool = True
-    """Observe a camera image as `image`."""
-    proprio: bool = True
-    """Observe the state: positions, velocities and other values of the task."""
+class DMCConfig(ImageAndStateConfig):
     camera: int = -1
     """Camera id; -1 selects the default of the domain."""
     log_image: bool = False
     """If `image` is off, render `log/image` for videos, as DreamerV3 does. Takes longer
     than the simulation."""
-
-    def __post_init__(self) -> None:
-        if self.repeat < 1 or not (self.image or self.proprio):
-            raise ValueError(
-                "dmc needs repeat >= 1 and image or proprio, got "
-                f"repeat={self.repeat}, image={self.image}, proprio={self.proprio}"
-            )
 
 
 class DMC:

@@ -84,7 +84,6 @@ class Dummy(SeededEnv):
 SUITE = Suite(
     name="dummy",
     description="noise in every type of observation and action, for testing code",
-    license="MIT",
     make=Dummy,
     config=DummyConfig,
     tasks=("disc", "cont"),

@@ -30,7 +30,6 @@ def make_gym(name: str) -> Env:
 SUITE = Suite(
     name="gym",
     description="any environment registered with Gymnasium",
-    license="MIT",
     make=lambda name, _: make_gym(name),
     name_format="gym_ID, such as gym_CartPole-v1",
 )

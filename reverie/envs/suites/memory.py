@@ -29,10 +29,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         if self.cues < 2 or self.delay < 1:
-            raise ValueError(
-                "memory needs at least 2 cues and a delay of at least 1, got "
-                f"cues={self.cues} and delay={self.delay}"
-            )
+            raise ValueError(f"needs cues >= 2 and delay >= 1, got {self}")
 
 
 class Memory(SeededEnv):
@@ -74,7 +71,6 @@ class Memory(SeededEnv):
 SUITE = Suite(
     name="memory",
     description="recall a cue that was shown once",
-    license="MIT",
     make=lambda _, config: Memory(config),
     config=MemoryConfig,
     tasks=("",),

@@ -16,7 +16,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageAndStateConfig, Suite
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -38,24 +38,9 @@ STATE_SIZE = 39
 
 
 @dataclass(frozen=True)
-class MetaWorldConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
-    repeat: int = 1
-    """Simulator steps per action; rewards are summed."""
-    image: bool = True
-    """Observe a camera image as `image`."""
-    proprio: bool = True
-    """Observe the hand, the objects and the goal as `vector`."""
+class MetaWorldConfig(ImageAndStateConfig):
     camera: str = "corner2"
     """Camera: corner, corner2, corner3, topview, behindGripper or gripperPOV."""
-
-    def __post_init__(self) -> None:
-        if self.repeat < 1 or not (self.image or self.proprio):
-            raise ValueError(
-                "metaworld needs repeat >= 1 and image or proprio, got "
-                f"repeat={self.repeat}, image={self.image}, proprio={self.proprio}"
-            )
 
 
 class MetaWorld:

@@ -32,10 +32,10 @@ MAX_LIFE, MAX_FOOD, MAX_AIR = 20, 20, 300
 Command = dict[str, Any]
 """Action of the simulator: all keys, or those that differ from `NOOP`."""
 
+KEYS = ("forward", "back", "left", "right", "jump", "sneak", "attack")
 NOOP: Command = {
     "camera": (0.0, 0.0),  # degrees down and right
-    **dict.fromkeys(("forward", "back", "left", "right", "jump", "sneak"), 0),
-    "attack": 0,
+    **dict.fromkeys(KEYS, 0),
     **dict.fromkeys(("place", "equip", "craft", "nearbyCraft", "nearbySmelt"), "none"),
 }
 REPEATED = ("attack", "forward", "back", "left", "right")
@@ -70,20 +70,12 @@ TOOLS: dict[str, Command] = {
     "place_furnace": {"place": "furnace"},
     "smelt_iron_ingot": {"nearbySmelt": "iron_ingot"},
 }
-MILESTONES = (
-    "log",
-    "planks",
-    "stick",
-    "crafting_table",
-    "wooden_pickaxe",
-    "cobblestone",
-    "stone_pickaxe",
-    "iron_ore",
-    "furnace",
-    "iron_ingot",
-    "iron_pickaxe",
-    "diamond",
-)
+_ITEMS = """
+log planks stick crafting_table wooden_pickaxe cobblestone stone_pickaxe iron_ore
+furnace iron_ingot iron_pickaxe diamond
+"""
+MILESTONES = tuple(_ITEMS.split())
+"""Items that are rewarded once per episode in the task `diamond`."""
 LOGGED_ITEMS = ("log", "cobblestone", "iron_ingot", "diamond")
 
 
@@ -107,9 +99,7 @@ class MinecraftConfig:
     def __post_init__(self) -> None:
         if self.repeat < 1 or self.length < 1 or self.break_speed <= 0:
             raise ValueError(
-                "minecraft needs repeat >= 1, length >= 1 and break_speed > 0, got "
-                f"repeat={self.repeat}, length={self.length}, "
-                f"break_speed={self.break_speed}"
+                f"needs repeat >= 1, length >= 1 and break_speed > 0, got {self}"
             )
 
 
@@ -273,7 +263,6 @@ def make_simulator(config: MinecraftConfig) -> Any:
     height, width = config.size
     nothing = {"_other": "none", "_default": "none"}
     choices = ["none", *mc.ALL_ITEMS]
-    keys = ("forward", "back", "left", "right", "jump", "sneak", "attack")
 
     class World(EnvSpec):  # type: ignore
         def __init__(self) -> None:
@@ -294,7 +283,7 @@ def make_simulator(config: MinecraftConfig) -> Any:
             return [
                 *(
                     handlers.KeybasedCommandAction(key, mc.INVERSE_KEYMAP[key])
-                    for key in keys
+                    for key in KEYS
                 ),
                 handlers.CameraAction(),
                 handlers.PlaceBlock(choices, **nothing),

@@ -14,7 +14,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.gymnasium import GymnasiumEnv
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageAndStateConfig, Suite
 from reverie.envs.wrappers import ActionRepeat
 from reverie.spaces import Space
 
@@ -26,22 +26,9 @@ TASKS: tuple[str, ...] = tuple(_NAMES.split())
 
 
 @dataclass(frozen=True)
-class MuJoCoConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
-    repeat: int = 1
-    """Environment steps per action; rewards are summed."""
+class MuJoCoConfig(ImageAndStateConfig):
     image: bool = False
     """Observe the task's camera image as `image`."""
-    proprio: bool = True
-    """Observe the joint states as `vector`."""
-
-    def __post_init__(self) -> None:
-        if self.repeat < 1 or not (self.image or self.proprio):
-            raise ValueError(
-                "mujoco needs repeat >= 1 and image or proprio, got "
-                f"repeat={self.repeat}, image={self.image}, proprio={self.proprio}"
-            )
 
 
 class MuJoCo:

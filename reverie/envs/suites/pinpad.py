@@ -153,7 +153,6 @@ class PinPad(SeededEnv):
 SUITE = Suite(
     name="pinpad",
     description="press three to six pads in an order that has to be discovered",
-    license="MIT",
     make=PinPad,
     config=PinPadConfig,
     tasks=tuple(LAYOUTS),

@@ -115,7 +115,6 @@ class Reach(SeededEnv):
 SUITE = Suite(
     name="reach",
     description="move a hand to a target in the image; has an expert policy",
-    license="MIT",
     make=lambda _, config: Reach(config),
     config=ReachConfig,
     tasks=("",),

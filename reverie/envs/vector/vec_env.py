@@ -45,9 +45,7 @@ class VecEnvConfig:
     def __post_init__(self) -> None:
         if self.workers < -1 or self.failures < 1 or self.timeout <= 0:
             raise ValueError(
-                "env.vector needs workers >= -1, failures >= 1 and timeout > 0, got "
-                f"workers={self.workers}, failures={self.failures}, "
-                f"timeout={self.timeout}"
+                f"needs workers >= -1, failures >= 1 and timeout > 0, got {self}"
             )
 
 

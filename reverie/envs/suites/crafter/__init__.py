@@ -1,10 +1,9 @@
 """Crafter: open-world survival with 22 achievements.
 
-The original simulator with three changes. It stores the creatures of each map chunk in
-a `set`, whose order depends on memory addresses, so the same seed gives different games
-in different processes; here they keep their insertion order, so an episode depends on
-its seed only. `terrain.py` generates the same worlds with vectorized code, and
-`view.py` renders the same images faster.
+The original simulator with three changes. The creatures of a map chunk keep their
+insertion order, so that an episode depends on its seed only; the original has a `set`,
+whose order depends on memory addresses. `terrain.py` generates the same worlds with
+vectorized code, and `view.py` renders the same images faster.
 """
 
 from __future__ import annotations
@@ -108,23 +107,17 @@ def crafter_score(rates: np.ndarray) -> float:
     return float(np.exp(np.log1p(100 * np.asarray(rates)).mean()) - 1)
 
 
-class OrderedSet:
+class OrderedSet(dict[Any, None]):
     """The methods of `set` that the simulator uses, in insertion order."""
 
-    def __init__(self) -> None:
-        self._items: dict[Any, None] = {}
-
     def add(self, item: Any) -> None:
-        self._items[item] = None
+        self[item] = None
 
     def remove(self, item: Any) -> None:
-        del self._items[item]
+        del self[item]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(list(self._items))
-
-    def __len__(self) -> int:
-        return len(self._items)
+        return iter(list(self.keys()))
 
 
 def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:

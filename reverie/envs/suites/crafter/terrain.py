@@ -153,12 +153,12 @@ def _between(inside: np.ndarray) -> np.ndarray:
     points = [
         np.where(far, pair, 7 - pair) for far, pair in zip(is_far, PAIRS, strict=True)
     ]
-    closer_than_a = (scores[0] <= scores[1]) & (scores[0] < scores[2])
-    closer_than_b = (scores[0] > scores[1]) & (scores[1] < scores[2])
-    a = np.where(closer_than_a, points[2], points[0])
-    b = np.where(closer_than_b, points[2], points[1])
-    a_far = np.where(closer_than_a, is_far[2], is_far[0])
-    b_far = np.where(closer_than_b, is_far[2], is_far[1])
+    replace_a = (scores[0] <= scores[1]) & (scores[0] < scores[2])
+    replace_b = (scores[0] > scores[1]) & (scores[1] < scores[2])
+    a = np.where(replace_a, points[2], points[0])
+    b = np.where(replace_b, points[2], points[1])
+    a_far = np.where(replace_a, is_far[2], is_far[0])
+    b_far = np.where(replace_b, is_far[2], is_far[1])
     mixed = np.where(a_far, MIXED[a, b], MIXED[b, a])
     same = np.where(a_far, BOTH_FAR[a & b], BOTH_NEAR[a | b])
     return np.where(a_far == b_far, same, mixed)
@@ -194,8 +194,8 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
     start = 1 / (1 + np.exp(-(4 - distance + 2 * noise(8, 3))))
     water = noise(3, 15) + 0.15 * noise(3, 5) + 0.1 - 2 * start
     mountain = (noise(0, 15) + 0.3 * noise(0, 5)) / 1.3 - (4 * start + 0.3 * water)
-    meadow = start > 0.5
-    rock = ~meadow & (mountain > 0.15)
+    start_area = start > 0.5
+    rock = ~start_area & (mountain > 0.15)
     caves = above(0.15, rock & (mountain > 0.3), 6, 7)
     solid = rock & ~caves
     tunnels: np.ndarray = above(0.4, solid, 7, 3, (2, 0.2))
@@ -203,7 +203,7 @@ def _place_materials(world: Any, player: Any, simplex: Simplex) -> np.ndarray:
     ore = solid & ~tunnels
     lava = above(0.35, ore & (mountain > 0.3), 6, 5)
     coal, iron = above(0, ore, 1, 8), above(0.4, ore, 2, 6)
-    land = ~meadow & ~rock
+    land = ~start_area & ~rock
     sand = above(-0.2, land & (water > 0.25) & (water <= 0.35), 4, 9)
     wood = above(0, land & ~sand & (water <= 0.3), 5, 7)
 
@@ -237,14 +237,14 @@ def _place_creatures(world: Any, player: Any, tunnels: np.ndarray) -> None:
     xs, ys = np.indices(world.area)
     distance = np.sqrt((xs - player.pos[0]) ** 2 + (ys - player.pos[1]) ** 2)
     grass = (map_ == ids["grass"]) & (distance > 3)
-    burrow = (map_ == ids["path"]) & tunnels
-    dark = distance > 10
+    in_tunnel = (map_ == ids["path"]) & tunnels
+    far = distance > 10
     uniform = world.random.uniform
-    for cell in map(tuple, np.argwhere(walkable & (grass | burrow | dark))):
+    for cell in map(tuple, np.argwhere(walkable & (grass | in_tunnel | far))):
         position = (int(cell[0]), int(cell[1]))
         if grass[cell] and uniform() > 0.985:
             world.add(objects.Cow(world, position))
-        elif dark[cell] and uniform() > 0.993:
+        elif far[cell] and uniform() > 0.993:
             world.add(objects.Zombie(world, position, player))
-        elif burrow[cell] and uniform() > 0.95:
+        elif in_tunnel[cell] and uniform() > 0.95:
             world.add(objects.Skeleton(world, position, player))
