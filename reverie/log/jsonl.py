@@ -115,19 +115,8 @@ def remove_lines_after(path: Path, last_step: int) -> None:
 
 def remove_incomplete_line(path: Path) -> None:
     """Remove what follows the last newline."""
-    if not path.exists():
-        return
-    with open(path, "rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 4096)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                file.truncate(start + newline + 1)
-                return
-            end = start
-        file.truncate(0)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -76,11 +76,11 @@ class Logger:
         self._host_sums: dict[str, tuple[float, int]] = {}
         self._texts: dict[str, str] = {}
         self._images: dict[str, Tensor | np.ndarray] = {}
-        self._scores: list[tuple[int | None, str, float]] = []
+        self._scores: list[Score] = []  # a step of -1 is that of the next write
         self._failing: set[str] = set()
 
-    def add(self, metrics: Metrics, prefix: str = "", step: int | None = None) -> None:
-        """Add metrics. Scores are logged at `step`, by default that of the next write.
+    def add(self, metrics: Metrics, prefix: str = "", step: int = -1) -> None:
+        """Add metrics. Scores are logged at `step`; -1 is the step of the next write.
 
         Tensors are copied or added on their device, so the caller may overwrite them,
         without waiting for the device.
@@ -101,10 +101,6 @@ class Logger:
 
     def write(self, step: int) -> Record:
         """Pass the metrics since the last write to all sinks."""
-        scores = tuple(
-            Score(step if score_step is None else score_step, name, value)
-            for score_step, name, value in self._scores
-        )
         pictures = {name: _to_uint8(value) for name, value in self._images.items()}
         record = Record(
             step=step,
@@ -112,7 +108,9 @@ class Logger:
             texts=dict(self._texts),
             images={k: v for k, v in pictures.items() if v.ndim == 3},
             videos={k: v for k, v in pictures.items() if v.ndim == 4},
-            scores=scores,
+            scores=tuple(
+                s if s.step >= 0 else s._replace(step=step) for s in self._scores
+            ),
         )
         self._clear()
         self.step = step
@@ -144,7 +142,6 @@ class Logger:
             total, count = sums.read()
             device_sums.append(_pack_sums(names, total, count) | {"device": device})
         host_sums = self._host_sums.values()
-        steps = [-1 if step is None else step for step, _, _ in self._scores]
         return {
             "step": self.step,
             "host_sums": _pack_sums(
@@ -154,9 +151,9 @@ class Logger:
             ),
             "device_sums": device_sums,
             "texts": dict(self._texts),
-            "score_steps": np.array(steps, np.int64),
-            "score_names": [name for _, name, _ in self._scores],
-            "score_values": np.array([value for *_, value in self._scores], np.float64),
+            "score_steps": np.array([score.step for score in self._scores], np.int64),
+            "score_names": [score.name for score in self._scores],
+            "score_values": np.array([s.value for s in self._scores], np.float64),
             "sinks": {
                 sink.name: sink.state_dict()
                 for sink in self.sinks
@@ -178,9 +175,8 @@ class Logger:
             sums.count = torch.as_tensor(saved["count"])
             self._device_sums[(saved["device"], *saved["names"])] = sums
         self._texts = dict(state["texts"])
-        steps = [None if step < 0 else int(step) for step in state["score_steps"]]
-        values = [float(value) for value in state["score_values"]]
-        self._scores = list(zip(steps, state["score_names"], values, strict=True))
+        steps, values = state["score_steps"].tolist(), state["score_values"].tolist()
+        self._scores = list(map(Score, steps, state["score_names"], values))
         for sink in self.sinks:
             if isinstance(sink, Stateful) and sink.name in state["sinks"]:
                 self._call(sink, "load_state_dict", state["sinks"][sink.name])
@@ -191,7 +187,7 @@ class Logger:
         for sink in self.sinks:
             self._call(sink, "close")
 
-    def _add_array(self, name: str, value: Any, step: int | None) -> None:
+    def _add_array(self, name: str, value: Any, step: int) -> None:
         ndim = value.ndim if isinstance(value, Tensor | np.ndarray) else np.ndim(value)
         if ndim in (3, 4):
             # A copy, because the caller may overwrite the memory.
@@ -202,7 +198,7 @@ class Logger:
                 value = value.detach().float().cpu().numpy()
             values = np.asarray(value, np.float64).reshape(-1)
             if _is_score(name):
-                self._scores += [(step, name, float(score)) for score in values]
+                self._scores += [Score(step, name, float(score)) for score in values]
             total, count = self._host_sums.get(name, (0.0, 0))
             for number in values[~np.isnan(values)].tolist():
                 total, count = total + number, count + 1
@@ -236,7 +232,7 @@ class Logger:
                 self._failing.add(sink.name)
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 reason = (reason or "").partition("\n")[0]
-                warn(f"The {sink.name} log fails, the run continues: {reason}")
+                warn(f"Writing the {sink.name} log failed, the run continues: {reason}")
         else:
             if sink.name in self._failing and method == "write":
                 self._failing.discard(sink.name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """Score of one episode, at the step it ended."""
 
     step: int

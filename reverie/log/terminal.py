@@ -162,7 +162,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def in_columns(pairs: dict[str, str], width: int) -> list[str]:
-    """Format names and values in as many columns as fit, sorted downwards."""
+    """Format names and values in columns that fit, sorted by name down each column."""
     pairs = dict(sorted(pairs.items()))
     short = {k: v for k, v in pairs.items() if "\n" not in v and len(k) + len(v) < 60}
     lines = []

@@ -25,9 +25,6 @@ from reverie.render.figure import (
     Figure,
     font,
     format_tick,
-    linear_axis,
-    round_ticks,
-    tick_labels,
     with_margin,
 )
 from reverie.render.video import write_image
@@ -94,14 +91,8 @@ def draw_lines(
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Plot lines with their bands."""
     x_range, y_range = _ranges(lines)
-    x_ticks = round_ticks(*x_range, count=8)
-    y_ticks = round_ticks(*y_range, count=6)
-    y_range = min(y_range[0], y_ticks[0]), max(y_range[1], y_ticks[-1])
-    to_x = linear_axis(*x_range, BOX.left, BOX.right)
-    to_y = linear_axis(*y_range, BOX.bottom, BOX.top)
-
     figure = Figure(WIDTH, HEIGHT)
-    figure.axes(BOX, tick_labels(x_ticks, to_x), tick_labels(y_ticks, to_y), size=14)
+    to_x, to_y = figure.plot_axes(BOX, x_range, y_range, (8, 6), size=14)
     figure.text((BOX.left, 30), title, 18, BLACK)
     figure.text((BOX.left - 20, BOX.top - 52), y_label, anchor="rt")
     figure.text((BOX.right, BOX.bottom + 62), x_label, anchor="rt")

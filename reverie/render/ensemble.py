@@ -19,9 +19,6 @@ from reverie.render.figure import (
     Box,
     Figure,
     PanelGrid,
-    linear_axis,
-    round_ticks,
-    tick_labels,
     with_margin,
 )
 
@@ -62,12 +59,8 @@ def _draw_panel(
     rollouts = [item.rollouts[..., entry].reshape(-1) for item in ensembles]
     everything = np.concatenate([values, *rollouts])
     low, high = with_margin(float(everything.min()), float(everything.max()), 0.05)
-    last = max(1, len(truth) - 1)
-    to_x = linear_axis(0, last, box.left, box.right)
-    to_y = linear_axis(low, high, box.bottom, box.top)
-    x_ticks = tick_labels(round_ticks(0, last, 6), to_x)
-    y_ticks = tick_labels(round_ticks(low, high, 4), to_y)
-    figure.axes(box, x_ticks, y_ticks)
+    steps = (0.0, max(1.0, len(truth) - 1.0))
+    to_x, to_y = figure.plot_axes(box, steps, (low, high), (6, 4))
     figure.text((box.left, box.top - 6 * SCALE), f"[{entry}]", 12, anchor="lb")
     for number, (start, paths) in enumerate(ensembles):
         color = (*COLORS[number % 2], OPACITY)

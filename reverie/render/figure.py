@@ -27,6 +27,8 @@ COLORS = [  # distinguishable with color blindness (Okabe and Ito)
 ]
 
 Point = tuple[float, float]
+Axis = Callable[[float], float]
+"""Function from values to pixels."""
 
 
 class Box(NamedTuple):
@@ -81,6 +83,22 @@ class Figure:
             self.text((x, box.bottom + 14), text, size, anchor="mt")
         self.line([(box.left, box.bottom), (box.right, box.bottom)], AXIS, 3)
 
+    def plot_axes(
+        self,
+        box: Box,
+        x_range: Point,
+        y_range: Point,
+        counts: tuple[int, int],
+        size: int = 11,
+    ) -> tuple[Axis, Axis]:
+        """Draw linear axes with about `counts` ticks; returns them as functions."""
+        to_x = linear_axis(*x_range, box.left, box.right)
+        to_y = linear_axis(*y_range, box.bottom, box.top)
+        x_ticks = tick_labels(round_ticks(*x_range, counts[0]), to_x)
+        y_ticks = tick_labels(round_ticks(*y_range, counts[1]), to_y)
+        self.axes(box, x_ticks, y_ticks, size)
+        return to_x, to_y
+
     def to_array(self) -> UInt8[np.ndarray, "h w 3"]:
         """Return the image at its final size."""
         from PIL import Image
@@ -134,17 +152,13 @@ def with_margin(low: float, high: float, fraction: float) -> tuple[float, float]
     return low - margin, high + margin
 
 
-def linear_axis(
-    low: float, high: float, start: float, end: float
-) -> Callable[[float], float]:
+def linear_axis(low: float, high: float, start: float, end: float) -> Axis:
     """Return the function from values in [low, high] to pixels in [start, end]."""
     span = (high - low) or 1.0
     return lambda value: start + (float(value) - low) / span * (end - start)
 
 
-def tick_labels(
-    ticks: Sequence[float], to_pixel: Callable[[float], float]
-) -> list[tuple[float, str]]:
+def tick_labels(ticks: Sequence[float], to_pixel: Axis) -> list[tuple[float, str]]:
     return [(to_pixel(tick), format_tick(tick)) for tick in ticks]
 
 

@@ -124,7 +124,7 @@ class RamStore:
     # A store in memory has no segments, so these methods do nothing.
 
     def add_segment(self, segment: ReplaySegment, order: np.ndarray) -> None:
-        """From now on, read these steps from their file; `order` are its row ids."""
+        """Read these steps from their file, whose row i holds `first + order[i]`."""
 
     def remove_segment(self, segment: ReplaySegment) -> None:
         """Release a segment whose file is lost."""

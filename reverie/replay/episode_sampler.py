@@ -3,7 +3,7 @@
 `EpisodeIndex` lists the stored episodes. `EpisodeSampler` samples an episode with
 probability proportional to `(1 + n) ** -alpha`, where n is the number of times it was
 sampled, independent of its length; then a sequence around a random transition of it.
-An episode of R rows has R - 1 transitions, because the last row has no next row yet.
+An episode of R rows has R - 1 transitions: its last row has no next row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EpisodeIndex:
     def clear(self) -> None:
         self.num_removed = 0  # episodes that were removed from the front of the list
         self._size = 0
-        self._table = {name: np.zeros(64, np.int64) for name in self.FIELDS}
+        self._table = np.zeros(64, [(name, np.int64) for name in self.FIELDS])
         self._newest: dict[int, int] = {}  # stream -> number of its newest episode
         self._first = self.index.first
 
@@ -75,9 +75,8 @@ class EpisodeIndex:
         if oldest == self._first:
             return
         self._first = oldest
-        begin, rows, stream, position = (
-            self._table[name][: self._size] for name in self.FIELDS
-        )
+        listed = self._table[: self._size]
+        begin, rows, stream, position = (listed[name] for name in self.FIELDS)
         for i in np.flatnonzero((begin < oldest) & (rows > 0)).tolist():
             evicted = int(index.stream_begin[stream[i]] - position[i])
             evicted = min(evicted, int(rows[i]))
@@ -88,8 +87,7 @@ class EpisodeIndex:
         if empty:
             self.num_removed += empty
             self._size -= empty
-            for column in self._table.values():
-                column[: self._size] = column[empty : empty + self._size]
+            self._table[: self._size] = listed[empty:]
             self._newest = {s: i - empty for s, i in self._newest.items() if i >= empty}
 
     def rebuild(self, ids: np.ndarray, is_first: np.ndarray, saved: StateDict) -> None:
@@ -122,14 +120,11 @@ class EpisodeIndex:
         return {"begin": self.begin[self.rows > 0].copy()}
 
     def _append(self, step: int, rows: int) -> None:
-        if self._size == len(self._table["begin"]):
-            for name, column in self._table.items():
-                self._table[name] = np.append(column, np.zeros_like(column))
+        if self._size == len(self._table):
+            self._table = np.append(self._table, np.zeros_like(self._table))
         row = step % self.index.capacity
         stream = int(self.index.stream[row])
-        values = (step, rows, stream, int(self.index.position[row]))
-        for name, value in zip(self.FIELDS, values, strict=True):
-            self._table[name][self._size] = value
+        self._table[self._size] = (step, rows, stream, self.index.position[row])
         self._newest[stream] = self._size
         self._size += 1
 

@@ -102,7 +102,7 @@ def make_memory_plan(
         )
     problems = {
         "ram": _find_problem(ram, memory, space),
-        "disk": _find_problem(disk, memory, space) if directory else "it has no folder",
+        "disk": _find_problem(disk, memory, space) if directory else "needs --logdir",
     }
     choices = {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
     for plan in choices:

@@ -114,7 +114,7 @@ class SegmentFiles:
         self.evict()
 
     def wait(self, max_pending: int = 0, until: int = 0) -> None:
-        """Wait until steps before the id `until` are in files, and few are pending.
+        """Wait until steps before the id `until` are in files.
 
         At most `max_pending` files are then still being written. Completed files are
         used from then on, also if there is nothing to wait for.

@@ -2,7 +2,7 @@
 
 The format is safetensors (a JSON header followed by the raw arrays), so reading a file
 executes no code. Replay segments and recorded episodes are stored this way. The CRC32
-of a file is part of its name and of the index that lists it; a file that fails the
+of a file is part of its name and of the manifest that lists it; a file that fails the
 check is moved to `quarantine/` with a warning instead of being loaded.
 """
 
@@ -26,26 +26,17 @@ from reverie.storage.atomic import TEMPORARY, explain_full_disk
 SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
 
-_SAFETENSORS_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
+_DTYPES = {"BOOL": np.dtype(bool)} | {
+    f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
+    for kind, sizes in {"u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8)}.items()
+    for size in sizes
 }
-_DTYPES = {short: np.dtype(name) for name, short in _SAFETENSORS_NAMES.items()}
+_SAFETENSORS_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
 _BLOCK_BYTES = 1 << 24
 
 
 class FileRecord(NamedTuple):
-    """Name, size in bytes and CRC32 of a file, as listed in an index."""
+    """Name, size in bytes and CRC32 of a file, as listed in a manifest."""
 
     name: str
     size: int

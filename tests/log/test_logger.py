@@ -143,7 +143,7 @@ def test_a_failing_sink_gives_one_warning_and_the_others_continue(sink, capsys):
         logger.add({"x": step})
         logger.write(step)
     assert [record.step for record in sink.records] == [0, 1, 2]
-    assert capsys.readouterr().err.count("broken log fails") == 1
+    assert capsys.readouterr().err.count("broken log failed") == 1
     broken.broken = False
     logger.write(3)
     assert "broken log works again" in capsys.readouterr().err

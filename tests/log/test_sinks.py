@@ -210,4 +210,4 @@ def test_pictures_that_cannot_be_written_do_not_stop_the_run(tmp_path, capsys):
     logger = Logger([sink])
     logger.add({"picture": np.zeros((4, 4, 3), np.uint8)})
     logger.write(1)
-    assert "media log fails" in capsys.readouterr().err
+    assert "media log failed" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_log_lines_are_written_later_if_the_disk_is_full(command):
     with file_size_limit(limit):
         code, error = run.train(260)
     assert code == 0, error
-    assert error.count("The jsonl log fails, the run continues") == 1
+    assert error.count("Writing the jsonl log failed, the run continues") == 1
     assert max(line["step"] for line in run.metrics()) < 250
     assert run.train(300)[0] == 0
     steps = {line["step"] for line in run.metrics()}
@@ -89,7 +89,7 @@ def test_images_are_skipped_if_the_disk_is_full(command):
     with file_size_limit(15_000):
         code, error = run.train(200)
     assert code == 0, error
-    assert error.count("The media log fails, the run continues") == 1
+    assert error.count("Writing the media log failed, the run continues") == 1
     media = run.logdir / "media"
     assert not media.exists() or not list(media.iterdir())
     assert run.train(300)[0] == 0
@@ -173,5 +173,5 @@ def test_the_last_checkpoint_survives_a_full_disk_at_any_point(command):
         assert "damaged" not in attempt["resumed"]
         assert "continues without" not in attempt["resumed"]
     errors = " ".join(attempt["error"] for attempt in attempts)
-    for kind in ("config.yaml", "run/ckpt", "run/replay", "The jsonl log fails"):
+    for kind in ("config.yaml", "run/ckpt", "run/replay", "the jsonl log failed"):
         assert kind in errors, kind
