@@ -8,8 +8,6 @@ Both directions are exact.
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -23,9 +21,14 @@ from torch import Tensor
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.api import StateDict, UserError
 from reverie.nets.blocks import ModulesByKey
+from reverie.storage.file_kind import TEXT, UNKNOWN, file_kind
+from reverie.storage.limits import InvalidFile, quote, read_bytes
+from reverie.storage.numpy_pickle import parse_arrays
 
 NETWORKS = ("enc", "dyn", "dec", "rew", "con", "pol", "val", "slowval")
 NORMS = ("retnorm", "valnorm", "advnorm")
+MAX_BYTES = 16 << 30
+"""Size of a checkpoint file; the largest preset has 5 GiB with its optimizer."""
 
 IGNORED = (
     "(dyn|enc|dec)\\.typ|.*\\.winit|opt\\.momentum|policy\\.unimix|policy_dist_.*|"
@@ -153,23 +156,29 @@ def config_from_original(options: Mapping[str, Any]) -> DreamerConfig:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read `agent.pkl` of the original; only arrays and plain containers are allowed.
 
-    Returns a dict with `params` (arrays by name) and `counters`.
+    Returns a dict with `params` (arrays by name, read-only) and `counters`.
     """
-    data = _ArrayUnpickler(io.BytesIO(Path(path).read_bytes()), str(path)).read()
-    if not isinstance(data, dict) or not isinstance(data.get("params"), dict):
+    try:
+        kind = file_kind(path)
+        if kind not in ("a pickle", UNKNOWN, TEXT):  # which protocols 0 and 1 may be
+            raise InvalidFile(f"is {kind}, not a pickle")
+        data = parse_arrays(read_bytes(Path(path), MAX_BYTES))
+        params = data.get("params") if isinstance(data, dict) else None
+        if not isinstance(params, dict):
+            raise InvalidFile("has no `params`")
+        for name, array in params.items():
+            if not isinstance(array, np.ndarray | np.generic):
+                raise InvalidFile(f"has {quote(str(name))!r}, which is not an array")
+    except InvalidFile as error:
         raise UserError(
-            f"{path} has no `params`.\n  Fix: use agent.pkl of the original."
-        )
-    for name, array in data["params"].items():
-        if (
-            not isinstance(array, np.ndarray | np.generic)
-            or array.dtype.kind not in "fiub"
-        ):
-            raise UserError(
-                f"{path} has {name!r}, which is not a numeric array.\n"
-                "  Fix: use agent.pkl of the original."
-            )
-    return data
+            f"{path} {error}.\n  Fix: use agent.pkl of the original, or copy it again."
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}.\n"
+            "  Fix: use agent.pkl of the original."
+        ) from None
+    return dict(data)
 
 
 def import_state(
@@ -177,53 +186,6 @@ def import_state(
 ) -> StateDict:
     """Return the state of an agent with the weights of `agent.pkl`."""
     return from_original(read_checkpoint(path)["params"], template, components)
-
-
-def _rebuilders() -> dict[tuple[str, str], Any]:
-    """Return the functions with which all versions of NumPy pickle arrays."""
-    array, number = np.zeros(1), np.float32(0)
-    allowed: dict[tuple[str, str], Any] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-    for core in ("numpy.core", "numpy._core"):
-        allowed[f"{core}.multiarray", "_reconstruct"] = array.__reduce_ex__(2)[0]
-        allowed[f"{core}.multiarray", "scalar"] = number.__reduce_ex__(2)[0]
-        allowed[f"{core}.numeric", "_frombuffer"] = array.__reduce_ex__(5)[0]
-    return allowed
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Loads NumPy arrays, dtypes and plain containers; refuses every other name."""
-
-    def __init__(self, file: io.BytesIO, path: str):
-        super().__init__(file)
-        self.path, self.allowed = path, _rebuilders()
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise UserError(
-                f"{self.path} contains {module}.{name}, which is not allowed.\n"
-                "  Fix: use a file from a trusted source."
-            )
-        return self.allowed[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise UserError(
-            f"{self.path} refers to objects in other files.\n"
-            "  Fix: use a file from a trusted source."
-        )
-
-    def read(self) -> Any:
-        try:
-            return self.load()
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{self.path} is not a checkpoint, or it is damaged ({error}).\n"
-                "  Fix: use agent.pkl of the original, or copy it again."
-            ) from error
 
 
 def _from_original_layout(array: np.ndarray) -> Tensor:

@@ -1,15 +1,17 @@
 """Load tensors from files written by `torch.save` without executing code.
 
-`torch.load(weights_only=True)` accepts only tensors and plain containers. The file is
-memory-mapped: without `verify`, only the data of the returned tensors is read.
+Such a file is a ZIP archive with a pickle of the object structure and the raw data of
+each tensor storage. The pickle is parsed by `pickle_parser`, and the position of each
+tensor in its storage is checked. Unlike `torch.load(weights_only=True)`, this can load
+a subset of the keys, and reads the data of those tensors only.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
+import math
 import zipfile
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +19,105 @@ import torch
 from torch import Tensor
 
 from reverie.api import UserError
+from reverie.storage.file_kind import OLD_TORCH, TORCH, file_kind, zip_kind
+from reverie.storage.limits import (
+    FREE_BYTES,
+    Budget,
+    InvalidFile,
+    open_zip,
+    quote,
+    read_member,
+)
+from reverie.storage.numpy_pickle import (
+    CONSTANTS,
+    ArrayFunctions,
+    build_array,
+    check_shape,
+    is_size,
+)
+from reverie.storage.pickle_parser import (
+    Description,
+    Function,
+    Name,
+    PickleParser,
+    convert_tree,
+)
+
+STORAGE_DTYPES = {
+    Name("torch", "FloatStorage"): torch.float32,
+    Name("torch", "DoubleStorage"): torch.float64,
+    Name("torch", "HalfStorage"): torch.float16,
+    Name("torch", "BFloat16Storage"): torch.bfloat16,
+    Name("torch", "LongStorage"): torch.int64,
+    Name("torch", "IntStorage"): torch.int32,
+    Name("torch", "ShortStorage"): torch.int16,
+    Name("torch", "CharStorage"): torch.int8,
+    Name("torch", "ByteStorage"): torch.uint8,
+    Name("torch", "BoolStorage"): torch.bool,
+}
+MAX_COPIES = 4
+"""Tensors may share a storage; all together have at most this many times the bytes of
+the file.
+"""
 
 
-def read_torch_file(
-    path: str | Path, keys: Collection[str] | None = None, verify: bool = True
-) -> Any:
-    """Return the saved object: containers, numbers, strings and tensors.
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    key: str
+    length: int
+    dtype: torch.dtype
 
-    If the object is a mapping, `keys` selects the entries to load. With `verify`, the
-    checksums in the file are compared first.
+
+class _TensorDescription(Description):
+    """A tensor whose data has not been read yet."""
+
+    def __init__(
+        self, storage: Any, offset: Any, size: Any, stride: Any, *hooks_and_flags: Any
+    ):
+        if not isinstance(storage, _Storage):
+            raise InvalidFile("has a tensor without a storage")
+        check_shape(size)
+        is_layout = type(stride) is tuple and len(stride) == len(size)
+        if not is_layout or not all(map(is_size, (offset, *stride))):
+            raise InvalidFile("has a tensor with invalid strides")
+        end = offset
+        if 0 not in size:
+            end += 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if end > storage.length:
+            raise InvalidFile("has a tensor that is larger than its storage")
+        self.storage, self.offset = storage, offset
+        self.size, self.stride = size, stride
+
+
+def read_torch_file(path: str | Path, keys: Collection[str] | None = None) -> Any:
+    """Return the saved object: containers, numbers, strings, tensors and arrays.
+
+    If the object is a mapping, `keys` selects the entries to load.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip() if verify else None
-        if damaged:
-            raise ValueError(f"{damaged} has a wrong checksum")
-        data = torch.load(path, "cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        name = found[1] if found else "unknown code"
+        try:
+            with open_zip(Path(path)) as archive:
+                kind = zip_kind(archive.namelist())
+                if kind == TORCH:
+                    return _Reader(archive).read(keys)
+        except InvalidFile:
+            kind = file_kind(path)
+            if "ZIP" in kind or kind == TORCH:
+                raise
+    except InvalidFile as error:
         raise UserError(
-            f"{path} would import {name}, which is not allowed.\n"
-            "  Fix: use a checkpoint that holds only tensors and plain containers."
-        ) from None
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
+            f"{path} {error}.\n  Fix: copy it again, or use a checkpoint that holds "
+            "only tensors and plain containers."
+        ) from error
+    except OSError as error:
         raise UserError(
-            f"{path} cannot be read: {reason}.\n"
-            "  Fix: pass a complete file written by torch.save of PyTorch 1.6 or later."
+            f"{path} cannot be read: {error.strerror or error}.\n"
+            "  Fix: pass a complete file written by PyTorch 1.6 or later."
         ) from None
-    if keys is not None and isinstance(data, Mapping):
-        data = {key: data[key] for key in keys if key in data}
-    return _copy_tensors(data)
+    fix = "pass the checkpoint file, such as last.pt."
+    if kind == OLD_TORCH:
+        fix = "save it again with a current version of PyTorch."
+    raise UserError(f"{path} is {kind}, not a file of torch.save.\n  Fix: {fix}")
 
 
 def read_tensors(path: str | Path, entry: str = "") -> dict[str, Tensor]:
@@ -59,12 +128,90 @@ def read_tensors(path: str | Path, entry: str = "") -> dict[str, Tensor]:
     return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
 
 
-def _copy_tensors(nest: Any) -> Any:
-    """Copy the tensors in nested containers, so that the file is no longer mapped."""
-    if isinstance(nest, Tensor):
-        return nest.detach().clone()
-    if isinstance(nest, dict):
-        return type(nest)((key, _copy_tensors(x)) for key, x in nest.items())
-    if isinstance(nest, list | tuple):
-        return type(nest)(_copy_tensors(x) for x in nest)
-    return nest
+class _Reader:
+    """Reads the object of an archive."""
+
+    def __init__(self, archive: zipfile.ZipFile):
+        self.archive = archive
+        self.storages: dict[str, bytearray] = {}
+        names = [n for n in archive.namelist() if n.endswith("/data.pkl")]
+        if len(names) != 1:
+            raise InvalidFile("has more than one data.pkl")
+        self.root = names[0].removesuffix("data.pkl")
+        members = archive.infolist()
+        if any(m.file_size != m.compress_size for m in members):
+            raise InvalidFile("has compressed tensors, which torch.save does not write")
+        # The sum of the sizes may exceed that of the file if members overlap.
+        self.file_size = sum(member.file_size for member in members)
+        self.copies = Budget(MAX_COPIES * self.file_size + FREE_BYTES, "tensors")
+
+    def read(self, keys: Collection[str] | None) -> Any:
+        data = bytes(self._member("data.pkl"))
+        functions: dict[Name, Function] = {
+            **ArrayFunctions(len(data)).by_name(),
+            Name("torch._utils", "_rebuild_tensor_v2"): _TensorDescription,
+            Name("torch._utils", "_rebuild_parameter"): _tensor_of_parameter,
+            Name("torch", "Size"): _checked_shape,
+        }
+        constants = CONSTANTS.union(STORAGE_DTYPES)
+        value = PickleParser(data, functions, constants, _storage).parse()
+        if keys is not None and isinstance(value, dict):
+            value = {key: value[key] for key in keys if key in value}
+        return convert_tree(value, self._build)
+
+    def _build(self, description: Description) -> Any:
+        if not isinstance(description, _TensorDescription):
+            return build_array(description)
+        flat = self._flat(description.storage)
+        self.copies.take(math.prod(description.size) * flat.itemsize)
+        view = flat.as_strided(description.size, description.stride, description.offset)
+        return view.clone()
+
+    def _flat(self, storage: _Storage) -> Tensor:
+        """Return the elements of a storage as a vector."""
+        if storage.key not in self.storages:
+            self.storages[storage.key] = self._member(f"data/{storage.key}")
+        data = self.storages[storage.key]
+        if storage.length * storage.dtype.itemsize > len(data):
+            raise InvalidFile(f"has too few bytes in the storage {quote(storage.key)}")
+        if not storage.length:
+            return torch.empty(0, dtype=storage.dtype)
+        if (
+            storage.dtype == torch.bool
+            and torch.frombuffer(data, dtype=torch.uint8).max() > 1
+        ):
+            raise InvalidFile("has a tensor of bool with other values than 0 and 1")
+        return torch.frombuffer(data, dtype=storage.dtype, count=storage.length)
+
+    def _member(self, name: str) -> bytearray:
+        try:
+            member = self.archive.getinfo(self.root + name)
+        except KeyError:
+            raise InvalidFile(f"has no member {quote(name)!r}") from None
+        data = bytearray()
+        for part in read_member(self.archive, member):
+            data += part
+        return data
+
+
+def _storage(identifier: Any) -> _Storage:
+    """Return the storage with the id ("storage", class, key, device, length)."""
+    if type(identifier) is not tuple or len(identifier) != 5:
+        raise InvalidFile("refers to objects outside of the file")
+    _, kind, key, _, length = identifier
+    if not isinstance(kind, Name) or kind not in STORAGE_DTYPES:
+        raise InvalidFile("refers to data that is not a tensor storage")
+    if type(key) is not str or not is_size(length):
+        raise InvalidFile("has a damaged tensor storage")
+    return _Storage(key, length, STORAGE_DTYPES[kind])
+
+
+def _tensor_of_parameter(tensor: Any, *hooks_and_flags: Any) -> _TensorDescription:
+    if not isinstance(tensor, _TensorDescription):
+        raise InvalidFile("has a parameter that is not a tensor")
+    return tensor
+
+
+def _checked_shape(size: Any) -> Any:
+    check_shape(size)
+    return size

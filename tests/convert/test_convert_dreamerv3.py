@@ -113,16 +113,12 @@ def test_config():
         config_from_original({"dyn.rssm.size": 3})
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_checkpoint_files_are_read(tmp_path, protocol):
     arrays = to_original(make(1).state_dict())
     data = {"params": arrays, "counters": {"updates": 3, "batches": 3, "actions": 9}}
     path = tmp_path / "agent.pkl"
     path.write_bytes(pickle.dumps(data, protocol=protocol))
-    if protocol == 2:  # uses a function that is not of NumPy
-        with pytest.raises(UserError, match="_codecs"):
-            read_checkpoint(path)
-        return
     read = read_checkpoint(path)
     assert read["counters"]["updates"] == 3
     agent = make(2)

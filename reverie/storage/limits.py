@@ -1,0 +1,216 @@
+"""Limits for files from other people: how much they may unpack to, how deep they nest.
+
+Readers of formats that can describe more data than the file has (ZIP archives, YAML
+aliases, nested JSON, pickles, HDF5) use these functions, which raise `InvalidFile`
+before the memory is allocated. Time is limited through the sizes: what is accepted is
+read in time proportional to the size of the file, or to `FREE_BYTES` for a small file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FREE_BYTES = 256 << 20
+"""Any file may unpack to this many bytes."""
+MAX_RATIO = 100
+"""A file may unpack to this many times its own size."""
+MAX_DIRECTORY_BYTES = 32 << 20
+"""Size of the list of members of a ZIP archive."""
+PART_BYTES = 1 << 20
+MAX_JSON_BYTES = 256 << 20
+MAX_YAML_BYTES = 1 << 20
+MAX_DEPTH = 64
+MAX_VALUES = 300_000
+"""Values in nested containers, where one that is referred to twice counts twice."""
+
+
+class InvalidFile(ValueError):
+    """A file that is damaged, too large, or has contents that are not allowed.
+
+    The message is the end of a sentence that begins with the path.
+    """
+
+
+class Budget:
+    """A number of bytes of which each part of a file takes its share."""
+
+    def __init__(self, limit: int, what: str):
+        self.limit, self.remaining, self.what = limit, limit, what
+
+    def take(self, size: int) -> None:
+        self.remaining -= size
+        if self.remaining < 0:
+            limit = max(self.limit >> 20, 1)
+            raise InvalidFile(f"has more than {limit} MiB of {self.what}")
+
+
+def unpacked_budget(file_size: int, what: str) -> Budget:
+    """Return the budget for the unpacked contents of a file."""
+    return Budget(max(FREE_BYTES, MAX_RATIO * file_size), what)
+
+
+def quote(text: str) -> str:
+    """Return text of a file for a message: short, without control characters."""
+    return ascii(text if len(text) <= 80 else f"{text[:77]}...")[1:-1]
+
+
+def check_tree(
+    root: Any, children: Callable[[Any], Iterable[Any]], max_values: int = MAX_VALUES
+) -> None:
+    """Raise if nested values are deeper than `MAX_DEPTH`, too many, or cyclic."""
+    count, level = 1, [root]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        lower: list[Any] = []
+        for value in level:
+            inner = list(children(value))
+            count += len(inner)
+            if count > max_values:
+                raise InvalidFile(f"has more than {max_values:,} nested values")
+            lower += inner
+        level = lower
+    raise InvalidFile(f"has values nested more than {MAX_DEPTH} deep")
+
+
+class BoundedReader(io.BufferedReader):
+    """A file whose single reads are limited while `max_read` is set."""
+
+    max_read: int | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.max_read is not None and (size or 0) > self.max_read:
+            raise InvalidFile("has a list of members that is too large")
+        return super().read(size)
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return the contents of a regular file of at most `max_bytes`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise InvalidFile(f"is larger than {max_bytes >> 20} MiB")
+        return file.read(size)
+
+
+def open_regular(path: Path) -> BoundedReader:
+    """Open a file for reading; pipes and devices, which may block, are refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidFile("is not a regular file")
+    return BoundedReader(io.FileIO(descriptor))
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON; every problem is a `ValueError`."""
+    if len(data) > MAX_JSON_BYTES:
+        raise InvalidFile(f"is larger than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise InvalidFile(f"has values nested more than {MAX_DEPTH} deep") from None
+    check_tree(value, _json_children, len(data))
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; raises `OSError` or `ValueError`."""
+    return parse_json(read_bytes(path, MAX_JSON_BYTES))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML with aliases, whose expanded size is limited.
+
+    Problems are a `ValueError`, or a `yaml.YAMLError` that has the line number.
+    """
+    if len(text) > MAX_YAML_BYTES:
+        raise InvalidFile(f"is larger than {MAX_YAML_BYTES >> 20} MiB")
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # before values are constructed, because merge keys (`<<`) copy their contents
+        check_tree(node, _yaml_children, MAX_VALUES // 3)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise InvalidFile(f"has values nested more than {MAX_DEPTH} deep") from None
+    except (AttributeError, LookupError, TypeError, OverflowError) as error:
+        # from PyYAML, for a tag whose value has another type (`!!bool 3`)
+        raise InvalidFile("has a tag that does not fit its value") from error
+    finally:
+        loader.dispose()
+
+
+def _json_children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _yaml_children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a ZIP archive if the sizes of its members are within the limits."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.max_read = MAX_DIRECTORY_BYTES
+        with _zip_errors():
+            archive = zipfile.ZipFile(file)
+        file.max_read = None
+        members = archive.infolist()
+        if len({member.filename for member in members}) < len(members):
+            raise InvalidFile("has two members of the same name")
+        budget = unpacked_budget(size, "unpacked data")
+        for member in members:
+            budget.take(member.file_size)
+        yield archive
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Yield the bytes of a member in parts, and verify its checksum.
+
+    No part is larger than `PART_BYTES`, whatever the compressed data unpacks to.
+    """
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidFile("has an unusual compression")
+    with _zip_errors(), archive.open(member) as file:
+        while part := file.read(PART_BYTES):
+            yield part
+
+
+@contextmanager
+def _zip_errors() -> Iterator[None]:
+    try:
+        yield
+    except InvalidFile:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        OSError,
+        ValueError,
+        NotImplementedError,  # features of newer ZIP versions
+        RuntimeError,  # encrypted
+    ) as error:
+        raise InvalidFile(f"cannot be unpacked ({quote(str(error))})") from error

@@ -1,0 +1,172 @@
+"""Limits on JSON, YAML and ZIP files of other people."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+
+import pytest
+import yaml
+
+from reverie.storage import limits
+from reverie.storage.limits import (
+    InvalidFile,
+    open_zip,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    read_json,
+    read_member,
+)
+
+
+def test_json_is_read(tmp_path):
+    value = {"a": [1, 2.5, None, True], "b": {"c": "text"}}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(value))
+    assert read_json(path) == value
+    assert parse_json(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', "[ ", '["]",'])
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_deep_json_is_refused(opening, depth):
+    closing = {"[": "]", "{": "}"}[opening[0]]
+    with pytest.raises(InvalidFile, match="nested more than 64 deep"):
+        parse_json(opening * depth + "1" + closing * depth)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", "9" * 5000, b"\xff", '{"a": 1'])
+def test_damaged_json_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)
+
+
+def test_large_json_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "x.json"
+    with open(path, "wb") as file:
+        file.truncate(limits.MAX_JSON_BYTES + 1)
+    with pytest.raises(InvalidFile, match="larger than 256 MiB"):
+        read_json(path)
+
+
+def test_pipes_and_folders_are_not_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(InvalidFile, match="not a regular file"):
+            read_bytes(path, 100)
+
+
+def test_yaml_is_read_like_safe_load():
+    text = """
+    base: &base {a: 1, b: [1.5, true, null, 2001-02-03]}
+    other: {<<: *base, c: x}
+    again: *base
+    """
+    assert parse_yaml(text) == yaml.safe_load(text)
+    assert parse_yaml("") is None
+
+
+def merged(levels: int, width: int) -> str:
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(levels):
+        merge = ", ".join([f"*a{level}"] * width)
+        lines.append(f"a{level + 1}: &a{level + 1} {{<<: [{merge}]}}")
+    return "\n".join(lines)
+
+
+def repeated(levels: int, width: int) -> str:
+    lines = ["a0: &a0 [1]"]
+    for level in range(levels):
+        items = ", ".join([f"*a{level}"] * width)
+        lines.append(f"a{level + 1}: &a{level + 1} [{items}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "{a: " * 100_000,
+        "- " * 10_000 + "1",
+        merged(12, 10),
+        repeated(12, 10),
+        "&a [*a]",
+        "a: &a {<<: *a}",
+        "a: !!bool 3",
+        "a: !!int ''",
+        "a: !!timestamp x",
+        "a: !!float x",
+        "a: !!python/object/apply:os.system [true]",
+        "? [1, 2]\n: 3",
+        "a: 1\0",
+        "x" * (limits.MAX_YAML_BYTES + 1),
+    ],
+    ids=range(15),
+)
+def test_hostile_yaml_is_refused_in_time(text):
+    start = time.perf_counter()
+    with pytest.raises((ValueError, yaml.YAMLError)):
+        parse_yaml(text)
+    assert time.perf_counter() - start < 30
+
+
+def unpack(path) -> int:
+    with open_zip(path) as archive:
+        members = archive.infolist()
+        return sum(len(part) for m in members for part in read_member(archive, m))
+
+
+def test_archives_that_unpack_to_too_much_are_refused(tmp_path):
+    path = tmp_path / "x.zip"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("zeros", "w") as file,
+    ):
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InvalidFile, match="more than 256 MiB of unpacked data"):
+        unpack(path)
+
+
+def test_members_are_not_unpacked_beyond_their_declared_size(tmp_path):
+    path = tmp_path / "x.zip"
+    size, declared = 200 << 20, 1000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(size))
+    data = path.read_bytes().replace(
+        size.to_bytes(4, "little"), declared.to_bytes(4, "little")
+    )
+    path.write_bytes(data)
+    with pytest.raises(InvalidFile, match="CRC"):
+        unpack(path)
+
+
+def test_a_huge_list_of_members_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(100):
+            archive.writestr(f"{i}", b"")
+    assert unpack(path) == 0
+    monkeypatch.setattr(limits, "MAX_DIRECTORY_BYTES", 1000)
+    with pytest.raises(InvalidFile, match="list of members"):
+        unpack(path)
+
+
+def test_unusual_archives_are_refused(tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a", bytes(100))
+    with pytest.raises(InvalidFile, match="unusual compression"):
+        unpack(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", bytes(100))
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # encrypted, in both headers
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(InvalidFile, match="encrypted"):
+        unpack(path)
