@@ -31,9 +31,10 @@ class Space:
     Integer spaces exclude `high`, like `range`. An integer or bool space that is not an
     image is discrete. Bounds are scalars or arrays of the given shape.
 
-    `native` holds the `(low, high)` bounds of a continuous action in the environment's
-    own units after the action was rescaled to [-1, 1]; entries without finite bounds
-    are not rescaled.
+    A continuous action without `native` is in the environment's own units. After it was
+    rescaled to [-1, 1], `native` holds its `(low, high)` bounds in the environment's
+    own units. They are infinite for entries that are not rescaled, and for entries that
+    were rescaled from bounds that are not known.
     """
 
     dtype: Any
@@ -102,16 +103,45 @@ class Space:
         uniform = low + (high - low) * rng.random(shape)
         return np.where(finite, uniform, rng.standard_normal(shape)).astype(self.dtype)
 
+    @property
+    def native_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest and highest action in the environment's own units."""
+        return (self.low, self.high) if self.native is None else self.native
+
+    def normalized(self) -> Space:
+        """Return the space with bounded continuous entries rescaled to [-1, 1]."""
+        if self.dtype.kind != "f" or self.native is not None:
+            return self
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
+        low, high = np.where(finite, -1, self.low), np.where(finite, 1, self.high)
+        if np.array_equal(low, self.low) and np.array_equal(high, self.high):
+            return self
+        return Space(self.dtype, self.shape, low, high, (self.low, self.high))
+
     def to_native(self, value: Any) -> np.ndarray:
         """Convert an action of this space to the environment's own units."""
         value = np.asarray(value)
         if self.native is None:
             return value
-        low, high = self.native
-        finite = np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(finite, low, -1), np.where(finite, high, 1)
+        low, high, finite = self._finite_native()
         rescaled = np.clip((value + 1) / 2 * (high - low) + low, low, high)
         return np.where(finite, rescaled, value).astype(value.dtype)
+
+    def from_native(self, value: Any) -> np.ndarray:
+        """Convert an action in the environment's own units to this space."""
+        value = np.asarray(value)
+        if self.native is None:
+            return value
+        low, high, finite = self._finite_native()
+        width = np.where(high > low, high - low, 1)
+        rescaled = 2 * (value - low) / width - 1
+        return np.where(finite, rescaled, value).astype(value.dtype)
+
+    def _finite_native(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return native bounds, -1 and 1 where infinite, and where they are finite."""
+        low, high = self.native
+        finite = np.isfinite(low) & np.isfinite(high)
+        return np.where(finite, low, -1), np.where(finite, high, 1), finite
 
     def problem(self, value: Any) -> str | None:
         """Describe why `value` is not an element of this space; None if it is."""

@@ -10,11 +10,15 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from reverie.datasets.readers import npz
+from reverie.datasets.episode_format import find_problems
+from reverie.datasets.readers import Reader, npz
 from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
+SCALED = {"action": Space(np.float32, (2,), -1, 1, (-np.inf, np.inf))}
+"""Actions that were scaled to [-1, 1] from bounds that are not recorded."""
 
 
 def make_episode(steps: int, seed: int = 0, size: int = 8, ends: bool = True) -> dict:
@@ -60,6 +64,31 @@ def write_npz(folder: Path, lengths=(5, 9, 12), **settings) -> dict[str, dict]:
     for name, episode in episodes.items():
         npz.write_npz_episode(folder, name, episode, ACTION)
     return episodes
+
+
+def write_hdf5(path: Path, lengths=(5, 9, 12), **settings) -> dict[str, dict]:
+    """Write episodes in robomimic's layout."""
+    pytest.importorskip("h5py")
+    from reverie.datasets.robomimic import write_robomimic
+
+    episodes = {f"demo_{i}": make_episode(n, seed=i) for i, n in enumerate(lengths)}
+    write_robomimic(path, episodes.items(), ACTION, **settings)
+    return episodes
+
+
+def check_reader(reader: Reader, episodes: dict, act_space=ACTION) -> None:
+    """Check names, lengths, episodes and spaces of a reader."""
+    assert isinstance(reader, Reader)
+    assert reader.names() == list(episodes)
+    for name, episode in episodes.items():
+        assert reader.rows(name) == len(episode["reward"])
+        found = reader.read(name)
+        assert_same({key: found[key] for key in episode}, episode)
+        assert alignment_error(found) < 1e-5
+        assert not find_problems(found, reader.obs_space, reader.act_space)
+    assert set(reader.obs_space) == {"image", "position", "speed"}
+    assert reader.obs_space["image"].is_image
+    assert reader.act_space == act_space
 
 
 def install_stub(monkeypatch, name: str, **contents) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from reverie.api import UserError
+from reverie.datasets.action_units import ConvertedActions, normalize_actions
 from reverie.datasets.episode_format import LOG, BadEpisode, Episode, check_episode
 from reverie.datasets.readers import Reader, find_reader_type, make_reader
 from reverie.datasets.readers.key_map import KeyMap
@@ -28,8 +29,20 @@ class ReaderConfig(Transforms):
     like: Literal["", "robomimic"] = ""
     """`robomimic`: use the usual observations of one arm in robomimic where `images`,
     `vectors` and `aux` are empty."""
+    action_bounds: tuple[float, float] = (0.0, 0.0)
+    """Lowest and highest continuous action in the environment's own units, for data
+    that does not contain them; 0 0 uses those of the data."""
     map: KeyMap = field(default_factory=KeyMap)
     """Layout of HDF5 files."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.action_bounds
+        if low > high or (low == high and low):
+            raise ValueError(
+                f"action_bounds must be a lower and a higher number, or 0 0, not "
+                f"{low} {high}"
+            )
 
     @property
     def transforms(self) -> Transforms:
@@ -52,6 +65,8 @@ def open_episodes(
 ) -> Reader:
     """Open a file, folder or dataset id of any format in `READERS`.
 
+    Bounded continuous actions are scaled to [-1, 1] (see `action_units.py`).
+
     `spaces` are the expected observation and action spaces; NPZ files use them to
     decode actions, because they do not store whether an action is discrete.
     `incomplete` also accepts NPZ files without actions, rewards or flags.
@@ -63,6 +78,7 @@ def open_episodes(
             "  Fix: leave out the --map (or --offline.read.map) options."
         )
     reader = make_reader(path, map=config.map, spaces=spaces, incomplete=incomplete)
+    reader = normalize_actions(reader, config.action_bounds)
     transforms = config.transforms
     return (
         reader if transforms == Transforms() else TransformedReader(reader, transforms)
@@ -74,9 +90,13 @@ def iterate_episodes(
 ) -> Iterator[tuple[str, Episode]]:
     """Yield name and episode for every episode that matches the spaces.
 
-    Used to fill a replay buffer. Other episodes are skipped with a warning.
+    Used to fill a replay buffer. Actions are converted to the units of `act_space`.
+    Other episodes are skipped with a warning.
     """
-    reader = open_episodes(path, spaces=(obs_space, act_space))
+    episodes = open_episodes(path, spaces=(obs_space, act_space))
+    reader = ConvertedActions(episodes, act_space, "the environment")
+    if reader.message:
+        warnings.warn(reader.message, RuntimeWarning, stacklevel=2)
     wanted = {
         key: space
         for key, space in {**obs_space, **act_space}.items()

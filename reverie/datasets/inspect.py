@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from reverie.datasets.action_units import format_bounds
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, evenly_spaced
-from reverie.datasets.readers.hdf5 import Hdf5Reader
 from reverie.spaces import Spaces
 
 MAX_PRINTED = 8
@@ -62,7 +62,10 @@ class InspectionReport:
                 low, high = self.ranges.get(key, (np.nan, np.nan))
                 shape = "x".join(map(str, space.shape)) or "scalar"
                 kind = f"{space.dtype} {shape}"
-                lines.append(f"  {title} {key:<28} {kind:<18} [{low:.4g}, {high:.4g}]")
+                line = f"  {title} {key:<28} {kind:<18} [{low:.4g}, {high:.4g}]"
+                if space.native is not None and np.isfinite(space.native).any():
+                    line += f", scaled from {format_bounds(space)}"
+                lines.append(line)
         for mask, members in self.masks.items():
             lines.append(f"  mask {mask}: {len(members)} episodes")
         for key, text in self.metadata.items():
@@ -103,7 +106,7 @@ def inspect_episodes(reader: Reader, limit: int = 0) -> InspectionReport:
             low, high = min(low, float(value.min())), max(high, float(value.max()))
             report.ranges[key] = low, high
         alignment.add(episode, *spaces)
-    has_key_map = isinstance(reader, Hdf5Reader)
+    has_key_map = "alignment" in reader.options
     report.warnings = [*_unusual(report), *alignment.warnings(has_key_map)]
     return report
 

@@ -25,9 +25,14 @@ def write_robomimic(
 ) -> int:
     """Write episodes atomically to a file that robomimic reads; return the steps.
 
+    Actions are in the environment's own units; their bounds are added to `env_args`.
     `dones` are the terminal flags. Keys under `log/` are not written.
     """
-    (action_key,) = act_space  # the layout has a single array of actions
+    ((action_key, action_space),) = act_space.items()  # a single array of actions
+    settings = dict(env_args or {})
+    if action_space.native is not None:
+        bounds = action_space.native_bounds
+        settings["action_bounds"] = [bound.tolist() for bound in bounds]
     h5py = import_h5py()
     path.parent.mkdir(parents=True, exist_ok=True)
     total = 0
@@ -37,7 +42,7 @@ def write_robomimic(
             obs, action, reward, terminal = to_steps(episode, act_space)
             group = data.create_group(name)
             group.attrs["num_samples"] = steps = len(reward)
-            group["actions"] = action[action_key]
+            group["actions"] = action_space.to_native(action[action_key])
             group["rewards"] = reward
             group["dones"] = terminal.astype(np.int64)
             for key, value in obs.items():
@@ -51,7 +56,7 @@ def write_robomimic(
                     group.create_dataset(f"{part}/{key}", data=rows, **compression)
             total += steps
         data.attrs["total"] = total
-        data.attrs["env_args"] = json.dumps(dict(env_args or {}))
+        data.attrs["env_args"] = json.dumps(settings)
         for name, members in (masks or {}).items():
             file[f"mask/{name}"] = np.array(members, dtype="S")
     return total

@@ -129,7 +129,7 @@ class NormalizeAction(Wrapper):
 
     def __init__(self, env: Env):
         super().__init__(env)
-        self.act_space = {k: _normalized(s) for k, s in env.act_space.items()}
+        self.act_space = {k: s.normalized() for k, s in env.act_space.items()}
         self._scaled = {k: s for k, s in self.act_space.items() if s.native is not None}
         if not self._scaled:
             self._bypass_step()
@@ -137,17 +137,6 @@ class NormalizeAction(Wrapper):
     def step(self, action: Action) -> Obs:
         native = {k: s.to_native(action[k]) for k, s in self._scaled.items()}
         return self.env.step({**action, **native})
-
-
-def _normalized(space: Space) -> Space:
-    if space.dtype.kind != "f":
-        return space
-    finite = np.isfinite(space.low) & np.isfinite(space.high)
-    low, high = np.where(finite, -1, space.low), np.where(finite, 1, space.high)
-    if np.array_equal(low, space.low) and np.array_equal(high, space.high):
-        return space
-    native = (space.low, space.high)
-    return Space(space.dtype, space.shape, low, high, native)
 
 
 class ClipAction(Wrapper):

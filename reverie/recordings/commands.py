@@ -181,7 +181,8 @@ def inspect_command(path: str, options: InspectOptions) -> int:
 
 def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     """Convert a dataset to a folder of episode files."""
-    reader = open_episodes(path, ReaderConfig(map=options.map))
+    config = ReaderConfig(action_bounds=options.action_bounds, map=options.map)
+    reader = open_episodes(path, config)
     names = reader.names()[: options.first or None]
     out, bar = Path(folder).expanduser(), Progress("converted")
     transforms, format_ = options.transforms, options.format

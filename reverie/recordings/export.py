@@ -6,6 +6,7 @@ from pathlib import Path
 
 from reverie.api import UserError
 from reverie.datasets.episodes import open_episodes
+from reverie.datasets.readers.metadata import DatasetMetadata
 from reverie.datasets.readers.npz import write_npz_episode
 from reverie.run.load import open_run
 
@@ -37,4 +38,5 @@ def export_episodes(logdir: Path, folder: Path) -> int:
     for number, name in enumerate(names, 1):
         episode = reader.read(name)
         write_npz_episode(folder, f"episode_{number:06d}", episode, reader.act_space)
+    DatasetMetadata(reader.obs_space, reader.act_space).write(folder)
     return len(names)

@@ -8,6 +8,7 @@ Evaluation, figures, export and `reverie.load` all use this module.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput
+from reverie.datasets.action_units import Convert, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
@@ -57,7 +59,8 @@ class SavedRun:
     def load_policy(self, spaces: Any) -> Agent:
         """Load the agent to act in an environment with these spaces.
 
-        An agent trained on recorded episodes gets images that are cropped as there.
+        An agent trained on recorded episodes gets images that are cropped as there, and
+        its actions are converted to the units of the environment.
         """
         crop = saved_image_crop(self.checkpoint)
         if crop is None:
@@ -67,20 +70,27 @@ class SavedRun:
         check_same_actions(
             "the recordings", trained.act_space, task, spaces.act_space, values=False
         )
-        return CroppedImages(self.load_agent(trained), crop)
+        convert, message = convert_actions(
+            trained.act_space, spaces.act_space, "the recordings", task
+        )
+        if message:
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return OfflineAgent(self.load_agent(trained), crop, convert)
 
 
-class CroppedImages:
-    """Wraps an agent so that its policy receives cropped images."""
+class OfflineAgent:
+    """Wraps an agent trained on recorded episodes to act in an environment."""
 
-    def __init__(self, agent: Agent, crop: ImageCrop):
-        self.agent, self.crop = agent, crop
+    def __init__(self, agent: Agent, crop: ImageCrop, convert: Convert):
+        self.agent, self.crop, self.convert = agent, crop, convert
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.agent, name)
 
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        return self.agent.policy(carry, self.crop.center_crop(obs), mode)
+        cropped = self.crop.center_crop(obs)
+        carry, action, extras = self.agent.policy(carry, cropped, mode)
+        return carry, self.convert(action), extras
 
 
 def open_run(

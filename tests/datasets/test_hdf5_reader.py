@@ -8,60 +8,31 @@ from episode_helpers import (
     ACTION,
     alignment_error,
     assert_same,
+    check_reader,
     make_episode,
+    write_hdf5,
 )
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import (
     BadEpisode,
-    find_problems,
     to_steps,
 )
 from reverie.datasets.episodes import ReaderConfig, open_episodes
-from reverie.datasets.readers import (
-    Reader,
-)
 from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.split import split_by_mask
-
-
-def write_hdf5(*arguments, **settings):
-    pytest.importorskip("h5py")
-    from reverie.datasets.robomimic import write_robomimic
-
-    return write_robomimic(*arguments, **settings)
 
 
 def open_mapped(path, key_map):
     return open_episodes(path, ReaderConfig(map=key_map))
 
 
-def write_robomimic(path, lengths=(5, 9, 12), **settings):
-    episodes = {f"demo_{i}": make_episode(n, seed=i) for i, n in enumerate(lengths)}
-    write_hdf5(path, episodes.items(), ACTION, **settings)
-    return episodes
-
-
-def check(reader: Reader, episodes: dict) -> None:
-    """Check names, lengths, episodes and spaces of a reader."""
-    assert isinstance(reader, Reader)
-    assert reader.names() == list(episodes)
-    for name, episode in episodes.items():
-        assert reader.rows(name) == len(episode["reward"])
-        found = reader.read(name)
-        assert_same({key: found[key] for key in episode}, episode)
-        assert alignment_error(found) < 1e-5
-        assert not find_problems(found, reader.obs_space, reader.act_space)
-    assert set(reader.obs_space) == {"image", "position", "speed"}
-    assert reader.obs_space["image"].is_image
-    assert reader.act_space["action"] == ACTION["action"]
-
-
 def test_robomimic(tmp_path):
     path = tmp_path / "demos.hdf5"
-    episodes = write_robomimic(path, masks={"train": ["demo_0", "demo_2"]})
+    episodes = write_hdf5(path, masks={"train": ["demo_0", "demo_2"]})
     reader = open_episodes(path)
-    check(reader, episodes)
+    check_reader(reader, episodes)
     assert reader.masks == {"train": ["demo_0", "demo_2"]}
     assert reader.attributes()["total"] == 26
     assert reader.attributes("demo_1")["num_samples"] == 9
@@ -79,7 +50,7 @@ def test_robomimic(tmp_path):
 def test_without_next_obs_the_last_observation_is_repeated_or_dropped(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
-    episodes = write_robomimic(path, (5,))
+    episodes = write_hdf5(path, (5,))
     with h5py.File(path, "a") as file:
         del file["data/demo_0/next_obs"]
     whole = episodes["demo_0"]
@@ -132,7 +103,8 @@ def test_terminate_on(tmp_path, ends, expected):
     failed = make_episode(5)
     failed["reward"][:] = 0
     path = tmp_path / "demos.hdf5"
-    write_hdf5(path, [("demo_0", failed)], ACTION)
+    pytest.importorskip("h5py")
+    write_robomimic(path, [("demo_0", failed)], ACTION)
     reader = open_mapped(path, KeyMap(terminate_on=ends))
     assert reader.read("demo_0")["is_terminal"].sum() == expected
 
@@ -148,7 +120,7 @@ def test_missing_h5py_is_an_error(monkeypatch, tmp_path):
 
 def test_a_damaged_hdf5_file_is_an_error(tmp_path):
     path = tmp_path / "demos.hdf5"
-    write_robomimic(path)
+    write_hdf5(path)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(UserError, match="it is damaged"):
@@ -175,7 +147,7 @@ def test_a_damaged_hdf5_file_is_an_error(tmp_path):
 def test_an_incomplete_demo_is_bad_and_others_are_readable(tmp_path, change, complaint):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
-    write_robomimic(path)
+    write_hdf5(path)
     with h5py.File(path, "a") as file:
         change(file["data/demo_1"])
     reader = open_episodes(path)
@@ -210,7 +182,7 @@ def is_array(thing):
 def test_a_damaged_hdf5_file_in_a_folder_is_a_bad_episode(tmp_path):
     pytest.importorskip("h5py")
     for name in "abc":
-        write_robomimic(tmp_path / f"{name}.hdf5")
+        write_hdf5(tmp_path / f"{name}.hdf5")
     (tmp_path / "a.hdf5").write_bytes(b"nothing of the kind")
     reader = open_episodes(tmp_path)
     assert reader.names()[:2] == ["a", "b_demo_0"]
@@ -229,7 +201,7 @@ def test_a_damaged_hdf5_file_in_a_folder_is_a_bad_episode(tmp_path):
 def test_an_empty_mask_is_an_error(tmp_path):
     pytest.importorskip("h5py")
     masks = {"train": ["demo_0", "demo_1"], "valid": ["demo_7"]}
-    write_robomimic(tmp_path / "demos.hdf5", masks=masks)
+    write_hdf5(tmp_path / "demos.hdf5", masks=masks)
     with pytest.raises(
         UserError, match=r"mask 'valid' of .* contains no existing episode"
     ):
@@ -239,7 +211,7 @@ def test_an_empty_mask_is_an_error(tmp_path):
 def test_text_and_reserved_names_are_not_observations(tmp_path):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
-    write_robomimic(path)
+    write_hdf5(path)
     with h5py.File(path, "a") as file:
         for name, demo in file["data"].items():
             count = len(demo["actions"])
@@ -256,7 +228,7 @@ def test_text_and_reserved_names_are_not_observations(tmp_path):
 def test_missing_actions_are_an_error_that_lists_the_arrays(tmp_path):
     pytest.importorskip("h5py")
     path = tmp_path / "demos.hdf5"
-    write_robomimic(path)
+    write_hdf5(path)
     with pytest.raises(UserError, match=r"no 'moves' in 'data', only actions, dones"):
         open_mapped(path, KeyMap(action="moves"))
 
@@ -300,6 +272,7 @@ def test_hdf5_without_episodes_is_an_error(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["elsewhere/demo_0/actions"] = np.zeros((3, 2))
+        file["elsewhere/demo_0/obs/speed"] = np.zeros((3, 2))
     with pytest.raises(UserError, match=r"--map.episodes"):
         open_episodes(tmp_path / "a.hdf5")
     assert open_mapped(tmp_path / "a.hdf5", KeyMap(episodes="elsewhere")).names() == [
@@ -309,7 +282,7 @@ def test_hdf5_without_episodes_is_an_error(tmp_path):
 
 def test_hdf5_files_with_the_same_stem_have_different_episode_names(tmp_path):
     for name in ("a.hdf5", "a.h5", "b.h5"):
-        write_robomimic(tmp_path / name, (5,))
+        write_hdf5(tmp_path / name, (5,))
     reader = open_episodes(tmp_path)
     assert set(reader.names()) == {"a.hdf5_demo_0", "a.h5_demo_0", "b_demo_0"}
     reader.close()

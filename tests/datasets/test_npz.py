@@ -227,5 +227,7 @@ def test_actions_that_are_not_one_hot_are_an_error(tmp_path):
     for row, wrong in ((1, [0, 0, 0]), (2, [0.5, 0.5, 0]), (3, [1, 1, 0])):
         changed = arrays["action"].copy()
         changed[row] = wrong
-        with pytest.raises(ValueError, match=f"'action' is not one-hot in row {row}"):
+        with pytest.raises(
+            ValueError, match=f"'action' is not one-hot in step {row - 1}"
+        ):
             npz.from_npz({**arrays, "action": changed}, {}, space)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from episode_helpers import (
     ACTION,
+    SCALED,
     alignment_error,
     assert_same,
+    check_reader,
     install_stub,
     make_episode,
     write_npz,
@@ -27,37 +29,15 @@ from reverie.datasets.episode_format import (
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.readers import (
     READERS,
-    Reader,
     npz,
 )
 from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
+from reverie.datasets.robomimic import write_robomimic
 from reverie.replay.buffer import Replay
 from reverie.replay.config import ReplayConfig
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Space
 from reverie.storage.episodes import write_episode
-
-
-def write_hdf5(*arguments, **settings):
-    pytest.importorskip("h5py")
-    from reverie.datasets.robomimic import write_robomimic
-
-    return write_robomimic(*arguments, **settings)
-
-
-def check(reader: Reader, episodes: dict) -> None:
-    """Check names, lengths, episodes and spaces of a reader."""
-    assert isinstance(reader, Reader)
-    assert reader.names() == list(episodes)
-    for name, episode in episodes.items():
-        assert reader.rows(name) == len(episode["reward"])
-        found = reader.read(name)
-        assert_same({key: found[key] for key in episode}, episode)
-        assert alignment_error(found) < 1e-5
-        assert not find_problems(found, reader.obs_space, reader.act_space)
-    assert set(reader.obs_space) == {"image", "position", "speed"}
-    assert reader.obs_space["image"].is_image
-    assert reader.act_space["action"] == ACTION["action"]
 
 
 def test_from_steps_undoes_to_steps():
@@ -75,7 +55,7 @@ def test_alignment_error_detects_a_shift_by_one_row():
 
 def test_npz(tmp_path):
     episodes = write_npz(tmp_path, (5, 9, 12))
-    check(open_episodes(tmp_path), episodes)
+    check_reader(open_episodes(tmp_path), episodes, SCALED)
     stored = npz.load_arrays(tmp_path / "demo_1-10.npz")
     assert not stored["action"][0].any()
     assert (
@@ -103,7 +83,7 @@ def test_safetensors(tmp_path):
     episodes = {f"demo_{i}": make_episode(n, seed=i) for i, n in enumerate((5, 9))}
     for name, episode in episodes.items():
         write_episode(tmp_path, name, episode)
-    check(open_episodes(tmp_path), episodes)
+    check_reader(open_episodes(tmp_path), episodes)
     (path,) = tmp_path.glob("demo_1-*")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -141,7 +121,7 @@ def test_replay_of_a_run(tmp_path):
     }
     (tmp_path / "spaces.json").write_text(json.dumps(described))
     reader = open_episodes(tmp_path)
-    check(reader, {"env0_step0": second, "env1_step0": first})
+    check_reader(reader, {"env0_step0": second, "env1_step0": first})
     (tmp_path / "spaces.json").unlink()
     with pytest.raises(UserError, match="Fix: use the folder of a run"):
         open_episodes(tmp_path)
@@ -181,7 +161,7 @@ def test_minari(monkeypatch):
         return Dataset()
 
     install_stub(monkeypatch, "minari", load_dataset=load_dataset)
-    check(
+    check_reader(
         open_episodes("minari:demos-v0"),
         {"episode_0": episodes[0], "episode_1": episodes[1]},
     )
@@ -352,7 +332,8 @@ def test_bounds_of_discrete_actions_are_taken_from_all_episodes(tmp_path):
     found = []
     write_discrete(lambda name, episode, _: found.append((name, episode)))
     path = tmp_path / "b.hdf5"
-    write_hdf5(path, found, {"action": Space(np.int32)})
+    pytest.importorskip("h5py")
+    write_robomimic(path, found, {"action": Space(np.int32)})
     for reader in (open_episodes(tmp_path / "a"), open_episodes(path)):
         assert reader.act_space["action"] == Space(np.int32, (), 0, 8)
         assert reader.read("demo_11")["action"][2] == 7

@@ -134,7 +134,6 @@ def test_a_video_shows_all_cameras(here, capsys):
     assert video.size[0] == 4 * video.size[1]
     assert "has no episode 'b'" in error_of("view demos --episode b", capsys)
     (here / "demos" / "a-6.npz").write_bytes(b"PK")
-    open_episodes("demos")
     npz.write_npz_episode(here / "demos", "c", episode, ACTION)
     assert "a cannot be read" in error_of("view demos --episode a", capsys)
 

@@ -91,7 +91,14 @@ class Reader(ABC):
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
         obs, act = infer_spaces(self.origin, self.names(), self.read, ["action"])
+        bounds, space = self._declared_bounds(), act["action"]
+        if bounds is not None and space.dtype.kind == "f":
+            act["action"] = Space(space.dtype, space.shape, *bounds)
         return obs, self._discrete_bounds(act)
+
+    def _declared_bounds(self) -> tuple[Any, Any] | None:
+        """Lowest and highest continuous action, if the dataset contains them."""
+        return None
 
     def _discrete_bounds(self, act_space: Spaces) -> Spaces:
         """Take the bounds of discrete actions from all episodes.
@@ -145,6 +152,10 @@ class WrappedReader(Reader):
         self.inner, self.origin, self.masks = reader, reader.origin, reader.masks
         self._names = reader.names()
         self._spaces = reader.obs_space, reader.act_space
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return self.inner.metadata
 
     @property
     def options(self) -> dict[str, Any]:
@@ -213,6 +224,12 @@ def _is_lerobot(path: str) -> bool:
     return path.startswith("lerobot:") or (Path(path) / "meta" / "info.json").is_file()
 
 
+def _has_dreamerv3_chunks(path: str) -> bool:
+    from reverie.datasets.readers.dreamerv3_replay import find_chunks
+
+    return bool(find_chunks(path))
+
+
 READERS: dict[str, ReaderType] = {
     "minari": ReaderType(
         "a Minari dataset, as minari:ID",
@@ -234,6 +251,11 @@ READERS: dict[str, ReaderType] = {
         "a dataset of the original Δ-IRIS, or the folder with its train and test",
         "reverie.datasets.readers.delta_iris:DeltaIrisReader",
         _folder_with("info.pt", "train/info.pt"),
+    ),
+    "dreamerv3_replay": ReaderType(
+        "the replay folder of danijar/dreamerv3, or the run folder with it",
+        "reverie.datasets.readers.dreamerv3_replay:DreamerV3ReplayReader",
+        _has_dreamerv3_chunks,
     ),
     "npz": ReaderType(
         "a folder with one NPZ file per episode, as written by dreamerv3-torch",
@@ -308,8 +330,8 @@ def infer_spaces(
     """Infer observation and action spaces from a few episodes.
 
     Arrays of uint8 with rank three are images. Float actions within [-1, 1] get these
-    bounds, other float actions none. Integer actions are bounded by the values in these
-    episodes.
+    bounds, other float actions none; they are in the environment's own units. Integer
+    actions are bounded by the values in these episodes.
     """
     reason = ""
     obs_space: Spaces = {}

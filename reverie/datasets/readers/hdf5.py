@@ -15,6 +15,8 @@ action is dropped (`KeyMap.last_obs`).
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -140,6 +142,21 @@ class Hdf5Reader(Reader):
         with self._lock, _as_bad_episode():
             group = self._group(first)
             return dict(group.attrs if name else group.parent.attrs)
+
+    def _declared_bounds(self) -> tuple[Any, Any] | None:
+        """Bounds in `env_args`: those of Reverie's files, or of robosuite's inputs."""
+        try:
+            settings = json.loads(self.attributes().get("env_args", "{}"))
+            if "action_bounds" in settings:
+                low, high = settings["action_bounds"]
+                return low, high
+            controllers = settings["env_kwargs"]["controller_configs"]
+        except (BadEpisode, ValueError, KeyError, TypeError):
+            return None
+        text = json.dumps(controllers)
+        limits = re.findall(r'"input_(?:min|max)": (-?[\d.]+)', text)
+        is_unit = limits and all(abs(float(limit)) == 1 for limit in limits)
+        return (-1, 1) if is_unit else None
 
     def _readable_names(self) -> list[str]:
         return [name for name in self._groups if name not in self._damaged]

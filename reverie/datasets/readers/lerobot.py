@@ -53,6 +53,14 @@ class LeRobotReader(Reader):
             action = action[:, None]
         return from_steps(obs, {"action": action}, reward, done)
 
+    def _declared_bounds(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The range of all actions, if it is in the metadata and exceeds [-1, 1]."""
+        stats = getattr(getattr(self._data, "meta", None), "stats", None) or {}
+        if not {"min", "max"} <= dict(stats.get("action", {})).keys():
+            return None
+        low, high = (np.asarray(stats["action"][k], np.float32) for k in ("min", "max"))
+        return None if low.min() >= -1 and high.max() <= 1 else (low, high)
+
 
 def _short_name(key: str) -> str:
     """`observation.images.top` -> `top`, `observation.state` -> `state`."""

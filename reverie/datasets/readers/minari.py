@@ -50,7 +50,7 @@ class MinariReader(Reader):
         obs, act = infer_spaces(
             self.origin, self.names(), self.read, keys or ["action"]
         )
-        declared = _discrete_spaces(self._data.action_space, "action")
+        declared = _declared_spaces(self._data.action_space, "action")
         others = {key: space for key, space in act.items() if key not in declared}
         return obs, act | self._discrete_bounds(others) | declared
 
@@ -88,16 +88,21 @@ def _flatten(value: Any, path: str = "") -> dict[str, np.ndarray]:
     return arrays
 
 
-def _discrete_spaces(space: Any, name: str) -> Spaces:
-    """Discrete action spaces as declared; the episodes may not contain every action."""
+def _declared_spaces(space: Any, name: str) -> Spaces:
+    """Action spaces of the dataset, if discrete or continuous with bounds.
+
+    The episodes may not contain every action.
+    """
     inner = getattr(space, "spaces", None)
     if inner is not None:
         pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-        parts = [_discrete_spaces(part, f"{name}/{key}") for key, part in pairs]
+        parts = [_declared_spaces(part, f"{name}/{key}") for key, part in pairs]
         return {key: found for part in parts for key, found in part.items()}
     if hasattr(space, "n") and hasattr(space, "start"):
         start = int(space.start)
         return {name: Space(np.int32, (), start, start + int(space.n))}
+    if hasattr(space, "low") and np.asarray(space.low).dtype.kind == "f":
+        return {name: Space(np.float32, space.shape, space.low, space.high)}
     return {}
 
 

@@ -7,10 +7,13 @@ row in the file:
     action in file    0     a0    a1
     action here       a0    a1    0
 
-Discrete actions are one-hot in the file and indices here. `discount` is zero in the
-last row and one before; `is_last` is not stored and follows from the length. If a file
-has other values for them, they are kept under `log/`, which agents do not use, so that
-writing the episode again gives the same file. Files with pickled objects are refused.
+Discrete actions are one-hot in the file and indices here. Continuous actions within
+[-1, 1] are scaled to these bounds, as dreamerv3-torch does; others are in the
+environment's own units, unless `dataset.json` has other bounds. `discount` is zero in
+the last row and one before; `is_last` is not stored and follows from the length. If a
+file has other values for them, they are kept under `log/`, which agents do not use, so
+that writing the episode again gives the same file. Files with pickled objects are
+refused.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import functools
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +39,7 @@ class NpzReader(FolderReader):
     """Reads a folder of NPZ files.
 
     File names end in `-<rows>`; otherwise the length is read from the file header.
-    Spaces are those given, else those of `dataset.json`, else inferred: actions that
+    Spaces are those of `dataset.json`, else those given, else inferred: actions that
     are one-hot in every step are then read as discrete. With `incomplete`, files may
     lack actions, rewards and flags: `action` and `reward` are then missing in the
     episode, and flags follow from the length.
@@ -49,8 +53,7 @@ class NpzReader(FolderReader):
     ):
         super().__init__(path)
         self.incomplete = incomplete
-        if spaces is not None:
-            self._spaces = spaces
+        self._expected = spaces
 
     def _list_files(self) -> dict[str, Path]:
         paths: dict[str, Path] = {}
@@ -81,15 +84,36 @@ class NpzReader(FolderReader):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Spaces, Spaces]:
+        if self._expected is not None:
+            obs_space, act_space = self._expected
+            unbounded = [k for k in act_space if not self._fits(k, act_space[k])]
+            return obs_space, {
+                key: Space(space.dtype, space.shape) if key in unbounded else space
+                for key, space in act_space.items()
+            }
         actions = ["action"] if self._has_actions() else []
         obs_space, act_space = infer_spaces(
             self.origin, self._names, self._read_raw, actions
         )
-        if "action" in act_space:
-            shape = act_space["action"].shape
-            if len(shape) == 1 and shape[0] > 1 and self._is_one_hot():
-                act_space["action"] = Space(np.int32, (), 0, shape[0])
+        for key, space in act_space.items():
+            if is_one_hot(space, self._names, self._read_raw):
+                act_space[key] = Space(np.int32, (), 0, space.shape[0])
+            elif np.isfinite(space.high).all():
+                act_space[key] = scaled_from_unknown(space)
         return obs_space, act_space
+
+    def _fits(self, key: str, space: Space) -> bool:
+        """False if a sampled file has continuous actions outside of the bounds."""
+        for name in () if space.is_discrete else evenly_spaced(self._names):
+            try:
+                action = load_arrays(self._paths[name]).get(key)
+            except BadEpisode:
+                continue
+            if action is None or action.shape[1:] != space.shape:
+                continue
+            if (action < space.low).any() or (action > space.high).any():
+                return False
+        return True
 
     def _has_actions(self) -> bool:
         """False if files may lack actions and no sampled file has any."""
@@ -107,18 +131,6 @@ class NpzReader(FolderReader):
         """Read an episode without knowing its spaces: actions stay float vectors."""
         arrays = load_arrays(self._paths[name])
         return self._convert(arrays, *_spaces_of(arrays))
-
-    def _is_one_hot(self) -> bool:
-        for name in evenly_spaced(self._names):
-            try:
-                action = self._read_raw(name)["action"][:-1]
-            except (BadEpisode, KeyError):
-                continue
-            if not (
-                ((action == 0) | (action == 1)).all() and (action.sum(1) == 1).all()
-            ):
-                return False
-        return True
 
     def _convert(self, arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
         convert = _from_incomplete if self.incomplete else from_npz
@@ -145,13 +157,17 @@ def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     return headers
 
 
-def load_arrays(path: Path) -> Arrays:
-    """Return the arrays of a file; raises `BadEpisode` if it cannot be read."""
+def load_arrays(path: Path, selects: Callable[[str], bool] | None = None) -> Arrays:
+    """Return the arrays of a file, or those whose keys are selected.
+
+    Raises `BadEpisode` if it cannot be read.
+    """
     if path.is_file() and not zipfile.is_zipfile(path):
         raise BadEpisode("cannot be read (not an NPZ file, or truncated)")
     try:
         with np.load(path, allow_pickle=False) as data:
-            members = {key: data[key] for key in data.files}
+            keys = filter(selects, data.files) if selects else data.files
+            members = {key: data[key] for key in keys}
     except ValueError as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise BadEpisode("has pickled objects, which are never loaded") from error
@@ -212,8 +228,8 @@ def from_npz(arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:
     for key, space in act_space.items():
         if key not in arrays:
             raise BadEpisode(f"has no {key!r}")
-        action = _decode(arrays[key], key, space)
-        episode[key] = np.concatenate([action[1:], space.zeros(1)])
+        action = _decode(arrays[key][1:], key, space)  # no action led to the first row
+        episode[key] = np.concatenate([action, space.zeros(1)])
     for key, value in arrays.items():
         if key.startswith("log_"):
             episode[f"log/{key.removeprefix('log_')}"] = value
@@ -303,13 +319,38 @@ def _encode(value: np.ndarray, space: Space) -> np.ndarray:
 
 
 def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
-    """Undo `_encode`; raises `BadEpisode` if a vector is not one-hot."""
-    if not space.is_discrete:
-        if value.shape[1:] != space.shape:
-            raise BadEpisode(
-                f"{key!r} has shape {value.shape[1:]}, expected {space.shape}"
-            )
-        return value.astype(space.dtype)
+    """Undo `_encode`."""
+    if space.is_discrete:
+        return decode_one_hot(value, key, space)
+    if value.shape[1:] != space.shape:
+        raise BadEpisode(f"{key!r} has shape {value.shape[1:]}, expected {space.shape}")
+    return value.astype(space.dtype)
+
+
+def is_one_hot(
+    space: Space, names: Sequence[str], read: Callable[[str], Episode]
+) -> bool:
+    """True if the actions of a few episodes are one-hot vectors."""
+    if len(space.shape) != 1 or space.shape[0] < 2:
+        return False
+    for name in evenly_spaced(names):
+        try:
+            action = read(name)["action"][:-1]
+        except (BadEpisode, KeyError):
+            continue
+        is_binary = ((action == 0) | (action == 1)).all()
+        if not (is_binary and (action.sum(1) == 1).all()):
+            return False
+    return True
+
+
+def scaled_from_unknown(space: Space) -> Space:
+    """Return the space of actions scaled to [-1, 1] from bounds that are not stored."""
+    return Space(space.dtype, space.shape, -1, 1, (-np.inf, np.inf))
+
+
+def decode_one_hot(value: np.ndarray, key: str, space: Space) -> np.ndarray:
+    """Return the indices of one-hot vectors; raises `BadEpisode` if they are not."""
     width = int(np.prod(space.shape, dtype=np.int64)) * space.classes
     if value.shape[1:] != (width,):
         raise BadEpisode(
@@ -318,7 +359,7 @@ def _decode(value: np.ndarray, key: str, space: Space) -> np.ndarray:
     vectors = value.reshape(len(value), *space.shape, space.classes)
     index = vectors.argmax(-1)
     matches = np.isclose(vectors, np.eye(space.classes)[index], atol=1e-3)
-    if not matches[1:].all():  # no action led to the first row
-        row = 1 + int(np.argwhere(~matches[1:])[0][0])
-        raise BadEpisode(f"{key!r} is not one-hot in row {row}")
+    if not matches.all():
+        step = int(np.argwhere(~matches)[0][0])
+        raise BadEpisode(f"{key!r} is not one-hot in step {step}")
     return (index + space.low).astype(space.dtype)

@@ -79,13 +79,22 @@ class ReplayReader(Reader):
         stream, position, _, _, first, last = table.T
         gap = (np.diff(stream) != 0) | (np.diff(position) != 1)
         is_start = np.concatenate([[True], gap]) | (first == 1)
-        episodes = {}
-        edges = [*np.flatnonzero(is_start).tolist(), len(table)]
-        for start, stop in pairwise(edges):
-            if first[start] and last[stop - 1]:
-                name = f"env{stream[start]}_step{position[start]}"
-                episodes[name] = table[start:stop, 2:4]
-        return episodes
+        return {
+            f"env{stream[start]}_step{position[start]}": table[start:stop, 2:4]
+            for start, stop in complete_episodes(is_start, first, last)
+        }
+
+
+def complete_episodes(
+    is_start: np.ndarray, is_first: np.ndarray, is_last: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return the first row of each complete episode, and one past its last row.
+
+    `is_start` marks rows that do not continue the row before them.
+    """
+    edges = [*np.flatnonzero(is_start).tolist(), len(is_start)]
+    pairs = pairwise(edges)
+    return [pair for pair in pairs if is_first[pair[0]] and is_last[pair[1] - 1]]
 
 
 def _list_segments(folder: Path) -> list[ArrayFile]:

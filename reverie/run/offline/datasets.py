@@ -26,6 +26,7 @@ from reverie.capabilities import (
 )
 from reverie.config import check_minimum
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
+from reverie.datasets.action_units import ConvertedActions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
 from reverie.datasets.episodes import ReaderConfig, open_episodes
@@ -301,6 +302,7 @@ def open_split(
         check_same_actions(
             config.data, reader.act_space, config.eval_data, other.act_space
         )
+        other = ConvertedActions(other, reader.act_space, config.data)
         return reader, SelectedKeys(other, tuple(reader.obs_space))
     if {"train", "valid"} <= reader.masks.keys():
         names = split_by_mask(reader, "train", "valid")

@@ -14,6 +14,7 @@ from typing import Any
 from reverie.api import UserError
 from reverie.capabilities import ConfiguresBase
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
+from reverie.datasets.action_units import check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
 from reverie.run.checkpoint import find_checkpoint
@@ -117,6 +118,7 @@ def check_same_spaces(run: str, dataset: OfflineEpisodes) -> None:
         if (folder / "spaces.json").is_file():
             act_space = read_spaces(folder).act_space
             check_same_actions(run, act_space, data, dataset.act_space)
+            check_same_units(run, act_space, data, dataset.act_space)
 
 
 def is_same_data(path: str, other: str) -> bool:

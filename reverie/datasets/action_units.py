@@ -1,0 +1,154 @@
+"""Units of recorded continuous actions.
+
+Environments scale bounded actions to [-1, 1] (`envs.wrappers.NormalizeAction`), and
+recorded actions are scaled in the same way when they are read, so agents train and act
+in the same units. `Space.native` has the bounds that an action was scaled from. Actions
+without known bounds are read in the environment's own units. `convert_actions`
+converts between action spaces: from recordings to an environment, or to other
+recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import Episode
+from reverie.datasets.readers import Reader, WrappedReader
+from reverie.spaces import Space, Spaces
+
+TOLERANCE = 1e-4
+"""Relative difference up to which two bounds are equal, for bounds in float32."""
+
+Convert = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def convert_actions(
+    source: Spaces, target: Spaces, source_name: str, target_name: str
+) -> tuple[Convert, str]:
+    """Return a function that converts actions from `source` to `target`, and a message.
+
+    The function converts the actions in a dict and copies the other entries. The
+    message is empty unless the conversion relies on an assumption: that actions with
+    other bounds than `target`, or without bounds, are in its own units. Raises if the
+    bounds of `source` exceed those of `target`.
+    """
+    pairs = {
+        key: (space, target[key])
+        for key, space in source.items()
+        if key in target and _differ(space, target[key])
+    }
+    assumptions = []
+    for key, (space, other) in pairs.items():
+        (low, high), (least, most) = space.native_bounds, other.native_bounds
+        slack = TOLERANCE * np.where(np.isfinite(most - least), most - least, 0)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        if (bounded & ((low < least - slack) | (high > most + slack))).any():
+            raise UserError(
+                f"The action {key!r} has {format_bounds(space)} in {source_name}, but "
+                f"{format_bounds(other)} in {target_name}.\n  Fix: use data and "
+                "environments of the same robot or task, with the same kind of control."
+            )
+        if not np.allclose([low, high], [least, most], rtol=TOLERANCE):
+            assumptions.append(
+                f"The action {key!r} has {format_bounds(space)} in {source_name}, and "
+                f"is taken to be in the units of {target_name} "
+                f"({format_bounds(other)})"
+            )
+
+    def convert(values: dict[str, Any]) -> dict[str, Any]:
+        converted = {
+            key: other.from_native(space.to_native(values[key]))
+            for key, (space, other) in pairs.items()
+            if key in values
+        }
+        return {**values, **converted}
+
+    return convert, "; ".join(assumptions)
+
+
+def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -> None:
+    """Raise if recorded actions are not in the units that a run was trained with."""
+    for key, space in act_space.items():
+        if key in recorded and _differ(space, recorded[key]):
+            low, high = (np.unique(bound) for bound in space.native_bounds)
+            fix = f"--offline.read.action_bounds {low[0]:g} {high[0]:g}"
+            if max(len(low), len(high)) > 1:
+                fix = "use data whose actions have the same bounds"
+            raise UserError(
+                f"The action {key!r} has {format_bounds(space)} in {run}, but "
+                f"{format_bounds(recorded[key])} in {data}.\n  Fix: {fix}."
+            )
+
+
+def _differ(space: Space, other: Space) -> bool:
+    """True if the same action has different values in the two spaces."""
+    if space.is_discrete or other.is_discrete or space.shape != other.shape:
+        return False
+    if _scaled_from_unknown(space) or _scaled_from_unknown(other):
+        return False
+    if space.native is None or other.native is None:
+        return space.native is not other.native
+    return not np.allclose(space.native, other.native, rtol=TOLERANCE)
+
+
+def _scaled_from_unknown(space: Space) -> bool:
+    """True if actions are scaled to [-1, 1] from bounds that are not recorded."""
+    bounds = (space.low, space.high)
+    return bool(
+        space.native is not None
+        and (~np.isfinite(space.native) & np.isfinite(bounds)).any()
+    )
+
+
+def format_bounds(space: Space) -> str:
+    """Return the bounds of an action in the environment's own units."""
+    texts = [
+        f"{bound.flat[0]:.4g}" if (bound == bound.flat[0]).all() else str(bound)
+        for bound in space.native_bounds
+    ]
+    return "no bounds" if texts == ["-inf", "inf"] else f"bounds [{', '.join(texts)}]"
+
+
+class ConvertedActions(WrappedReader):
+    """The episodes of another reader with actions converted to another space."""
+
+    def __init__(self, reader: Reader, act_space: Spaces, target_name: str):
+        super().__init__(reader)
+        self._convert, self.message = convert_actions(
+            reader.act_space, act_space, reader.origin, target_name
+        )
+        self._spaces = reader.obs_space, act_space
+
+    def read(self, name: str) -> Episode:
+        return self._converted(self.inner.read(name))
+
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
+        return self._converted(self.inner.read_keys(name, keys))
+
+    def _converted(self, episode: Episode) -> Episode:
+        converted = self._convert(episode)
+        for key in self.act_space.keys() & converted.keys():
+            if converted[key] is not episode[key]:
+                converted[key][-1] = 0  # the last row has no action
+        return converted
+
+
+def normalize_actions(reader: Reader, bounds: tuple[float, float]) -> Reader:
+    """Return the reader with bounded continuous actions scaled to [-1, 1].
+
+    `bounds` replace those of the dataset, unless both are 0.
+    """
+    act_space = {
+        key: Space(space.dtype, space.shape, *bounds)
+        if any(bounds) and space.dtype.kind == "f"
+        else space
+        for key, space in reader.act_space.items()
+    }
+    normalized = {key: space.normalized() for key, space in act_space.items()}
+    if normalized == reader.act_space:
+        return reader
+    return ConvertedActions(reader, normalized, "--action_bounds")

@@ -1,0 +1,153 @@
+"""Reader of the replay buffer of danijar/dreamerv3: a folder of chunks.
+
+A chunk is an NPZ file `<time>-<id>-<id of the next chunk>-<rows>.npz`. Chunks that
+continue each other hold the steps of one environment, with episodes one after another,
+so an episode may span chunks. Rows are as in Reverie: the action of row t was chosen
+after its observation. Continuous actions are scaled to [-1, 1], discrete ones are
+indices (one-hot vectors in old versions). Latents of the agent, such as `dyn/deter`,
+and `stepid` are not observations. Only complete episodes are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+
+from reverie.datasets.episode_format import (
+    BadEpisode,
+    Episode,
+    as_action,
+    as_observation,
+)
+from reverie.datasets.readers import Reader, infer_spaces
+from reverie.datasets.readers.npz import (
+    decode_one_hot,
+    is_one_hot,
+    load_arrays,
+    scaled_from_unknown,
+)
+from reverie.datasets.readers.replay import complete_episodes
+from reverie.spaces import FLAGS, RESERVED, Space, Spaces
+from reverie.storage.array_file import Arrays
+
+_NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
+_LATENTS = ("enc/", "dyn/", "dec/", "rep/", "finite")
+_CACHED = 4  # chunks in memory: short episodes are often in the same chunk
+
+
+def find_chunks(path: str | Path) -> list[Path]:
+    """Return the chunks of a folder or of its subfolder `replay`, in order of time."""
+    for folder in (Path(path), Path(path) / "replay"):
+        files = sorted(folder.glob("*.npz"))
+        if files and all(_NAME.fullmatch(file.stem) for file in files):
+            return files
+    return []
+
+
+class DreamerV3ReplayReader(Reader):
+    """Reads complete episodes, named by environment and step."""
+
+    def __init__(self, path: str | Path):
+        self.origin = str(path)
+        self.masks: dict[str, list[str]] = {}
+        self._load = functools.lru_cache(maxsize=_CACHED)(self._load_chunk)
+        flags: dict[Path, Arrays] = {}
+        self._damaged: list[str] = []
+        for file in find_chunks(path):
+            try:
+                arrays = load_arrays(file, lambda key: key in ("is_first", "is_last"))
+                flags[file] = {key: arrays[key].astype(bool) for key in FLAGS[1:3]}
+            except (BadEpisode, KeyError):
+                self._damaged.append(file.name)
+        self._pieces: dict[str, list[tuple[Path, slice]]] = {}  # of each episode
+        self._lengths: dict[str, int] = {}
+        for number, chain in enumerate(_chains(list(flags))):
+            self._find_episodes(number, {file: flags[file] for file in chain})
+        self._names = list(self._pieces)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {"damaged": ", ".join(self._damaged)} if self._damaged else {}
+
+    def rows(self, name: str) -> int:
+        return self._lengths[name]
+
+    def read(self, name: str) -> Episode:
+        episode = self._read_raw(name)
+        if episode["action"].dtype.kind != "f":
+            return episode
+        space = self.act_space["action"]
+        if space.is_discrete:
+            action = decode_one_hot(episode["action"][:-1], "action", space)
+            episode["action"] = np.concatenate([action, space.zeros(1)])
+        return episode
+
+    @functools.cached_property
+    def _spaces(self) -> tuple[Spaces, Spaces]:
+        obs, act = infer_spaces(self.origin, self._names, self._read_raw, ["action"])
+        space = act["action"]
+        if space.is_discrete:
+            return obs, self._discrete_bounds(act)
+        if is_one_hot(space, self._names, self._read_raw):
+            return obs, {"action": Space(np.int32, (), 0, space.shape[0])}
+        # actions are stored before they are clipped, so they may exceed the bounds
+        return obs, {"action": scaled_from_unknown(space)}
+
+    def _find_episodes(self, number: int, chain: dict[Path, Arrays]) -> None:
+        is_first, is_last = (
+            np.concatenate([flags[key] for flags in chain.values()])
+            for key in ("is_first", "is_last")
+        )
+        files, edges = list(chain), [0]
+        for flags in chain.values():
+            edges.append(edges[-1] + len(flags["is_first"]))
+        for start, stop in complete_episodes(is_first, is_first, is_last):
+            begin, end = np.searchsorted(edges, [start, stop - 1], "right").tolist()
+            name = f"env{number}_step{start}"
+            self._lengths[name] = stop - start
+            self._pieces[name] = [
+                (files[i], slice(max(0, start - edges[i]), stop - edges[i]))
+                for i in range(begin - 1, end)
+            ]
+
+    def _read_raw(self, name: str) -> Episode:
+        """Read an episode with actions as they are stored."""
+        parts = []
+        for file, part in self._pieces[name]:
+            parts.append({key: value[part] for key, value in self._load(file).items()})
+        keys = [key for key in parts[0] if all(key in part for part in parts)]
+        arrays = {key: np.concatenate([part[key] for part in parts]) for key in keys}
+        if missing := [key for key in ("action", *FLAGS) if key not in arrays]:
+            raise BadEpisode(f"has no {', '.join(map(repr, missing))}")
+        flags = {k: arrays.pop(k).astype(bool) for k in FLAGS if k != "reward"}
+        reward = arrays.pop("reward").astype(np.float32)
+        action = as_action(arrays.pop("action"), "action")
+        obs = {key: as_observation(value, key) for key, value in arrays.items()}
+        return {**obs, "action": action, "reward": reward, **flags}
+
+    def _load_chunk(self, file: Path) -> Arrays:
+        return load_arrays(file, _is_stored)
+
+
+def _is_stored(key: str) -> bool:
+    """True for observations, actions and flags."""
+    if key in RESERVED:
+        return key in FLAGS
+    return not key.startswith((*_LATENTS, "log_", "log/"))
+
+
+def _chains(files: list[Path]) -> list[list[Path]]:
+    """Group chunks by environment: each is followed by the next chunk it names."""
+    by_id = {file.stem.split("-")[1]: file for file in files}
+    following = {file: by_id.get(file.stem.split("-")[2]) for file in files}
+    continued = set(following.values())
+    chains = []
+    for start in files:
+        if start not in continued:
+            chains.append([start])
+            while (file := following[chains[-1][-1]]) is not None:
+                chains[-1].append(file)
+    return chains
