@@ -164,9 +164,10 @@ def split_task(task: str) -> tuple[str, str]:
             f"  Fix: choose a task of the suites {', '.join(sorted(SUITES))}, a "
             "Gymnasium id as gym_ID, or an import path as package.module:function."
         )
-    if not name and suite.name_format:
+    if not name and "" not in suite.tasks:
+        name_format = suite.name_format or f"{prefix}_TASK, such as {suite.example}"
         raise UserError(
-            f"Task {task!r} is not complete.\n  Fix: write it as {suite.name_format}."
+            f"Task {task!r} is not complete.\n  Fix: write it as {name_format}."
         )
     if not suite.has_task(name):
         names = [suite.full_name(each) for each in suite.tasks]

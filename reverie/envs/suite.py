@@ -39,7 +39,7 @@ class Suite:
     accepts: Callable[[str], bool] | None = None
     """True for an unlisted name that is a task too. May import the simulator."""
     name_format: str = ""
-    """How tasks are named, for messages: `gym_ID, such as gym_CartPole-v1`."""
+    """How tasks are named, if not `NAME_TASK`: `gym_ID, such as gym_CartPole-v1`."""
     make_native: Callable[..., VecEnv] | None = None
     """Build several environments with the simulator's own vectorized implementation;
     see `reverie/envs/suites/atari/native.py`."""

@@ -181,7 +181,7 @@ def test_unlisted_tasks_need_the_package() -> None:
     def make(name: str, config: object) -> Any:
         raise NotImplementedError
 
-    suite = suite_module.Suite("x", "", "", make, tasks=("a",))
+    suite = suite_module.Suite("x", "", make, tasks=("a",))
     assert suite.has_task("a")
     assert not suite.has_task("y")
     assert not dataclasses.replace(suite, accepts=not_installed).has_task("y")

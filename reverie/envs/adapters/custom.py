@@ -61,14 +61,9 @@ def check_spaces(env: Env, task: str) -> None:
                     "a reverie.spaces.Space.\n  Fix: use Space(dtype, shape, low, "
                     "high), or return a gymnasium.Env, whose spaces are converted."
                 )
-    taken = {*RESERVED} - {*FLAGS} | env.act_space.keys()
-    if names := sorted(taken & env.obs_space.keys()):
+    obs_keys, act_keys = {*env.obs_space} - {*FLAGS}, {*env.act_space}
+    if names := obs_keys & act_keys | (obs_keys | act_keys) & {*RESERVED}:
         raise UserError(
-            f"Task {task!r}: the observations {', '.join(names)} have the name of an "
-            "action or a reserved name.\n  Fix: rename them."
-        )
-    if names := sorted({*RESERVED} & env.act_space.keys()):
-        raise UserError(
-            f"Task {task!r}: the actions {', '.join(names)} have reserved names.\n"
-            "  Fix: rename them."
+            f"Task {task!r}: the keys {', '.join(sorted(names))} are reserved, or both "
+            "an observation and an action.\n  Fix: rename them."
         )

@@ -48,17 +48,16 @@ class Craftax:
         self._key = jax.random.PRNGKey(seed)
         self._state: Any = None
         shape = self._game.observation_space(self._params).shape
-        is_image = len(shape) == 3
+        image = Space(np.uint8, (*self.config.size, 3))
+        vector = Space(np.float32, shape)
         self.obs_space = {
-            "image": Space(np.uint8, (*self.config.size, 3)),
-            "vector": Space(np.float32, shape),
+            **({"image": image} if len(shape) == 3 else {"vector": vector}),
             **flag_spaces(),
             **{
                 f"log/achievement_{key}": Space(np.float32)
                 for key in self._achievements
             },
         }
-        del self.obs_space["vector" if is_image else "image"]
         count = int(self._game.action_space(self._params).n)
         self.act_space = {"action": Space(np.int32, (), 0, count)}
 

@@ -184,15 +184,15 @@ def _make_quadruped() -> Any:
             super()._build()
             model = mjcf.from_xml_string(quadruped.make_model(), assets=common.ASSETS)
             model.model = "walker"
-            for kind, name in (("geom", "floor"), ("camera", "global")):
-                model.find(kind, name).remove()
-            for scenery in (
-                model.visual,
-                model.option,
-                model.find("texture", "skybox"),
+            for kind, name in (
+                ("geom", "floor"),
+                ("camera", "global"),
+                ("texture", "skybox"),
+                ("joint", "root"),  # the maze adds one
             ):
-                scenery.remove()
-            model.find("joint", "root").remove()  # the maze adds one
+                model.find(kind, name).remove()
+            model.visual.remove()
+            model.option.remove()
             self._model = model
             self._prev_action = np.zeros(self.action_spec.shape)
 

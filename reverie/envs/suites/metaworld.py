@@ -115,7 +115,6 @@ SUITE = Suite(
     make=MetaWorld,
     config=MetaWorldConfig,
     tasks=TASKS,
-    name_format="metaworld_TASK, such as metaworld_reach-v3",
     package="metaworld",
     distributions=("metaworld", "mujoco"),
     max_python=(3, 13),

@@ -147,7 +147,6 @@ SUITE = Suite(
     config=MiniGridConfig,
     tasks=TASKS,
     accepts=is_task,
-    name_format="minigrid_TASK, such as minigrid_Empty-5x5",
     package="minigrid",
     install_group="small",
     distributions=("minigrid",),

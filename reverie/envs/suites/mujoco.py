@@ -76,7 +76,6 @@ SUITE = Suite(
     make=MuJoCo,
     config=MuJoCoConfig,
     tasks=TASKS,
-    name_format="mujoco_ID, such as mujoco_HalfCheetah-v5",
     package="mujoco",
     install_group="dmc",
     distributions=("gymnasium", "mujoco"),

@@ -146,9 +146,8 @@ class SyncVecEnv(base.BaseVecEnv):
             elif previous["is_last"][index]:
                 row = slot.reset()
             else:
-                row = slot.step(
-                    {key: value[index] for key, value in action.items()}
-                ) or base.truncated_row(previous, index)
+                next_row = slot.step(base.get_row(action, index))
+                row = next_row or base.truncated_row(previous, index)
             base.write_row(obs, index, row)
             self._report_errors(slot)
         self._has_failed = False

@@ -192,14 +192,9 @@ class Atari:
 
     def _new_game(self) -> None:
         self._ale.reset_game()
-        for _ in range(
-            self._rng.integers(self.config.min_noops, self.config.noops + 1)
-        ):
-            self._ale.act(NOOP)
-            if self._ale.game_over():
-                self._ale.reset_game()
-        if self.config.autostart:
-            self._ale.act(FIRE)
+        noops = int(self._rng.integers(self.config.min_noops, self.config.noops + 1))
+        for action in [NOOP] * noops + [FIRE] * self.config.autostart:
+            self._ale.act(action)
             if self._ale.game_over():
                 self._ale.reset_game()
         self._frames = 0
@@ -226,17 +221,15 @@ def is_installed_game(name: str) -> bool:
 
 
 def installed_games() -> dict[str, str]:
-    """Return the games of the installed `ale-py`, with and without underscores."""
+    """Return the games of the installed `ale-py` by their names without underscores."""
     from ale_py import roms
 
-    games = {game: game for game in roms.get_all_rom_ids()}
-    return {**{game.replace("_", ""): game for game in games}, **games}
+    return {game.replace("_", ""): game for game in roms.get_all_rom_ids()}
 
 
 def find_game(name: str) -> str:
     """Return the name of a game in `ale-py`."""
-    games = installed_games()
-    game = games.get(name) or games.get(name.replace("_", ""))
+    game = installed_games().get(name.replace("_", ""))
     if game is None:
         raise UserError(
             f"ale-py has no game {name!r}.\n  Fix: choose one of {', '.join(GAMES)}."
@@ -256,12 +249,10 @@ _ATARI = Suite(
     license="GPL-2.0",
     make=Atari,
     config=AtariConfig,
-    config_name="atari",
     tasks=GAMES,
     accepts=is_installed_game,
     make_native=_make_native,
     package="ale_py",
-    extra="atari",
     install_group="small",
     distributions=("ale-py",),
 )
@@ -270,6 +261,8 @@ SUITES = (
     replace(
         _ATARI,
         name="atari100k",
+        config_name="atari",
+        extra="atari",
         description="Atari 2600 games within 400 thousand frames",
     ),
 )

@@ -15,9 +15,7 @@ positions from the simulator, which are observed only if `object` is set.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,9 +92,13 @@ class Robosuite:
         opengl.select_backend(bool(config.cameras), "--env.robosuite.cameras ''")
         self._task = task = ALIASES.get(name, name)
         robots = [config.robot] * (2 if task.startswith("TwoArm") else 1)
-        with _no_warnings():
+        log_level = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # robosuite warns of missing optional files
+        try:
             _warm_up(task, robots, config)
             self._sim = _make(task, robots, config, config.cameras, seed)
+        finally:
+            logging.disable(log_level)
         spec = self._sim.observation_spec()
         self._vector_keys = self._select_keys(len(robots), spec)
         self.obs_space = self._make_obs_space(spec)
@@ -270,17 +272,6 @@ def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
     sim.close()
 
 
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Suppress robosuite's warnings about optional files that are missing."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(previous)
-
-
 SUITE = Suite(
     name="robosuite",
     description="robosuite: robot arm manipulation",
@@ -288,7 +279,6 @@ SUITE = Suite(
     make=Robosuite,
     config=RobosuiteConfig,
     tasks=TASKS,
-    name_format="robosuite_TASK, such as robosuite_Lift",
     package="robosuite",
     distributions=("robosuite", "mujoco"),
     max_python=(3, 13),
