@@ -91,14 +91,13 @@ class IrisWorldModelEnv:
         world: IrisWorld,
         obs_space: Spaces,
         act_space: Spaces,
-        action: str,
         device: torch.device,
         seed: int = 0,
     ):
-        self.world, self.action, self.device = world, action, device
+        self.world, self.device, self.act_space = world, device, act_space
         self.obs_space = {world.key: obs_space[world.key]}
-        self.act_space = act_space
-        self.low = int(act_space[action].low)
+        ((self.action, space),) = act_space.items()
+        self.low = int(space.low)
         self.seed(seed)
 
     def seed(self, seed: int) -> None:

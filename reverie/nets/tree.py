@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 
@@ -18,6 +20,18 @@ def tree_map(fn: Any, tree: Any, *others: Any) -> Any:
         values = [tree_map(fn, *xs) for xs in zip(tree, *others, strict=True)]
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
     return fn(tree, *others)
+
+
+def tree_where(mask: Bool[Tensor, " B"], tree: Any, other: Any) -> Any:
+    """Take the entries of `tree` where the mask of the first axis is True.
+
+    The leaves of `tree` may be numbers.
+    """
+
+    def select(x: Any, y: Tensor) -> Tensor:
+        return torch.where(mask.to(y.device).reshape(-1, *[1] * (y.ndim - 1)), x, y)
+
+    return tree_map(select, tree, other)
 
 
 def tree_leaves(tree: Any) -> list[Tensor]:

@@ -174,13 +174,13 @@ def test_imagination_from_the_last_steps_only():
     ["batch_size", "batch_length", "imag_length", "consec_train", "consec_report"],
 )
 def test_sizes_below_one_are_errors(setting):
-    with pytest.raises(UserError, match=f"dreamer.{setting} is 0"):
+    with pytest.raises(UserError, match=f"dreamer.{setting} must be at least 1, not 0"):
         replace(TINY, **{setting: 0})
 
 
 def test_other_invalid_sizes_are_errors():
     for name, value in (("replay_context", -1), ("report_length", 1), ("horizon", 1)):
-        with pytest.raises(UserError, match=f"dreamer.{name} is {value}"):
+        with pytest.raises(UserError, match=f"dreamer.{name} must .* not {value}"):
             replace(TINY, **{name: value})
 
 

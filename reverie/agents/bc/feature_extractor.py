@@ -86,9 +86,9 @@ def check_keys(keys: list[str], expected: list[str], source: str) -> None:
     missing = [key for key in expected if key not in keys]
     extra = [key for key in keys if key not in expected]
     if missing or extra:
-        parts = [f"{', '.join(missing)} missing here" if missing else ""]
-        parts += [f"{', '.join(extra)} unknown there" if extra else ""]
-        difference = " and ".join(part for part in parts if part)
+        parts = [f"it needs {', '.join(missing)}"] if missing else []
+        parts += [f"it does not use {', '.join(extra)}"] if extra else []
+        difference = " and ".join(parts)
     else:
         difference = f"its order is {', '.join(expected)}, here {', '.join(keys)}"
     raise UserError(

@@ -13,6 +13,7 @@ refreshed states back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ from reverie.nets import standardize
 from reverie.nets.blocks import initialize
 from reverie.nets.heads import PolicyHead, check_actions
 from reverie.nets.rng import Rng
-from reverie.nets.tree import tree_map
+from reverie.nets.tree import tree_map, tree_where
 from reverie.rows import Window
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 
@@ -126,20 +127,10 @@ class Dreamer:
         }
         self.last_metrics: Metrics = {}
 
-        train = Window(
-            config.batch_size,
-            config.batch_length,
-            config.replay_context,
-            config.consec_train,
-        )
-        report = Window(
-            config.batch_size,
-            config.report_length,
-            config.replay_context,
-            config.consec_report,
-            online=False,
-        )
-        self.windows = {"train": train, "report": report}
+        size, context = config.batch_size, config.replay_context
+        train = Window(size, config.batch_length, context, config.consec_train)
+        report = Window(size, config.report_length, context, config.consec_report)
+        self.windows = {"train": train, "report": replace(report, online=False)}
         self.extras = self.world.extras if config.replay_context else {}
         self.schedule = None
         self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
@@ -347,12 +338,7 @@ class Dreamer:
             {k: data[k][:, context - 1] for k in self.extras}
         )
         is_new = data["consec"][:, 0] == 0
-        state = tree_map(
-            lambda new, old: torch.where(_expand(is_new, new), new, old),
-            stored,
-            carry.state,
-        )
-        return carry, state, batch
+        return carry, tree_where(is_new, stored, carry.state), batch
 
     # Reporting and evaluation
 
@@ -460,8 +446,3 @@ class Dreamer:
         actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
         self.world.to(self.device)
         actor_critic.to(self.device)
-
-
-def _expand(mask: Tensor, x: Tensor) -> Tensor:
-    """Add axes to a mask `(B)`, so that it broadcasts against `x`."""
-    return mask.reshape(-1, *[1] * (x.ndim - 1))

@@ -69,10 +69,15 @@ def dreamer_sections(agent: Dreamer, feed: Feed) -> dict[str, Callable[[], Any]]
         name: _forward_and_backward(section, opt.leaves)
         for name, section in trained.items()
     }
-    sections["imagination"] = lambda: (imagine(), ())[1]
-    sections["optimizer"] = lambda: (opt.apply(zero_loss, zero_grads), ())[1]
+    sections["imagination"] = lambda: _discard(imagine())
+    sections["optimizer"] = lambda: _discard(opt.apply(zero_loss, zero_grads))
     graphs = {key: agent.fast.graph(call, key, rng) for key, call in sections.items()}
     return {"feed": lambda: feed("train"), **graphs}
+
+
+def _discard(output: object) -> tuple[()]:
+    """Return no tensors, so that a CUDA graph does not keep the output."""
+    return ()
 
 
 def _forward_and_backward(

@@ -16,11 +16,11 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from reverie.agents.iris.actor_critic import LSTMState, PixelActorCritic, PixelNet
-from reverie.agents.iris.batches import expand_mask
 from reverie.agents.iris.config import ActingConfig
 from reverie.api import Batch, Extras
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.rng import Rng
+from reverie.nets.tree import tree_map, tree_where
 
 
 class IrisCarry(NamedTuple):
@@ -112,7 +112,7 @@ class PixelPolicy:
     ) -> tuple[DeviceCarry, dict[str, Tensor], Extras]:
         """Run the device part of a policy step; captured as a CUDA graph."""
         image = inputs["image"].to(self.device)
-        lstm, frames = self._reset(carry, inputs["is_first"])
+        lstm, frames = _reset(carry, inputs["is_first"])
         lstm, logits = net.policy_step(lstm, image)
         index = self._sample(logits, purpose)
         return DeviceCarry(lstm, _append_frame(frames, image)), {"index": index}, {}
@@ -120,17 +120,10 @@ class PixelPolicy:
     def _random_step(
         self, carry: DeviceCarry, inputs: Batch
     ) -> tuple[DeviceCarry, dict[str, Tensor]]:
-        image, first = inputs["image"].to(self.device), inputs["is_first"]
-        frames = torch.where(expand_mask(first, carry.frames), 0, carry.frames)
+        image = inputs["image"].to(self.device)
+        lstm, frames = _reset(carry, inputs["is_first"])
         index = self._uniform(len(image), self.rng["policy"])
-        return DeviceCarry(carry.lstm, _append_frame(frames, image)), {"index": index}
-
-    def _reset(self, carry: DeviceCarry, is_first: Bool[Tensor, " N"]) -> DeviceCarry:
-        """Reset the carry where an episode starts."""
-        lstm, frames = carry
-        zeros = self.actor_critic.online.initial(len(frames))
-        frames = torch.where(expand_mask(is_first, frames), 0, frames)
-        return DeviceCarry(_where(is_first, zeros, lstm), frames)
+        return DeviceCarry(lstm, _append_frame(frames, image)), {"index": index}
 
     def _burn_in(
         self,
@@ -139,9 +132,9 @@ class PixelPolicy:
         outdated: Bool[Tensor, " N"],
     ) -> DeviceCarry:
         """Compute outdated LSTM states from the last frames."""
-        lstm, frames = self._reset(carry, is_first)
+        lstm, frames = _reset(carry, is_first)
         new = self.actor_critic.burn_in(frames)
-        return DeviceCarry(_where(outdated, new, lstm), frames)
+        return DeviceCarry(tree_where(outdated, new, lstm), frames)
 
     def _sample(self, logits: Tensor, purpose: str) -> Int[Tensor, " N"]:
         """Choose actions: epsilon-greedy around samples or the most probable action."""
@@ -170,6 +163,7 @@ def _append_frame(
     return torch.cat([frames, image[:, None]], 1)[:, 1:]
 
 
-def _where(mask: Bool[Tensor, " N"], new: LSTMState, old: LSTMState) -> LSTMState:
-    pairs = zip(new, old, strict=True)
-    return LSTMState(*(torch.where(expand_mask(mask, b), a, b) for a, b in pairs))
+def _reset(carry: DeviceCarry, is_first: Bool[Tensor, " N"]) -> DeviceCarry:
+    """Set the carry to zero where an episode starts."""
+    carry = tree_where(is_first, tree_map(lambda _: 0, carry), carry)
+    return carry

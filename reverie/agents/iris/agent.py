@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from reverie.agents.iris.acting import PixelPolicy
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.agents.iris.batches import (
-    pad_rows,
     select_action,
     select_image,
     to_segment,
@@ -305,20 +304,21 @@ class Iris:
         lengths = {name: getattr(training, name).length for name in WORLD_COMPONENTS}
         keys = (self.image, self.action, "reward", "is_last", "is_terminal", "mask")
         # a loss needs two frames and the reward and end after the second
-        segment = self._to_segment({key: pad_rows(batch[key], 3) for key in keys})
+        rows = {key: batch[key] for key in keys}
+        if length < 3:
+            pad = (0, 3 - length)
+            rows = {
+                k: F.pad(x, (*[0, 0] * (x.ndim - 2), *pad)) for k, x in rows.items()
+            }
+        segment = self._to_segment(rows)
         losses, mask = episode_losses(self.world, segment, lengths, self.rng["report"])
         shifted = {key: F.pad(loss, (1, 0))[:, :length] for key, loss in losses.items()}
         return shifted, F.pad(mask, (1, 0))[:, :length]
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
-        return IrisWorldModelEnv(
-            self._refresh_imagination_world(),
-            self.obs_space,
-            self.act_space,
-            self.action,
-            self.device,
-            seed,
-        )
+        spaces = (self.obs_space, self.act_space)
+        world = self._refresh_imagination_world()
+        return IrisWorldModelEnv(world, *spaces, self.device, seed)
 
     def parameter_count(self) -> int:
         return count_parameters(self.opts.values())

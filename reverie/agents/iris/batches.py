@@ -7,7 +7,6 @@ observation of an episode is not used.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from reverie.api import Batch, UserError
 from reverie.spaces import Spaces, agent_obs_space
@@ -27,7 +26,7 @@ def to_segment(
     real = mask[:, :-1] & mask[:, 1:]
     index = batch[action][:, :-1].long() - low
     return EpisodeSegment(
-        torch.where(expand_mask(real, batch[image]), batch[image][:, :-1], 0),
+        torch.where(real[..., None, None, None], batch[image][:, :-1], 0),
         torch.where(real, index, 0),
         torch.where(real, batch["reward"][:, 1:], 0.0),
         batch[end_key][:, 1:] & real,
@@ -75,15 +74,3 @@ def select_action(act_space: Spaces) -> tuple[str, int, int]:
     raise UserError(
         "The environment has no actions.\n  Fix: choose another environment."
     )
-
-
-def pad_rows(x: Tensor, length: int) -> Tensor:
-    """Append zero rows along the time axis up to a minimum length."""
-    missing = max(0, length - x.shape[1])
-    return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1)
-
-
-def expand_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Add axes to a mask of the first axes of `x`, so that it broadcasts against it."""
-    mask = mask.to(x.device)
-    return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))

@@ -91,6 +91,7 @@ class VTAAgent:
         self.opt = self.fast.optimizer(parameters, config.opt, scaling=scaling)
         self.rng = {key: Rng(seed, key, device) for key in ("train", "report")}
         self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
+        # "labelled": sequences with events, for the threshold of the pixel baseline
         names = ("train", "report", "labelled")
         self.windows = dict.fromkeys(names, config.sequence_window)
         self.extras: Spaces = {}

@@ -37,8 +37,8 @@ class VTAConfig:
     obs_std: float = 1.0
     """Standard deviation of the Gaussian pixel likelihood."""
     levels: Literal["all", "floor", "spread"] = "all"
-    """Pixel quantization: none, to `bits` bits in [0, 1], or to `bits` bits with
-    uniform noise in [-1, 1)."""
+    """Pixel quantization: none (`all`), to `bits` bits in [0, 1] (`floor`), or to
+    `bits` bits with uniform noise in [-1, 1) (`spread`)."""
     bits: int = 5
     """Bits per pixel channel for `levels` floor and spread."""
     max_segment: int = 8

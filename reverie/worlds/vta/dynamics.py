@@ -18,6 +18,7 @@ from reverie.nets.gaussian import Gaussian
 from reverie.nets.inputs import Concat
 from reverie.nets.rng import Rng
 from reverie.nets.strided import TimeConvs
+from reverie.nets.tree import tree_where
 from reverie.spaces import Spaces
 from reverie.worlds.rollout import stack_time
 from reverie.worlds.vta.boundaries import (
@@ -121,7 +122,7 @@ class RecurrentVTADynamics(nn.Module):
         states, dists = [], []
         for t in range(tokens.shape[1]):
             token, action = tokens[:, t], actions[:, t]
-            state = _reset(state, initial, is_first[:, t])
+            state = tree_where(is_first[:, t], initial, state)
             prior_flag = self.prior_flag(state)
             post_flag = prior_flag
             if detector_logits is not None:
@@ -230,17 +231,6 @@ class RecurrentVTADynamics(nn.Module):
 
     def _uniform(self, like: Tensor, rng: Rng) -> Tensor:
         return rng.uniform(like).clamp(UNIFORM_MARGIN, 1 - UNIFORM_MARGIN)
-
-
-def _reset(
-    state: RecurrentVTAState, initial: RecurrentVTAState, is_first: Bool[Tensor, " B"]
-) -> RecurrentVTAState:
-    """Replace the state by the initial one where an episode begins."""
-    fields = (
-        torch.where(is_first.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-        for old, new in zip(state, initial, strict=True)
-    )
-    return RecurrentVTAState(*fields)
 
 
 def _replace_upper(
