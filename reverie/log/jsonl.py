@@ -17,7 +17,7 @@ from typing import Any
 
 from reverie.api import StateDict
 from reverie.log.append_file import AppendFile
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 from reverie.storage.atomic import write_file
 
 METRICS = "metrics.jsonl"
@@ -30,7 +30,7 @@ MAX_UNWRITTEN = 10_000
 """Maximum number of lines kept in memory while the disk is full."""
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Writes `metrics.jsonl` and `scores.jsonl`.
 
     Without `timing_metrics`, equal runs write equal files.

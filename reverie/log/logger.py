@@ -121,9 +121,7 @@ class Logger:
     def progress(self, step: int) -> None:
         """Update the progress line, if a sink has one. Cheap enough for every step."""
         for sink in self.sinks:
-            progress = getattr(sink, "progress", None)
-            if progress is not None:
-                progress(step)
+            sink.progress(step)
 
     def truncate_after(self, step: int) -> None:
         """Remove what was written after `step`; -1 removes everything.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 from reverie.render.video import can_write_mp4, upscale, write_image, write_video
 
 
-class MediaSink:
+class MediaSink(Sink):
     """Writes PNG and GIF files (MP4 if an encoder is installed).
 
     `train/openloop/image` at step 5000 becomes
     `media/train-openloop-image-000000005000.gif`. The newest `keep` files of each name
-    are kept.
+    are kept. A resumed run overwrites the files of the steps that it repeats.
     """
 
     name = "media"
@@ -32,12 +32,6 @@ class MediaSink:
             path = self._path(name, record.step, self.video_suffix)
             write_video(path, upscale(video), self.fps)
             self._delete_old(name)
-
-    def truncate_after(self, step: int) -> None:
-        """Do nothing: files are overwritten when the run reaches their step again."""
-
-    def close(self) -> None:
-        pass
 
     def _path(self, name: str, step: int, suffix: str) -> Path:
         return self.folder / f"{_file_stem(name)}-{step:012d}{suffix}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,23 +28,26 @@ class Record:
     scores: tuple[Score, ...] = ()
 
 
-class Sink(Protocol):
+class Sink:
     """A destination of metrics.
 
     All methods may raise: the logger prints one warning and the run continues. Sinks
-    may also have `state_dict` and `load_state_dict` to resume exactly, and
-    `progress(step)`, which is called at every step.
+    may also have `state_dict` and `load_state_dict` to resume exactly.
     """
 
-    name: str
+    name: ClassVar[str]
 
-    def write(self, record: Record) -> None: ...
+    def write(self, record: Record) -> None:
+        raise NotImplementedError
+
+    def progress(self, step: int) -> None:
+        """Called at every step."""
 
     def truncate_after(self, step: int) -> None:
         """Remove what was written after this step, if possible.
 
         Called when a run resumes from a checkpoint of this step.
         """
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flush and release files and connections."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
 
 
-class ScopeSink:
-    """Writes `<logdir>/scope`, for `python -m scope.viewer --basedir ...`."""
+class ScopeSink(Sink):
+    """Writes `<logdir>/scope`, for `python -m scope.viewer --basedir ...`.
+
+    Scope cannot remove data, so steps that a resumed run repeats appear twice.
+    """
 
     name = "scope"
 
@@ -21,17 +24,12 @@ class ScopeSink:
 
     def write(self, record: Record) -> None:
         try:
-            self._writer.add(record.step, record.scalars)
-            self._writer.add(record.step, record.texts)
-            self._writer.add(record.step, record.images)
-            self._writer.add(record.step, record.videos)
+            for metrics in (record.scalars, record.texts, record.images, record.videos):
+                self._writer.add(record.step, metrics)
             self._writer.flush()
         except Exception:
             self._writer = self._open()  # the old one would write the same data again
             raise
-
-    def truncate_after(self, step: int) -> None:
-        """Do nothing: Scope cannot remove data, so repeated steps appear twice."""
 
     def close(self) -> None:
         self._writer.flush()

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from reverie.log.append_file import AppendFile
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
 from reverie.render.video import encode_gif, encode_png
 
 
-class TensorboardSink:
+class TensorboardSink(Sink):
     """Writes event files to the logdir, for `tensorboard --logdir LOGDIR`."""
 
     name = "tensorboard"

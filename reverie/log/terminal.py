@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from reverie.api import UserError
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 
 REFRESH_SECONDS = 0.5
 """Time between two updates of the progress line."""
@@ -24,7 +24,7 @@ LOSSES = ("train/opt/loss", "train/loss")
 """Metrics with the total loss; if none exists, all `train/loss/*` are added."""
 
 
-class TerminalSink:
+class TerminalSink(Sink):
     """Prints the metrics whose name matches the filter, and the progress of the run.
 
     On a terminal the progress line is updated in place; in a file or pipe it is
@@ -151,14 +151,12 @@ def format_number(value: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Format with the two largest units: 93784 -> 1d 2h."""
     remaining = round(seconds)
-    units = [("d", 86400), ("h", 3600), ("m", 60), ("s", 1)]
-    parts = []
-    for unit, size in units:
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, remaining = divmod(remaining, size)
-        parts.append((count, unit))
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return " ".join(f"{count}{unit}" for count, unit in parts[:2])
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
 
 
 def in_columns(pairs: dict[str, str], width: int) -> list[str]:

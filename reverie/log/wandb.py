@@ -6,19 +6,22 @@ usual meaning. All files are stored in the logdir.
 
 from __future__ import annotations
 
-import hashlib
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
 from reverie.render.channels import to_rgb
 from reverie.render.video import encode_gif
 
 
-class WandbSink:
-    """Logs to one W&B run per logdir; a resumed run continues it."""
+class WandbSink(Sink):
+    """Logs to one W&B run per logdir; a resumed run continues it.
+
+    W&B ignores data for steps that it has already, and warns.
+    """
 
     name = "wandb"
 
@@ -52,9 +55,6 @@ class WandbSink:
             entry[name] = self._wandb.Video(str(path), format="gif")
         self._run.log(entry, step=record.step)
 
-    def truncate_after(self, step: int) -> None:
-        """Do nothing: W&B ignores data for steps that it has already, and warns."""
-
     def close(self) -> None:
         self._run.finish()
 
@@ -63,6 +63,5 @@ def _run_id(logdir: Path) -> str:
     """Id stored in the logdir, so that it stays the same if the folder is moved."""
     path = logdir / "wandb" / "run-id.txt"
     if not path.exists():
-        seed = os.urandom(16) + str(logdir).encode()
-        path.write_text(hashlib.sha256(seed).hexdigest()[:12])
+        path.write_text(secrets.token_hex(6))
     return path.read_text().strip()

@@ -165,15 +165,11 @@ class Transformer(nn.Module):
         size, new = (cache.size if cache else 0), x.shape[1]
         assert size + new <= self.length, f"{size} + {new} tokens > {self.length}"
         x = x + self.positions.weight[size : size + new].to(x.dtype)
-        mask = self._mask(size, new)
+        mask = None  # not needed by a causal `TransformerLayer` in these cases
+        if self.config.attention != "causal" or (new > 1 and size > 0):
+            mask = self.mask[size : size + new, : size + new]
         for i, layer in enumerate(self.layers):
             past = (cache.keys[i], cache.values[i]) if cache else None
             x = layer(x, mask, past, size)
         cache = cache._replace(size=size + new) if cache else None
         return self.norm(x), cache
-
-    def _mask(self, size: int, new: int) -> Tensor | None:
-        """Rows of the mask; None where `TransformerLayer` needs none."""
-        if self.config.attention == "causal" and (new == 1 or size == 0):
-            return None
-        return self.mask[size : size + new, : size + new]

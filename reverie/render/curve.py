@@ -25,7 +25,6 @@ from reverie.render.figure import (
     Figure,
     font,
     format_tick,
-    with_margin,
 )
 from reverie.render.video import write_image
 
@@ -92,7 +91,7 @@ def draw_lines(
     """Plot lines with their bands."""
     x_range, y_range = _ranges(lines)
     figure = Figure(WIDTH, HEIGHT)
-    to_x, to_y = figure.plot_axes(BOX, x_range, y_range, (8, 6), size=14)
+    to_x, to_y = figure.plot_axes(BOX, x_range, y_range, (8, 6), 0.04, size=14)
     figure.text((BOX.left, 30), title, 18, BLACK)
     figure.text((BOX.left - 20, BOX.top - 52), y_label, anchor="rt")
     figure.text((BOX.right, BOX.bottom + 62), x_label, anchor="rt")
@@ -139,7 +138,7 @@ def _ranges(lines: Mapping[str, Line]) -> tuple[tuple[float, float], ...]:
     last = max(float(steps[-1]) for steps, *_ in lines.values())
     low = min(float(low.min()) for _, _, low, _ in lines.values())
     high = max(float(high.max()) for _, _, _, high in lines.values())
-    return (0.0, last or 1.0), with_margin(low, high, 0.04)
+    return (0.0, last or 1.0), (low, high)
 
 
 def _draw_legend(

@@ -12,15 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from reverie.render.figure import (
-    BLACK,
-    COLORS,
-    SCALE,
-    Box,
-    Figure,
-    PanelGrid,
-    with_margin,
-)
+from reverie.render.figure import BLACK, COLORS, SCALE, Box, Figure, PanelGrid
 
 PANELS = PanelGrid(columns=2, width=480, height=200, margins=(64, 30, 16, 26))
 MAX_PANELS = 12
@@ -58,9 +50,9 @@ def _draw_panel(
     values = truth[:, entry]
     rollouts = [item.rollouts[..., entry].reshape(-1) for item in ensembles]
     everything = np.concatenate([values, *rollouts])
-    low, high = with_margin(float(everything.min()), float(everything.max()), 0.05)
+    extent = (float(everything.min()), float(everything.max()))
     steps = (0.0, max(1.0, len(truth) - 1.0))
-    to_x, to_y = figure.plot_axes(box, steps, (low, high), (6, 4))
+    to_x, to_y = figure.plot_axes(box, steps, extent, (6, 4), margin=0.05)
     figure.text((box.left, box.top - 6 * SCALE), f"[{entry}]", 12, anchor="lb")
     for number, (start, paths) in enumerate(ensembles):
         color = (*COLORS[number % 2], OPACITY)

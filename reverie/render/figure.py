@@ -89,9 +89,14 @@ class Figure:
         x_range: Point,
         y_range: Point,
         counts: tuple[int, int],
+        margin: float,
         size: int = 11,
     ) -> tuple[Axis, Axis]:
-        """Draw linear axes with about `counts` ticks; returns them as functions."""
+        """Draw linear axes with about `counts` ticks; returns them as functions.
+
+        `margin` extends the y axis by a fraction of its range on both sides.
+        """
+        y_range = with_margin(*y_range, margin)
         to_x = linear_axis(*x_range, box.left, box.right)
         to_y = linear_axis(*y_range, box.bottom, box.top)
         x_ticks = tick_labels(round_ticks(*x_range, counts[0]), to_x)

@@ -107,13 +107,11 @@ class EpisodeIndex:
             (saved_order.get(int(step), len(saved_order)), int(step), int(count))
             for step, count in zip(ids[starts], counts, strict=True)
         )
-        newest: dict[int, tuple[int, int]] = {}
         for _, step, count in episodes:
             self._append(step, count)
-            stream = int(index.stream[step % index.capacity])
-            if step >= newest.get(stream, (-1, 0))[0]:
-                newest[stream] = (step, self._size - 1)
-        self._newest = {stream: number for stream, (_, number) in newest.items()}
+        order = np.argsort(self.begin)  # the newest episode of a stream comes last
+        streams = self._table["stream"][order]
+        self._newest = dict(zip(streams.tolist(), order.tolist(), strict=True))
 
     def state_dict(self) -> StateDict:
         self.remove_evicted()

@@ -140,14 +140,12 @@ class ReplayFeed:
                 self.replay.write_extras(ids, extras)
 
     def reload(self) -> None:
-        """Discard all prefetched and copied data."""
         self._discard_prefetched()
         self._writeback.clear()
         if self.device_copy is not None:
             self.device_copy.reload()
 
     def pop_num_writes(self) -> int:
-        """Number of steps written on the device since the last call."""
         return 0 if self.device_copy is None else self.device_copy.pop_num_writes()
 
     def _discard_prefetched(self) -> list[str]:

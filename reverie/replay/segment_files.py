@@ -54,36 +54,26 @@ class PendingSegment:
         return self.first + len(self.order)
 
 
+@dataclass(eq=False)
 class SegmentFiles:
     """Writes steps to segment files, loads them, and deletes unused files.
 
-    `max_add` is the number of steps added at once and `tail` the number of steps
-    that a disk store can hold in memory. With `exact_extras`, a save writes all extras
-    that were changed by write-backs, so that a resumed run continues exactly.
+    With `exact_extras`, a save writes all extras that were changed by write-backs, so
+    that a resumed run continues exactly.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        index: StepIndex,
-        store: ColumnStore,
-        spaces: Spaces,
-        extras: Spaces,
-        *,
-        segment: int,
-        max_add: int,
-        tail: int,
-        exact_extras: bool,
-    ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
-        self.index = index
-        self.store = store
-        self.spaces = spaces
-        self.extras = extras
-        self.segment = segment
-        self.max_add, self.tail = max_add, tail
-        self.exact_extras = exact_extras
+    directory: Path
+    index: StepIndex
+    store: ColumnStore
+    spaces: Spaces
+    extras: Spaces
+    segment: int  # steps per file
+    max_add: int  # number of steps added at once
+    tail: int  # number of steps that a disk store can hold in memory
+    exact_extras: bool
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
         self.segments: list[ReplaySegment] = []
         self.partial: ReplaySegment | None = None  # incomplete, replaced by next save
         self.first_unwritten = 0  # steps before this id are in full segments

@@ -43,19 +43,12 @@ class FileRecord(NamedTuple):
     crc: int
 
 
-@dataclass(frozen=True)
-class ArrayLayout:
-    """Type, shape and byte offset of one array in a file."""
+class ArrayLayout(NamedTuple):
+    """Shape, type and byte offset of one array in a file."""
 
-    dtype: np.dtype
     shape: tuple[int, ...]
+    dtype: np.dtype
     offset: int
-
-    def view(self, buffer: memoryview) -> np.ndarray:
-        """Return the array as a view of the mapped file."""
-        count = int(np.prod(self.shape, dtype=np.int64))
-        flat = np.frombuffer(buffer, self.dtype, count, self.offset)
-        return flat.reshape(self.shape)
 
 
 Arrays = dict[str, np.ndarray]
@@ -82,8 +75,10 @@ class ArrayFile:
             mapped = mmap.mmap(descriptor, size, access=access)
         finally:
             os.close(descriptor)
-        buffer = memoryview(mapped)
-        return mapped, {key: lay.view(buffer) for key, lay in self.layouts.items()}
+        return mapped, {
+            key: np.ndarray(shape, dtype, mapped, offset)
+            for key, (shape, dtype, offset) in self.layouts.items()
+        }
 
 
 def write_arrays(
@@ -177,8 +172,8 @@ def _make_header(arrays: Arrays) -> tuple[bytes, dict[str, ArrayLayout]]:
 def _layouts(table: dict[str, Any], data_start: int) -> dict[str, ArrayLayout]:
     return {
         key: ArrayLayout(
-            _DTYPES[entry["dtype"]],
             tuple(entry["shape"]),
+            _DTYPES[entry["dtype"]],
             data_start + entry["data_offsets"][0],
         )
         for key, entry in table.items()

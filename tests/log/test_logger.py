@@ -12,10 +12,10 @@ import torch
 from reverie.api import UserError
 from reverie.log.jsonl import JsonlSink
 from reverie.log.logger import Logger, LoggerConfig, make_logger
-from reverie.log.record import Record
+from reverie.log.record import Record, Sink
 
 
-class ListSink:
+class ListSink(Sink):
     """Stores records in a list, or fails if `broken`."""
 
     name = "memory"
@@ -32,9 +32,6 @@ class ListSink:
 
     def truncate_after(self, step):
         self.truncated.append(step)
-
-    def close(self):
-        pass
 
 
 @pytest.fixture

@@ -151,12 +151,11 @@ class Optimizer:
             key: [torch.zeros_like(tensor) for tensor in self.tensors]
             for key in self.rule.MOMENTS
         }
-        self.step = torch.zeros((), device=device)
-        self.skipped = torch.zeros((), device=device)
-        self.nonfinite_in_row = torch.zeros((), device=device)
+        self.step, self.skipped, self.nonfinite_in_row, self.finite_in_row = (
+            torch.zeros((), device=device) for _ in range(4)
+        )
         scale = self.rule.LOSS_SCALING.initial if scaling else 1.0
         self.loss_scale = torch.full((), scale, device=device)
-        self.finite_in_row = torch.zeros((), device=device)
         self.norms = torch.zeros(len(self.tensors), device=device)
         self.size = sum(tensor.numel() for tensor in self.tensors)
 
