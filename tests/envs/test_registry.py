@@ -188,3 +188,16 @@ def test_importing_envs_imports_no_simulator_and_no_torch() -> None:
 def test_invalid_configs_are_refused(make_config: object) -> None:
     with pytest.raises(ValueError, match="needs"):
         make_config()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("task", "fix"),
+    [
+        ("atari", "write it as atari_TASK, such as atari_alien"),
+        ("dmc", "write it as dmc_DOMAIN_TASK, such as dmc_walker_walk"),
+    ],
+)
+def test_the_name_of_a_suite_is_not_a_task(task: str, fix: str) -> None:
+    with pytest.raises(UserError, match=f"{task!r} is not complete.\n  Fix: {fix}"):
+        envs.split_task(task)
+    assert envs.split_task("catch") == ("catch", "")
