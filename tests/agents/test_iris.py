@@ -278,7 +278,7 @@ def test_episode_losses_are_the_training_losses():
     segment = agent._to_segment(batch)
     both = segment.real[:, :-1] & segment.real[:, 1:]
     trained = {
-        "tokenizer": agent.world.tokenizer_loss(segment, agent.rng["report"], False),
+        "tokenizer": agent.world.tokenizer.loss(segment, agent.rng["report"], False),
         "world_model": agent.world.dynamics_loss(segment),
     }
     for component, name, valid in (

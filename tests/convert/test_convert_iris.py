@@ -98,7 +98,7 @@ def test_an_imported_agent_has_the_recorded_outputs(file):
         wanted = recorded[f"unroll/{name}/logits_actions"]
         np.testing.assert_allclose(output.policy, wanted, atol=1e-4)
     io = load("tokenizer_io")
-    tokens = agent.world.tokenize(
+    tokens = agent.world.tokenizer.tokenize(
         as_bytes(io["in/observations"]), torch.tensor(io["in/actions"])
     )
     np.testing.assert_array_equal(tokens, io["eval/tokens"])

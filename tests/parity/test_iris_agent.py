@@ -301,8 +301,8 @@ def test_time_is_shifted_at_the_border():
         np.testing.assert_array_equal(segment.end, wanted["ends"].astype(bool))
 
 
-class Silent(IrisWorld):
-    """A world that has nothing to say about the pieces it is shown."""
+class ZeroLossWorld(IrisWorld):
+    """A world whose losses are zero."""
 
     def __init__(self):
         torch.nn.Module.__init__(self)
@@ -311,7 +311,7 @@ class Silent(IrisWorld):
         return WorldLoss({"rewards": torch.zeros_like(segment.reward)}, None, {})
 
 
-def test_episodes_are_judged_in_the_original_s_pieces():
+def test_episode_losses_use_the_chunks_of_the_original():
     functions = load("functions")
     lengths = functions["sampler/lengths"].tolist()
     _, length = functions["traverse/batch_size_chunk"].tolist()
@@ -319,7 +319,7 @@ def test_episodes_are_judged_in_the_original_s_pieces():
     image = torch.zeros(*real.shape, 1, 1, 3, dtype=torch.uint8)
     segment = EpisodeSegment(image, real.long() * 0, real * 0.0, real & False, real)
     lengths = {"world_model": length}
-    _, counts = episode_losses(Silent(), segment, lengths, RecordedSamples())
+    _, counts = episode_losses(ZeroLossWorld(), segment, lengths, RecordedSamples())
     wanted = torch.zeros_like(real)
     for row in functions["traverse/rows_batch_episode_start_stop"].tolist():
         _, episode, start, stop = row

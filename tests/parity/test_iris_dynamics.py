@@ -40,17 +40,17 @@ def sequence(world, frames=None):
     tokens = torch.tensor(IO["latent_tokens"])
     filled = torch.nn.functional.pad(tokens, (0, 0, 0, 1))
     batch = segment(IO)
-    i_tokens = world.dynamics.embed_frames(batch.image, torch.float32)
+    i_tokens = world.dynamics.embed_frames(batch.image)
     return world.dynamics.embed_sequence(i_tokens, batch.action, filled)
 
 
 def test_embeddings(world):
     batch = segment(IO)
-    frames = world.dynamics.embed_frames(batch.image, torch.float32)
+    frames = world.dynamics.embed_frames(batch.image)
     close(frames[:, :, None], IO["frames_emb"])
     close(sequence(world), IO["sequence"])
     assert np.array_equal(
-        world.tokenize(batch.image, batch.action), IO["latent_tokens"]
+        world.tokenizer.tokenize(batch.image, batch.action), IO["latent_tokens"]
     )
 
 
@@ -247,7 +247,7 @@ def test_imagination_when_the_cache_is_cleared(variant):
         frame = as_bytes(
             c["frames"][:, t]
         )  # so that rounding differences do not accumulate
-        embedded = world.dynamics.embed_frames(frame, torch.float32)
+        embedded = world.dynamics.embed_frames(frame)
         state = step.state._replace(image=frame, i_token=embedded)
     assert flushes == 1
     nearly_same_frames(torch.stack(images, 1), c["frames"])

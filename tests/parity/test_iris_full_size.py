@@ -68,14 +68,13 @@ def test_tokenizer(recorded, save_memory):
             batch.image[:, :-1].flatten(0, 1),
             batch.action[:, :-1].flatten(),
             batch.image[:, 1:].flatten(0, 1),
-            torch.float32,
         )
         vectors = world.tokenizer.quantizer(features).vectors
         wanted = data["tokenizer/unit_vectors"]
         close(vectors.view(wanted.shape), wanted)
 
     def losses(world):
-        out = world.tokenizer_loss(batch, RecordedSamples(), update_codebook=False)
+        out = world.tokenizer.loss(batch, RecordedSamples(), update_codebook=False)
         assert np.array_equal(out.states, data["tokenizer/tokens"])
         return out.losses
 
@@ -116,7 +115,8 @@ def gradients(world, part, losses, rules, like):
 def gradients_in_float64(world, part, losses, rules, like):
     """Return the gradients of a copy of the world that computes in float64."""
     world = copy.deepcopy(world).double()
-    world.dtype = torch.float64
+    for network in (world, world.tokenizer, world.dynamics):
+        network.dtype = torch.float64
     # Norms and losses convert to float32; here they must not.
     with unittest.mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         return gradients(world, part, losses, rules, like)[1]

@@ -52,7 +52,7 @@ def flat(data):
 def test_features_of_transitions(world):
     tokenizer = world.tokenizer
     image, action, after = flat(IO)
-    features = tokenizer.encode(image, action, after, torch.float32)
+    features = tokenizer.encode(image, action, after)
     close(features.view(IO["eval/token_features"].shape), IO["eval/token_features"])
     maps = as_recorded(tokenizer.unpatchify(features))
     close(maps.reshape(IO["eval/encoder_output"].shape), IO["eval/encoder_output"])
@@ -72,7 +72,7 @@ def test_tokens_and_their_features(world):
 
 def test_tokens_of_segments(world):
     images, actions = as_bytes(IO["in/observations"]), torch.tensor(IO["in/actions"])
-    tokens = world.tokenize(images, actions)
+    tokens = world.tokenizer.tokenize(images, actions)
     assert np.array_equal(tokens, IO["eval/tokens"])
     assert np.array_equal(tokens, IO["eval/burn_in_tokens"])
 
@@ -89,7 +89,7 @@ def test_decoding_the_next_frame(world):
     features = tokenizer.quantizer.embed(tokens, torch.float32)
     decoded = as_recorded(tokenizer.decode(image, action, features))
     close(decoded.reshape(shape), IO["eval/decoded"])
-    decoded_frames = tokenizer.decode_tokens(image, action, tokens, torch.float32)
+    decoded_frames = tokenizer.decode_tokens(image, action, tokens)
     nearly_same_frames(
         decoded_frames, IO["eval/decoded_clamped"].reshape(-1, *shape[2:])
     )
@@ -107,7 +107,7 @@ def test_reconstructions(world):
 def test_losses(mode, save_memory):
     world = tiny_world()
     set_recompute(world, save_memory)
-    out = world.tokenizer_loss(
+    out = world.tokenizer.loss(
         segment(IO), RecordedSamples(), update_codebook=mode == "train"
     )
     rows, length = IO["in/actions"].shape
@@ -125,12 +125,12 @@ def test_losses(mode, save_memory):
 def test_a_training_batch_updates_the_codebook(world):
     world = tiny_world()
     before = world.tokenizer.quantizer.codebook.clone()
-    evaluated = world.tokenizer_loss(
+    evaluated = world.tokenizer.loss(
         segment(IO), RecordedSamples(), update_codebook=False
     )
     assert torch.equal(world.tokenizer.quantizer.codebook, before)
     assert not evaluated.metrics
-    out = world.tokenizer_loss(segment(IO), RecordedSamples())
+    out = world.tokenizer.loss(segment(IO), RecordedSamples())
     quantizer = world.tokenizer.quantizer
     close(quantizer.codebook, IO["train/codebook_after"])
     close(quantizer.usage, IO["train/codewords_freqs_after"])
@@ -146,7 +146,7 @@ def test_gradients_and_one_update(save_memory):
     set_recompute(world, save_memory)
     module = world.tokenizer
     theirs = under(recorded, "grad/")
-    out = world.tokenizer_loss(segment(IO), RecordedSamples())
+    out = world.tokenizer.loss(segment(IO), RecordedSamples())
     loss = torch.stack([x.mean() for x in out.losses.values()]).sum()
     grads = torch.autograd.grad(loss, list(module.parameters()))
     norm = float(recorded["opt/grad_norm_before_clip"])

@@ -77,7 +77,7 @@ def updater(world, part, generator):
 
     def update(segment):
         if part == "tokenizer":
-            losses = world.tokenizer_loss(segment, generator).losses
+            losses = world.tokenizer.loss(segment, generator).losses
         else:
             losses = world.dynamics_loss(segment).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()
@@ -105,7 +105,7 @@ def test_fused_kernels_give_the_same_gradients(part):
     results = []
     for w in (world, quick):
         if part == "tokenizer":
-            losses = w.tokenizer_loss(batch(), rng(), update_codebook=False).losses
+            losses = w.tokenizer.loss(batch(), rng(), update_codebook=False).losses
         else:
             losses = w.dynamics_loss(batch()).losses
         loss = torch.stack([x.mean() for x in losses.values()]).sum()

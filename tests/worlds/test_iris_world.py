@@ -101,7 +101,7 @@ def test_padding_frames_do_not_affect_pixel_losses():
     for last in (0, 200):
         image = image.clone()
         image[0, -1] = last
-        out = world.tokenizer_loss(one._replace(image=image, real=real), rng(), False)
+        out = world.tokenizer.loss(one._replace(image=image, real=real), rng(), False)
         losses.append(out.losses)
         assert not out.losses["l2"][0, -1]
     torch.testing.assert_close(losses[0]["l2"], losses[1]["l2"])
@@ -126,7 +126,7 @@ def test_the_last_real_row_counts_for_tokens_but_not_padding():
 def test_both_networks_overfit_one_batch():
     world, one = make(), batch(rows=1, length=3)
     for module, loss in (
-        (world.tokenizer, lambda: world.tokenizer_loss(one, rng())),
+        (world.tokenizer, lambda: world.tokenizer.loss(one, rng())),
         (world.dynamics, lambda: world.dynamics_loss(one)),
     ):
         config = AdamConfig(lr=3e-3)
@@ -222,7 +222,7 @@ def test_cached_steps_equal_the_full_forward_pass():
     images = [one.image[:, 0], *(step.state.image for step in steps[:-1])]
     tokens = torch.stack([step.tokens for step in steps], 1)
     dynamics = world.dynamics
-    i_tokens = dynamics.embed_frames(torch.stack(images, 1), torch.float32)
+    i_tokens = dynamics.embed_frames(torch.stack(images, 1))
     sequence = dynamics.embed_sequence(i_tokens, one.action, tokens)
     outputs, _ = dynamics(sequence)
     full = dynamics.predict(outputs)

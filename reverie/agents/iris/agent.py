@@ -234,7 +234,7 @@ class Iris:
         """
         rng = self.rng["train"]
         if name == "tokenizer":
-            loss = self.world.tokenizer_loss(segment, rng)
+            loss = self.world.tokenizer.loss(segment, rng)
             return loss.losses, loss.metrics
         if name == "world_model":
             loss = self.world.dynamics_loss(segment)

@@ -47,7 +47,7 @@ def report_metrics(
     blocks = world.dynamics.config.transformer.blocks
     short = EpisodeSegment(*(x[:, :tokenizer_length] for x in segment))
     fitting = EpisodeSegment(*(x[:, :blocks] for x in segment))
-    tokenizer_loss = world.tokenizer_loss(short, rng, update_codebook=False)
+    tokenizer_loss = world.tokenizer.loss(short, rng, update_codebook=False)
     dynamics_loss = world.dynamics_loss(fitting)
     metrics: Metrics = {}
     for name, loss in {
@@ -136,7 +136,7 @@ def episode_losses(
             chunk, both = chunk._replace(real=real), real[:, :-1] & real[:, 1:]
             # the rows over which each loss was averaged
             if component == "tokenizer":
-                new = world.tokenizer_loss(chunk, rng, update_codebook=False).losses
+                new = world.tokenizer.loss(chunk, rng, update_codebook=False).losses
                 averaged = dict.fromkeys(new, both)
                 averaged["commit"] = torch.ones_like(both)  # includes padding
             else:

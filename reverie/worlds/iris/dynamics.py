@@ -72,9 +72,11 @@ class TransformerDynamics(nn.Module):
         tokens: int,
         codes: int,
         config: DynamicsConfig,
+        dtype: torch.dtype,
     ):
         super().__init__()
-        self.config, self.tokens, self.block = config, tokens, tokens + 2
+        self.config, self.dtype = config, dtype
+        self.tokens, self.block = tokens, tokens + 2
         embed = config.transformer.width
         self.frame = FrameEncoder(shape[-1], config.frame)  # of I-tokens
         self.frame_norm = Norm("layer1em5", embed)
@@ -87,10 +89,10 @@ class TransformerDynamics(nn.Module):
         self.register_buffer("bins", symlog_bins(BINS), persistent=False)
 
     def embed_frames(
-        self, image: UInt8[Tensor, "*b h w c"], dtype: torch.dtype
+        self, image: UInt8[Tensor, "*b h w c"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*b E"]:
-        """Return the I-tokens of frames."""
-        maps = self.frame(to_float(image.flatten(0, -4), dtype))
+        """Return the I-tokens of frames, computed in another dtype if given."""
+        maps = self.frame(to_float(image.flatten(0, -4), dtype or self.dtype))
         tokens: Tensor = self.frame_norm(maps.flatten(1))
         return tokens.view(*image.shape[:-3], -1)
 
@@ -129,12 +131,7 @@ class TransformerDynamics(nn.Module):
             return SymlogTwoHot(logits, self.bins).pred()
         return rng.categorical(softmax(logits)).float() - 1
 
-    def loss(
-        self,
-        segment: EpisodeSegment,
-        tokens: Int[Tensor, "B T K"],
-        dtype: torch.dtype,
-    ) -> WorldLoss:
+    def loss(self, segment: EpisodeSegment, tokens: Int[Tensor, "B T K"]) -> WorldLoss:
         """Return the scaled losses of each row; T = L - 1 rows have Δ-tokens.
 
         The mean of each loss is the corresponding term of the original. As in the
@@ -142,7 +139,7 @@ class TransformerDynamics(nn.Module):
         """
         config = self.config
         padded = F.pad(tokens, (0, 0, 0, 1))  # the last row has no transition
-        i_tokens = self.embed_frames(segment.image, dtype)
+        i_tokens = self.embed_frames(segment.image)
         sequence = self.embed_sequence(i_tokens, segment.action, padded)
         outputs, _ = self(sequence)
         logits = self.predict(outputs)

@@ -36,11 +36,17 @@ FRAME_FEATURES = SideStream("frame_features")
 
 
 class Tokenizer(nn.Module):
-    """Images are uint8 `(h, w, c)` in all arguments."""
+    """Images are uint8 `(h, w, c)` in all arguments. Networks compute in `dtype`."""
 
-    def __init__(self, shape: tuple[int, ...], actions: int, config: TokenizerConfig):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        actions: int,
+        config: TokenizerConfig,
+        dtype: torch.dtype,
+    ):
         super().__init__()
-        self.config, self.shape = config, shape
+        self.config, self.shape, self.dtype = config, shape, dtype
         height, width, channels = shape
         self.sides = (config.encoder.side(height), config.encoder.side(width))
         self.grid = math.isqrt(config.tokens)
@@ -59,33 +65,30 @@ class Tokenizer(nn.Module):
         image: UInt8[Tensor, "R h w c"],
         action: Int[Tensor, " R"],
         next_image: UInt8[Tensor, "R h w c"],
-        dtype: torch.dtype,
     ) -> Float[Tensor, "R K F"]:
         """Return the features of transitions, before quantization."""
-        plane = self.encoder_action(action, dtype).view(*image.shape[:-1], 1)
-        maps = self.encoder(
-            torch.cat([to_float(image, dtype), plane, to_float(next_image, dtype)], -1)
-        )
-        return self.patchify(maps)
+        plane = self.encoder_action(action, self.dtype).view(*image.shape[:-1], 1)
+        before, after = (to_float(x, self.dtype) for x in (image, next_image))
+        maps: Tensor = self.encoder(torch.cat([before, plane, after], -1))
+        # one flattened patch per token, channels last
+        pattern, grid = "b (g p) (k q) c -> b (g k) (p q c)", self.grid
+        return rearrange(maps, pattern, g=grid, k=grid)
 
     @torch.no_grad()
     def tokenize(
-        self,
-        image: UInt8[Tensor, "B L h w c"],
-        action: Int[Tensor, "B any"],
-        dtype: torch.dtype,
+        self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
     ) -> Int[Tensor, "B T K"]:
         """Return the Δ-tokens of the T = L - 1 transitions of segments."""
         before, steps = image[:, :-1].flatten(0, 1), image.shape[1] - 1
         after, act = image[:, 1:].flatten(0, 1), action[:, :steps].flatten()
-        tokens: Tensor = self.quantizer(self.encode(before, act, after, dtype)).tokens
+        tokens: Tensor = self.quantizer(self.encode(before, act, after)).tokens
         return tokens.view(len(image), steps, -1)
 
     def frame_features(
-        self, image: UInt8[Tensor, "R h w c"], dtype: torch.dtype
+        self, image: UInt8[Tensor, "R h w c"]
     ) -> Float[Tensor, "R r s c2"]:
         """Return the features of the current frame, an input of the decoder."""
-        features: Tensor = self.frame(to_float(image, dtype))
+        features: Tensor = self.frame(to_float(image, self.dtype))
         return features
 
     def decode(
@@ -99,12 +102,11 @@ class Tokenizer(nn.Module):
 
         `frame_features` are those of `image`, if already computed.
         """
-        dtype = features.dtype
         rows, cols = self.sides
-        planes = self.decoder_action(action, dtype)
+        planes = self.decoder_action(action, features.dtype)
         planes = rearrange(planes, "b (c r s) -> b r s c", r=rows, s=cols)
         if frame_features is None:
-            frame_features = self.frame_features(image, dtype)
+            frame_features = self.frame_features(image)
         inputs = [frame_features, planes, self.unpatchify(features)]
         decoded: Tensor = self.decoder(torch.cat(inputs, -1))
         return decoded.float()
@@ -115,25 +117,22 @@ class Tokenizer(nn.Module):
         image: UInt8[Tensor, "R h w c"],
         action: Int[Tensor, " R"],
         tokens: Int[Tensor, "R K"],
-        dtype: torch.dtype,
         frame_features: Float[Tensor, "R r s c2"] | None = None,
     ) -> UInt8[Tensor, "R h w c"]:
         """Decode the next frame from Δ-tokens."""
-        features = self.quantizer.embed(tokens, dtype)
+        features = self.quantizer.embed(tokens, self.dtype)
         return to_uint8(self.decode(image, action, features, frame_features))
 
     def loss(
-        self,
-        segment: EpisodeSegment,
-        rng: Rng,
-        dtype: torch.dtype,
-        update_codebook: bool = True,
+        self, segment: EpisodeSegment, rng: Rng, update_codebook: bool = True
     ) -> WorldLoss:
-        """Return the scaled losses of each transition; `.states` are the tokens.
+        """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
 
-        The mean of each loss is the corresponding term of the original. Pixel losses
+        The losses are scaled; their means are the terms of the original. Pixel losses
         are masked to transitions between two real frames; the commitment loss and the
-        codebook use every transition, as in the original.
+        codebook use every transition, as in the original. `.states` are the Δ-tokens.
+        With `update_codebook`, the codebook is updated and `.metrics` has its
+        statistics; without, the call has no side effects.
         """
         config, steps = self.config, segment.image.shape[1] - 1
         shape = (len(segment.image), steps)
@@ -141,8 +140,8 @@ class Tokenizer(nn.Module):
         after = segment.image[:, 1:].flatten(0, 1)
         action = segment.action[:, :-1].flatten()
         with on_stream(before, FRAME_FEATURES):
-            frame_features = self.frame_features(before, dtype)
-        q = self.quantizer(self.encode(before, action, after, dtype))
+            frame_features = self.frame_features(before)
+        q = self.quantizer(self.encode(before, action, after))
         wait_for(before, FRAME_FEATURES)
         decoded = self.decode(before, action, q.features, frame_features)
         error = (to_float(after, torch.float32) - decoded).flatten(1)
@@ -164,11 +163,6 @@ class Tokenizer(nn.Module):
             vectors, tokens = q.vectors.detach().flatten(0, 1), q.tokens.flatten()
             metrics = self.quantizer.update_codebook(vectors, tokens, rng)
         return WorldLoss(losses, q.tokens.view(*shape, config.tokens), metrics)
-
-    def patchify(self, maps: Float[Tensor, "R r s c"]) -> Float[Tensor, "R K F"]:
-        """Split feature maps into one flattened patch per token, channels last."""
-        grid = self.grid
-        return rearrange(maps, "b (g p) (k q) c -> b (g k) (p q c)", g=grid, k=grid)
 
     def unpatchify(self, features: Float[Tensor, "R K F"]) -> Float[Tensor, "R r s c"]:
         rows, cols = (side // self.grid for side in self.sides)

@@ -1,6 +1,6 @@
 """The Δ-IRIS world model: tokenizer and transformer, trained separately.
 
-    world.tokenizer_loss(segment, rng)                trains `world.tokenizer`
+    world.tokenizer.loss(segment, rng)                trains `world.tokenizer`
     world.dynamics_loss(segment)                      trains `world.dynamics`
 
 Imagination starts from real frames and has no gradients:
@@ -113,10 +113,10 @@ class IrisWorld(nn.Module):
         self.key, self.shape, self.dtype = key, image.shape, dtype
         self.actions = actions
         check_image_size(image.shape, tokenizer, dynamics)
-        self.tokenizer = Tokenizer(image.shape, actions, tokenizer)
+        self.tokenizer = Tokenizer(image.shape, actions, tokenizer, dtype)
         codes = tokenizer.quantizer.codes
         self.dynamics = TransformerDynamics(
-            image.shape, actions, tokenizer.tokens, codes, dynamics
+            image.shape, actions, tokenizer.tokens, codes, dynamics, dtype
         )
 
     @property
@@ -129,44 +129,23 @@ class IrisWorld(nn.Module):
 
     # Training
 
-    def tokenizer_loss(
-        self, segment: EpisodeSegment, rng: Rng, update_codebook: bool = True
-    ) -> WorldLoss:
-        """Return the losses `l1`, `l2`, `worst` and `commit`, each `(B, L - 1)`.
-
-        The losses are scaled; the total is the sum of their means. `.states` are the
-        Δ-tokens. With `update_codebook`, the codebook is updated and `.metrics` has its
-        statistics; without, the call has no side effects.
-        """
-        return self.tokenizer.loss(segment, rng, self.dtype, update_codebook)
-
     def dynamics_loss(self, segment: EpisodeSegment) -> WorldLoss:
         """Return the losses `latents` `(B, L - 1)`, `rewards` and `ends` `(B, L)`.
 
         The losses are scaled; the total is the sum of their means. Tokens come from the
         tokenizer, without gradient.
         """
-        tokens = self.tokenize(segment.image, segment.action)
-        return self.dynamics.loss(segment, tokens, self.dtype)
-
-    def tokenize(
-        self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
-    ) -> Int[Tensor, "B T K"]:
-        """Return the Δ-tokens of the T = L - 1 transitions of segments."""
-        return self.tokenizer.tokenize(image, action, self.dtype)
+        tokens = self.tokenizer.tokenize(segment.image, segment.action)
+        return self.dynamics.loss(segment, tokens)
 
     @torch.no_grad()
     def reconstruct(
         self, image: UInt8[Tensor, "B L h w c"], action: Int[Tensor, "B any"]
     ) -> UInt8[Tensor, "B L h w c"]:
         """Reconstruct each frame from the *true* preceding one; copy the first."""
-        tokens, steps = self.tokenize(image, action), image.shape[1] - 1
-        decoded = self.tokenizer.decode_tokens(
-            image[:, :-1].flatten(0, 1),
-            action[:, :steps].flatten(),
-            tokens.flatten(0, 1),
-            self.dtype,
-        )
+        steps, tokens = image.shape[1] - 1, self.tokenizer.tokenize(image, action)
+        before, acts = image[:, :-1].flatten(0, 1), action[:, :steps].flatten()
+        decoded = self.tokenizer.decode_tokens(before, acts, tokens.flatten(0, 1))
         decoded = decoded.view(len(image), steps, *self.shape)
         return torch.cat([image[:, :1], decoded], 1)
 
@@ -185,8 +164,8 @@ class IrisWorld(nn.Module):
         dynamics, dtype = self.dynamics, self.dtype
         cache = dynamics.transformer.cache(rows, dtype)
         with on_stream(image, I_TOKEN):
-            i_tokens = dynamics.embed_frames(image, dtype)
-        tokens = self.tokenize(image, action) if steps else None
+            i_tokens = dynamics.embed_frames(image)
+        tokens = self.tokenizer.tokenize(image, action) if steps else None
         wait_for(image, I_TOKEN)
         sequence = i_tokens[:, -1:]
         if tokens is not None:
@@ -234,7 +213,7 @@ class IrisWorld(nn.Module):
         if state.frame_features is not None:
             wait_for(state.image, FRAME_FEATURES)
         image = self.tokenizer.decode_tokens(
-            state.image, action, delta, dtype, state.frame_features
+            state.image, action, delta, state.frame_features
         )
         next_state = IrisState(
             image, reward, end, cache, i_token_is_cached=False, last_token=tokens[-1]
@@ -252,10 +231,10 @@ class IrisWorld(nn.Module):
         image, i_token, features = state.image, state.i_token, state.frame_features
         if i_token is None and not state.i_token_is_cached:
             with on_stream(image, I_TOKEN):
-                i_token = self.dynamics.embed_frames(image, self.dtype)
+                i_token = self.dynamics.embed_frames(image)
         if features is None:
             with on_stream(image, FRAME_FEATURES):
-                features = self.tokenizer.frame_features(image, self.dtype)
+                features = self.tokenizer.frame_features(image)
         return state._replace(i_token=i_token, frame_features=features)
 
     def imagine(
@@ -287,7 +266,8 @@ class IrisWorld(nn.Module):
         converted once (see `refresh`), not at every use.
         """
         frozen = copy.deepcopy(self).requires_grad_(False).eval()
-        frozen.dtype = dtype
+        for network in (frozen, frozen.tokenizer, frozen.dynamics):
+            network.dtype = dtype
         for layer in frozen.modules():  # norms compute in float32
             if isinstance(layer, AffineLayer | Embedding):
                 layer.to(dtype)
@@ -304,7 +284,7 @@ class IrisWorld(nn.Module):
 
     def _i_token(self, state: IrisState) -> Tensor:
         if state.i_token is None:
-            return self.dynamics.embed_frames(state.image, self.dtype)
+            return self.dynamics.embed_frames(state.image)
         wait_for(state.image, I_TOKEN)
         return state.i_token
 
