@@ -41,7 +41,7 @@ class DreamerV3TorchEncoderConfig:
 class DreamerV3TorchEncoder(nn.Module):
     """Observations to one embedding per step.
 
-    `order` is the order of the vectors; by default they are sorted.
+    `order` lists the vectors to encode; by default all of them, sorted by name.
     """
 
     def __init__(
