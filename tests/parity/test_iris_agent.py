@@ -9,12 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from iris_comparisons import by_original_name, close_gradients, close_update
 from iris_world_recording import (
     RecordedSamples,
     as_bytes,
-    by_original_name,
-    close_gradients,
-    close_update,
     frame_config,
     has,
     load,

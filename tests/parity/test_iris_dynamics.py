@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 import torch
 from einops import rearrange
+from iris_comparisons import (
+    by_original_name,
+    close,
+    close_gradients,
+    close_update,
+    nearly_same_frames,
+)
 from iris_world_recording import (
     SCALES,
     WORLD_MODEL,
     RecordedSamples,
     as_bytes,
-    by_original_name,
-    close,
-    close_gradients,
-    close_update,
     load,
-    nearly_same_frames,
     segment,
     tiny_world,
     under,

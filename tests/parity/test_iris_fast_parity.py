@@ -6,7 +6,7 @@ the same tolerances. This takes minutes.
 
 from __future__ import annotations
 
-import iris_world_recording
+import iris_comparisons
 import pytest
 import test_iris_agent as agent
 import test_iris_dynamics as dynamics
@@ -46,7 +46,7 @@ def _use_fast_versions(monkeypatch):
     for module in (tokenizer, dynamics):
         monkeypatch.setattr(module, "tiny_world", with_fast_versions(tiny_world))
     monkeypatch.setattr(agent, "build", with_fast_versions(agent.build))
-    monkeypatch.setattr(iris_world_recording, "Optimizer", FusedOptimizer)
+    monkeypatch.setattr(iris_comparisons, "Optimizer", FusedOptimizer)
 
 
 def test_tokenizer_losses():

@@ -8,15 +8,13 @@ import unittest.mock
 import numpy as np
 import pytest
 import torch
+from iris_comparisons import before_a_norm, by_original_name, close
 from iris_world_recording import (
     SIZES,
     TOKENIZER,
     WORLD_MODEL,
     RecordedSamples,
     as_recorded,
-    before_a_norm,
-    by_original_name,
-    close,
     full_world,
     has,
     segment,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from iris_comparisons import (
+    by_original_name,
+    close,
+    close_gradients,
+    close_update,
+    nearly_same_frames,
+)
 from iris_world_recording import (
     TOKENIZER,
     RecordedSamples,
     as_bytes,
     as_recorded,
-    by_original_name,
-    close,
-    close_gradients,
-    close_update,
     load,
-    nearly_same_frames,
     segment,
     tiny_world,
     under,
