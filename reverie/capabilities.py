@@ -132,26 +132,22 @@ class FindsBoundaries(Agent, Protocol):
     @property
     def image_key(self) -> str:
         """The image that the agent models."""
-        ...
 
     @property
     def modeled_rows(self) -> slice:
         """Rows of a sequence that are divided; those before them are context."""
-        ...
 
     def evaluate(self, data: Batch) -> Any:
         """Return the boundaries, reconstructions and losses of sequences.
 
         They are the fields of `WindowEvaluation` in `worlds/vta/states.py`.
         """
-        ...
 
     def imagine(self, data: Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
         """Return images imagined from the context rows, and where segments begin.
 
         With `by_segment`, there is one image per segment.
         """
-        ...
 
 
 @runtime_checkable

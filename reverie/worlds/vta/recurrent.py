@@ -43,23 +43,6 @@ class RecurrentVTA(ReconstructiveWorld):
     dyn: RecurrentVTADynamics
     config: RecurrentVTAConfig
 
-    @property
-    def extras(self) -> Spaces:
-        config = self.config
-        levels = ("abs_belief", "abs_stoch", "obs_belief", "obs_stoch")
-        shapes: dict[str, tuple[int, ...]] = {k: (getattr(config, k),) for k in levels}
-        shapes |= {"length": (), "number": (), "boundary": ()}
-        return {f"dyn/{k}": Space(np.float32, shape) for k, shape in shapes.items()}
-
-    def to_replay(self, states: RecurrentVTAState) -> Extras:
-        fields = states._asdict()
-        return {f"dyn/{key}": value.detach().float() for key, value in fields.items()}
-
-    def from_replay(self, extras: Extras) -> RecurrentVTAState:
-        values = [extras[f"dyn/{key}"] for key in RecurrentVTAState._fields]
-        levels, counters = values[:4], values[4:]
-        return RecurrentVTAState(*(x.to(self.dtype) for x in levels), *counters)
-
     def initial(self, batch: int) -> RecurrentVTAState:
         state = self.dyn.initial(batch, self.dtype)
         return RecurrentVTAState(*(x.detach().clone() for x in state))
@@ -95,6 +78,23 @@ class RecurrentVTA(ReconstructiveWorld):
     def decoder_inputs(self, states: RecurrentVTAState) -> tuple[Tensor, Tensor]:
         belief = torch.cat([states.abs_belief, states.obs_belief], -1)
         return belief, torch.cat([states.abs_stoch, states.obs_stoch], -1)
+
+    @property
+    def extras(self) -> Spaces:
+        config = self.config
+        levels = ("abs_belief", "abs_stoch", "obs_belief", "obs_stoch")
+        shapes: dict[str, tuple[int, ...]] = {k: (getattr(config, k),) for k in levels}
+        shapes |= {"length": (), "number": (), "boundary": ()}
+        return {f"dyn/{k}": Space(np.float32, shape) for k, shape in shapes.items()}
+
+    def to_replay(self, states: RecurrentVTAState) -> Extras:
+        fields = states._asdict()
+        return {f"dyn/{key}": value.detach().float() for key, value in fields.items()}
+
+    def from_replay(self, extras: Extras) -> RecurrentVTAState:
+        values = [extras[f"dyn/{key}"] for key in RecurrentVTAState._fields]
+        levels, counters = values[:4], values[4:]
+        return RecurrentVTAState(*(x.to(self.dtype) for x in levels), *counters)
 
     def loss(self, state: RecurrentVTAState, batch: Batch, rng: Rng) -> WorldLoss:
         states, dists = self._observe(state, batch, rng)
