@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from update import show_kernels, wait
+from update import OBS, make_parser, show_kernels, wait
 
 from reverie.agents.iris.agent import Iris
 from reverie.agents.iris.config import COMPONENTS
@@ -26,28 +26,14 @@ from reverie.run import device as devices
 from reverie.run.config import resolve
 from reverie.spaces import Space
 
-FLAG = Space(np.dtype(bool))
-OBS = {
-    "image": Space(np.dtype(np.uint8), (64, 64, 3)),
-    "reward": Space(np.dtype(np.float32)),
-    "is_first": FLAG,
-    "is_last": FLAG,
-    "is_terminal": FLAG,
-}
 ACTIONS = {"crafter": 17, "atari": 4}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, updates=15)
     parser.add_argument("presets", nargs="+", choices=list(ACTIONS))
     parser.add_argument("--components", nargs="+", default=COMPONENTS)
-    parser.add_argument("--compile", default="auto")
-    parser.add_argument("--precision", default="auto")
     parser.add_argument("--full", action="store_true", help="actor-critic in float32")
-    parser.add_argument("--updates", type=int, default=15)
-    parser.add_argument(
-        "--kernels", type=int, default=0, help="number of kernels to list"
-    )
     args = parser.parse_args()
     for preset in args.presets:
         measure(preset, args)

@@ -27,27 +27,19 @@ from reverie.kernels.scan.tensors import (
     ScanWeights,
 )
 from reverie.kernels.scan.triton import launch as triton
+from reverie.run.config import resolve
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "persistent": persistent,
     "streamed": streamed,
     "triton": triton,
 }
-STOCH, BLOCKS = 32, 8
-SIZES = {
-    "12m": (2048, 256, 16),
-    "25m": (3072, 384, 24),
-    "50m": (4096, 512, 32),
-    "100m": (6144, 768, 48),
-    "200m": (8192, 1024, 64),
-    "400m": (12288, 1536, 96),
-}
-"""Deter, units, classes."""
+SIZES = ("12m", "25m", "50m", "100m", "200m", "400m")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", default=SIZES)
     parser.add_argument("--batches", nargs="+", type=int, default=[16])
     parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS))
     parser.add_argument("--length", type=int, default=64)
@@ -67,8 +59,10 @@ def main() -> None:
 
 def make_scan(size: str, batch: int, length: int) -> ForwardPass:
     """Return random weights and inputs."""
-    deter, units, classes = SIZES[size]
-    width, logits = deter // BLOCKS, STOCH * classes
+    config = resolve([f"size{size}"], flags={"task": "dummy_disc"}).dreamer.rssm
+    deter, units, blocks = config.deter, config.hidden, config.blocks
+    stoch, classes = config.stoch, config.classes
+    width, logits = deter // blocks, stoch * classes
 
     def normal(*shape: int, scale: float = 0.03) -> Tensor:
         values = torch.randn(shape, device="cuda") * scale
@@ -80,8 +74,8 @@ def make_scan(size: str, batch: int, length: int) -> ForwardPass:
     weights = ScanWeights(
         *(normal(units, deter), normal(units), ones(units)),
         *(normal(units, logits), normal(units), ones(units)),
-        *(normal(BLOCKS, width + 3 * units, width), normal(deter), ones(deter)),
-        *(normal(BLOCKS, width, 3 * width), normal(3 * deter)),
+        *(normal(blocks, width + 3 * units, width), normal(deter), ones(deter)),
+        *(normal(blocks, width, 3 * width), normal(3 * deter)),
         *(normal(units, deter), ones(units)),
         *(normal(logits, units), normal(logits)),
     )
@@ -91,7 +85,7 @@ def make_scan(size: str, batch: int, length: int) -> ForwardPass:
         normal(batch, length, units, scale=1),
         normal(batch, length, units, scale=1),
         torch.rand(batch, length, device="cuda") < 0.02,
-        torch.empty(batch, length, STOCH, classes, device="cuda").exponential_(),
+        torch.empty(batch, length, stoch, classes, device="cuda").exponential_(),
     )
     return ForwardPass(weights, inputs, ScanSettings(classes, 0.01, 1e-4))
 

@@ -54,17 +54,23 @@ class OneBatchFeed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, updates=60)
     parser.add_argument("sizes", nargs="+")
-    parser.add_argument("--compile", default="auto")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument(
-        "--kernels", type=int, default=0, help="number of kernels to list"
-    )
     args = parser.parse_args()
     for size in args.sizes:
         measure(size, args)
+
+
+def make_parser(description: str | None, updates: int) -> argparse.ArgumentParser:
+    """Return the options of all measurements of updates."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--compile", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--updates", type=int, default=updates)
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="number of kernels to list"
+    )
+    return parser
 
 
 def measure(size: str, args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from reverie.kernels.conv.max_pool import empty_pooled, load_pooled, output_offset
 from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, block_size, num_programs
-from reverie.kernels.norm.rms_norm import load_columns, norm_rows, norm_rows_backward
+from reverie.kernels.norm.rms_norm import load_affine, norm_rows, norm_rows_backward
 from reverie.kernels.sums import sum_partials
 
 INPUTS = 16
@@ -142,9 +142,7 @@ def _forward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    col = tl.arange(0, C)[None, :]
-    gain = load_columns(scale, col, channels)
-    shift = load_columns(bias, col, channels)
+    col, gain, shift = load_affine(scale, bias, C, channels)
     for step in range(STEPS):
         tile = step * tl.num_programs(0) + tl.program_id(0)
         row = tile * R + tl.arange(0, R)[:, None]
@@ -184,9 +182,7 @@ def _backward(
     TO_DEPTH: tl.constexpr, STEPS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    col = tl.arange(0, C)[None, :]
-    gain = load_columns(scale, col, channels)
-    shift = load_columns(bias, col, channels)
+    col, gain, shift = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((1, C), tl.float32)
     dbias = tl.zeros((1, C), tl.float32)
     eight0, ninth0 = tl.zeros((8 * J, C), tl.float32), tl.zeros((J, C), tl.float32)

@@ -19,7 +19,7 @@ from reverie.kernels.conv.space_to_depth import space_to_depth_index
 from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, num_programs, tile_shape
 from reverie.kernels.norm.rms_norm import (
-    load_columns,
+    load_affine,
     norm_rows,
     norm_rows_backward,
     store_column_sums,
@@ -130,7 +130,7 @@ def _forward(
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
-    col = tl.arange(0, C)[None, :]
+    col, gain, shift = load_affine(scale, bias, C, channels)
     mask = (row < rows) & (col < channels)
     offset = row.to(tl.int64) * channels + col
     source, below = _block_offsets(row, col, width, channels, FROM_DEPTH)
@@ -147,8 +147,7 @@ def _forward(
         index = tl.where(best == second, 1, index)
         index = tl.where(best == first, 0, index)
         tl.store(argmax + offset, index.to(tl.uint8), mask)
-    v = best.to(tl.float32) + load_columns(bias, col, channels)
-    out = norm_rows(v, load_columns(scale, col, channels), channels, eps)
+    out = norm_rows(best.to(tl.float32) + shift, gain, channels, eps)
     target = output_offset(row, width, channels, TO_DEPTH) + col
     tl.store(y + target, out, mask)
 
@@ -172,9 +171,7 @@ def _backward(
     STEPS: tl.constexpr, FROM_DEPTH: tl.constexpr, TO_DEPTH: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    col = tl.arange(0, C)[None, :]
-    gain = load_columns(scale, col, channels)
-    shift = load_columns(bias, col, channels)
+    col, gain, shift = load_affine(scale, bias, C, channels)
     dscale = tl.zeros((R, C), tl.float32)
     dbias = tl.zeros((R, C), tl.float32)
     for step in range(STEPS):

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from reverie.kernels.conv import few_channels
 from reverie.kernels.conv.fused_residual import launch as fused_residual
@@ -90,20 +90,30 @@ class FastResidual(Residual):
         return output_bias + weight.flatten(1) @ input_bias
 
 
-class FastFrameEncoder(FrameEncoder):
-    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b r s latent"]:
-        return _forward_layers(self, x)
+class _FastLayers:
+    """`forward` and `prepare` of both networks."""
+
+    layers: nn.Sequential
+
+    def forward(self, x: Float[Tensor, "b h w c"]) -> Float[Tensor, "b h2 w2 c2"]:
+        return _forward_layers(self.layers, x)
 
     def prepare(self) -> None:
-        _cache_biases(self)
+        """Compute the output bias of every block once, for fixed weights."""
+        for before, layer in pairwise(self.layers):
+            if isinstance(layer, FastResidual):
+                bias: Tensor | None = None
+                if isinstance(before, FastDownsample | FastUpsample):
+                    bias = before.conv.bias
+                layer.cache_bias(bias)
 
 
-class FastFrameDecoder(FrameDecoder):
-    def forward(self, x: Float[Tensor, "b r s f"]) -> Float[Tensor, "b h w c"]:
-        return _forward_layers(self, x)
+class FastFrameEncoder(_FastLayers, FrameEncoder):
+    pass
 
-    def prepare(self) -> None:
-        _cache_biases(self)
+
+class FastFrameDecoder(_FastLayers, FrameDecoder):
+    pass
 
 
 class FastDownsample(Downsample):
@@ -158,9 +168,9 @@ def upsample_kernel_4x4(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 
     return tall.transpose(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def _forward_layers(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
+def _forward_layers(net: nn.Sequential, x: Tensor) -> Tensor:
     """Apply all layers of a network; the last norm is fused with the last layer."""
-    first, *layers, norm, last = net.layers
+    first, *layers, norm, last = net
     assert isinstance(first, FrameConv)
     assert isinstance(last, FrameConv)
     assert isinstance(norm, NormSilu)
@@ -187,16 +197,6 @@ def _forward_layers(net: FrameEncoder | FrameDecoder, x: Tensor) -> Tensor:
         return out
     weight, bias = last.cast(x.dtype)
     return apply_autograd(_NormConv, x, norm.scale, norm.shift, weight) + bias
-
-
-def _cache_biases(net: FrameEncoder | FrameDecoder) -> None:
-    """Compute the output bias of every block once, for fixed weights."""
-    for before, layer in pairwise(net.layers):
-        if isinstance(layer, FastResidual):
-            bias: Tensor | None = None
-            if isinstance(before, FastDownsample | FastUpsample):
-                bias = before.conv.bias
-            layer.cache_bias(bias)
 
 
 def _adds_input_bias(layer: Any, x: Tensor) -> bool:

@@ -82,15 +82,20 @@ class _HalfResolution(torch.autograd.Function):
 
 
 @jit
+def _weight_index(channels, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return indices of weights, and their output channel, row, column and channel."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tap = index // channels
+    return index, tap // (SIDE * SIDE), tap // SIDE % SIDE, tap % SIDE, index % channels
+
+
+@jit
 def _forward(
     taps, kernel, size, units, channels, inputs,
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute every weight of the 3x3 kernel from its taps."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = index % inputs
-    a, b = index // inputs // 3 % 3, index // inputs % 3
-    unit = index // inputs // 9
+    index, unit, a, b, channel = _weight_index(inputs, 3, BLOCK)
     sub = unit // units  # sub-pixel of the output
     y, x = 2 * a - sub // 2, 2 * b - sub % 2
     source = unit % units * 25
@@ -117,10 +122,7 @@ def _backward(
     UPSAMPLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of every tap over the four output sub-pixels that use it."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = index % channels
-    y, x = index // channels // 5 % 5, index // channels % 5
-    unit = index // channels // 25
+    index, unit, y, x, channel = _weight_index(channels, 5, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
     for sub in tl.static_range(4):
         u, v = y + sub // 2, x + sub % 2

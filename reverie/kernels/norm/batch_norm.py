@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from reverie.kernels.jit import jit
 from reverie.kernels.launch import apply_autograd, num_programs
 from reverie.kernels.norm.group_norm_kernels import store_pair
+from reverie.kernels.norm.rms_norm import store_column_sums
 from reverie.kernels.sums import sum_partials
 
 TILE = 4096
@@ -126,8 +127,7 @@ def _sum(x, sums, pixels, steps, C: tl.constexpr, R: tl.constexpr):
         v = tl.where(mask, v - origin[None, :], 0.0)
         total += v
         square += v * v
-    ptr = sums + tl.program_id(0) * 2 * C + col
-    store_pair(ptr, tl.sum(total, 0), tl.sum(square, 0), C)
+    store_column_sums(sums, total, square, C, C)
 
 
 @jit
@@ -173,8 +173,7 @@ def _sum_backward(
         v, d = _norm_grad(x, dy, offset, mask, mean, rstd, factor, intercept)
         dshift += d
         dscale += d * v
-    ptr = sums + tl.program_id(0) * 2 * C + col
-    store_pair(ptr, tl.sum(dshift, 0), tl.sum(dscale, 0), C)
+    store_column_sums(sums, dshift, dscale, C, C)
 
 
 @jit

@@ -170,6 +170,13 @@ def load_columns(ptr, col, width):
 
 
 @jit
+def load_affine(scale, bias, C: tl.constexpr, width):
+    """Return the columns of a tile, and scale and bias of its channels."""
+    col = tl.arange(0, C)[None, :]
+    return col, load_columns(scale, col, width), load_columns(bias, col, width)
+
+
+@jit
 def norm_rows(v, gain, width, eps):
     """Return `silu(rms_norm(v) * gain)` of every row."""
     rstd = tl.rsqrt(tl.sum(v * v, 1)[:, None] / width + eps)

@@ -28,7 +28,6 @@ from reverie.kernels.scan.streamed import launch as streamed
 from reverie.kernels.scan.tensors import (
     BackwardPass,
     ForwardPass,
-    OutputGrads,
     SavedActivations,
     ScanGrads,
     ScanInputs,
@@ -98,12 +97,15 @@ class _PosteriorScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, deter: Tensor, stoch: Tensor, logits: Tensor
+    ) -> tuple[Any, ...]:
         is_first, *flat = ctx.saved_tensors
         saved = SavedActivations(*flat[: len(SavedActivations._fields)])
         weights, batch = ScanWeights(*flat[len(saved) :]), len(is_first)
-        grads = OutputGrads(*output_grads)
-        scan = BackwardPass(weights, saved, is_first, grads, ctx.settings)
+        scan = BackwardPass(
+            weights, saved, is_first, deter, stoch, logits, ctx.settings
+        )
         result: ScanGrads
         try:
             result = ctx.implementation.run_backward(scan)

@@ -115,14 +115,6 @@ class SavedActivations(NamedTuple):
     obs_act: Float[Tensor, "*n U"]
 
 
-class OutputGrads(NamedTuple):
-    """Incoming gradients of the three outputs, (B, T, ...)."""
-
-    deter: Float[Tensor, "B T D"]
-    stoch: Float[Tensor, "B T L"]
-    logits: Float[Tensor, "B T L"]
-
-
 class ScanGrads(NamedTuple):
     """Result of the backward pass over time; rows in the order of SavedActivations."""
 
@@ -147,13 +139,18 @@ class ForwardPass(NamedTuple):
 
 
 class BackwardPass(NamedTuple):
-    """Arguments of the backward pass."""
+    """Arguments of the backward pass, with the gradients of the three outputs."""
 
     weights: ScanWeights
     saved: SavedActivations
     is_first: Bool[Tensor, "B T"]
-    grads: OutputGrads
+    grad_deter: Float[Tensor, "B T D"]
+    grad_stoch: Float[Tensor, "B T L"]
+    grad_logits: Float[Tensor, "B T L"]
     settings: ScanSettings
+
+
+OUTPUT_GRADS = ("grad_deter", "grad_stoch", "grad_logits")
 
 
 def project_actions(weights: ScanWeights, inputs: ScanInputs) -> Float[Tensor, "B T D"]:

@@ -52,7 +52,8 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    weights, saved, is_first, grads, settings = scan
+    weights, saved, is_first, *grads, settings = scan
+    grad_deter, grad_stoch, grad_logits = grads
     from_deter, from_inputs = tensors.deter_rows(weights), tensors.input_rows(weights)
     dtype, blocks = weights.obs_scale.dtype, from_deter.shape[0]
     like = (saved.in0_pre, saved.in1_pre, saved.hid_pre, saved.gates, saved.obs_pre)
@@ -64,14 +65,14 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     dstoch = torch.zeros_like(saved.stoch[0], dtype=dtype)
     for t in reversed(range(is_first.shape[1])):
         inv_rms = saved.inv_rms[t, :, :, None]
-        dlogits[t] = grads.logits[:, t] + sample_backward(
-            dstoch + grads.stoch[:, t], saved.logits[t], settings
+        dlogits[t] = grad_logits[:, t] + sample_backward(
+            dstoch + grad_stoch[:, t], saved.logits[t], settings
         )
         dact = dlogits[t] @ weights.logit_weight
         dobs[t], dscales[3][t] = norm_act_backward(
             dact, saved.obs_pre[t], inv_rms[:, 3], weights.obs_scale
         )
-        ddeter = ddeter + grads.deter[:, t] + dobs[t] @ weights.obs_weight
+        ddeter = ddeter + grad_deter[:, t] + dobs[t] @ weights.obs_weight
         dgates[t], ddeter = gru_update_backward(
             ddeter, saved.gates[t], saved.prev_deter[t], blocks
         )

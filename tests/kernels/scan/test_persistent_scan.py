@@ -16,7 +16,6 @@ from reverie.kernels.scan.persistent import launch as persistent
 from reverie.kernels.scan.tensors import (
     BackwardPass,
     ForwardPass,
-    OutputGrads,
     SavedActivations,
     ScanInputs,
     ScanSettings,
@@ -64,10 +63,9 @@ def replace_kernels(monkeypatch, error: str = "") -> dict[str, KernelRecorder]:
 def backward_pass(scan: ForwardPass, saved: SavedActivations) -> BackwardPass:
     widths = (persistent.DETER, persistent.LOGITS, persistent.LOGITS)
     generator = torch.Generator().manual_seed(0)
-    grads = OutputGrads(
-        *(torch.randn(32, 2, x, generator=generator).bfloat16() for x in widths)
-    )
-    return BackwardPass(scan.weights, saved, scan.inputs.is_first, grads, scan.settings)
+    grads = (torch.randn(32, 2, x, generator=generator).bfloat16() for x in widths)
+    is_first = scan.inputs.is_first
+    return BackwardPass(scan.weights, saved, is_first, *grads, scan.settings)
 
 
 def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch, scan):

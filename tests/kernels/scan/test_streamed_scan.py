@@ -19,7 +19,7 @@ from scan_helpers import (
 
 from reverie.kernels import nvrtc
 from reverie.kernels.scan.streamed import launch as streamed
-from reverie.kernels.scan.tensors import BackwardPass, OutputGrads
+from reverie.kernels.scan.tensors import BackwardPass
 from reverie.kernels.scan.triton import launch as triton_scan
 
 SMALL = (256, 32, 8, 2, 16)
@@ -81,10 +81,10 @@ def test_arguments_are_in_the_order_of_the_cuda_structures(monkeypatch):
     replace_kernels(monkeypatch, record)
     scan = random_scan(2, 2, SMALL, torch.bfloat16)
     saved = streamed.run_forward(scan)
-    grads = OutputGrads(*(x.transpose(0, 1) for x in saved[:3]))
+    grads = (x.transpose(0, 1) for x in saved[:3])
     is_first = scan.inputs.is_first
     streamed.run_backward(
-        BackwardPass(scan.weights, saved, is_first, grads, scan.settings)
+        BackwardPass(scan.weights, saved, is_first, *grads, scan.settings)
     )
     source = streamed.read_source(streamed.LayerSizes(*SMALL))
     for name, kernel in recorders.items():

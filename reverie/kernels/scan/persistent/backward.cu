@@ -45,20 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float row_mean[ROWS], warp_sums[24], stoch_grads[OWN_LOGITS];
   __shared__ __align__(16) bf16 in1_row[UNITS], logit_row[OWN_LOGITS];
 
-  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;
-  const int gru_block = block / SLICES, slice = block % SLICES;
-  const int own_row = block / HELPERS, helper = block % HELPERS;
-  const int upper = lane / 4, quad = lane % 4, lower = upper + 8;
-  const int input_column = 32 * warp + 8 * quad;
-  const int row = tid / COLUMNS, column = tid % COLUMNS;
-  const int block_column = slice * COLUMNS + column;
-  const int out_column = gru_block * WIDTH + block_column;
-  const int block_input = gru_block * WIDTH + input_column;
-  const int own_logit = helper * OWN_LOGITS + tid;
-  const int length = p.length;
+  THREAD_INDICES;
 
   // ---- load this thread's weights: the same matrices, transposed
-  const int hid_row = gru_block * (WIDTH + SHARED_INPUT);
   u32 w_obs[2][2][2], w_in0[2][2][2], w_gru[3][2][2][2], w_deter[2][2][2], w_in[2][4][2];
   u32 w_in1[8][2][2], w_logit[2][2][4][2];
   UNROLL for (int half = 0; half < 2; half++)

@@ -22,6 +22,22 @@ constexpr int TWO_UNITS = 2 * UNITS;
 static_assert(THREADS == UNITS && WIDTH == UNITS, "");
 static_assert(COLUMNS == 16 && OWN_LOGITS == 64, "");
 
+// The indices of a thread in both kernels: `input_column` is the first of its 8 inputs,
+// `row` and `column` are its output; `hid_row` is the first row of hid_weight of its block.
+#define THREAD_INDICES                                                                 \
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;   \
+  const int gru_block = block / SLICES, slice = block % SLICES;                        \
+  const int own_row = block / HELPERS, helper = block % HELPERS;                       \
+  const int upper = lane / 4, quad = lane % 4, lower = upper + 8;                      \
+  const int input_column = 32 * warp + 8 * quad;                                       \
+  const int row = tid / COLUMNS, column = tid % COLUMNS;                               \
+  const int block_column = slice * COLUMNS + column;                                   \
+  const int out_column = gru_block * WIDTH + block_column;                             \
+  const int block_input = gru_block * WIDTH + input_column;                            \
+  const int own_logit = helper * OWN_LOGITS + tid;                                     \
+  const int length = p.length;                                                         \
+  const int hid_row = gru_block * (WIDTH + SHARED_INPUT)
+
 constexpr u32 UNSET = 0xFFFFFFFFu;
 constexpr int MAX_POLLS = 1 << 22;  // about a second
 

@@ -38,20 +38,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float logit_sums[OWN_LOGITS];
   __shared__ __align__(16) bf16 obs_act_row[UNITS];
 
-  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, block = blockIdx.x;
-  const int gru_block = block / SLICES, slice = block % SLICES;
-  const int own_row = block / HELPERS, helper = block % HELPERS;
-  const int upper = lane / 4, quad = lane % 4, lower = upper + 8;
-  const int input_column = 32 * warp + 8 * quad;          // this thread's 8 inputs
-  const int row = tid / COLUMNS, column = tid % COLUMNS;  // this thread's output
-  const int block_column = slice * COLUMNS + column;
-  const int out_column = gru_block * WIDTH + block_column;
-  const int block_input = gru_block * WIDTH + input_column;
-  const int own_logit = helper * OWN_LOGITS + tid;
-  const int length = p.length;
+  THREAD_INDICES;
 
   // ---- load this thread's weights
-  const int hid_row = gru_block * (WIDTH + SHARED_INPUT);
   u32 w_hid[3][2][2][2], w_gru[2][6][2], w_input[2][4][2], w_logit[8][2][2];
   UNROLL for (int half = 0; half < 2; half++)
     UNROLL for (int e = 0; e < 2; e++) {

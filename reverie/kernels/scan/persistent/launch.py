@@ -132,14 +132,13 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    weights, saved, is_first, grads, settings = scan
+    weights, saved, is_first, *_, settings = scan
     groups, length = saved.deter.shape[:2]
     device = saved.deter.device
 
     def shapes(widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {name: (groups, length, ROWS, width) for name, width in widths.items()}
 
-    incoming = {f"grad_{name}": x for name, x in grads._asdict().items()}
     exchanged = {"dobs": UNITS, "din0": UNITS, "dgates": 3 * DETER, "dhid_norm": DETER}
     partial_sums = {
         "obs_partials": (groups, length, ROWS, THREAD_BLOCKS // ROWS, UNITS),
@@ -150,7 +149,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     buffers = {
         **saved._asdict(),
         "is_first": _group_rows(is_first),
-        **{name: _group_rows(x) for name, x in incoming.items()},
+        **{name: _group_rows(getattr(scan, name)) for name in tensors.OUTPUT_GRADS},
         **_allocate_unset(device, torch.bfloat16, shapes(exchanged)),
         **_allocate_unset(device, torch.float32, partial_sums),
         **{name: saved.deter.new_empty(shape) for name, shape in written.items()},

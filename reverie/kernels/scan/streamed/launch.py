@@ -175,7 +175,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    weights, saved, is_first, grads, settings = scan
+    weights, saved, is_first, *_, settings = scan
     batch, length = is_first.shape
     sizes = _layer_sizes(weights, settings.classes)
     step_grads = stepwise.allocate_step_grads(saved)
@@ -186,7 +186,7 @@ def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
         "in1_columns": weights.in1_weight.T.contiguous(),
         "logit_columns": weights.logit_weight.T.contiguous(),
         "in0_obs_columns": torch.cat([weights.in0_weight.T, weights.obs_weight.T], 1),
-        **{f"grad_{name}": x.contiguous() for name, x in grads._asdict().items()},
+        **{name: getattr(scan, name).contiguous() for name in tensors.OUTPUT_GRADS},
         "is_first": is_first.contiguous(),
         **{f"d{name}": x for name, x in step_grads._asdict().items()},
         **_allocate_partials(sizes, is_first, *partials),

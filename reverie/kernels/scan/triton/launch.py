@@ -154,7 +154,7 @@ def run_forward(scan: tensors.ForwardPass) -> tensors.SavedActivations:
 
 def run_backward(scan: tensors.BackwardPass) -> tensors.ScanGrads:
     """Compute the gradients of all activations, from the last step to the first."""
-    weights, saved, is_first, grads, settings = scan
+    weights, saved, is_first, *grads, settings = scan
     w, sizes = weights, _tile_sizes(weights, settings, is_first)
     batch, length = is_first.shape
     in0_obs, flags = stepwise.stack_in0_obs(w), is_first.contiguous().view(torch.uint8)
