@@ -24,7 +24,6 @@ import difflib
 import functools
 import inspect
 import itertools
-import json
 import re
 import textwrap
 import types
@@ -36,6 +35,7 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 
 from reverie.api import UserError
+from reverie.storage.limits import parse_json, parse_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
             "  Fix: give the path of a YAML or JSON file."
         ) from None
     try:
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"The config file {path} is not valid: {' '.join(str(error).split())}\n"

@@ -8,6 +8,7 @@ uint8, channels last, except inside networks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +190,7 @@ class Space:
 
 
 Spaces = dict[str, Space]
+MAX_ENTRIES = 1 << 28
 
 
 def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
@@ -197,6 +199,14 @@ def spaces_to_json(spaces: Spaces) -> list[list[Any]]:
 
 
 def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
+    """Return the spaces of `spaces_to_json`; raise ValueError if one is not numeric or
+    has more than `MAX_ENTRIES` entries.
+    """
+    for key, space in pairs:
+        if np.dtype(space["dtype"]).kind not in "biuf":
+            raise ValueError(f"{key!r} has the type {space['dtype']!r}")
+        if math.prod(int(n) for n in space["shape"]) > MAX_ENTRIES:
+            raise ValueError(f"{key!r} has the shape {space['shape']}")
     return {str(key): Space.from_json(space) for key, space in pairs}
 
 

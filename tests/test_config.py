@@ -203,3 +203,20 @@ def test_explain_shows_type_default_and_docstring():
     assert "pool.workers" not in groups
     with pytest.raises(ConfigError, match=r"Did you mean 'pool\.workers'"):
         configs.explain(Documented, "pool.worker")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.json", '{"a": ' * 100_000),
+        ("deep.yaml", "a: " + "[" * 100_000),
+        ("merge.yaml", "a: &a {<<: *a}"),
+        ("tag.yaml", "a: !!bool 3"),
+        ("code.yaml", "a: !!python/object/apply:os.getcwd []"),
+        ("large.yaml", "a: " + "x" * (1 << 21)),
+    ],
+)
+def test_hostile_config_files_are_errors(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        configs.read_config_file(tmp_path / name)

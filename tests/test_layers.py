@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": BASE | {"nets"},
     "worlds": BASE | {"nets", "kernels"},
     "agents": BASE | {"nets", "kernels", "worlds", "render", "config"},
-    "config": CONTRACT,
+    "config": CONTRACT | {"storage"},
     "convert": BASE | {"nets", "worlds", "agents", "config"},
 }
 LIBRARY = {*MAY_IMPORT}

@@ -79,17 +79,16 @@ def check_fit(
     name the size preset of the checkpoint.
     """
     saved = state.get(name)
-    if saved is None:
+    if not isinstance(saved, Mapping):
         raise UserError(
             f"The checkpoint has no component {name!r}, only {', '.join(state)}.\n"
             "  Fix: load a checkpoint of the same agent."
         )
     for key, tensor in tensors.items():
         other = saved.get(key)
-        if other is None or tuple(other.shape) != tuple(tensor.shape):
-            actual = (
-                "is missing" if other is None else f"has shape {tuple(other.shape)}"
-            )
+        shape = tuple(other.shape) if isinstance(other, Tensor) else None
+        if shape != tuple(tensor.shape):
+            actual = "is missing" if shape is None else f"has shape {shape}"
             raise UserError(
                 f"{name}.{key} {actual} in the checkpoint; this agent expects shape "
                 f"{tuple(tensor.shape)}.\n"
@@ -110,7 +109,7 @@ def size_preset_of(state: StateDict) -> str | None:
             "hidden": state["dyn"]["dynin0.bias"].numel(),
             "units": state["val"]["mlp.linear0.bias"].numel(),
         }
-    except KeyError:
+    except (AttributeError, KeyError, TypeError):  # a checkpoint of another agent
         return None
     for name, preset in size_presets().items():
         if all(_preset_value(preset, key) == width for key, width in widths.items()):

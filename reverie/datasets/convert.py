@@ -28,6 +28,7 @@ from reverie.datasets.transforms import TransformedReader, Transforms
 from reverie.spaces import spaces_to_json
 from reverie.storage.atomic import TEMPORARY, write_json
 from reverie.storage.episodes import write_episode
+from reverie.storage.limits import read_json
 
 PARTIAL = ".partial"
 SETTINGS = "settings.json"
@@ -200,7 +201,7 @@ def start_or_resume(
     path = partial / SETTINGS
     if partial.exists():
         try:
-            previous = json.loads(path.read_text())
+            previous = read_json(path)
         except (OSError, ValueError):
             previous = None
         if previous != json.loads(json.dumps(settings)):

@@ -22,11 +22,19 @@ import numpy as np
 
 from reverie.replay.column_store import SCRATCH_SUFFIX, ColumnStore, ReplaySegment
 from reverie.replay.step_index import StepIndex
-from reverie.spaces import Spaces
+from reverie.spaces import Space, Spaces
 from reverie.storage import array_file
 from reverie.storage.array_file import ArrayFile, Arrays, FileRecord
 from reverie.storage.atomic import TEMPORARY, explain_full_disk, fsync
+from reverie.storage.limits import InvalidFile
 from reverie.storage.segments import ORDER, POSITION, STREAM, segment_stem
+
+ROW_SPACES = {
+    STREAM: Space(np.int64),
+    POSITION: Space(np.int64),
+    ORDER: Space(np.int32),
+}
+"""Arrays of a segment file in addition to the steps."""
 
 WRITERS = 2
 """Number of threads that write files."""
@@ -228,18 +236,40 @@ class SegmentFiles:
             if problem := problems[rows]:
                 self._quarantine_rows(rows, problem, first, count)
                 continue
-            file = array_file.read_layout(self.directory, rows)
+            try:
+                file = array_file.read_layout(self.directory, rows)
+                arrays = file.open(self.directory)[1]
+                check_columns(arrays, self.spaces | ROW_SPACES, count)
+                if not np.array_equal(np.sort(arrays[ORDER]), np.arange(count)):
+                    raise InvalidFile("has steps in an invalid order")
+            except ValueError as error:
+                self._quarantine_rows(rows, str(error), first, count)
+                continue
             segment = ReplaySegment(first, count, file)
-            arrays = file.open(self.directory)[1]
-            extras = FileRecord(*extras_record) if extras_record else None
-            if extras and (problem := problems[extras]):
-                consequence = f"Older extras are used for {_steps(first, count)}."
-                array_file.quarantine(self.directory, extras.name, problem, consequence)
-            elif extras:
-                segment.extras = array_file.read_layout(self.directory, extras)
-                arrays |= segment.extras.open(self.directory)[1]
+            if extras_record:
+                extras = FileRecord(*extras_record)
+                problem = problems[extras] or self._add_extras(segment, extras, arrays)
+                if problem:
+                    consequence = f"Older extras are used for {_steps(first, count)}."
+                    array_file.quarantine(
+                        self.directory, extras.name, problem, consequence
+                    )
             self.segments.append(segment)
             yield segment, arrays
+
+    def _add_extras(
+        self, segment: ReplaySegment, record: FileRecord, arrays: Arrays
+    ) -> str | None:
+        """Replace extras in `arrays` by those of a file; returns what is wrong."""
+        try:
+            file = array_file.read_layout(self.directory, record)
+            extras = file.open(self.directory)[1]
+            check_columns(extras, self.extras, segment.count)
+        except ValueError as error:
+            return str(error)
+        segment.extras = file
+        arrays |= extras
+        return None
 
     def _quarantine_rows(
         self, record: FileRecord, problem: str, first: int, count: int
@@ -342,6 +372,19 @@ class SegmentFiles:
 
 def listed_files(manifest: Manifest) -> list[FileRecord]:
     return [FileRecord(*x) for _, _, *records in manifest for x in records if x]
+
+
+def check_columns(arrays: Arrays, spaces: Spaces, rows: int) -> None:
+    """Raise `InvalidFile` unless the arrays have these keys, types and shapes."""
+    for key, space in spaces.items():
+        found = arrays.get(key)
+        if found is None:
+            raise InvalidFile(f"has no {key!r}")
+        if found.dtype != space.dtype or found.shape != (rows, *space.shape):
+            raise InvalidFile(
+                f"has {key!r} as {found.dtype} {found.shape}, expected {space.dtype} "
+                f"{(rows, *space.shape)}"
+            )
 
 
 def _steps(first: int, count: int) -> str:

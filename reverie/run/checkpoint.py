@@ -17,6 +17,8 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import torch
 
 from reverie.api import StateDict, UserError
 from reverie.storage.atomic import explain_full_disk, fsync
+from reverie.storage.limits import read_json
 
 FORMAT = 1
 _NAME = re.compile(r"(\d{12,})-(\d{6,})")
@@ -159,7 +162,7 @@ def write_folder(folder: Path, parts: dict[str, StateDict], step: int) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; raise `Damaged` if it is not valid."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest = read_json(folder / "manifest.json")
         kinds = type(manifest["files"]), type(manifest["parts"])
         valid = kinds == (dict, list)
     except (OSError, ValueError, KeyError, TypeError):
@@ -195,17 +198,47 @@ def read_part(folder: Path, part: str) -> StateDict:
     """Return the state of one part of a checkpoint, with tensors on the CPU."""
     path = folder / f"{part}.json"
     try:
-        tree = json.loads(path.read_bytes())
+        tree = read_json(path)
         arrays = folder / f"{part}.safetensors"
         tensors = safetensors.torch.load_file(arrays) if arrays.exists() else {}
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        state = _unpack(tree, tensors)
+        if not isinstance(state, dict):
+            raise ValueError(f"it has a {type(state).__name__}, not a dict")
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        safetensors.SafetensorError,
+    ) as error:
         raise UserError(
             f"{path} cannot be read: {' '.join(str(error).split())}.\n"
             "  Fix: give a checkpoint folder written by Reverie."
         ) from None
-    state = _unpack(tree, tensors)
-    assert isinstance(state, dict)
     return state
+
+
+@contextmanager
+def explain_mismatch(path: Path) -> Iterator[None]:
+    """Raise errors of `load_state_dict` as a `UserError`.
+
+    The checksums of a checkpoint do not show whether its contents fit the run.
+    """
+    try:
+        yield
+    except (
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"The checkpoint {path} does not fit this run ({reason[:300]}).\n  Fix: "
+            "remove it to resume from the one before, or start in a new --logdir."
+        ) from error
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -248,6 +281,16 @@ def find_nonfinite(state: Any, name: str = "") -> str | None:
     else:
         return None
     return next((bad for n, v in children if (bad := find_nonfinite(v, n))), None)
+
+
+def check_finite(state: StateDict, components: Iterable[str], path: Path) -> None:
+    """Raise if a weight of these components is NaN or infinite."""
+    weights = {name: state[name] for name in components if name in state}
+    if name := find_nonfinite(weights):
+        raise UserError(
+            f"{name} of {path} has entries that are NaN or infinite.\n"
+            "  Fix: use an earlier checkpoint, or another file."
+        )
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -85,4 +85,5 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
         path = checkpoint.find_checkpoint(path)
         state = checkpoint.read_part(path, "agent")
     loaded = agent.load_weights(state, components)
+    checkpoint.check_finite(state, loaded, path)
     return f"Loaded weights of {', '.join(loaded)} from {path}."

@@ -16,7 +16,6 @@ logdir/
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import subprocess
@@ -33,6 +32,7 @@ from reverie.api import UserError
 from reverie.plugins import settings_name
 from reverie.run.config import Config, find_schema
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
+from reverie.storage.limits import read_json
 
 RESUMABLE_SETTINGS = (
     "logdir",
@@ -73,8 +73,8 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
         write_file(path / "config.yaml", configs.dump(config).encode())
         about = path / "about.json"
         try:
-            starts = json.loads(about.read_text())
-        except (OSError, ValueError):
+            starts = list(read_json(about))
+        except (OSError, ValueError, TypeError):
             starts = []
         write_json(about, [*starts, system_info()][-100:])
     except BaseException:

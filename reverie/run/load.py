@@ -53,7 +53,8 @@ class SavedRun:
         where = self.device
         precision = device.pick_precision(self.config.precision, where)
         agent = make_agent(self.config, spaces, where, precision)
-        agent.load_weights(checkpoint.read_part(self.checkpoint, "agent"))
+        state = checkpoint.read_part(self.checkpoint, "agent")
+        checkpoint.check_finite(state, agent.load_weights(state), self.checkpoint)
         return agent
 
     def load_policy(self, spaces: Any) -> Agent:

@@ -148,7 +148,8 @@ class OnlineRun(BaseRun):
         newest = self.newest_checkpoint()
         kept = self.checkpoints.prune()
         if newest:
-            self._restore(newest)
+            with checkpoint.explain_mismatch(newest):
+                self._restore(newest)
             self._delete_unused_replay_files(kept)
             self.print_message(
                 f"Resumed {newest.name} at agent step {self.clock.step}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import mmap
 import os
 import struct
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverie.storage.atomic import TEMPORARY, explain_full_disk
+from reverie.storage.limits import InvalidFile, open_regular, parse_json
 
 SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
@@ -33,6 +35,7 @@ _DTYPES = {"BOOL": np.dtype(bool)} | {
 }
 _SAFETENSORS_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
 _BLOCK_BYTES = 1 << 24
+MAX_HEADER_BYTES = 100 << 20
 
 
 class FileRecord(NamedTuple):
@@ -112,10 +115,27 @@ def write_arrays(
 
 
 def read_layout(directory: Path, record: FileRecord) -> ArrayFile:
-    """Read the header of a file whose checksum has been verified."""
-    with open(directory / record.name, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return ArrayFile(record, _layouts(json.loads(file.read(length)), length + 8))
+    """Read the header of a file; raise `InvalidFile` if an array is not inside of it.
+
+    A file with the right checksum may still have been written by another program.
+    """
+    with open_regular(directory / record.name) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(record.size, MAX_HEADER_BYTES):
+            raise InvalidFile("has a damaged header")
+        table = parse_json(file.read(length))
+    try:
+        layouts = _layouts(table, length + 8)
+        for layout in layouts.values():
+            numbers = (*layout.shape, layout.offset - length)
+            if not all(type(n) is int and n >= 0 for n in numbers):
+                raise InvalidFile("has an array with an invalid shape")
+            size = math.prod(layout.shape) * layout.dtype.itemsize
+            if layout.offset + size > record.size:
+                raise InvalidFile("has an array that is larger than the file")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise InvalidFile("has a damaged header") from error
+    return ArrayFile(record, layouts)
 
 
 def record_from_name(path: Path) -> FileRecord:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from reverie.api import UserError
 from reverie.spaces import Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.atomic import write_json
+from reverie.storage.limits import read_json
 
 
 class RunSpaces(NamedTuple):
@@ -27,7 +27,7 @@ def write_spaces(logdir: Path, obs_space: Spaces, act_space: Spaces) -> None:
 def read_spaces(logdir: Path) -> RunSpaces:
     path = logdir / "spaces.json"
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
         return RunSpaces(spaces_from_json(data["obs"]), spaces_from_json(data["act"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -8,7 +8,6 @@ episodes and not the average in `metrics.jsonl`.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import numpy as np
 from reverie.api import UserError
 from reverie.config import flatten, suggest
 from reverie.log.jsonl import METRICS, SCORES, read_lines
+from reverie.storage.limits import read_json
 
 Summary = Literal["last", "best", "mean"]
 Goal = Literal["min", "max"]
@@ -87,8 +87,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _read_summary(path: Path) -> dict[str, float]:
     """The summary of an evaluation, keys joined by slashes; lists as means."""
     try:
-        data = json.loads(path.read_text())["summary"]
-    except (OSError, ValueError, KeyError):  # missing or incomplete
+        data = read_json(path)["summary"]
+    except (OSError, ValueError, KeyError, TypeError):  # missing or incomplete
         return {}
     numbers: dict[str, float] = {}
     for name, value in flatten(data, separator="/").items():

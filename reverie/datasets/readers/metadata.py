@@ -6,7 +6,6 @@ the episode files do not contain.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from reverie.api import UserError
 from reverie.spaces import Spaces, spaces_from_json, spaces_to_json
 from reverie.storage.atomic import write_json
+from reverie.storage.limits import read_json
 
 FILE_NAME = "dataset.json"
 
@@ -44,7 +44,7 @@ def read_metadata(folder: Path) -> DatasetMetadata | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
         spaces = [spaces_from_json(data.pop(kind)) for kind in ("obs", "act")]
         masks = {str(k): [str(n) for n in v] for k, v in data.pop("masks").items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -52,7 +52,8 @@ class OfflineRun(BaseRun):
         newest = self.newest_checkpoint()
         self.checkpoints.prune()
         if newest:
-            self._restore(newest)
+            with checkpoint.explain_mismatch(newest):
+                self._restore(newest)
             self.print_message(f"Resumed {newest.name} at update {self.clock.step}.")
             return
         self.logger.truncate_after(-1)
