@@ -37,6 +37,8 @@ class Moments(NamedTuple):
     std: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    rows: int = 0
+    """Number of rows."""
 
 
 Statistics = dict[str, Moments]
@@ -221,6 +223,13 @@ class AgentConfig:
     reconstruction_setting: ClassVar[str] = ""
     """Setting that selects the reconstruction loss. A sequence dataset sets it to the
     loss that fits its images."""
+    policy_setting: ClassVar[str] = ""
+    """Setting that enables training of the policy; empty if it is always trained."""
+
+    @property
+    def trains_policy(self) -> bool:
+        """False if only a world model is trained."""
+        return not self.policy_setting or bool(getattr(self, self.policy_setting))
 
     @property
     def sequence_window(self) -> Window | None:

@@ -9,42 +9,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from reverie.api import UserError
+from reverie.capabilities import Moments, Statistics
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.readers import Reader
-from reverie.datasets.readers.npz import save_arrays
+from reverie.datasets.readers.npz import load_arrays, save_arrays
 from reverie.storage.array_file import Arrays
 
 SUFFIX = ".stats.npz"
 """Appended to the name of the dataset; the file is written next to it."""
-_FIELDS = ("mean", "std", "min", "max")
-
-
-@dataclass(frozen=True)
-class KeyStatistics:
-    """Statistics of one key, elementwise."""
-
-    mean: np.ndarray
-    std: np.ndarray
-    min: np.ndarray
-    max: np.ndarray
-    count: int
-    """Number of rows."""
-
-
-DatasetStatistics = dict[str, KeyStatistics]
 
 
 def compute_statistics(
     reader: Reader,
     names: Iterable[str] | None = None,
     prepare: Callable[[Episode], Episode] | None = None,
-) -> DatasetStatistics:
+) -> Statistics:
     """Return the statistics of all usable episodes, or of those named.
 
     `prepare` is applied to each episode first, for example a center crop.
@@ -77,30 +62,42 @@ def compute_statistics(
     return {key: running.result() for key, running in sums.items()}
 
 
-def save_statistics(path: Path, statistics: DatasetStatistics) -> Path:
+def save_statistics(path: Path, statistics: Statistics) -> Path:
     """Write statistics atomically as an NPZ file."""
-    arrays: Arrays = {}
-    for key, stats in statistics.items():
-        for name in _FIELDS:
-            arrays[f"{key}:{name}"] = getattr(stats, name)
-        arrays[f"{key}:count"] = np.array([stats.count])
+    arrays: Arrays = {
+        f"{key}:{field}": np.asarray(value)
+        for key, moments in statistics.items()
+        for field, value in moments._asdict().items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_arrays(path, arrays)
     return path
 
 
-def format_table(statistics: DatasetStatistics) -> str:
+def load_statistics(path: Path) -> Statistics:
+    """Read a file of `save_statistics`."""
+    try:
+        arrays = load_arrays(path)
+        keys = dict.fromkeys(name.rpartition(":")[0] for name in arrays)
+        fields: dict[str, Any] = {
+            key: {name: arrays[f"{key}:{name}"] for name in Moments._fields}
+            for key in keys
+        }
+    except (BadEpisode, KeyError) as error:
+        raise UserError(
+            f"{path} has no statistics of a dataset ({error}).\n"
+            f"  Fix: reverie data stats PATH --out {path}"
+        ) from None
+    return {key: Moments(**values) for key, values in fields.items()}
+
+
+def format_table(statistics: Statistics) -> str:
     """Return one line per key for the terminal; arrays are averaged over entries."""
     lines = [f"{'key':<28}{'mean':>11}{'std':>11}{'min':>11}{'max':>11}{'rows':>10}"]
-    for key, stats in statistics.items():
-        values = [
-            stats.mean.mean(),
-            stats.std.mean(),
-            stats.min.min(),
-            stats.max.max(),
-        ]
+    for key, (mean, std, low, high, rows) in statistics.items():
+        values = (mean.mean(), std.mean(), low.min(), high.max())
         columns = "".join(f"{float(value):>11.4g}" for value in values)
-        lines.append(f"{key:<28}{columns}{stats.count:>10}")
+        lines.append(f"{key:<28}{columns}{rows:>10}")
     return "\n".join(lines)
 
 
@@ -125,9 +122,9 @@ class _RunningSums:
         self.min = np.minimum(self.min, values.min(0))
         self.max = np.maximum(self.max, values.max(0))
 
-    def result(self) -> KeyStatistics:
+    def result(self) -> Moments:
         mean = self.sum / self.count
         variance = np.maximum(self.square / self.count - mean * mean, 0)
-        values = (mean + self.base, np.sqrt(variance), self.min, self.max)
-        arrays = {k: np.asarray(v) for k, v in zip(_FIELDS, values, strict=True)}
-        return KeyStatistics(count=self.count, **arrays)
+        arrays = (mean + self.base, np.sqrt(variance), self.min, self.max)
+        mean, std, low, high = (np.asarray(array) for array in arrays)
+        return Moments(mean, std, low, high, self.count)

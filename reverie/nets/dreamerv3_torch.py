@@ -3,7 +3,8 @@
 https://github.com/NM512/dreamerv3-torch. Images are downsampled by convolutions of
 stride two with layer norm over channels; vectors go through symlog and an MLP. Neither
 has biases. Image features come first, in the order (channels, height, width). Vectors
-are concatenated in the given order, which checkpoints do not contain.
+are concatenated in the given order. Checkpoints contain neither this order nor the
+preprocessing of images.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +21,22 @@ from torch import Tensor, nn
 
 from reverie.api import UserError
 from reverie.nets.blocks import symlog
+from reverie.nets.standardize import Standardize
 from reverie.spaces import Spaces
 
 EPS = 1e-3
+MINSTD = 1e-3
+"""Lower limit of the standard deviation of pixels (`image_std_min`)."""
 
 
 @dataclass(frozen=True)
 class DreamerV3TorchEncoderConfig:
-    """Sizes of the encoder; replaced by those of the checkpoint."""
+    """Encoder of a checkpoint; the sizes are set automatically."""
 
+    images: Literal["", "shift", "standardize"] = ""
+    """Preprocessing of the images that the checkpoint was trained on: `shift` to
+    [-0.5, 0.5] (`image_standardize: False`), or `standardize` by mean and standard
+    deviation of `offline.data` or `offline.stats`. Required if it has images."""
     depth: int = 32
     """Channels of the first convolution; each one doubles them."""
     stages: int = 0
@@ -59,11 +68,15 @@ class DreamerV3TorchEncoder(nn.Module):
                 "The encoder of dreamerv3-torch takes one image, not "
                 f"{', '.join(self.imgkeys)}.\n  Fix: select one image key."
             )
+        self.standardize: Standardize | None = None
         self.convs, self.cnorms = nn.ModuleList(), nn.ModuleList()
         self.linears, self.norms = nn.ModuleList(), nn.ModuleList()
         self.width = 0
         for key in self.imgkeys:
             height, width, channels = spaces[key].shape
+            if config.images == "standardize":
+                shape = spaces[key].shape
+                self.standardize = Standardize(key, shape, "dataset", MINSTD)
             count = config.stages or int(math.log2(height) - math.log2(4))
             for i in range(count):
                 units = config.depth * 2**i
@@ -103,7 +116,8 @@ class DreamerV3TorchEncoder(nn.Module):
         return torch.cat(parts, -1)
 
     def _image(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        x = image.reshape(-1, *image.shape[-3:]).to(dtype) / 255 - 0.5
+        x = image.reshape(-1, *image.shape[-3:]).to(dtype) / 255
+        x = x - 0.5 if self.standardize is None else self.standardize(x).to(dtype)
         x = x.permute(0, 3, 1, 2)
         for conv, norm in zip(self.convs, self.cnorms, strict=True):
             x = conv(_pad(x))

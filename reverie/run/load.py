@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput
+from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput, UserError
 from reverie.datasets.action_units import Convert, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
@@ -63,6 +63,7 @@ class SavedRun:
         An agent trained on recorded episodes gets images that are cropped as there, and
         its actions are converted to the units of the environment.
         """
+        self._check_policy()
         crop = saved_image_crop(self.checkpoint)
         if crop is None:
             return self.load_agent(spaces)
@@ -77,6 +78,20 @@ class SavedRun:
         if message:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return OfflineAgent(self.load_agent(trained), crop, convert)
+
+    def _check_policy(self) -> None:
+        """Raise if the run trained a world model without a policy."""
+        config, settings = self.config, self.config.agent_config
+        if settings.trains_policy or config.run.from_checkpoint:
+            return
+        data = config.offline.data or "PATH"
+        raise UserError(
+            f"{self.folder} has no trained policy, only a world model.\n"
+            f"  Fix: clone recorded actions with `reverie bc --bc.run {self.folder} "
+            f"--offline.data {data}`, or train with --{config.agent}."
+            f"{settings.policy_setting} True. Without --task, `reverie eval` evaluates "
+            "the world model on recordings."
+        )
 
 
 class OfflineAgent:

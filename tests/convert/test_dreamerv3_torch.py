@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from reverie.agents.bc.agent import BC, DREAMERV3_TORCH, BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
+from reverie.capabilities import Moments
 from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
 from reverie.nets.dreamerv3_torch import (
     DreamerV3TorchEncoder,
@@ -155,3 +159,41 @@ def test_two_images_are_an_error():
     spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
     with pytest.raises(UserError, match="takes one image"):
         DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig())
+
+
+def test_images_are_standardized_with_given_statistics(tmp_path):
+    weights = read_encoder(save(tmp_path / "latest.pt"))
+    sizes = replace(sizes_of(weights), images="standardize")
+    config = BCConfig(run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes)
+    agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
+    agent.load_base({"encoder": weights})
+    assert agent.needs_statistics
+    rng = np.random.default_rng(1)
+    mean, std = rng.random((2, 16, 16, 3))
+    zeros = np.zeros(2)
+    agent.set_statistics(
+        {
+            "image": Moments(mean, std, mean, mean),
+            "action": Moments(zeros, zeros, zeros, zeros),
+        }
+    )
+    obs = observe()
+    image = (obs["image"] / 255 - torch.tensor(mean)) / torch.tensor(std).clamp(1e-3)
+    shifted = 255 * (image.float() + 0.5)  # so that shifting gives the same input
+    features = agent.feature_extractor.encoder(obs, torch.float32)[:, 0]
+    expected = expected_features({**obs, "image": shifted}, ("a", "b"))
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", [("image", "a", "b"), ("image", "b", "a")])
+def test_an_order_that_is_not_alphabetical_is_reported(tmp_path, order):
+    weights = read_encoder(save(tmp_path / "latest.pt"))
+    config = BCConfig(
+        run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes_of(weights), keys=order
+    )
+    agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        agent.load_base({"encoder": weights})
+    messages = [str(warning.message) for warning in found]
+    assert any("b, a" in message for message in messages) == (order[1] == "b")

@@ -60,11 +60,14 @@ def test_without_next_obs_the_last_observation_is_repeated_or_dropped(tmp_path):
     np.testing.assert_array_equal(repeated["action"], whole["action"])
     np.testing.assert_array_equal(repeated["position"][-1], whole["position"][-2])
     assert repeated["is_terminal"][-1]
-    reader = open_mapped(path, KeyMap(last_obs="drop"))
+    reader = open_mapped(path, KeyMap(last_obs="drop", terminal="none", reward="none"))
     dropped = reader.read("demo_0")
     assert reader.rows("demo_0") == len(dropped["reward"]) == 5
     assert alignment_error(dropped) < 1e-5
     assert not dropped["action"][-1].any()
+    for names in ({"terminal": "none"}, {"reward": "none"}):
+        with pytest.raises(UserError, match="would lose the reward or the terminal"):
+            open_mapped(path, KeyMap(last_obs="drop", **names)).read("demo_0")
 
 
 def test_key_map(tmp_path):
@@ -248,9 +251,10 @@ def test_concatenated_episodes_are_split_at_their_ends(tmp_path):
         file["infos/qpos"] = np.zeros((26, 2))
     marks = ("terminals", "timeouts")
     keys = {"keys": ("position=observations",), "terminal": "terminals"}
-    reader = open_mapped(
-        tmp_path / "flat.hdf5", KeyMap(episode_ends=marks, last_obs="drop", **keys)
+    dropping = KeyMap(
+        episode_ends=marks, last_obs="drop", terminate_on="never", reward="", **keys
     )
+    reader = open_mapped(tmp_path / "flat.hdf5", dropping)
     assert reader.names() == ["episode_0", "episode_1", "episode_2"]
     for name, episode in zip(reader.names(), episodes, strict=True):
         found = reader.read(name)

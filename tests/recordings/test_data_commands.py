@@ -95,7 +95,7 @@ def test_convert_then_split_then_stats(here, capsys):
     assert "Saved as parts/train.stats.npz" in capsys.readouterr().out
     assert Image.open(here / "parts" / "train.stats.png").size[0] > 100
     saved = npz.load_arrays(here / "parts" / "train.stats.npz")
-    assert saved["speed:count"] == 48
+    assert saved["speed:rows"] == 48
     assert "exists already" in error_of("split out parts", capsys)
     assert "exists already" in error_of("convert demos out", capsys)
     assert "has no mask 'train'" in error_of(

@@ -9,6 +9,7 @@ training example, except the last row of an episode, which has no action.
 # ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -119,6 +120,16 @@ class BCConfig(AgentConfig):
         return replace(self, run_agent=name)
 
     def with_encoder(self, encoder: Any) -> BCConfig:
+        images = self.dreamerv3_torch.images
+        if encoder.stages and not images:
+            raise UserError(
+                f"{self.run} does not contain the preprocessing of its images.\n"
+                "  Fix: --bc.dreamerv3_torch.images shift, if it was trained by "
+                "dreamerv3-torch or with `image_standardize: False`; else --bc."
+                "dreamerv3_torch.images standardize, and --offline.stats FILE (written "
+                "by `reverie data stats`) unless it was trained on the same data."
+            )
+        encoder = replace(encoder, images=images)
         return replace(self, run_agent=DREAMERV3_TORCH, dreamerv3_torch=encoder)
 
 
@@ -231,8 +242,19 @@ class BC:
             self.base.load_weights(state)
         else:
             encoder = self.feature_extractor.encoder
-            check_fit("encoder", encoder.state_dict(), state)
-            encoder.load_state_dict(state["encoder"])
+            if encoder.veckeys != sorted(encoder.veckeys):
+                warnings.warn(
+                    f"bc.keys has the vectors {', '.join(encoder.veckeys)}, but "
+                    "dreamerv3-torch trains world models on them in alphabetical order "
+                    "(also if its `bc_mlp_keys_order` differs)",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            own = encoder.state_dict()  # the file does not contain image statistics
+            statistics = {k: v for k, v in own.items() if k.startswith("standardize.")}
+            weights = {**statistics, **state["encoder"]}
+            check_fit("encoder", own, {"encoder": weights})
+            encoder.load_state_dict(weights)
         self.fast.weights_changed()
 
     @property
@@ -247,7 +269,7 @@ class BC:
         if self.base is None:
             set_statistics(self.feature_extractor, statistics)
         for key in self.normalizer.spaces:
-            moments = statistics[key]
+            moments = statistics[key][:4]
             mean, std, low, high = (torch.as_tensor(x).float() for x in moments)
             if self.config.normalize == "moments":
                 self.normalizer.set(key, mean, std)

@@ -93,6 +93,7 @@ class DreamerConfig(AgentConfig):
     """Settings of DreamerV3."""
 
     importer: ClassVar[str] = "reverie.convert.dreamerv3:import_state"
+    policy_setting: ClassVar[str] = "behaviour"
     plugins: ClassVar[tuple[str, ...]] = ("world",)
 
     batch_size: int = 16

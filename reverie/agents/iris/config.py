@@ -151,6 +151,7 @@ class IrisConfig(AgentConfig):
     """Settings of Δ-IRIS."""
 
     importer: ClassVar[str] = "reverie.convert.delta_iris.weights:import_state"
+    policy_setting: ClassVar[str] = "behaviour"
     resumable: ClassVar[tuple[str, ...]] = (
         "schedule.epochs",
         "schedule.collect_epochs",

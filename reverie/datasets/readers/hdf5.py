@@ -10,7 +10,8 @@ robomimic stores each demonstration as `data/demo_k` with T steps: `obs` and `ne
 
 If there is no `next_obs`, the observation after the last action is unknown. Either the
 last observation is repeated, which keeps the last reward and terminal flag, or the last
-action is dropped (`KeyMap.last_obs`).
+action is dropped (`KeyMap.last_obs`), which is refused if it has a reward or is
+terminal.
 """
 
 from __future__ import annotations
@@ -290,6 +291,12 @@ def _assemble(
     elif _length(before) == len(action):
         if map.last_obs == "repeat":
             obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
+        elif reward[-1] or ends[-1]:
+            raise UserError(
+                "`last_obs drop` would lose the reward or the terminal flag of the "
+                "last action.\n  Fix: repeat the last observation with --map.last_obs "
+                "repeat (--offline.read.map.last_obs repeat in training)."
+            )
         else:
             action, reward, ends = action[:-1], reward[:-1], ends[:-1]
     return from_steps(obs, {"action": action}, reward, ends)

@@ -34,7 +34,8 @@ class KeyMap:
     to observation t."""
     last_obs: Literal["repeat", "drop"] = "repeat"
     """Without `next_obs`, the observation after the last action is missing: `repeat`
-    the last observation, or `drop` the last action."""
+    the last observation, or `drop` the last action, if it has neither a reward nor a
+    terminal flag."""
     terminate_on: Literal["dones", "success", "never"] = "dones"
     """Which steps are terminal: those of `terminal`, only those of them with a positive
     reward, or none. Use `success` for demonstrations whose last step is always marked

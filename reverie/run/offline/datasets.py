@@ -23,6 +23,7 @@ from reverie.capabilities import (
     HasWorldModelEnv,
     Moments,
     NeedsStatistics,
+    Statistics,
 )
 from reverie.config import check_minimum
 from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
@@ -46,7 +47,7 @@ from reverie.datasets.sequences import (
 from reverie.datasets.sequences.episodes import EpisodeSequences
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.datasets.split import Subset, split_by_mask, split_by_seed
-from reverie.datasets.statistics import compute_statistics
+from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
 from reverie.spaces import Space, Spaces
@@ -67,6 +68,10 @@ class OfflineConfig:
     held out."""
     read: ReaderConfig = field(default_factory=ReaderConfig)
     """How episodes are read; the same options as those of `reverie data convert`."""
+    stats: str = ""
+    """Statistics for agents that standardize images or normalize actions by those of a
+    dataset: a file written by `reverie data stats`. If empty, those of the training
+    episodes are used."""
     split: float = 0.1
     """Fraction of the episodes of `data` that is held out for evaluation; 0 evaluates
     on the training data. If the data has masks `train` and `valid`, these are used."""
@@ -174,12 +179,24 @@ class OfflineEpisodes:
             assert isinstance(agent, HasBase), type(agent)
             agent.load_base(self._base_weights(self.base_run))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
-            statistics = compute_statistics(
-                self.training, prepare=self.images.center_crop
+            agent.set_statistics(self._statistics())
+
+    def _statistics(self) -> Statistics:
+        """Statistics of `offline.stats` or of the training episodes, cropped."""
+        crop, path = self.images.center_crop, self.config.stats
+        if not path:
+            return compute_statistics(self.training, prepare=crop)
+        statistics = load_statistics(Path(path).expanduser())
+        keys = [*self.images.input_space, *self.act_space]
+        if missing := [key for key in keys if key not in statistics]:
+            raise UserError(
+                f"{path} has no statistics of {', '.join(missing)}.\n"
+                f"  Fix: write them with `reverie data stats`, or remove "
+                "--offline.stats."
             )
-            agent.set_statistics(
-                {k: Moments(s.mean, s.std, s.min, s.max) for k, s in statistics.items()}
-            )
+        columns = zip(*(statistics[key][:4] for key in keys), strict=True)
+        cropped = [crop(dict(zip(keys, column, strict=True))) for column in columns]
+        return {key: Moments(*(part[key] for part in cropped)) for key in keys}
 
     def _base_weights(self, run: str) -> StateDict:
         if is_torch_file(run):

@@ -32,7 +32,9 @@ from reverie.evaluation.recorders import FailureRecorder, VideoRecorder
 from reverie.run.config import Config
 from reverie.run.factory import make_agent
 from reverie.run.load import open_run
+from reverie.run.offline.datasets import saved_image_crop
 from reverie.spaces import FLAGS, Space
+from reverie.storage.run_spaces import read_spaces
 
 CPU = torch.device("cpu")
 REACH = [("task", "reach"), ("env.reach.size", (SIDE, SIDE))]
@@ -181,7 +183,7 @@ def test_predictions_use_the_recorded_actions_of_the_right_rows(data, late):
 
 
 def test_losses_do_not_depend_on_padding(data, world):
-    agent = open_run(world).load_policy(Reach(ReachConfig((SIDE, SIDE))))
+    agent = open_run(world).load_agent(read_spaces(world))
     images = ImageCrop(ImageConfig((14, 14)), open_episodes(data).obs_space)
     feed = open_feed(data)
     (batch,) = list(feed.episodes(1, limit=1))
@@ -242,12 +244,13 @@ def test_held_out_episodes_that_cannot_be_read_are_an_error(data, tmp_path):
 
 
 def test_the_number_of_episodes_and_rows_can_be_limited(data, world):
-    agent = open_run(world).load_policy(Reach(ReachConfig((SIDE, SIDE))))
+    agent = open_run(world).load_agent(read_spaces(world))
     feed = open_feed(data)
     config = HeldOutConfig(episodes=3, length=4, context=2, horizon=10, batch=2)
-    table = list(episode_losses(agent.agent, feed, agent.crop, config))
+    crop = saved_image_crop(open_run(world).checkpoint)
+    table = list(episode_losses(agent, feed, crop, config))
     assert [episode.rows for episode in table] == [4, 4, 4]
-    metrics = to_metrics(evaluate_held_out(agent.agent, feed, agent.crop, config))
+    metrics = to_metrics(evaluate_held_out(agent, feed, crop, config))
     assert metrics["openloop/image"].ndim == 4  # a video
     assert "openloop/image/model_at_1" in metrics
     assert "openloop/image/model_at_5" not in metrics

@@ -20,6 +20,7 @@ from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.cli.train import command_config
 from reverie.datasets.episodes import open_episodes
+from reverie.datasets.statistics import compute_statistics, save_statistics
 from reverie.evaluation.episodes import evaluate
 from reverie.evaluation.recordings import describe, eval_recordings
 from reverie.run import checkpoint
@@ -246,20 +247,13 @@ def test_iris_trains_on_recordings_and_can_be_a_base_run(tmp_path):
 
 
 def test_the_encoder_of_a_dreamerv3_torch_file_can_be_used(data, tmp_path):
-    cnn, mlp = "_wm._orig_mod.encoder._cnn.layers", "_wm._orig_mod.encoder._mlp.layers"
-    state = {
-        f"{cnn}.0.weight": torch.rand(4, 3, 4, 4),
-        f"{cnn}.1.norm.weight": torch.rand(4),
-        f"{cnn}.1.norm.bias": torch.rand(4),
-        f"{mlp}.Encoder_linear0.weight": torch.rand(6, 2),
-        f"{mlp}.Encoder_norm0.weight": torch.rand(6),
-        f"{mlp}.Encoder_norm0.bias": torch.rand(6),
-    }
-    torch.save({"agent_state_dict": state}, tmp_path / "latest.pt")
+    state = write_torch_file(tmp_path / "latest.pt")
     flags = {"bc.run": str(tmp_path / "latest.pt"), "run.steps": 2}
+    flags["bc.dreamerv3_torch.images"] = "shift"
     path = offline(settings(data, tmp_path / "run", "bc", **flags))
     encoder = agent_state(path)["feature_extractor"]
-    assert torch.equal(encoder["encoder.convs.0.weight"], state[f"{cnn}.0.weight"])
+    first = state["_wm._orig_mod.encoder._cnn.layers.0.weight"]
+    assert torch.equal(encoder["encoder.convs.0.weight"], first)
     size = ("env.reach.size", (SIDE, SIDE))
     assert "success" in evaluate(path, 1, [("task", "reach"), size]).summary
 
@@ -346,3 +340,74 @@ def test_initial_weights_of_another_run(data, world, tmp_path):
         encoder = run.agent.world.enc.state_dict()
     for key, value in agent_state(world)["enc"].items():
         assert torch.equal(value, encoder[key])
+
+
+def write_torch_file(path):
+    """Write an encoder of dreamerv3-torch for the image and vector of `reach`."""
+    cnn, mlp = "_wm._orig_mod.encoder._cnn.layers", "_wm._orig_mod.encoder._mlp.layers"
+    state = {
+        f"{cnn}.0.weight": torch.rand(4, 3, 4, 4),
+        f"{cnn}.1.norm.weight": torch.rand(4),
+        f"{cnn}.1.norm.bias": torch.rand(4),
+        f"{mlp}.Encoder_linear0.weight": torch.rand(6, 2),
+        f"{mlp}.Encoder_norm0.weight": torch.rand(6),
+        f"{mlp}.Encoder_norm0.bias": torch.rand(6),
+    }
+    torch.save({"agent_state_dict": state}, path)
+    return state
+
+
+def test_the_images_of_a_dreamerv3_torch_file_can_be_standardized(data, tmp_path):
+    write_torch_file(tmp_path / "latest.pt")
+    flags = {"bc.run": str(tmp_path / "latest.pt"), "run.steps": 2}
+    with pytest.raises(UserError, match=r"--bc.dreamerv3_torch.images shift"):
+        offline(settings(data, tmp_path / "unknown", "bc", **flags))
+    assert not (tmp_path / "unknown").exists()
+    flags |= {"bc.dreamerv3_torch.images": "standardize", "offline.split": 0.0}
+    found = []
+    write_reach(tmp_path / "other", 4, lambda e: {**e, "image": e["image"] // 2})
+    for path in (data, tmp_path / "other"):
+        stats = compute_statistics(open_episodes(path))
+        save_statistics(tmp_path / f"{path.name}.npz", stats)
+        found.append(stats["image"])
+    runs = {
+        "same": {},
+        "other": {"offline.stats": str(tmp_path / "other.npz")},
+    }
+    for (name, more), moments in zip(runs.items(), found, strict=True):
+        run = offline(settings(data, tmp_path / name, "bc", **flags, **more))
+        encoder = agent_state(run)["feature_extractor"]
+        np.testing.assert_allclose(
+            encoder["encoder.standardize.mean"], moments.mean, rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            encoder["encoder.standardize.std"], moments.std, rtol=1e-5, atol=1e-6
+        )
+    size = ("env.reach.size", (SIDE, SIDE))
+    assert "success" in evaluate(run, 1, [("task", "reach"), size]).summary
+
+
+def test_statistics_in_a_file_are_cropped(data, tmp_path):
+    save_statistics(tmp_path / "stats.npz", compute_statistics(open_episodes(data)))
+    flags = {"offline.stats": str(tmp_path / "stats.npz"), "offline.split": 0.0}
+    flags |= {"offline.images.crop": (14, 14)}
+    run = offline(settings(data, tmp_path / "file", "standardize", **flags))
+    flags["offline.stats"] = ""
+    same = offline(settings(data, tmp_path / "data", "standardize", **flags))
+    states = [agent_state(path)["enc"] for path in (run, same)]
+    keys = [key for key in states[0] if key.endswith((".mean", ".std"))]
+    assert len(keys) == 2
+    for key in keys:
+        torch.testing.assert_close(states[0][key], states[1][key])
+    arrays = {"image:mean": np.zeros(3)}
+    np.savez(tmp_path / "stats.npz", **arrays)
+    flags["offline.stats"] = str(tmp_path / "stats.npz")
+    with pytest.raises(UserError, match="has no statistics"):
+        offline(settings(data, tmp_path / "wrong", "standardize", **flags))
+
+
+def test_a_world_model_without_a_policy_is_not_evaluated_in_a_task(world):
+    with pytest.raises(UserError, match=r"has no trained policy(.|\n)*behaviour True"):
+        evaluate(world, 1, [("task", "reach"), ("env.reach.size", (SIDE, SIDE))])
+    with pytest.raises(UserError, match="has no trained policy"):
+        reverie.load(world)
