@@ -1,11 +1,10 @@
 """Metrics of predicted boundaries against ground-truth events, and simple baselines.
 
-An event is *detected* if a boundary is within `tolerance` frames of it; the first such
-boundary of the sequence is then *matched*. Recall is the fraction of detected events,
-precision the fraction of matched boundaries. With a tolerance, one boundary may detect
-two events, but is matched once; with tolerance 0, precision and recall are the usual
-ones. Counts are summed over sequences before they are divided. Without events, scores
-are NaN.
+Events and boundaries are matched one to one if they are at most `tolerance` frames
+apart, and as many as possible are matched. Recall is the fraction of matched events,
+precision the fraction of matched boundaries. A larger tolerance never lowers them.
+Counts are summed over sequences before they are divided. Without events, scores are
+NaN.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class MatchCounts(NamedTuple):
 
     events: int
     boundaries: int
-    detected: int
     matched: int
+    """Pairs of an event and a boundary."""
 
     @property
     def recall(self) -> float:
-        return self.detected / self.events if self.events else np.nan
+        return self.matched / self.events if self.events else np.nan
 
     @property
     def precision(self) -> float:
@@ -52,22 +51,20 @@ class MatchCounts(NamedTuple):
 
 
 def match(events: Marks, boundaries: Marks, tolerance: int = 0) -> MatchCounts:
-    """Count detected events and matched boundaries of the same frames."""
-    steps = events.shape[1]
-    padded = np.pad(boundaries, [(0, 0), (tolerance, tolerance)])
-    width = 2 * tolerance + 1
-    near = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
-    detected = events & near.any(-1)
-    first = np.arange(steps) + near.argmax(-1) - tolerance
-    rows, columns = np.nonzero(detected)
-    matched = np.zeros_like(boundaries)
-    matched[rows, first[rows, columns]] = True
-    return MatchCounts(
-        int(events.sum()),
-        int(boundaries.sum()),
-        int(detected.sum()),
-        int(matched.sum()),
-    )
+    """Count the pairs of a maximum matching of the same frames.
+
+    All windows have the same width, so matching each event, in order, with the earliest
+    boundary that is still free gives the largest number of pairs.
+    """
+    free = boundaries.copy()
+    matched = 0
+    for frame in np.flatnonzero(events.any(0)):
+        first = max(0, frame - tolerance)
+        near = free[:, first : frame + tolerance + 1]
+        rows = np.flatnonzero(events[:, frame] & near.any(1))
+        free[rows, first + near[rows].argmax(1)] = False
+        matched += len(rows)
+    return MatchCounts(int(events.sum()), int(boundaries.sum()), matched)
 
 
 def scores(events: Marks, boundaries: Marks) -> Metrics:
