@@ -185,16 +185,26 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the bytes of a member in parts, and verify its checksum.
-
-    No part is larger than `PART_BYTES`, whatever the compressed data unpacks to.
-    """
+@contextmanager
+def open_member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo
+) -> Iterator[zipfile.ZipExtFile]:
+    """Open a member of an archive; the end of the file verifies its checksum."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InvalidFile("has an unusual compression")
     with _zip_errors(), archive.open(member) as file:
-        while part := file.read(PART_BYTES):
-            yield part
+        assert isinstance(file, zipfile.ZipExtFile)  # as it is in read mode
+        yield file
+
+
+def read_parts(file: zipfile.ZipExtFile) -> Iterator[bytes]:
+    """Yield the remaining bytes of a member in parts of at most `PART_BYTES`.
+
+    A single read without a size would unpack everything, even if it is more than the
+    size that the archive declares.
+    """
+    while part := file.read(PART_BYTES):
+        yield part
 
 
 @contextmanager

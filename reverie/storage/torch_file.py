@@ -24,9 +24,10 @@ from reverie.storage.limits import (
     FREE_BYTES,
     Budget,
     InvalidFile,
+    open_member,
     open_zip,
     quote,
-    read_member,
+    read_parts,
 )
 from reverie.storage.numpy_pickle import (
     CONSTANTS,
@@ -188,10 +189,8 @@ class _Reader:
             member = self.archive.getinfo(self.root + name)
         except KeyError:
             raise InvalidFile(f"has no member {quote(name)!r}") from None
-        data = bytearray()
-        for part in read_member(self.archive, member):
-            data += part
-        return data
+        with open_member(self.archive, member) as file:
+            return bytearray().join(read_parts(file))
 
 
 def _storage(identifier: Any) -> _Storage:

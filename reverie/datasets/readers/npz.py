@@ -19,8 +19,6 @@ refused.
 from __future__ import annotations
 
 import functools
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,6 +29,8 @@ from reverie.datasets.readers import FolderReader, evenly_spaced, infer_spaces
 from reverie.spaces import FLAGS, Space, Spaces
 from reverie.storage.array_file import Arrays
 from reverie.storage.atomic import atomic_write
+from reverie.storage.limits import InvalidFile
+from reverie.storage.npz_file import read_npz, read_npz_headers
 
 _NOT_OBSERVATIONS = ("action", "discount", "logprob", *FLAGS)
 
@@ -139,22 +139,10 @@ class NpzReader(FolderReader):
 
 def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Return shape and dtype of every array in a file without decompressing them."""
-    headers = {}
     try:
-        with zipfile.ZipFile(path) as file:
-            for key in file.namelist():
-                with file.open(key) as member:
-                    version = np.lib.format.read_magic(member)
-                    read_header = (
-                        np.lib.format.read_array_header_1_0
-                        if version == (1, 0)
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read_header(member)
-                    headers[key.removesuffix(".npy")] = (shape, dtype)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        return read_npz_headers(path)
+    except (OSError, InvalidFile) as error:
         raise BadEpisode(f"cannot be read ({error})") from error
-    return headers
 
 
 def load_arrays(path: Path, selects: Callable[[str], bool] | None = None) -> Arrays:
@@ -162,20 +150,10 @@ def load_arrays(path: Path, selects: Callable[[str], bool] | None = None) -> Arr
 
     Raises `BadEpisode` if it cannot be read.
     """
-    if path.is_file() and not zipfile.is_zipfile(path):
-        raise BadEpisode("cannot be read (not an NPZ file, or truncated)")
     try:
-        with np.load(path, allow_pickle=False) as data:
-            keys = filter(selects, data.files) if selects else data.files
-            members = {key: data[key] for key in keys}
-    except ValueError as error:
-        if "pickle" in str(error).lower() or "object" in str(error).lower():
-            raise BadEpisode("has pickled objects, which are never loaded") from error
+        return read_npz(path, selects)
+    except (OSError, InvalidFile) as error:
         raise BadEpisode(f"cannot be read ({error})") from error
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadEpisode(f"cannot be read ({error})") from error
-    # members of the ZIP file that are not arrays are returned as bytes
-    return {k: value for k, value in members.items() if isinstance(value, np.ndarray)}
 
 
 def write_npz_episode(
