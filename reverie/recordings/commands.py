@@ -353,10 +353,10 @@ def _link(reader: FolderReader, names: list[str], folder: Path) -> None:
     """Hard-link the files of some episodes; copy them if linking fails."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        target = folder / reader.path(name).name
+        target = folder / reader.paths[name].name
         if target.exists():
             continue
-        source = reader.path(name).resolve()  # a link to a symlink would be a symlink
+        source = reader.paths[name].resolve()  # a link to a symlink would be a symlink
         try:
             os.link(source, target)
         except OSError:  # another file system, or one without hard links

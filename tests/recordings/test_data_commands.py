@@ -277,7 +277,7 @@ def test_a_split_of_symlinks_links_their_targets(here):
     assert run("split links parts --fraction 0.5") == 0
     for part in ("train", "eval"):
         for name in (reader := open_episodes(f"parts/{part}")).names():
-            assert not reader.path(name).is_symlink()
+            assert not reader.paths[name].is_symlink()
             assert alignment_error(reader.read(name)) < 1e-5
 
 

@@ -130,8 +130,8 @@ class FolderReader(Reader):
     def __init__(self, path: str | Path):
         self.origin = str(path)
         self.folder = Path(path)
-        self._paths = self._list_files()
-        self._names = natural_sort(self._paths)
+        self.paths = self._list_files()
+        self._names = natural_sort(self.paths)
         metadata = read_metadata(self.folder)
         self.masks = metadata.masks if metadata else {}
         if metadata:
@@ -140,9 +140,6 @@ class FolderReader(Reader):
     @abstractmethod
     def _list_files(self) -> dict[str, Path]:
         """Return the file of each episode by the episode's name."""
-
-    def path(self, name: str) -> Path:
-        return self._paths[name]
 
 
 class WrappedReader(Reader):

@@ -16,12 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reverie.datasets.episode_format import (
-    BadEpisode,
-    Episode,
-    as_action,
-    as_observation,
-)
+from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
 from reverie.datasets.readers import Reader, infer_spaces
 from reverie.datasets.readers.npz import (
     decode_one_hot,
@@ -35,6 +30,7 @@ from reverie.storage.array_file import Arrays
 
 _NAME = re.compile(r"\d{8}T\d{6}\w*-(\w+)-(\w+)-(\d+)")
 _LATENTS = ("enc/", "dyn/", "dec/", "rep/", "finite")
+_OUTCOME = ("action", "reward", "is_terminal")
 _CACHED = 4  # chunks in memory: short episodes are often in the same chunk
 
 
@@ -53,7 +49,7 @@ class DreamerV3ReplayReader(Reader):
     def __init__(self, path: str | Path):
         self.origin = str(path)
         self.masks: dict[str, list[str]] = {}
-        self._load = functools.lru_cache(maxsize=_CACHED)(self._load_chunk)
+        self._load = functools.lru_cache(maxsize=_CACHED)(_load_chunk)
         flags: dict[Path, Arrays] = {}
         self._damaged: list[str] = []
         for file in find_chunks(path):
@@ -118,25 +114,19 @@ class DreamerV3ReplayReader(Reader):
         parts = []
         for file, part in self._pieces[name]:
             parts.append({key: value[part] for key, value in self._load(file).items()})
-        keys = [key for key in parts[0] if all(key in part for part in parts)]
-        arrays = {key: np.concatenate([part[key] for part in parts]) for key in keys}
-        if missing := [key for key in ("action", *FLAGS) if key not in arrays]:
-            raise BadEpisode(f"has no {', '.join(map(repr, missing))}")
-        flags = {k: arrays.pop(k).astype(bool) for k in FLAGS if k != "reward"}
-        reward = arrays.pop("reward").astype(np.float32)
-        action = as_action(arrays.pop("action"), "action")
-        obs = {key: as_observation(value, key) for key, value in arrays.items()}
-        return {**obs, "action": action, "reward": reward, **flags}
-
-    def _load_chunk(self, file: Path) -> Arrays:
-        return load_arrays(file, _is_stored)
+        try:
+            rows = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+            action, reward, terminal = (rows.pop(key) for key in _OUTCOME)
+        except KeyError as error:
+            raise BadEpisode(f"has no {error}") from error
+        return from_steps(rows, {"action": action[:-1]}, reward[1:], terminal[1:])
 
 
-def _is_stored(key: str) -> bool:
-    """True for observations, actions and flags."""
-    if key in RESERVED:
-        return key in FLAGS
-    return not key.startswith((*_LATENTS, "log_", "log/"))
+def _load_chunk(file: Path) -> Arrays:
+    """Return observations, actions, rewards and terminal flags of a chunk."""
+    skipped = (*_LATENTS, "log_", "log/")
+    unused = {*RESERVED, *FLAGS} - {*_OUTCOME}
+    return load_arrays(file, lambda k: k not in unused and not k.startswith(skipped))
 
 
 def _chains(files: list[Path]) -> list[list[Path]]:

@@ -64,7 +64,7 @@ class NpzReader(FolderReader):
         return paths
 
     def rows(self, name: str) -> int:
-        path = self._paths[name]
+        path = self.paths[name]
         rows = path.stem.rpartition("-")[2]
         if path.stem != name and rows.isdigit():
             return int(rows)
@@ -74,9 +74,9 @@ class NpzReader(FolderReader):
         return headers["reward"][0][0]
 
     def read(self, name: str) -> Episode:
-        episode = self._convert(load_arrays(self._paths[name]), *self._spaces)
-        rows = self._paths[name].stem.rpartition("-")[2]
-        if self._paths[name].stem != name and int(rows) != len(episode["is_first"]):
+        episode = self._convert(load_arrays(self.paths[name]), *self._spaces)
+        rows = self.paths[name].stem.rpartition("-")[2]
+        if self.paths[name].stem != name and int(rows) != len(episode["is_first"]):
             raise BadEpisode(
                 f"has {len(episode['is_first'])} rows, its file name has {rows}"
             )
@@ -106,7 +106,7 @@ class NpzReader(FolderReader):
         """False if a sampled file has continuous actions outside of the bounds."""
         for name in () if space.is_discrete else evenly_spaced(self._names):
             try:
-                action = load_arrays(self._paths[name]).get(key)
+                action = load_arrays(self.paths[name]).get(key)
             except BadEpisode:
                 continue
             if action is None or action.shape[1:] != space.shape:
@@ -121,7 +121,7 @@ class NpzReader(FolderReader):
             return True
         for name in evenly_spaced(self._names):
             try:
-                if "action" in read_headers(self._paths[name]):
+                if "action" in read_headers(self.paths[name]):
                     return True
             except BadEpisode:
                 continue
@@ -129,7 +129,7 @@ class NpzReader(FolderReader):
 
     def _read_raw(self, name: str) -> Episode:
         """Read an episode without knowing its spaces: actions stay float vectors."""
-        arrays = load_arrays(self._paths[name])
+        arrays = load_arrays(self.paths[name])
         return self._convert(arrays, *_spaces_of(arrays))
 
     def _convert(self, arrays: Arrays, obs_space: Spaces, act_space: Spaces) -> Episode:

@@ -18,13 +18,13 @@ class SafetensorsReader(FolderReader):
         return {f.stem.rsplit("-", 2)[0]: f for f in files if f.stem.count("-") >= 2}
 
     def rows(self, name: str) -> int:
-        rows = self._paths[name].stem.rsplit("-", 2)[1]
+        rows = self.paths[name].stem.rsplit("-", 2)[1]
         if not rows.isdigit():
             raise BadEpisode(f"has {rows!r} in place of the length in its file name")
         return int(rows)
 
     def read(self, name: str) -> Episode:
         try:
-            return read_episode(self._paths[name])
+            return read_episode(self.paths[name])
         except ValueError as error:
             raise BadEpisode(str(error)) from error
