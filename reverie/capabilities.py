@@ -225,6 +225,10 @@ class AgentConfig:
     loss that fits its images."""
     policy_setting: ClassVar[str] = ""
     """Setting that enables training of the policy; empty if it is always trained."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Preset blocks with sizes of the agent's networks, largest first. A run whose
+    settings give no size uses the largest that fits on a CUDA GPU (see
+    `training_memory`), and the smallest on other devices."""
 
     @property
     def trains_policy(self) -> bool:
@@ -250,6 +254,11 @@ class AgentConfig:
     @property
     def rows_per_update(self) -> int:
         """Dataset rows per update, for agents whose training is counted in epochs."""
+        return 0
+
+    @property
+    def training_memory(self) -> int:
+        """Approximate bytes of GPU memory in training, for agents with `sizes`."""
         return 0
 
     @property

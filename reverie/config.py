@@ -100,6 +100,13 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {n: (a.get(n), b.get(n)) for n in names if a.get(n) != b.get(n)}
 
 
+def names_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> set[str]:
+    """Names of the settings that `(origin, layer)` pairs set."""
+    settings = settings_of(schema)
+    keys = [(o, k) for o, layer in layers for k, _ in _flatten_layer(layer, settings)]
+    return {name for o, key in keys for name in matching_names(key, settings, o)}
+
+
 # Documentation of the settings.
 
 

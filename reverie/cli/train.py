@@ -76,7 +76,7 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
     saved values or only affect the loop (logging, intervals, number of steps).
     """
     from reverie.run import folder
-    from reverie.run.config import with_flags
+    from reverie.run.config import resolve, with_flags
 
     logdir = dict(arguments.flags).get("logdir")
     path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
@@ -98,11 +98,13 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
                     f"  Fix: reverie {command} --logdir {logdir}"
                 )
             return config
+    is_resumed = exists and (path / "ckpt").exists()
+    run_to_resume = folder.read_config(path) if is_resumed else None
     blocks = [*base_blocks, *arguments.blocks]
     without_flags = arguments._replace(blocks=blocks, flags=[])
     if base_blocks and to_config(without_flags).run.clock == "phases":
         blocks.append("in_updates")  # there is no data collection to count phases of
-    return to_config(arguments._replace(blocks=blocks))
+    return resolve(blocks, arguments.files, arguments.flags, run_to_resume)
 
 
 def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:

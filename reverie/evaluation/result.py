@@ -30,6 +30,8 @@ class EvalResult:
     """Path or dataset id of the evaluation data; empty for environments and generated
     sequences."""
     seed: int
+    size: str
+    """Network size that the run chose; empty if its settings gave one."""
     summary: dict[str, Any]
     """Metrics over all episodes; lists are curves by prediction horizon."""
     episodes: list[dict[str, Any]]
@@ -48,8 +50,17 @@ def make_result(
 ) -> EvalResult:
     """Return a result; also write `eval.json`, unless the folder is not writable."""
     config = run.config
-    name, task, seed = run.checkpoint.name, config.task, config.seed
-    result = EvalResult(kind, name, task, data, seed, summary, episodes, files or [])
+    result = EvalResult(
+        kind,
+        run.checkpoint.name,
+        config.task,
+        data,
+        config.seed,
+        config.size,
+        summary,
+        episodes,
+        files or [],
+    )
     with ignore_unwritable():
         write_json(run.folder / FILE_NAME, _without_nan(asdict(result)))
     return result

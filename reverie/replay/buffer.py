@@ -51,7 +51,7 @@ class Replay:
 
     Extras are the values that the agent stores with each step; with `exact_extras` they
     are saved exactly as they are, otherwise saved segments keep the extras that were
-    written with them.
+    written with them. `smaller_extras` is the flag that makes them smaller, for errors.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Replay:
         directory: Path | None,
         seed: int,
         exact_extras: bool = False,
+        smaller_extras: str = "",
     ) -> None:
         self.config = config
         self.windows = windows
@@ -74,10 +75,9 @@ class Replay:
         self.extras = extras
         self.exact_extras = exact_extras
         min_capacity = required_capacity(config.capacity, num_envs, windows)
-        self.capacity = capacity = max(capacity, min_capacity)
+        capacity = max(capacity, min_capacity)
         segment = min(config.segment, max(1, capacity // 4))
-        self._max_add = max(segment, num_envs)  # steps that are added at once
-        tail = (1 + MAX_PENDING) * self._max_add
+        tail = (1 + MAX_PENDING) * max(segment, num_envs)
         num_mixtures = sum(w.select == "mixture" for w in windows.values())
         selector_bytes = PRIORITY_BYTES * num_mixtures if config.fracs.priority else 0
         self.plan = make_memory_plan(
@@ -90,7 +90,13 @@ class Replay:
             directory=directory,
             selector_bytes=selector_bytes,
             min_capacity=min_capacity,
+            fit=config.fit,
+            smaller_extras=smaller_extras,
         )
+        self.capacity = capacity = self.plan.capacity
+        segment = min(segment, max(1, capacity // 4))
+        self._max_add = max(segment, num_envs)  # steps that are added at once
+        tail = (1 + MAX_PENDING) * self._max_add
         self.index = StepIndex(capacity, num_envs)
         self.store: ColumnStore
         if self.plan.storage == "ram":

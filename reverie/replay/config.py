@@ -54,6 +54,10 @@ class ReplayConfig:
     capacity: int = 5_000_000
     """Maximum number of steps; the oldest are evicted first."""
 
+    fit: bool = False
+    """Reduce the capacity to what fits into memory and on disk. Set automatically for
+    runs whose blocks, files and flags give no capacity."""
+
     storage: Literal["auto", "ram", "disk"] = "auto"
     """Where steps are stored; auto means in memory if they fit, otherwise on disk."""
 

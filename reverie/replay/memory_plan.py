@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,9 @@ MEMORY_FRACTION = 0.6
 INDEX_BYTES = 4 + 8 + 4 + 4
 """Bytes per step of the step index in memory."""
 
+FITTED_DISK_FRACTION = 0.8
+"""Fraction of the free disk space that a reduced capacity may take."""
+
 FILE_INDEX_BYTES = 8 + 8 + 4
 """Bytes per step of stream, position and order in a segment file."""
 
@@ -32,6 +35,8 @@ class MemoryPlan:
     step_bytes: int
     ram_bytes: int
     disk_bytes: int
+    wanted: int = 0
+    """The configured capacity, if it does not fit and was reduced; otherwise 0."""
 
     def describe(self) -> str:
         where = "in memory" if self.storage == "ram" else "on disk"
@@ -40,6 +45,16 @@ class MemoryPlan:
             f"Replay of {self.capacity:,} steps {where}: "
             f"{format_bytes(self.step_bytes)} per step, "
             f"{format_bytes(self.ram_bytes)} of memory{disk}"
+        )
+
+    def describe_reduction(self) -> str:
+        """Return a sentence about a reduced capacity; empty if it was not reduced."""
+        if not self.wanted:
+            return ""
+        return (
+            f"A replay of {self.wanted:,} steps does not fit into memory or on disk, "
+            f"so its capacity is {self.capacity:,} steps. For another: "
+            "--replay.capacity"
         )
 
 
@@ -67,32 +82,41 @@ def make_memory_plan(
     directory: Path | None,
     selector_bytes: int = 0,
     min_capacity: int = 1,
+    fit: bool = False,
+    smaller_extras: str = "",
 ) -> MemoryPlan:
     """Choose the storage and raise a UserError with advice if it does not fit.
 
     `tail` is the number of steps a disk store keeps in memory, `selector_bytes` the
-    memory per step of the selectors; the advice is never less than `min_capacity`.
+    memory per step of the selectors; the advice is never less than `min_capacity`. With
+    `fit`, a capacity that does not fit is reduced. `smaller_extras` is the flag that
+    makes the extras of the agent smaller, for the advice.
     """
     sizes = {key: space.nbytes for key, space in {**spaces, **extras}.items()}
     step = sum(sizes.values())
+    extras_step = sum(sizes[key] for key in extras)
     wide = sum(size for size in sizes.values() if size >= WIDE_BYTES)
     wide_extras = sum(sizes[key] for key in extras if sizes[key] >= WIDE_BYTES)
     index = INDEX_BYTES + selector_bytes
-    file_bytes = capacity * (step + FILE_INDEX_BYTES)
-    ram = MemoryPlan(
-        "ram",
-        capacity,
-        step,
-        capacity * (step + index),
-        file_bytes if save and directory else 0,
-    )
-    disk = MemoryPlan(
-        "disk",
-        capacity,
-        step,
-        capacity * (step - wide + index + 4) + tail * wide + MAX_RESIDENT_BYTES,
-        file_bytes + capacity * wide_extras,
-    )
+
+    def plans(capacity: int) -> tuple[MemoryPlan, ...]:
+        file_bytes = capacity * (step + FILE_INDEX_BYTES)
+        ram = MemoryPlan(
+            "ram",
+            capacity,
+            step,
+            capacity * (step + index),
+            file_bytes if save and directory else 0,
+        )
+        disk = MemoryPlan(
+            "disk",
+            capacity,
+            step,
+            capacity * (step - wide + index + 4) + tail * wide + MAX_RESIDENT_BYTES,
+            file_bytes + capacity * wide_extras,
+        )
+        return {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
+
     memory = available_memory()
     space = free_space(directory) if directory else 0
     if storage == "disk" and directory is None:
@@ -100,23 +124,38 @@ def make_memory_plan(
             "A replay on disk needs a folder.\n  Fix: give --logdir, or "
             "--replay.storage ram"
         )
-    problems = {
-        "ram": _find_problem(ram, memory, space),
-        "disk": _find_problem(disk, memory, space) if directory else "needs --logdir",
-    }
-    choices = {"auto": (ram, disk), "ram": (ram,), "disk": (disk,)}[storage]
+
+    def find_problem(plan: MemoryPlan) -> str | None:
+        if plan.storage == "disk" and directory is None:
+            return "needs --logdir"
+        return _find_problem(plan, memory, space)
+
+    choices = plans(capacity)
     for plan in choices:
-        if problems[plan.storage] is None:
+        if find_problem(plan) is None:
             return plan
-    reasons = "; ".join(f"{p.storage}: {problems[p.storage]}" for p in choices)
-    largest = max(_largest_capacity(plan, memory, space) for plan in choices)
-    smaller = f"--replay.capacity {largest}, " if largest >= min_capacity else ""
-    use_disk = ", --replay.storage disk" if storage == "ram" else ""
+    usable = [p for p in choices if p.storage == "ram" or directory is not None]
+    fraction = FITTED_DISK_FRACTION if fit else 1.0
+    largest = max(_largest_capacity(p, memory, space * fraction) for p in usable)
+    if fit and largest >= min_capacity:
+        fitting = [p for p in plans(largest) if find_problem(p) is None]
+        if fitting:
+            return replace(fitting[0], wanted=capacity)
+    reasons = "; ".join(f"{p.storage}: {find_problem(p)}" for p in choices)
+    each = format_bytes(step)
+    advice = [f"--replay.capacity {largest}"] if largest >= min_capacity else []
+    if extras_step:
+        each += f", of which {format_bytes(extras_step)} are latents of the agent"
+    if extras_step and smaller_extras:
+        advice.append(f"smaller latents ({smaller_extras})")
+    if wide > wide_extras:
+        advice.append("smaller images")
+    if storage == "ram":
+        advice.append("--replay.storage disk")
+    advice.append("a --logdir on a larger disk")
     raise UserError(
-        f"A replay of {capacity:,} steps ({format_bytes(step)} each) does not fit: "
-        f"{reasons}.\n"
-        f"  Fix: {smaller}smaller images or latents{use_disk}, or a --logdir on a "
-        "larger disk."
+        f"A replay of {capacity:,} steps ({each} per step) does not fit: {reasons}.\n"
+        f"  Fix: {', or '.join(advice)}."
     )
 
 
@@ -133,7 +172,7 @@ def _find_problem(plan: MemoryPlan, memory: int, space: int) -> str | None:
     return None
 
 
-def _largest_capacity(plan: MemoryPlan, memory: int, space: int) -> int:
+def _largest_capacity(plan: MemoryPlan, memory: int, space: float) -> int:
     """Approximate number of steps that would fit, rounded down to two digits."""
     fraction = min(
         memory * MEMORY_FRACTION / plan.ram_bytes,

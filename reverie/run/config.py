@@ -34,6 +34,7 @@ from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
 from reverie.run.clock import RunConfig
 from reverie.run.offline.datasets import OfflineConfig
+from reverie.run.size import choose_size
 
 T = TypeVar("T")
 
@@ -46,6 +47,9 @@ class Config:
     dataset, or `recordings` for recorded episodes."""
     agent: str = "dreamer"
     """`dreamer`, `iris`, `vta`, `bc`, `random`, or `package.module:Class`."""
+    size: str = ""
+    """Preset block with the size of the agent's networks, if the run chose one because
+    no block, file or flag gives a size. Set automatically."""
     seed: int = 0
     """Random seed."""
     logdir: str = "~/logdir/{timestamp}"
@@ -115,11 +119,13 @@ def resolve(
     names: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     flags: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
+    saved: Config | None = None,
 ) -> Config:
     """Return the config of blocks, files and flags; later ones override earlier ones.
 
     The block of the task's suite (`atari100k` for `atari100k_pong`) is applied before
-    all others, unless one of the named blocks sets a task.
+    all others, unless one of the named blocks sets a task. `saved` is the config of the
+    run to resume: network size and replay capacity that it chose are kept.
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
@@ -138,9 +144,44 @@ def resolve(
         layers = [*(_expand([suite]) if suite in configs.blocks() else ()), *layers]
     without_flags = configs.resolve(schema, layers)
     flag_layer = configs.flag_layer(schema, pairs, without_flags)
-    config = configs.resolve(schema, [*layers, ("the flags", flag_layer)])
+    _refuse_size(flag_layer)
+    layers.append(("the flags", flag_layer))
+    of_user = [*named, *(settings for _, settings in read), layers[-1]]
+    layers = [*_size_layers(schema, layers, saved), *layers]
+    if "replay.capacity" not in configs.names_in(schema, of_user):
+        replay = {"fit": True, **({"capacity": saved.replay.capacity} if saved else {})}
+        layers.append(("the defaults", {"replay": replay}))
+    config = configs.resolve(schema, layers)
     for_evaluation(config)  # raises if `run.eval_configs` does not apply
     return config
+
+
+def _size_layers(
+    schema: type[Config], layers: Sequence[tuple[str, Layer]], saved: Config | None
+) -> list[tuple[str, Layer]]:
+    """Return the network size to use if the layers give none."""
+    config = configs.resolve(schema, layers)
+    sizes = config.agent_config.sizes
+    size_names = configs.names_in(schema, _expand(sizes))
+    if not sizes or size_names & configs.names_in(schema, layers):
+        return []
+
+    def config_of(name: str) -> AgentConfig:
+        return configs.resolve(schema, [*_expand([name]), *layers]).agent_config
+
+    size = saved.size if saved else ""
+    size = size or choose_size(sizes, config.device, config_of)
+    return [*_expand([size]), ("the defaults", {"size": size})]
+
+
+def _refuse_size(flags: Layer) -> None:
+    """Raise if `size` is a flag: it only records the size that a run chose."""
+    if size := flags.get("size"):
+        known = size if size in configs.blocks() else "size12m"
+        raise UserError(
+            f"The flag --size {size} has no effect: `size` is set automatically.\n"
+            f"  Fix: --configs {known}"
+        )
 
 
 def find_schema(layers: Sequence[Layer]) -> type[Config]:

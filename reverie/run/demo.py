@@ -45,7 +45,7 @@ def demo(flags: Sequence[tuple[str, Any]]) -> int:
         f"{video}"
         f"  run folder       {_short(logdir)}\n"
         f"Next: reverie eval {_short(logdir)}, or\n"
-        "  reverie train --task gym_CartPole-v1 --configs size1m"
+        "  reverie train --task gym_CartPole-v1"
     )
     return 0
 

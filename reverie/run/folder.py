@@ -70,7 +70,7 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
         # A run without a checkpoint starts from scratch, so its settings may change.
         if (path / "config.yaml").exists() and (path / "ckpt").exists():
             check_unchanged(read_config(path), config, path)
-        write_file(path / "config.yaml", configs.dump(config).encode())
+        write_config(path, config)
         about = path / "about.json"
         try:
             starts = list(read_json(about))
@@ -81,6 +81,11 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
         lock.close()
         raise
     return lock
+
+
+def write_config(path: Path, config: Config) -> None:
+    """Write the resolved settings of a run to its folder."""
+    write_file(path / "config.yaml", configs.dump(config).encode())
 
 
 def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:

@@ -28,6 +28,8 @@ from reverie.run.factory import (
     make_agent,
     make_envs,
 )
+from reverie.run.folder import write_config
+from reverie.run.size import describe_size, smaller_size
 from reverie.storage.run_spaces import write_spaces
 
 
@@ -64,6 +66,11 @@ class OnlineRun(BaseRun):
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
         self.replay = self._open_replay(config.run.envs, self.path / "replay")
+        if self.replay.plan.wanted:
+            self.print_message(self.replay.plan.describe_reduction())
+            replay = replace(config.replay, capacity=self.replay.capacity)
+            self.config = config = replace(config, replay=replay)
+            write_config(self.path, config)
         self.replay_indices: dict[Path, Any] = {}  # of the kept checkpoints
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
@@ -119,6 +126,7 @@ class OnlineRun(BaseRun):
             directory=directory,
             seed=config.seed,
             exact_extras=config.deterministic,
+            smaller_extras=smaller_size(config),
         )
         self._cleanup.callback(replay.close)
         return replay
@@ -300,6 +308,7 @@ class OnlineRun(BaseRun):
             )
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
+            f"{describe_size(config, not self.clock.step)}"
             f"  run folder {self.path}\n"
             f"  {most}{config.run.steps:,} agent steps of {clock.repeat} frames each, "
             f"{len(self.envs)} at a time\n{due}"

@@ -51,9 +51,12 @@ def train(
 def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     """Return the config of a new run; without blocks, also that of a run to resume."""
     logdir = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
-    if logdir is None or configs or not (logdir / "ckpt").exists():
+    if logdir is None or not (logdir / "ckpt").exists():
         return resolve(configs, flags=flags)
-    return with_flags(read_config(logdir), list(flags.items()))
+    saved = read_config(logdir)
+    if configs:
+        return resolve(configs, flags=flags, saved=saved)
+    return with_flags(saved, list(flags.items()))
 
 
 def load(logdir: str | Path, device: str | None = None) -> Player:

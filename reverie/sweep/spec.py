@@ -144,6 +144,8 @@ def load_spec(
         _find_setting(path, name, [*options, *known])
     spec = SweepSpec(config, space, settings)
     base = resolve(config.command, spec.words({}))
+    if base.size:  # chosen once, so that all trials have the same
+        settings["configs"] = [base.size, *settings.get("configs", [])]
     for name, range_ in space.items():
         for value in range_.validation_values():
             resolve(config.command, spec.words({name: value}))

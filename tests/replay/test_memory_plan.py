@@ -15,13 +15,13 @@ STEP = 20 * 20 * 3 + 12 + 4 + 4 + 3 + 1200 + 4
 STORED = {key: space for key, space in SPACES.items() if not key.startswith("log/")}
 
 
-def plan_for(monkeypatch, tmp_path, memory, disk, storage="auto", capacity=1_000_000):
+def plan_for(monkeypatch, tmp_path, memory, disk, storage="auto", **options):
     monkeypatch.setattr(memory_plan, "available_memory", lambda: memory)
     monkeypatch.setattr(memory_plan, "free_space", lambda directory: disk)
     return make_memory_plan(
         STORED,
         EXTRAS,
-        capacity=capacity,
+        **{"capacity": 1_000_000, **options},
         storage=storage,
         tail=2048,
         save=True,
@@ -54,6 +54,26 @@ def test_the_suggested_capacity_fits(monkeypatch, tmp_path):
         plan_for(monkeypatch, tmp_path, 10**9, 10**9)
     advice = int(str(error.value).split("--replay.capacity ")[1].split(",")[0])
     plan_for(monkeypatch, tmp_path, 10**9, 10**9, capacity=advice)
+
+
+@pytest.mark.parametrize(("memory", "disk"), [(10**9, 10**9), (10**9, 2 * 10**9)])
+def test_a_capacity_is_reduced_to_what_fits(monkeypatch, tmp_path, memory, disk):
+    plan = plan_for(monkeypatch, tmp_path, memory, disk, fit=True)
+    assert plan.wanted == 1_000_000
+    assert min(memory, disk) // STEP // 4 < plan.capacity < 1_000_000
+    assert plan.disk_bytes <= disk * memory_plan.FITTED_DISK_FRACTION
+    assert f"capacity is {plan.capacity:,} steps" in plan.describe_reduction()
+    same = plan_for(monkeypatch, tmp_path, 10**10, 10**10, fit=True)
+    assert (same.wanted, same.capacity) == (0, 1_000_000)
+    assert same.describe_reduction() == ""
+
+
+def test_the_error_names_the_share_of_the_latents(monkeypatch, tmp_path):
+    flag = "--configs size1m"
+    with pytest.raises(UserError) as error:
+        plan_for(monkeypatch, tmp_path, 10**9, 10**9, smaller_extras=flag)
+    assert "2.4 KB, of which 1.2 KB are latents of the agent" in str(error.value)
+    assert "smaller latents (--configs size1m)" in str(error.value)
 
 
 def test_a_replay_on_disk_needs_a_folder():

@@ -142,7 +142,7 @@ def test_the_description_of_an_evaluation():
     played = [evaluations.PlayedEpisode(1.0, 4, 1.0)]
     played.append(evaluations.PlayedEpisode(0.0, 6, 0.0))
     summary = evaluations.summarize(played)
-    result = EvalResult("episodes", "000-1", "catch", "", 0, summary, [])
+    result = EvalResult("episodes", "000-1", "catch", "", 0, "", summary, [])
     score = (
         "catch: score 0.5 ± 0.5 (standard deviation; min 0, max 1), mean length 5 "
         "steps, 2 episodes"

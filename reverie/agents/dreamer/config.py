@@ -95,6 +95,14 @@ class DreamerConfig(AgentConfig):
     importer: ClassVar[str] = "reverie.convert.dreamerv3:import_state"
     policy_setting: ClassVar[str] = "behaviour"
     plugins: ClassVar[tuple[str, ...]] = ("world",)
+    sizes: ClassVar[tuple[str, ...]] = (
+        "size200m",
+        "size100m",
+        "size50m",
+        "size25m",
+        "size12m",
+        "size1m",
+    )
 
     batch_size: int = 16
     """Sequences per batch."""
@@ -192,6 +200,18 @@ class DreamerConfig(AgentConfig):
     @property
     def discount(self) -> float:
         return 1 - 1 / self.horizon
+
+    @property
+    def training_memory(self) -> int:
+        """Approximate bytes of GPU memory in training, for images of 64 x 64 pixels.
+
+        Fitted to measurements of the sizes of the paper in bfloat16 with CUDA graphs
+        (`benchmarks/speed/growth.json`), which it matches within 5 %. In these sizes,
+        the number of parameters is 160 times the square of the number of units.
+        """
+        units, rows = self.rssm.deter // 8, self.batch_size * self.batch_length
+        weights = 20 * 160 * units**2  # with gradients, moments and bfloat16 copies
+        return weights + 3320 * units * rows + 200_000_000
 
     @property
     def gives_priorities(self) -> bool:

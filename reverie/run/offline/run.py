@@ -13,6 +13,7 @@ from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config
 from reverie.run.factory import load_initial_weights, make_agent
 from reverie.run.offline.datasets import OfflineDataset
+from reverie.run.size import describe_size
 from reverie.storage.run_spaces import write_spaces
 
 
@@ -66,6 +67,7 @@ class OfflineRun(BaseRun):
         config = self.config
         self.print_message(
             f"{config.agent} on {config.task}, {self.device} in {self.precision}\n"
+            f"{describe_size(config, not self.clock.step)}"
             f"  run folder {self.path}\n"
             f"  {config.run.steps:,} updates, {self.dataset.describe(self.agent)}"
         )

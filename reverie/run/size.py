@@ -1,0 +1,78 @@
+"""Chooses the size of the networks of runs whose settings give none.
+
+An agent declares its sizes in `AgentConfig.sizes`. The chosen size is part of the
+config from then on: its settings, and its name in `size`. It is not chosen again when
+the run is resumed or its agent is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from reverie.capabilities import AgentConfig
+
+if TYPE_CHECKING:
+    from reverie.run.config import Config
+
+MEMORY_FRACTION = 0.5
+"""Fraction of the free GPU memory that the estimated training memory may take. The
+other half is for larger images, float32 and a copy of the replay."""
+
+
+def choose_size(
+    sizes: tuple[str, ...], device: str, config_of: Callable[[str], AgentConfig]
+) -> str:
+    """Return the block of the size to use on a device.
+
+    `config_of` returns the settings of the agent with one of the blocks.
+    """
+    if not uses_cuda(device):
+        return sizes[-1]
+    free = free_gpu_memory(device)
+    if free is None:
+        return sizes[0]
+    limit = free * MEMORY_FRACTION
+    fitting = (name for name in sizes if config_of(name).training_memory <= limit)
+    return next(fitting, sizes[-1])
+
+
+def uses_cuda(device: str) -> bool:
+    """True if the setting `device` means a CUDA GPU."""
+    if device == "auto":
+        return torch.cuda.is_available()
+    return device.startswith("cuda")
+
+
+def free_gpu_memory(device: str) -> int | None:
+    """Return the free bytes of a CUDA GPU; None if this machine does not have it."""
+    name = "cuda" if device == "auto" else device
+    try:
+        return torch.cuda.mem_get_info(name)[0]
+    except (AssertionError, RuntimeError, ValueError):
+        return None
+
+
+def describe_size(config: Config, is_new: bool) -> str:
+    """Return lines about the size that a run chose; empty if it chose none."""
+    if not config.size:
+        return ""
+    if not is_new:
+        return f"  network size {config.size}, chosen when the run was started\n"
+    sizes = config.agent_config.sizes
+    reason = "for runs without a CUDA GPU"
+    if uses_cuda(config.device):
+        reason = f"the largest up to {sizes[0]} that fits in the GPU memory"
+    example = next(name for name in reversed(sizes) if name != config.size)
+    return (
+        f"  network size {config.size}: chosen {reason}, because no setting gives a "
+        f"size\n  (for another size: --configs {example}, in a new run folder)\n"
+    )
+
+
+def smaller_size(config: Config) -> str:
+    """Return the flag for smaller networks; empty if the agent has no sizes."""
+    sizes = config.agent_config.sizes
+    return f"--configs {sizes[-1]}" if sizes and config.size != sizes[-1] else ""
