@@ -4,6 +4,7 @@
     reverie.train(env=make_env, configs=["size1m"], logdir="logdir/mine")
     agent = reverie.load("logdir/mine")
     action = agent.act(obs)
+    result = reverie.evaluate("logdir/mine", env=make_env, episodes=20)
 
 `reverie.api` defines the interfaces between agents, environments and the training loop.
 """
@@ -13,9 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reverie.run.python import Player, load, train
+    from reverie.run.player import Player
+    from reverie.run.python import evaluate, load, train
 
-__all__ = ["Player", "load", "train"]
+__all__ = ["Player", "evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,9 @@ Carry = Any
 is the environment."""
 Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
-Mode = Literal["train", "eval", "report"]
+Mode = Literal["train", "eval", "greedy"]
+"""`train` explores, `eval` acts as the agent is evaluated, and `greedy` takes the most
+probable action."""
 PolicyOutput = tuple[Carry, Action, Extras]
 """Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]

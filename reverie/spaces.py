@@ -4,13 +4,19 @@ Shapes in the whole package: `B` batch, `T` time, `N` start states, `H` horizon,
 action, `E` embedding, `F` feature, `D` deterministic, `S` stochastic groups, `K`
 classes per group, `L` tokens, `h w c` image axes, `*b` any leading axes. Images are
 uint8, channels last, except inside networks.
+
+Agents and the replay use flat keys. An environment with nested Dict and Tuple spaces is
+adapted to them, and `Space.source` records where each value is in its own spaces;
+`to_flat` and `to_nested` convert values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +31,17 @@ EVENT = "log/event"
 """
 
 
+class Source(NamedTuple):
+    """A value in the environment's own, possibly nested space."""
+
+    path: tuple[str | int, ...]
+    """Keys of Dict spaces and indices of Tuple spaces."""
+    space: Space
+    """In the environment's own dtype, shape and units."""
+    is_int: bool = False
+    """True if the environment uses a Python int instead of an array (Discrete)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """Dtype, shape and bounds of one observation, action or extra.
@@ -36,6 +53,9 @@ class Space:
     rescaled to [-1, 1], `native` holds its `(low, high)` bounds in the environment's
     own units. They are infinite for entries that are not rescaled, and for entries that
     were rescaled from bounds that are not known.
+
+    `source` is set if the environment has this value in another form, such as in a
+    nested space (`to_nested`). It does not affect whether two spaces are equal.
     """
 
     dtype: Any
@@ -43,6 +63,7 @@ class Space:
     low: Any = None
     high: Any = None
     native: Any = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -70,7 +91,7 @@ class Space:
         return np.ascontiguousarray(bound).reshape(self.shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Space) and self.to_json() == other.to_json()
+        return isinstance(other, Space) and self._to_json() == other._to_json()
 
     @property
     def is_image(self) -> bool:
@@ -117,7 +138,7 @@ class Space:
         low, high = np.where(finite, -1, self.low), np.where(finite, 1, self.high)
         if np.array_equal(low, self.low) and np.array_equal(high, self.high):
             return self
-        return Space(self.dtype, self.shape, low, high, (self.low, self.high))
+        return replace(self, low=low, high=high, native=(self.low, self.high))
 
     def to_native(self, value: Any) -> np.ndarray:
         """Convert an action of this space to the environment's own units."""
@@ -141,7 +162,7 @@ class Space:
     def _finite_native(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return native bounds, -1 and 1 where infinite, and where they are finite."""
         low, high = self.native
-        finite = np.isfinite(low) & np.isfinite(high)
+        finite = np.asarray(np.isfinite(low) & np.isfinite(high))
         return np.where(finite, low, -1), np.where(finite, high, 1), finite
 
     def problem(self, value: Any) -> str | None:
@@ -163,6 +184,14 @@ class Space:
         return None
 
     def to_json(self) -> dict[str, Any]:
+        data = self._to_json()
+        if self.source is not None:
+            path, space, is_int = self.source
+            source = {"path": [*path], "space": space.to_json(), "is_int": is_int}
+            data["source"] = source
+        return data
+
+    def _to_json(self) -> dict[str, Any]:
         def bound(value: np.ndarray) -> Any:
             same = value.size and (value == value.flat[0]).all()
             numbers = value.flat[0].item() if same else value.tolist()
@@ -186,7 +215,13 @@ class Space:
         low, high = bound(data["low"]), bound(data["high"])
         native = data.get("native")
         pair = native and (bound(native[0]), bound(native[1]))
-        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), low, high, pair)
+        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+        source = None
+        if saved := data.get("source"):
+            path = tuple(key if type(key) is int else str(key) for key in saved["path"])
+            space = cls.from_json(saved["space"])
+            source = Source(path, space, bool(saved["is_int"]))
+        return cls(dtype, shape, low, high, pair, source)
 
 
 Spaces = dict[str, Space]
@@ -202,11 +237,13 @@ def spaces_from_json(pairs: list[list[Any]]) -> Spaces:
     """Return the spaces of `spaces_to_json`; raise ValueError if one is not numeric or
     has more than `MAX_ENTRIES` entries.
     """
-    for key, space in pairs:
-        if np.dtype(space["dtype"]).kind not in "biuf":
-            raise ValueError(f"{key!r} has the type {space['dtype']!r}")
-        if math.prod(int(n) for n in space["shape"]) > MAX_ENTRIES:
-            raise ValueError(f"{key!r} has the shape {space['shape']}")
+    for key, data in pairs:
+        source = data.get("source")
+        for space in (data, *([source["space"]] if source else [])):
+            if np.dtype(space["dtype"]).kind not in "biuf":
+                raise ValueError(f"{key!r} has the type {space['dtype']!r}")
+            if math.prod(int(n) for n in space["shape"]) > MAX_ENTRIES:
+                raise ValueError(f"{key!r} has the shape {space['shape']}")
     return {str(key): Space.from_json(space) for key, space in pairs}
 
 
@@ -217,3 +254,63 @@ def agent_obs_space(obs_space: Spaces) -> Spaces:
         for key, space in obs_space.items()
         if key not in RESERVED and not key.startswith("log/")
     }
+
+
+def to_flat(spaces: Spaces, value: Any) -> dict[str, Any]:
+    """Return the values by flat key.
+
+    `value` is in the environment's own form or by flat key already; without a dict
+    around it, it is the value of the only key. Keys that are missing are left out.
+    """
+    if isinstance(value, Mapping) and spaces.keys() <= value.keys():
+        return {key: value[key] for key in spaces}
+    flat = {}
+    for key, space in spaces.items():
+        path: tuple[str | int, ...] = (key,)
+        if space.source is not None:
+            path = space.source.path
+        elif len(spaces) == 1 and not isinstance(value, Mapping):
+            path = ()
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            leaf = get_leaf(value, path)
+            if not isinstance(leaf, Mapping):
+                flat[key] = leaf
+    return flat
+
+
+def to_nested(spaces: Spaces, flat: Mapping[str, Any]) -> Any:
+    """Return values by flat key in the environment's own form.
+
+    Spaces without a source have the form of a dict, or of a single value if the only
+    key is `action`.
+    """
+    tree: dict[str | int, Any] = {}
+    for key, space in spaces.items():
+        path: tuple[str | int, ...] = (key,)
+        if space.source is not None:
+            path = space.source.path
+        elif len(spaces) == 1 and key == "action":
+            path = ()
+        if not path:
+            return flat[key]
+        branch = tree
+        for part in path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[path[-1]] = flat[key]
+    return _tuples(tree)
+
+
+def get_leaf(value: Any, path: tuple[str | int, ...]) -> Any:
+    """Return the entry of a nested value at this path."""
+    for part in path:
+        value = value[part]
+    return value
+
+
+def _tuples(tree: Any) -> Any:
+    """Replace branches whose keys are indices by tuples."""
+    if not isinstance(tree, dict):
+        return tree
+    if tree and all(isinstance(key, int) for key in tree):
+        return tuple(_tuples(tree[index]) for index in sorted(tree))
+    return {key: _tuples(value) for key, value in tree.items()}

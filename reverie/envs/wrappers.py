@@ -165,7 +165,7 @@ class ResizeImage(Wrapper):
         self.size = size
         self.resample = resample
         self._resized = {
-            key: Space(np.uint8, (*size, space.shape[2]))
+            key: replace(space, shape=(*size, space.shape[2]), low=None, high=None)
             for key, space in env.obs_space.items()
             if space.is_image and space.shape[:2] != tuple(size)
         }
@@ -241,7 +241,7 @@ class UnifyDtypes(Wrapper):
         if _have_dtypes(obs, dtypes):
             return obs
         return {
-            key: _cast(value, dtypes[key]) if key in dtypes else value
+            key: cast(value, dtypes[key]) if key in dtypes else value
             for key, value in obs.items()
         }
 
@@ -267,7 +267,7 @@ def _unified(space: Space) -> Space:
     return replace(space, dtype=dtype, low=low, high=high)
 
 
-def _cast(value: Any, dtype: np.dtype) -> Any:
+def cast(value: Any, dtype: np.dtype) -> Any:
     """Cast to the dtype, unless that would hide an error (such as float to int)."""
     if getattr(value, "dtype", None) == dtype:
         return value

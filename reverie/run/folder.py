@@ -128,8 +128,14 @@ def read_config(logdir: Path) -> Config:
             f"{logdir} is not a run folder: it has no config.yaml.\n"
             "  Fix: give the --logdir of a run."
         )
-    settings = configs.read_config_file(path)
-    return configs.resolve(find_schema([settings]), [(str(path), settings)])
+    return config_from_settings(configs.read_config_file(path), str(path))
+
+
+def config_from_settings(
+    settings: dict[str, Any], origin: str = "the saved config"
+) -> Config:
+    """Return the config with these settings, which `origin` names in errors."""
+    return configs.resolve(find_schema([settings]), [(origin, settings)])
 
 
 def check_unchanged(old: Config, new: Config, logdir: Path) -> None:

@@ -10,20 +10,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from reverie.api import Agent, Carry, Mode, Obs, PolicyOutput, UserError
+from reverie.api import (
+    Agent,
+    Carry,
+    Mode,
+    Obs,
+    PolicyOutput,
+    StateDict,
+    UserError,
+)
 from reverie.datasets.action_units import Convert, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent
-from reverie.run.folder import read_config, run_folder_of
+from reverie.run.folder import config_from_settings, read_config, run_folder_of
 from reverie.run.offline.datasets import check_same_actions, saved_image_crop
 from reverie.storage.run_spaces import RunSpaces, read_spaces
 
@@ -50,34 +58,29 @@ class SavedRun:
 
     def load_agent(self, spaces: Any) -> Agent:
         """Build the agent for these spaces and load its weights."""
-        where = self.device
-        precision = device.pick_precision(self.config.precision, where)
-        agent = make_agent(self.config, spaces, where, precision)
+        agent = _make_agent(self.config, spaces)
         state = checkpoint.read_part(self.checkpoint, "agent")
         checkpoint.check_finite(state, agent.load_weights(state), self.checkpoint)
         return agent
 
     def load_policy(self, spaces: Any) -> Agent:
-        """Load the agent to act in an environment with these spaces.
+        """Load the agent to act in an environment with these spaces."""
+        source = self.policy_source(spaces)
+        return source.adapt(self.load_agent(source.trained))
 
-        An agent trained on recorded episodes gets images that are cropped as there, and
-        its actions are converted to the units of the environment.
-        """
+    def policy_source(self, spaces: Any) -> PolicySource:
+        """Return what a policy for an environment with these spaces is built from."""
         self._check_policy()
+        spaces = RunSpaces(spaces.obs_space, spaces.act_space)
         crop = saved_image_crop(self.checkpoint)
         if crop is None:
-            return self.load_agent(spaces)
+            return PolicySource(self.config, spaces, spaces, None)
         trained, task = read_spaces(self.folder), self.config.task
         check_obs_space(crop, spaces.obs_space, task)
         check_same_actions(
             "the recordings", trained.act_space, task, spaces.act_space, values=False
         )
-        convert, message = convert_actions(
-            trained.act_space, spaces.act_space, "the recordings", task
-        )
-        if message:
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return OfflineAgent(self.load_agent(trained), crop, convert)
+        return PolicySource(self.config, spaces, trained, crop)
 
     def _check_policy(self) -> None:
         """Raise if the run trained a world model without a policy."""
@@ -92,6 +95,56 @@ class SavedRun:
             f"{settings.policy_setting} True. Without --task, `reverie eval` evaluates "
             "the world model on recordings."
         )
+
+
+class PolicySource(NamedTuple):
+    """What a policy is built from, in addition to the state of its agent."""
+
+    config: Config
+    spaces: RunSpaces
+    """Spaces of the environment to act in."""
+    trained: RunSpaces
+    """Spaces that the agent was trained with."""
+    crop: ImageCrop | None
+    """Crop of images, for an agent that was trained on recorded episodes."""
+
+    def adapt(self, agent: Agent) -> Agent:
+        """Return the agent as a policy in the units and images of the environment.
+
+        An agent trained on recorded episodes gets images that are cropped as there, and
+        its actions are converted to the units of the environment.
+        """
+        if self.crop is None:
+            return agent
+        convert, message = convert_actions(
+            self.trained.act_space,
+            self.spaces.act_space,
+            "the recordings",
+            self.config.task,
+        )
+        if message:
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return OfflineAgent(agent, self.crop, convert)
+
+    def restore(self, state: StateDict) -> Agent:
+        """Build a policy from the state of its agent."""
+        agent = _make_agent(self.config, self.trained)
+        agent.load_state_dict(state)
+        return self.adapt(agent)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the class of a config with plug-ins is made at run time
+        return _unpickle_source, (asdict(self.config), *self[1:])
+
+
+def _unpickle_source(settings: dict[str, Any], *fields: Any) -> PolicySource:
+    return PolicySource(config_from_settings(settings), *fields)
+
+
+def _make_agent(config: Config, spaces: Any) -> Agent:
+    where = device.pick_device(config.device)
+    precision = device.pick_precision(config.precision, where)
+    return make_agent(config, spaces, where, precision)
 
 
 class OfflineAgent:

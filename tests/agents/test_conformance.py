@@ -6,6 +6,7 @@ The example agent is imported as a plug-in, from a folder outside the package.
 from __future__ import annotations
 
 import sys
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from reverie.agents.bc.head import CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.agents.vta.agent import VTAAgentConfig
-from reverie.api import Agent, LatentWorld, Schedule, UserError, World
+from reverie.api import Agent, LatentWorld, Mode, Schedule, UserError, World
 from reverie.capabilities import (
     AgentConfig,
     ConfiguresBase,
@@ -62,7 +63,7 @@ class Case:
     config: Callable[[], AgentConfig]
     obs_space: dict[str, Space]
     act_space: dict[str, Space]
-    modes: tuple[str, ...] = ("train", "eval")
+    modes: tuple[str, ...] = ("train", "eval", "greedy")
     """Modes in which the policy acts; in others it raises a `UserError`."""
     base: str = ""
     """Case of the agent whose world model it uses."""
@@ -139,16 +140,16 @@ ARM = {**ACT, "arm": Space(np.float32, (2,), -1, 1)}
 CATCH = iris_helpers.make_env()
 SMALL_VTA = RecurrentVTAConfig(8, 3, 8, 4, 6)
 CASES = {
-    "bc": Case("bc", bc, OBS, ARM, ("eval",)),
+    "bc": Case("bc", bc, OBS, ARM, ("eval", "greedy")),
     "bc_encoder": Case(
-        "bc", partial(bc, run_agent="dreamer"), OBS, ACT, ("eval",), "dreamer"
+        "bc", partial(bc, run_agent="dreamer"), OBS, ACT, ("eval", "greedy"), "dreamer"
     ),
     "bc_state": Case(
         "bc",
         partial(bc, run_agent="dreamer", features="state", normalize="bounds"),
         OBS,
         ACT,
-        ("eval",),
+        ("eval", "greedy"),
         "dreamer",
     ),
     "dreamer": Case("dreamer", dreamer, OBS, ACT),
@@ -187,7 +188,7 @@ def test_it_has_all_members_of_the_protocol(case, agent):
     assert all(isinstance(x, Space) for x in agent.extras.values())
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", typing.get_args(Mode))
 @pytest.mark.parametrize("count", SIZES)
 def test_the_policy_returns_actions_and_extras_of_the_spaces(case, agent, mode, count):
     obs, carry = case.observations(count), agent.initial(count)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -92,7 +96,57 @@ def test_environment_settings_apply_to_python_environments(tmp_path):
     assert first == second == third
 
 
-def test_a_run_on_a_python_environment_cannot_be_evaluated_by_name(tmp_path):
+def test_a_run_on_a_python_environment_is_evaluated_with_its_import_path(
+    tmp_path, monkeypatch
+):
     path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
-    with pytest.raises(UserError, match="passed as a Python object"):
+    with pytest.raises(UserError, match=r"Fix: add --task package.module:function"):
         evaluate(path, 1)
+    monkeypatch.setitem(sys.modules, "my_env", sys.modules[__name__])
+    assert evaluate(path, 1, [("task", "my_env:Valve")]).task == "my_env:Valve"
+
+
+def test_an_agent_is_evaluated_in_an_environment_from_python(tmp_path):
+    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
+    env = Valve()
+    result = reverie.evaluate(path, env=env, episodes=3)
+    assert [episode["length"] for episode in result.episodes] == [10, 10, 10]
+    assert len(env.actions) == 30
+    assert result.summary["count"] == 3
+    assert (path / "eval.json").exists()
+    assert reverie.evaluate(path, env=Valve, episodes=2).summary["count"] == 2
+    with pytest.raises(UserError, match="remove one"):
+        reverie.evaluate(path, env=Valve, task="catch")
+
+
+def test_a_vector_environment_is_refused_by_name(tmp_path):
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    for env in (vector, lambda: vector):
+        with pytest.raises(UserError, match=r"CartPoleVectorEnv, (.|\n)*run__envs"):
+            reverie.train(env=env, logdir=str(tmp_path / "run"), **QUICK)
+
+
+class Interrupting(Valve):
+    """Sends a signal to this process during its tenth step."""
+
+    number = signal.SIGINT
+
+    def step(self, action):
+        if len(self.actions) == 9:
+            os.kill(os.getpid(), self.number)
+        return super().step(action)
+
+
+class Terminating(Interrupting):
+    number = signal.SIGTERM
+
+
+def test_ctrl_c_saves_and_raises_keyboard_interrupt(tmp_path):
+    logdir = str(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        reverie.train(env=Interrupting(), logdir=logdir, **QUICK)
+    env = Valve()
+    reverie.train(env=env, logdir=logdir, **QUICK)
+    assert 25 <= len(env.actions) <= 31
+    with pytest.raises(SystemExit, match="143"):
+        reverie.train(env=Terminating(), logdir=str(tmp_path / "other"), **QUICK)

@@ -73,14 +73,19 @@ class ActorCritic(nn.Module):
                 self.register_buffer(f"low{i}", torch.tensor(space.low), False)
 
     def act(
-        self, feat: Float[Tensor, "*b F"], rng: Rng, pol: PolicyHead | None = None
+        self,
+        feat: Float[Tensor, "*b F"],
+        rng: Rng,
+        pol: PolicyHead | None = None,
+        greedy: bool = False,
     ) -> dict[str, Tensor]:
         """Sample actions in the dtype and range of their spaces.
 
-        `pol` replaces the policy head, by a copy with older weights.
+        `pol` replaces the policy head, by a copy with older weights. With `greedy`,
+        return the most likely actions instead.
         """
         return {
-            key: self._from_index(key, dist.sample(rng))
+            key: self._from_index(key, dist.pred() if greedy else dist.sample(rng))
             for key, dist in (pol or self.pol)(feat).items()
         }
 

@@ -139,10 +139,10 @@ class Dreamer:
             purpose: self.fast.policy(
                 partial(self._policy_step, purpose),
                 modules,
-                self.rng[purpose],
+                self.rng["policy" if purpose == "policy" else "eval"],
                 trains=purpose == "policy",
             )
-            for purpose in ("policy", "eval")
+            for purpose in ("policy", "eval", "greedy")
         }
 
     # Acting
@@ -155,7 +155,7 @@ class Dreamer:
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
         """Sample actions, also in evaluation, as in the original."""
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
-        return self._run_policy["policy" if mode == "train" else "eval"](carry, inputs)
+        return self._run_policy["policy" if mode == "train" else mode](carry, inputs)
 
     def _policy_step(
         self,
@@ -165,12 +165,13 @@ class Dreamer:
         carry: DreamerCarry,
         obs: Batch,
     ) -> tuple[DreamerCarry, dict[str, Tensor], Extras]:
-        """Update the latent state from the observation and sample an action."""
+        """Update the latent state from the observation and choose an action."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in obs.items()}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
-        rng = self.rng[purpose]
+        rng = self.rng["policy" if purpose == "policy" else "eval"]
         state = tree_map(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
-        action = self.actor_critic.act(world.features(state), rng, pol)
+        greedy = purpose == "greedy"
+        action = self.actor_critic.act(world.features(state), rng, pol, greedy)
         extras = world.to_replay(state) if self.extras else {}
         return DreamerCarry(state, action), action, extras
 

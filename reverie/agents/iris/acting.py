@@ -41,7 +41,8 @@ class DeviceCarry(NamedTuple):
 class PixelPolicy:
     """Policy steps with the online network of the actor-critic.
 
-    `rng` has the generators `policy` (for training) and `eval`.
+    `rng` has the generators `policy` (for training) and `eval`. The purpose `greedy` is
+    evaluation with the most probable action.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class PixelPolicy:
         net = (actor_critic.online,)
         self._run = {
             purpose: fast.policy(
-                partial(self._step, purpose), net, rng[purpose], purpose == "policy"
+                partial(self._step, purpose),
+                net,
+                rng["policy" if purpose == "policy" else "eval"],
+                purpose == "policy",
             )
-            for purpose in ("policy", "eval")
+            for purpose in ("policy", "eval", "greedy")
         }
 
     def initial(self, batch: int) -> IrisCarry:
@@ -138,6 +142,8 @@ class PixelPolicy:
 
     def _sample(self, logits: Tensor, purpose: str) -> Int[Tensor, " N"]:
         """Choose actions: epsilon-greedy around samples or the most probable action."""
+        if purpose == "greedy":
+            return logits.argmax(-1)
         config, rng, training = self.config, self.rng[purpose], purpose == "policy"
         epsilon = config.epsilon if training else config.eval_epsilon
         temperature = config.temperature if training else config.eval_temperature

@@ -151,7 +151,7 @@ class Iris:
         """Choose actions; see `acting.py` for burn-in and exploration."""
         training = mode == "train"
         carry, index = self._policy(
-            "policy" if training else "eval",
+            "policy" if training else mode,
             carry,
             obs[self.image],
             obs["is_first"],

@@ -17,8 +17,9 @@ def make_from_path(task: str) -> Env:
     if task == PYTHON_ENV:
         raise UserError(
             "This run was trained on an environment that was passed as a Python "
-            "object, so it cannot be built from the task name.\n  Fix: resume it with "
-            "reverie.train(env=...), or use reverie.load."
+            "object, so it cannot be built from the task name.\n  Fix: add --task "
+            "package.module:function, the import path of a function that makes it. In "
+            "Python: reverie.evaluate(logdir, env=...) or reverie.train(env=...)."
         )
     make_env = import_object(task, "--task")
     return as_env(make_env() if callable(make_env) else make_env, task)
@@ -26,6 +27,12 @@ def make_from_path(task: str) -> Env:
 
 def as_env(env: Any, task: str) -> Env:
     """Return a Reverie or Gymnasium environment as a Reverie environment."""
+    if hasattr(env, "num_envs") and hasattr(env, "reset"):
+        raise UserError(
+            f"Task {task!r} is a {type(env).__name__}, a vector environment of several "
+            "environments.\n  Fix: return a single environment, such as "
+            "gymnasium.make(ID); --run.envs N (run__envs=N in Python) steps N of them."
+        )
     if hasattr(env, "observation_space") and hasattr(env, "action_space"):
         return from_gymnasium(env)
     required = ("obs_space", "act_space", "reset", "step", "close")

@@ -1,15 +1,19 @@
 """Adapter for Gymnasium environments, including the older gym API.
 
 Nested Dict and Tuple spaces become flat keys joined by `/`. An observation that is not
-a Dict is named `image` or `vector`, an action that is not a Dict is named `action`.
-Discrete spaces keep their `start`. `terminated` sets `is_terminal` and `is_last`,
-`truncated` only `is_last`; `info["is_terminal"]` overrides `terminated`.
+a Dict is named `image` or `vector`, an action that is not a Dict is named `action`. An
+action with the key of an observation gets the prefix `action/`. `Space.source` records
+where a value is in the environment's own spaces. Discrete spaces keep their `start`.
+`terminated` sets `is_terminal` and `is_last`, `truncated` only `is_last`;
+`info["is_terminal"]` overrides `terminated`.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,9 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import RESERVED, Space
+from reverie.spaces import RESERVED, Source, Space, Spaces, get_leaf, to_nested
+
+Path = tuple[str | int, ...]
 
 
 class GymnasiumEnv:
@@ -25,22 +31,26 @@ class GymnasiumEnv:
 
     def __init__(self, env: Any):
         self.gym = env
-        self._obs_leaves = _flatten(env.observation_space, "observation")
-        self._act_leaves = _flatten(env.action_space, "action")
-        default = _default_key(next(iter(self._obs_leaves.values())))
-        self._obs_keys = {path: "/".join(path) or default for path in self._obs_leaves}
-        self._act_keys = {path: "/".join(path) or "action" for path in self._act_leaves}
-        if reserved := sorted(
-            {*self._obs_keys.values(), *self._act_keys.values()} & {*RESERVED}
-        ):
+        leaves = _flatten(env.observation_space, "observation")
+        default = _default_key(next(iter(leaves.values())))
+        obs_keys = _flat_keys(leaves, default)
+        self._obs_leaves = {key: (path, leaves[path]) for path, key in obs_keys.items()}
+        act_leaves = _flatten(env.action_space, "action")
+        act_keys = {
+            path: f"action/{key}" if key in self._obs_leaves else key
+            for path, key in _flat_keys(act_leaves, "action").items()
+        }
+        if reserved := sorted({*self._obs_leaves, *act_keys.values()} & {*RESERVED}):
             raise UserError(
                 f"The space has the keys {reserved}, which are reserved.\n"
                 "  Fix: rename them."
             )
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
-        obs = {self._obs_keys[p]: _to_space(s) for p, s in self._obs_leaves.items()}
-        act = {self._act_keys[p]: _to_space(s) for p, s in self._act_leaves.items()}
-        self.obs_space, self.act_space = {**obs, **flag_spaces()}, act
+        obs = {key: _to_space(*leaf) for key, leaf in self._obs_leaves.items()}
+        self.obs_space: Spaces = {**obs, **flag_spaces()}
+        self.act_space: Spaces = {
+            key: _to_space(path, act_leaves[path]) for path, key in act_keys.items()
+        }
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -60,8 +70,8 @@ class GymnasiumEnv:
         return {**values, **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
-        flat = {path: action[key] for path, key in self._act_keys.items()}
-        result = self.gym.step(_unflatten(self.gym.action_space, flat))
+        own = {k: _to_own(action[k], s.source) for k, s in self.act_space.items()}
+        result = self.gym.step(to_nested(self.act_space, own))
         if len(result) == 5:
             obs, reward, terminated, truncated, info = result
         else:  # the API before Gymnasium, where `info` marks time limits
@@ -77,36 +87,65 @@ class GymnasiumEnv:
 
     def _flat_obs(self, obs: Any) -> Obs:
         return {
-            key: _to_array(_get_leaf(obs, path), self._obs_leaves[path])
-            for path, key in self._obs_keys.items()
+            key: _to_array(get_leaf(obs, path), space)
+            for key, (path, space) in self._obs_leaves.items()
         }
 
 
-def _flatten(space: Any, kind: str, path: tuple[str, ...] = ()) -> dict[Any, Any]:
+def _flatten(space: Any, kind: str, path: Path = ()) -> dict[Path, Any]:
     """Return the leaves of a nested space by path; refuse unsupported types."""
     type_name = type(space).__name__
+    where = f" {'/'.join(map(str, path))}" if path else ""
     if type_name == "Dict":
         parts = space.spaces.items()
     elif type_name == "Tuple":
-        parts = ((str(i), part) for i, part in enumerate(space.spaces))
+        parts = enumerate(space.spaces)
     elif type_name in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
         return {path: space}
     else:
-        where = f" {'/'.join(path)}" if path else ""
         raise UserError(
             f"The {kind} space{where} is a {type_name}, which is not supported.\n"
             "  Fix: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
             "of them."
         )
-    leaves: dict[Any, Any] = {}
+    leaves: dict[Path, Any] = {}
     for key, part in parts:
-        leaves.update(_flatten(part, kind, (*path, str(key))))
-    if not leaves and not path:
-        raise UserError(f"The {kind} space is empty.\n  Fix: give it at least one key.")
+        if type_name == "Dict" and not isinstance(key, str):
+            raise UserError(
+                f"The {kind} space{where} has the key {key!r}, which is not a string.\n"
+                "  Fix: use strings as keys of a Dict."
+            )
+        leaves.update(_flatten(part, kind, (*path, key)))
+    if not leaves:
+        raise UserError(
+            f"The {kind} space{where} is empty.\n"
+            "  Fix: give it at least one entry, or remove it."
+        )
     return leaves
 
 
-def _to_space(space: Any) -> Space:
+def _flat_keys(leaves: dict[Path, Any], default: str) -> dict[Path, str]:
+    """Return the flat key of every leaf; `default` for a space that is not nested."""
+    keys = {path: "/".join(map(str, path)) or default for path in leaves}
+    for key, count in Counter(keys.values()).items():
+        if count > 1:
+            raise UserError(
+                f"Two entries of a nested space have the key {key!r}.\n"
+                "  Fix: rename one of them; nested keys are joined by `/`."
+            )
+    return keys
+
+
+def _to_space(path: Path, space: Any) -> Space:
+    """Return the space of a leaf, and in its source the environment's own form."""
+    flat, shape = _leaf_space(space), tuple(space.shape or ())
+    own = Space(space.dtype, shape)
+    if flat.shape == shape:  # not for gray images, which get an axis of channels
+        own = replace(flat, dtype=space.dtype)
+    return replace(flat, source=Source(path, own, type(space).__name__ == "Discrete"))
+
+
+def _leaf_space(space: Any) -> Space:
     type_name = type(space).__name__
     int32 = np.dtype(np.int32)
     if type_name == "Discrete":
@@ -145,24 +184,9 @@ def _default_key(space: Any) -> str:
     return "image" if is_bytes and len(space.shape) in (2, 3) else "vector"
 
 
-def _get_leaf(value: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        value = value[int(key)] if isinstance(value, tuple | list) else value[key]
-    return value
-
-
-def _unflatten(space: Any, flat: dict[Any, Any], path: tuple[str, ...] = ()) -> Any:
-    """Convert flat actions to the nested form of the environment's action space."""
-    type_name = type(space).__name__
-    if type_name == "Dict":
-        return {
-            key: _unflatten(part, flat, (*path, str(key)))
-            for key, part in space.spaces.items()
-        }
-    if type_name == "Tuple":
-        parts = enumerate(space.spaces)
-        return tuple(_unflatten(part, flat, (*path, str(i))) for i, part in parts)
-    value = flat[path]
-    if type_name == "Discrete":
+def _to_own(value: Any, source: Source | None) -> Any:
+    """Return an action in the dtype and shape that the environment uses."""
+    assert source is not None
+    if source.is_int:
         return int(value)
-    return np.asarray(value, space.dtype).reshape(space.shape)
+    return np.asarray(value, source.space.dtype).reshape(source.space.shape)
