@@ -1,9 +1,11 @@
 """Sink that writes metrics as JSON lines, for other programs to read.
 
 `metrics.jsonl` has one line per write, with the step and all scalars. `scores.jsonl`
-has one line per episode, with the step at which it ended and its score. When a run
-resumes from a checkpoint, lines after its step are removed, so that the files are the
-same as those of an uninterrupted run. NaN and infinity are written as null.
+has one line per episode, with the step at which it ended, its score and its length.
+Lines of both have `seconds`, the wall-clock duration of the run so far, without the
+time between a stop and a resume. When a run resumes from a checkpoint, lines after its
+step are removed, so that the files are the same as those of an uninterrupted run. NaN
+and infinity are written as null.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import math
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ class JsonlSink(Sink):
         self.timing_metrics = timing_metrics
         self._files = {name: AppendFile(logdir / name) for name in (METRICS, SCORES)}
         self._unwritten: dict[str, list[str]] = {METRICS: [], SCORES: []}
+        self.has_final_line = False
 
     def write(self, record: Record) -> None:
         scalars = {
@@ -50,10 +54,14 @@ class JsonlSink(Sink):
             if self.timing_metrics or not TIMING_METRICS.search(key)
         }
         if scalars:
-            self._unwritten[METRICS].append(_to_line({"step": record.step, **scalars}))
+            line = {"step": record.step, **_seconds(record.seconds), **scalars}
+            self._unwritten[METRICS].append(_to_line(line))
         for score in record.scores:
-            entry = {"step": score.step, score.name: _to_number(score.value)}
-            self._unwritten[SCORES].append(_to_line(entry))
+            line = {"step": score.step, **_seconds(score.seconds)}
+            line[score.name] = _to_number(score.value)
+            if score.length is not None:
+                line[length_of(score.name)] = _to_number(score.length)
+            self._unwritten[SCORES].append(_to_line(line))
         self._flush()
 
     def truncate_after(self, step: int) -> None:
@@ -70,16 +78,23 @@ class JsonlSink(Sink):
         unwritten = {name: list(lines) for name, lines in self._unwritten.items()}
         return {"sizes": sizes, "unwritten": unwritten}
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: StateDict, final_step: int | None = None) -> None:
         """Truncate each file to its saved size.
 
         A file that is shorter (moved, or damaged by a power failure) loses only an
-        incomplete last line.
+        incomplete last line. The lines that a finished run wrote at its last step,
+        `final_step`, are kept; `has_final_line` is True if they exist.
         """
+        self.has_final_line = False
         for name, file in self._files.items():
             file.close()
             size = int(state["sizes"].get(name, 0))
             if file.path.exists() and file.path.stat().st_size >= size:
+                if final_step is not None:
+                    lines = _final_lines(file.path, size, final_step)
+                    lines = lines[:1] if name == METRICS else lines
+                    self.has_final_line |= name == METRICS and bool(lines)
+                    size += sum(map(len, lines))
                 os.truncate(file.path, size)
             remove_incomplete_line(file.path)
             self._unwritten[name] = list(state["unwritten"].get(name, []))
@@ -119,6 +134,11 @@ def remove_incomplete_line(path: Path) -> None:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
+def length_of(score: str) -> str:
+    """Return the name of the length that belongs to a score: `episode/length`."""
+    return score.removesuffix("score") + "length"
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a file; incomplete lines are skipped."""
     return [json.loads(line) for line in _complete_lines(path)]
@@ -129,12 +149,22 @@ def _complete_lines(path: Path) -> list[bytes]:
     return [line for line in lines if line.endswith(b"\n") and _step_of(line) < 2**63]
 
 
+def _final_lines(path: Path, offset: int, step: int) -> list[bytes]:
+    """Return the complete lines from a byte offset on, up to those of `step`."""
+    lines = path.read_bytes()[offset:].splitlines(keepends=True)
+    return list(takewhile(lambda x: x.endswith(b"\n") and _step_of(x) <= step, lines))
+
+
 def _step_of(line: bytes) -> int:
     """Return the step of a line, or 2**63 if it is not valid."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return 2**63
+
+
+def _seconds(seconds: float | None) -> dict[str, Any]:
+    return {} if seconds is None else {"seconds": round(seconds, 3)}
 
 
 def _to_number(value: float) -> float | int | None:

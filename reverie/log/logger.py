@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,9 @@ import torch
 from torch import Tensor
 
 from reverie.api import Metrics, StateDict, UserError
-from reverie.capabilities import Stateful
-from reverie.log.jsonl import JsonlSink
+from reverie.log.jsonl import JsonlSink, length_of
 from reverie.log.media import MediaSink
-from reverie.log.record import Record, Score, Sink
+from reverie.log.record import Record, ResumableSink, Score, Sink
 from reverie.log.scope import ScopeSink
 from reverie.log.tensorboard import TensorboardSink
 from reverie.log.terminal import TerminalSink
@@ -33,14 +34,19 @@ from reverie.log.wandb import WandbSink
 SCORE = "episode/score"
 """Every value of this metric is also written as a line of `scores.jsonl`."""
 
+AUTO = "auto"
+AUTO_OUTPUTS = ("tensorboard",)
+"""Outputs that `auto` stands for; each has the name of the package it needs."""
+
 
 @dataclass(frozen=True)
 class LoggerConfig:
     """Which metrics are written, and where."""
 
-    outputs: tuple[str, ...] = ("terminal", "jsonl", "media")
+    outputs: tuple[str, ...] = ("terminal", "jsonl", "media", "auto")
     """Where metrics are written: any of terminal, jsonl, media (images and videos),
-    tensorboard, wandb, scope (the `scope` package)."""
+    tensorboard, wandb, scope, and auto (tensorboard, if it is installed).
+    `--logger.outputs+ wandb` adds an output to these."""
 
     filter: str = "score|length|fps|ratio|train/loss/|train/rand/"
     """Regular expression of the metrics printed to the terminal; files have all."""
@@ -52,8 +58,8 @@ class LoggerConfig:
     """Log the time spent in each section of the training loop."""
 
     timing_metrics: bool = True
-    """Write fps, timer and usage metrics to the JSON files. Without them, equal runs
-    write equal files."""
+    """Write fps, timer and usage metrics and the seconds since the start of the run to
+    the JSON files. Without them, equal runs write equal files."""
 
     fps: int = 15
     """Frames per second of videos."""
@@ -66,12 +72,15 @@ class Logger:
     """Averages metrics between writes and passes them to all sinks.
 
     If a sink fails (full disk, server not reachable), one warning is printed and the
-    run continues; the sink is tried again at every write.
+    run continues; the sink is tried again at every write. With `timed`, records have
+    the duration of the run, which continues when it is resumed.
     """
 
-    def __init__(self, sinks: Sequence[Sink]):
+    def __init__(self, sinks: Sequence[Sink], timed: bool = False):
         self.sinks = list(sinks)
+        self._start = time.monotonic() if timed else None
         self.step = -1  # step of the last write
+        self.has_final_write = False
         self._device_sums: dict[tuple[str, ...], _DeviceSums] = {}
         self._host_sums: dict[str, tuple[float, int]] = {}
         self._texts: dict[str, str] = {}
@@ -92,8 +101,10 @@ class Logger:
                 self._texts[name] = value
             elif isinstance(value, Tensor) and value.ndim == 0 and not _is_score(name):
                 on_device.setdefault(value.device, {})[name] = value.detach()
+            elif _is_score(name):
+                self._add_scores(name, value, metrics.get(length_of(key)), step)
             else:
-                self._add_array(name, value, step)
+                self._add_array(name, value)
         for device, scalars in on_device.items():
             group = (str(device), *scalars)
             sums = self._device_sums.setdefault(group, _DeviceSums())
@@ -111,6 +122,7 @@ class Logger:
             scores=tuple(
                 s if s.step >= 0 else s._replace(step=step) for s in self._scores
             ),
+            seconds=self._seconds(),
         )
         self._clear()
         self.step = step
@@ -142,6 +154,7 @@ class Logger:
         host_sums = self._host_sums.values()
         return {
             "step": self.step,
+            "seconds": self._seconds(),
             "host_sums": _pack_sums(
                 list(self._host_sums),
                 [total for total, _ in host_sums],
@@ -152,17 +165,29 @@ class Logger:
             "score_steps": np.array([score.step for score in self._scores], np.int64),
             "score_names": [score.name for score in self._scores],
             "score_values": np.array([s.value for s in self._scores], np.float64),
+            "score_lengths": [score.length for score in self._scores],
+            "score_seconds": [score.seconds for score in self._scores],
             "sinks": {
                 sink.name: sink.state_dict()
                 for sink in self.sinks
-                if isinstance(sink, Stateful)
+                if isinstance(sink, ResumableSink)
             },
         }
 
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore a state, and the files at that time. Unwritten images are lost."""
+    def load_state_dict(
+        self, state: StateDict, final: Mapping[str, Any] | None = None
+    ) -> None:
+        """Restore a state, and the files at that time. Unwritten images are lost.
+
+        `final` describes the last write of a finished run, which comes after its state
+        is saved: its `step`, and whether it was `due`. That write is kept. If it was
+        due, its metrics are not part of the next write; otherwise they are, as in a run
+        that does not end in between. `has_final_write` is False if there is none.
+        """
         self._clear()
         self.step = int(state["step"])
+        if self._start is not None:
+            self._start = time.monotonic() - (state["seconds"] or 0.0)
         host = state["host_sums"]
         pairs = zip(host["sum"].tolist(), host["count"].tolist(), strict=True)
         self._host_sums = dict(zip(host["names"], pairs, strict=True))
@@ -174,29 +199,54 @@ class Logger:
             self._device_sums[(saved["device"], *saved["names"])] = sums
         self._texts = dict(state["texts"])
         steps, values = state["score_steps"].tolist(), state["score_values"].tolist()
-        self._scores = list(map(Score, steps, state["score_names"], values))
+        columns = (values, state["score_lengths"], state["score_seconds"])
+        self._scores = list(map(Score, steps, state["score_names"], *columns))
+        self.has_final_write = self._restore_sinks(state["sinks"], final)
+
+    def _restore_sinks(
+        self, states: StateDict, final: Mapping[str, Any] | None
+    ) -> bool:
+        """Return True if there was a final write."""
+        others, was_written = [], final is not None
         for sink in self.sinks:
-            if isinstance(sink, Stateful) and sink.name in state["sinks"]:
-                self._call(sink, "load_state_dict", state["sinks"][sink.name])
+            if isinstance(sink, ResumableSink) and sink.name in states:
+                final_step = final["step"] if final else None
+                self._call(sink, "load_state_dict", states[sink.name], final_step)
+                was_written &= sink.has_final_line
             else:
-                self._call(sink, "truncate_after", self.step)
+                others.append(sink)
+        if final and was_written:  # not if the run was killed before its last write
+            self.step = int(final["step"])
+            self._scores.clear()
+            if final["due"]:
+                self._clear()
+        for sink in others:
+            self._call(sink, "truncate_after", self.step)
+        return was_written
 
     def close(self) -> None:
         for sink in self.sinks:
             self._call(sink, "close")
 
-    def _add_array(self, name: str, value: Any, step: int) -> None:
+    def _seconds(self) -> float | None:
+        return None if self._start is None else time.monotonic() - self._start
+
+    def _add_scores(self, name: str, value: Any, length: Any, step: int) -> None:
+        """Add scores of episodes and, if given, their lengths."""
+        scores, seconds = _to_host(value), self._seconds()
+        lengths = [None] * len(scores) if length is None else _to_host(length).tolist()
+        for score, count in zip(scores.tolist(), lengths, strict=True):
+            self._scores.append(Score(step, name, score, count, seconds))
+        self._add_array(name, scores)
+
+    def _add_array(self, name: str, value: Any) -> None:
         ndim = value.ndim if isinstance(value, Tensor | np.ndarray) else np.ndim(value)
         if ndim in (3, 4):
             # A copy, because the caller may overwrite the memory.
             copy = value.detach().clone() if isinstance(value, Tensor) else value.copy()
             self._images[name] = copy
         elif ndim < 2:
-            if isinstance(value, Tensor):
-                value = value.detach().float().cpu().numpy()
-            values = np.asarray(value, np.float64).reshape(-1)
-            if _is_score(name):
-                self._scores += [Score(step, name, float(score)) for score in values]
+            values = _to_host(value)
             total, count = self._host_sums.get(name, (0.0, 0))
             for number in values[~np.isnan(values)].tolist():
                 total, count = total + number, count + 1
@@ -289,20 +339,23 @@ def make_logger(
         "scope": lambda: ScopeSink(logdir),
     }
     sinks = []
-    for name in dict.fromkeys(config.outputs):
+    installed = filter(find_spec, AUTO_OUTPUTS) if AUTO in config.outputs else ()
+    for name in dict.fromkeys((*config.outputs, *installed)):
+        if name == AUTO:
+            continue
         if name not in makers:
             raise UserError(
                 f"logger.outputs has {name!r}, which is not a known output.\n"
-                f"  Fix: choose from {', '.join(makers)}"
+                f"  Fix: choose from {', '.join([*makers, AUTO])}"
             )
         try:
             sinks.append(makers[name]())
-        except UserError:
-            raise
         except Exception as error:
+            if isinstance(error, UserError) and name in config.outputs:
+                raise
             # For example a server that is not reachable, or missing permissions.
             warn(f"The {name} log cannot start, the run continues without: {error}")
-    return Logger(sinks)
+    return Logger(sinks, timed=config.timing_metrics)
 
 
 def warn(message: str) -> None:
@@ -322,6 +375,13 @@ def _pack_sums(names: list[str], total: list[float], count: list[int]) -> StateD
 
 def _is_score(name: str) -> bool:
     return name == SCORE or name.endswith("/" + SCORE)
+
+
+def _to_host(value: Any) -> np.ndarray:
+    """Convert a scalar or vector to a vector of float64."""
+    if isinstance(value, Tensor):
+        value = value.detach().float().cpu().numpy()
+    return np.asarray(value, np.float64).reshape(-1)
 
 
 def _to_uint8(value: Tensor | np.ndarray) -> np.ndarray:

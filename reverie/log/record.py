@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,10 @@ class Score(NamedTuple):
     step: int
     name: str
     value: float
+    length: float | None = None
+    """Number of actions."""
+    seconds: float | None = None
+    """Duration of the run until the episode ended."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,14 @@ class Record:
     images: dict[str, np.ndarray] = field(default_factory=dict)  # h w c, uint8
     videos: dict[str, np.ndarray] = field(default_factory=dict)  # t h w c, uint8
     scores: tuple[Score, ...] = ()
+    seconds: float | None = None
+    """Duration of the run so far, in seconds of wall-clock time."""
 
 
 class Sink:
     """A destination of metrics.
 
-    All methods may raise: the logger prints one warning and the run continues. Sinks
-    may also have `state_dict` and `load_state_dict` to resume exactly.
+    All methods may raise: the logger prints one warning and the run continues.
     """
 
     name: ClassVar[str]
@@ -51,3 +56,22 @@ class Sink:
 
     def close(self) -> None:
         """Flush and release files and connections."""
+
+
+@runtime_checkable
+class ResumableSink(Protocol):
+    """A sink that restores exactly what it had written when its state was saved."""
+
+    name: ClassVar[str]
+    has_final_line: bool
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(
+        self, state: dict[str, Any], final_step: int | None = None
+    ) -> None:
+        """Restore the state.
+
+        Keep what a finished run has written at its last step, `final_step`, and set
+        `has_final_line` to whether it did.
+        """

@@ -1,7 +1,8 @@
 """Sink for Weights & Biases.
 
-The environment variables `WANDB_PROJECT`, `WANDB_ENTITY` and `WANDB_MODE` have their
-usual meaning. All files are stored in the logdir.
+The environment variables of W&B have their usual meaning: `WANDB_PROJECT`,
+`WANDB_ENTITY`, `WANDB_NAME`, `WANDB_MODE`, and `WANDB_DIR` (or `WANDB_LOGDIR`), the
+folder of the W&B files. Without it, they are stored in the logdir.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ class WandbSink(Sink):
     name = "wandb"
 
     def __init__(
-        self, logdir: Path, fps: int = 15, settings: dict[str, Any] | None = None
+        self,
+        logdir: Path,
+        fps: int = 15,
+        settings: dict[str, Any] | None = None,
+        name: str = "",
     ):
         wandb = import_optional("wandb", "wandb", "The wandb log")
         self.fps = fps
@@ -34,12 +39,12 @@ class WandbSink(Sink):
         self._folder = logdir / "wandb"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "reverie"),
-            entity=os.environ.get("WANDB_ENTITY"),
-            mode=os.environ.get("WANDB_MODE"),
-            dir=str(logdir),
+            project=_from_environment("WANDB_PROJECT") or "reverie",
+            entity=_from_environment("WANDB_ENTITY"),
+            mode=_from_environment("WANDB_MODE"),
+            dir=_from_environment("WANDB_DIR", "WANDB_LOGDIR") or str(logdir),
             id=_run_id(logdir),
-            name=logdir.name,
+            name=_from_environment("WANDB_NAME") or name or logdir.name,
             resume="allow",
             config=settings or {},
         )
@@ -57,6 +62,11 @@ class WandbSink(Sink):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _from_environment(*variables: str) -> str | None:
+    """Return the first of these environment variables that is set and not empty."""
+    return next((os.environ[name] for name in variables if os.environ.get(name)), None)
 
 
 def _run_id(logdir: Path) -> str:

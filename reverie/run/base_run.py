@@ -50,6 +50,9 @@ class BaseRun(Resources):
         self.should_save = False
         """True if the run has changed since the last save and its parts are consistent.
         """
+        self.was_finished = False
+        """True if the restored checkpoint and log are those of a finished run."""
+        self._final_metrics: Metrics = {}  # if a log is due at the last step
 
     def print_message(self, text: str) -> None:
         """Print to standard error; ignored if that is closed."""
@@ -102,14 +105,52 @@ class BaseRun(Resources):
         yield
         self.should_save = True
 
+    @property
+    def is_complete(self) -> bool:
+        """True if the run has reached its end."""
+        raise NotImplementedError
+
     def write_log(self) -> None:
-        """Write the metrics since the last call, with rates, timings and usage."""
-        self.logger.add({"updates": self.clock.updates}, prefix="train/opt")
+        """Write the metrics since the last call; at the last step, `finish` does.
+
+        So the last step is written once, with the last report.
+        """
+        if self.is_complete:
+            self._final_metrics = self._run_metrics()
+        else:
+            self.logger.add(self._run_metrics())
+            self.logger.write(self.clock.frames)
+
+    def _write_final_log(self) -> None:
+        """Write the metrics of the last step, or of the step where a signal stopped."""
+        if self.is_complete or self.logger.step != self.clock.frames:
+            self.logger.add(self._final_metrics or self._run_metrics())
+            self.logger.write(self.clock.frames)
+
+    def _run_metrics(self) -> Metrics:
+        """Return rates, timings and usage since the last call."""
+        metrics: Metrics = {"train/opt/updates": self.clock.updates}
         for source in (self.rates, self.timer, self.usage):
-            self.logger.add(source.metrics())
-        self.logger.write(self.clock.frames)
+            metrics |= source.metrics()
+        return metrics
 
     # Checkpoints.
+
+    def _loop_state(self) -> StateDict:
+        """State of the training loop: clock and logger."""
+        final = {"step": self.clock.frames, "due": bool(self._final_metrics)}
+        return {
+            "clock": self.clock.state_dict(),
+            "logger": self.logger.state_dict(),
+            "final_log": final if self.is_complete else None,
+        }
+
+    def _restore_loop(self, state: StateDict) -> None:
+        self.clock.load_state_dict(state["clock"])
+        self.logger.load_state_dict(state["logger"], state["final_log"])
+        self.was_finished = self.is_complete and self.logger.has_final_write
+        if self.was_finished:
+            self.print_message("This run has already finished.")
 
     def newest_checkpoint(self) -> Path | None:
         """Return the checkpoint to resume from; None for a new run."""

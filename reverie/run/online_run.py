@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reverie import envs as suites
-from reverie.api import UserError, VecEnv
+from reverie.api import Metrics, UserError, VecEnv
 from reverie.capabilities import NeedsStatistics
 from reverie.datasets.episodes import iterate_episodes
 from reverie.evaluation.episodes import play_episodes, summarize
@@ -220,10 +220,13 @@ class OnlineRun(BaseRun):
             self.logger.add(summarize(played), prefix="eval/episode")
             self.report(self.eval_feed, prefix="eval")
 
-    def write_log(self) -> None:
-        self.logger.add(self.replay.metrics(), prefix="replay")
-        self.logger.add(self.collector.metrics())
-        super().write_log()
+    @property
+    def is_complete(self) -> bool:
+        return not self.clock.running
+
+    def _run_metrics(self) -> Metrics:
+        replay = {f"replay/{k}": v for k, v in self.replay.metrics().items()}
+        return {**replay, **self.collector.metrics(), **super()._run_metrics()}
 
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
@@ -232,10 +235,7 @@ class OnlineRun(BaseRun):
             "agent": self.agent_state(),
             "replay": self.replay.save(),
             "collector": self.collector.state_dict(),
-            "loop": {
-                "clock": self.clock.state_dict(),
-                "logger": self.logger.state_dict(),
-            },
+            "loop": self._loop_state(),
         }
         path = self.checkpoints.save(self.clock.step, parts)
         self.replay_indices[path] = parts["replay"]
@@ -255,11 +255,13 @@ class OnlineRun(BaseRun):
 
         The report comes after the save, so a resumed run does not depend on it.
         """
+        if self.was_finished:
+            return
         self.save()
         if not self.stopper.is_set():
             self._warn_if_untrained()
             self.report(self.feed)
-        self.write_log()
+        self._write_final_log()
         self.stopper.check()
 
     def _warn_if_untrained(self) -> None:
@@ -290,9 +292,7 @@ class OnlineRun(BaseRun):
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
         index = self.replay_indices[path] = checkpoint.read_part(path, "replay")
         self.replay.load(index)
-        loop = checkpoint.read_part(path, "loop")
-        self.clock.load_state_dict(loop["clock"])
-        self.logger.load_state_dict(loop["logger"])
+        self._restore_loop(checkpoint.read_part(path, "loop"))
         self.collector.load_state_dict(checkpoint.read_part(path, "collector"))
 
     def print_summary(self) -> None:

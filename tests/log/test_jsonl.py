@@ -31,6 +31,43 @@ def test_lines_are_valid_json_and_scores_are_separate(tmp_path):
     assert scores == '{"step": 1, "episode/score": 0.5}\n'
 
 
+def test_lines_have_the_duration_of_the_run_and_episodes_their_length(tmp_path):
+    sink = JsonlSink(tmp_path)
+    scores = [Score(4, "episode/score", 0.5, 9.0, 1.23456), Score(5, "eval/score", 1.0)]
+    sink.write(Record(6, scalars={"a": 1.0}, scores=tuple(scores), seconds=2.0))
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 6, "seconds": 2, "a": 1}]
+    assert read_lines(tmp_path / "scores.jsonl") == [
+        {"step": 4, "seconds": 1.235, "episode/score": 0.5, "episode/length": 9},
+        {"step": 5, "eval/score": 1},
+    ]
+
+
+def test_the_final_lines_of_a_finished_run_are_kept(tmp_path):
+    sink = JsonlSink(tmp_path)
+    sink.write(record(1, a=1))
+    state = sink.state_dict()
+    for step, value in ((2, 2), (2, 3), (3, 4)):  # the others are repeated
+        sink.write(record(step, a=value))
+    sink.load_state_dict(state, final_step=2)
+    assert sink.has_final_line
+    assert [line["a"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [x["step"] for x in read_lines(tmp_path / "scores.jsonl")] == [1, 2, 2]
+    sink.load_state_dict(state)
+    assert not sink.has_final_line
+    assert [line["a"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_a_run_killed_before_its_final_line_has_none(tmp_path):
+    sink = JsonlSink(tmp_path)
+    sink.write(record(1, a=1))
+    state = sink.state_dict()
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "a"')
+    sink.load_state_dict(state, final_step=2)
+    assert not sink.has_final_line
+    assert [line["a"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
+
+
 def test_a_write_can_be_read_before_the_file_is_closed(tmp_path):
     sink = JsonlSink(tmp_path)
     sink.write(record(1, a=1.0))

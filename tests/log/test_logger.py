@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from reverie.api import UserError
-from reverie.log.jsonl import JsonlSink
+from reverie.log.jsonl import JsonlSink, read_lines
 from reverie.log.logger import Logger, LoggerConfig, make_logger
 from reverie.log.record import Record, Sink
 
@@ -208,3 +209,71 @@ def test_files_without_timing_metrics(tmp_path):
     logger.write(1)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert line == {"step": 1, "x": 2}
+
+
+def test_scores_have_the_length_of_their_episode(tmp_path):
+    logger = make_logger(LoggerConfig(outputs=("jsonl",)), tmp_path)
+    score, length = np.array([1.0, 2.0]), np.array([8, 9])
+    logger.add({"episode/score": score, "episode/length": length}, step=3)
+    logger.add({"score": 7.0, "length": 4.5}, prefix="eval/episode", step=4)
+    resumed = make_logger(LoggerConfig(outputs=("jsonl",)), tmp_path)
+    resumed.load_state_dict(logger.state_dict() | {"seconds": 100.0})
+    record = resumed.write(5)
+    assert [(x.value, x.length) for x in record.scores] == [(1, 8), (2, 9), (7, 4.5)]
+    assert all(0 <= x.seconds < 10 for x in record.scores)
+    assert 100 <= record.seconds < 110  # without the time in between
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line["seconds"] == pytest.approx(record.seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_the_final_write_of_a_finished_run_is_kept(tmp_path, due):
+    logger = Logger([JsonlSink(tmp_path)])
+    logger.add({"episode/score": 1.0}, step=3)
+    state = logger.state_dict()
+    logger.add({"report": 9.0})
+    logger.write(4)
+    resumed = Logger([JsonlSink(tmp_path)])
+    resumed.load_state_dict(state, {"step": 4, "due": due})
+    assert resumed.has_final_write
+    resumed.add({"episode/score": 3.0}, step=5)
+    assert resumed.write(6).scalars == {"episode/score": 3.0 if due else 2.0}
+    assert [x["step"] for x in read_lines(tmp_path / "metrics.jsonl")] == [4, 6]
+    assert [x["step"] for x in read_lines(tmp_path / "scores.jsonl")] == [3, 5]
+
+
+def test_metrics_of_a_final_write_that_is_missing_are_written_later(tmp_path):
+    logger = Logger([JsonlSink(tmp_path)])
+    logger.add({"episode/score": 1.0}, step=3)
+    state = logger.state_dict()
+    resumed = Logger([JsonlSink(tmp_path)])
+    resumed.load_state_dict(state, {"step": 4, "due": True})
+    assert not resumed.has_final_write
+    assert resumed.write(6).scalars == {"episode/score": 1.0}
+    assert [x["step"] for x in read_lines(tmp_path / "scores.jsonl")] == [3]
+
+
+def test_auto_is_tensorboard_if_it_is_installed(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    config = LoggerConfig()
+    names = [sink.name for sink in make_logger(config, tmp_path).sinks]
+    assert names == ["terminal", "jsonl", "media", "tensorboard"]
+    added = LoggerConfig(outputs=(*config.outputs, "tensorboard"))
+    names = [sink.name for sink in make_logger(added, tmp_path).sinks]
+    assert names.count("tensorboard") == 1
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    names = [sink.name for sink in make_logger(config, tmp_path).sinks]
+    assert names == ["terminal", "jsonl", "media"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "tensorboard.py").write_text("from json import no_such_name")
+    for name in [name for name in sys.modules if name.startswith("tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    logger = make_logger(LoggerConfig(), tmp_path)
+    assert [sink.name for sink in logger.sinks] == ["terminal", "jsonl", "media"]
+    assert "tensorboard log cannot start" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import struct
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -143,6 +145,83 @@ def test_wandb_gets_all_metrics_and_resumes_with_the_same_id(
     assert kind == "video"
     assert path.startswith(str(tmp_path))
     assert fake_wandb.finished == [True]
+
+
+@pytest.mark.parametrize("variable", ["WANDB_DIR", "WANDB_LOGDIR"])
+def test_wandb_files_are_stored_where_the_environment_says(
+    tmp_path, fake_wandb, monkeypatch, variable
+):
+    monkeypatch.setenv(variable, str(tmp_path / "files"))
+    monkeypatch.setenv("WANDB_NAME", "first try")
+    monkeypatch.setenv("WANDB_PROJECT", "")
+    WandbSink(tmp_path / "run")
+    (call,) = fake_wandb.calls
+    assert (call["dir"], call["name"]) == (str(tmp_path / "files"), "first try")
+    assert call["project"] == "reverie"
+
+
+def test_the_wandb_package_stores_all_metrics_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR", "WANDB_LOGDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for step in (7, 8):  # the second one resumes the run
+        sink = WandbSink(tmp_path, settings={"seed": 3})
+        sink.write(full_record(step))
+        sink.close()
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    assert {file.stem.removeprefix("run-") for file in files} == {
+        (tmp_path / "wandb/run-id.txt").read_text()
+    }
+    for step, file in zip((7, 8), files, strict=True):
+        rows, settings = read_wandb(file)
+        (row,) = (row for row in rows if "train/loss/dyn" in row)
+        assert row["_step"] == step
+        assert row["train/loss/dyn"] == 1.5
+        assert row["report/params/summary"] == "12 parameters"
+        keys = ("_type", "width", "height")
+        assert [row[f"report/grey/{key}"] for key in keys] == ["image-file", 6, 4]
+        assert row["report/openloop/image/_type"] == "video-file"
+        media = file.parent / "files" / row["report/openloop/image/path"]
+        with Image.open(media) as gif:
+            assert (gif.format, gif.size, gif.n_frames) == ("GIF", (12, 8), 3)
+        assert settings == {"seed": 3}
+
+
+def read_wandb(path):
+    """Return the logged rows and the config in the transaction log of a W&B run."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows, settings = [], {}
+    for data in read_leveldb_log(path.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(data)
+        if record.WhichOneof("record_type") == "run":
+            for item in record.run.config.update:
+                settings[item.key] = json.loads(item.value_json)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            names = (item.key or "/".join(item.nested_key) for item in items)
+            values = (json.loads(item.value_json) for item in items)
+            rows.append(dict(zip(names, values, strict=True)))
+    return rows, {k: v for k, v in settings.items() if not k.startswith("_")}
+
+
+def read_leveldb_log(data):
+    """Yield the records: parts with checksum, size and type, in blocks of 32 KB."""
+    assert data[:4] == b":W&B"
+    offset, parts = 7, []
+    while offset + 7 <= len(data):
+        if 32768 - offset % 32768 < 7:  # the end of a block is not used
+            offset += 32768 - offset % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, offset)
+        parts.append(data[offset + 7 : offset + 7 + size])
+        offset += 7 + size
+        if kind in (1, 4):  # complete, or the last part
+            yield b"".join(parts)
+            parts = []
 
 
 def test_a_server_that_is_not_reachable_does_not_stop_the_run(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from state_helpers import assert_same
 
+from reverie.envs.suites.catch import Catch
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
@@ -33,6 +34,10 @@ def settings(logdir: Path, steps: int, task: str, storage: str, **more):
         **more,
     }
     return resolve(["debug", "deterministic"], flags=flags)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def read_state(path: Path) -> dict:
@@ -78,10 +83,52 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
         strip(read_state(tmp_path / "split")),
     )
     for name in ("metrics.jsonl", "scores.jsonl"):
-        old = (tmp_path / "uninterrupted" / name).read_text().splitlines()
-        new = (tmp_path / "split" / name).read_text().splitlines()
-        assert_same(list(map(json.loads, old)), list(map(json.loads, new)), name)
+        old, new = (lines(tmp_path / run / name) for run in ("uninterrupted", "split"))
+        # the last line of the first part is kept
+        new = [line for line in new if name == "scores.jsonl" or line["step"] != 220]
+        assert_same(old, new, name)
     assert_same(contents(uninterrupted), contents(split))
+
+
+@pytest.mark.parametrize("end", [100, 120])  # of the first part; one is due for a log
+def test_extending_a_finished_run_loses_no_line(tmp_path, end):
+    train(settings(tmp_path / "whole", 160, "catch", "ram"))
+    path = tmp_path / "split"
+    train(settings(path, end, "catch", "ram"))
+    first = lines(path / "metrics.jsonl")
+    assert [line["step"] for line in first].count(end) == 1
+    assert any(key.startswith("report/") for key in first[-1])
+    train(settings(path, end, "catch", "ram"))  # nothing is left to do
+    assert lines(path / "metrics.jsonl") == first
+
+    with pytest.raises(KeyboardInterrupt):  # killed before the next save
+        train(settings(path, 160, "catch", "ram", **{"run.log_every": 10}), Interrupts)
+    assert len(lines(path / "metrics.jsonl")) > len(first)
+    train(settings(path, 160, "catch", "ram"))
+    whole, split = (lines(tmp_path / x / "metrics.jsonl") for x in ("whole", "split"))
+    assert split[: len(first)] == first
+    last = {k: v for k, v in first[-1].items() if not k.startswith("report/")}
+    assert_same(
+        [line for line in whole if line["step"] != end],
+        [line for line in split if line["step"] != end],
+    )
+    for line in whole:
+        assert line["step"] != end or last.items() <= line.items()
+    assert_same(lines(tmp_path / "whole/scores.jsonl"), lines(path / "scores.jsonl"))
+
+
+class Interrupts(Catch):
+    """An environment that is stopped after some steps without saving the run."""
+
+    def __init__(self, index: int):
+        super().__init__()
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 12:
+            raise KeyboardInterrupt
+        return super().step(action)
 
 
 def strip(state: dict) -> dict:

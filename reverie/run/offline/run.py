@@ -28,6 +28,7 @@ class OfflineRun(BaseRun):
         self.evals_since_best = 0
         self._saved_loss = math.inf  # of the checkpoint in `best`
         self._saved_step = -1  # of the last checkpoint in `ckpt`
+        self._evaluated_step = -1
 
     def _open(self) -> None:
         config, dataset = self.config, self.dataset
@@ -73,17 +74,18 @@ class OfflineRun(BaseRun):
         )
 
     @property
-    def should_stop(self) -> bool:
-        """True after a signal, or `patience` evaluations without improvement."""
+    def is_complete(self) -> bool:
+        """True after all updates, or `patience` evaluations without improvement."""
         patience = self.dataset.patience
         is_stalled = bool(patience) and self.evals_since_best >= patience
-        return is_stalled or self.stopper.is_set()
+        return is_stalled or self.clock.step >= self.config.run.steps
 
     def evaluate(self) -> Metrics:
         """Evaluate, log the metrics, and save the agent to `best` if it is the best."""
         with self.timer("report"):
             metrics = self.dataset.evaluate(self.agent, self.feed)
         self.logger.add(metrics, prefix="report")
+        self._evaluated_step = self.clock.step
         loss = float(metrics["loss"])
         self.evals_since_best += 1
         if loss < self.best_loss:
@@ -96,8 +98,7 @@ class OfflineRun(BaseRun):
     def save(self, checkpoints: Checkpoints) -> None:
         """Write a checkpoint to `ckpt` or `best`."""
         loop: StateDict = {
-            "clock": self.clock.state_dict(),
-            "logger": self.logger.state_dict(),
+            **self._loop_state(),
             "feed": self.feed.state_dict(),
             "best_loss": self.best_loss,
             "evals_since_best": self.evals_since_best,
@@ -110,21 +111,22 @@ class OfflineRun(BaseRun):
 
     def finish(self) -> None:
         """Save, evaluate and log a last time; raise if the run was interrupted."""
+        if self.was_finished:
+            return
         if self._saved_step != self.clock.step:
             self.save(self.checkpoints)
-        if not self.stopper.is_set():
+        if not self.stopper.is_set() and self._evaluated_step != self.clock.step:
             self.evaluate()
-        self.write_log()
+        self._write_final_log()
         self.stopper.check()
 
     def _restore(self, path: Path) -> None:
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
         loop = checkpoint.read_part(path, "loop")
-        self.clock.load_state_dict(loop["clock"])
-        self.logger.load_state_dict(loop["logger"])
-        self.feed.load_state_dict(loop["feed"])
         self.best_loss = float(loop["best_loss"])
         self.evals_since_best = int(loop["evals_since_best"])
+        self._restore_loop(loop)
+        self.feed.load_state_dict(loop["feed"])
         if best := self.best.newest():  # may be newer than the checkpoint
             loop = checkpoint.read_part(best, "loop")
             self._saved_loss = float(loop["best_loss"])

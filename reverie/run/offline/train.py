@@ -32,7 +32,7 @@ def train_offline(config: Config, dataset: OfflineDataset) -> Path:
         clock, logger = run.clock, run.logger
         run.start()
         run.print_summary()
-        while clock.step < config.run.steps and not run.should_stop:
+        while not run.is_complete and not run.stopper.is_set():
             logger.add(run.update(), prefix="train")
             clock.advance(1)
             logger.progress(clock.step)
