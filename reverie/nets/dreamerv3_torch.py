@@ -2,9 +2,9 @@
 
 https://github.com/NM512/dreamerv3-torch. Images are downsampled by convolutions of
 stride two with layer norm over channels; vectors go through symlog and an MLP. Neither
-has biases. Image features come first, in the order (channels, height, width). Vectors
-are concatenated in the given order. Checkpoints contain neither this order nor the
-preprocessing of images.
+has biases. Image features come first, in the order (channels, height, width). Images
+are stacked along the channels and vectors concatenated in the given order. Checkpoints
+contain neither this order nor the preprocessing of images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import UserError
-from reverie.nets.blocks import symlog
+from reverie.nets.blocks import ModulesByKey, symlog
 from reverie.nets.standardize import Standardize
 from reverie.spaces import Spaces
 
@@ -50,7 +50,7 @@ class DreamerV3TorchEncoderConfig:
 class DreamerV3TorchEncoder(nn.Module):
     """Observations to one embedding per step.
 
-    `order` lists the vectors to encode; by default all of them, sorted by name.
+    `order` lists the keys to encode; by default all of them, sorted by name.
     """
 
     def __init__(
@@ -60,23 +60,30 @@ class DreamerV3TorchEncoder(nn.Module):
         order: Sequence[str] = (),
     ):
         super().__init__()
-        self.imgkeys = [k for k, s in spaces.items() if s.is_image]
-        vectors = [k for k in order if k in spaces] or sorted(spaces)
-        self.veckeys = [k for k in vectors if not spaces[k].is_image]
-        if len(self.imgkeys) > 1:
+        keys = order or sorted(spaces)
+        self.imgkeys = [k for k in keys if spaces[k].is_image]
+        self.veckeys = [k for k in keys if not spaces[k].is_image]
+        images = {key: spaces[key].shape for key in self.imgkeys}
+        if len({shape[:2] for shape in images.values()}) > 1:
             raise UserError(
-                "The encoder of dreamerv3-torch takes one image, not "
-                f"{', '.join(self.imgkeys)}.\n  Fix: select one image key."
+                "The encoder of dreamerv3-torch stacks images of the same size, not of "
+                f"{images}.\n  Fix: select images of one size with --bc.keys, or "
+                "resize them, as in --offline.read.size 64 64."
             )
-        self.standardize: Standardize | None = None
+        self.standardize: ModulesByKey | None = None
         self.convs, self.cnorms = nn.ModuleList(), nn.ModuleList()
         self.linears, self.norms = nn.ModuleList(), nn.ModuleList()
         self.width = 0
-        for key in self.imgkeys:
-            height, width, channels = spaces[key].shape
+        if images:
+            height, width, _ = images[self.imgkeys[0]]
+            channels = sum(shape[2] for shape in images.values())
             if config.images == "standardize":
-                shape = spaces[key].shape
-                self.standardize = Standardize(key, shape, "dataset", MINSTD)
+                self.standardize = ModulesByKey(
+                    {
+                        key: Standardize(key, shape, "dataset", MINSTD)
+                        for key, shape in images.items()
+                    }
+                )
             count = config.stages or int(math.log2(height) - math.log2(4))
             for i in range(count):
                 units = config.depth * 2**i
@@ -106,7 +113,7 @@ class DreamerV3TorchEncoder(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "*b E"]:
-        parts = [self._image(obs[key], dtype) for key in self.imgkeys]
+        parts = [self._images(obs, dtype)] if self.imgkeys else []
         if self.veckeys:
             flat = [obs[key].float().flatten(2) for key in self.veckeys]
             x = symlog(torch.cat(flat, -1)).to(dtype)
@@ -115,14 +122,23 @@ class DreamerV3TorchEncoder(nn.Module):
             parts.append(x)
         return torch.cat(parts, -1)
 
-    def _image(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        x = image.reshape(-1, *image.shape[-3:]).to(dtype) / 255
-        x = x - 0.5 if self.standardize is None else self.standardize(x).to(dtype)
-        x = x.permute(0, 3, 1, 2)
+    def _images(self, obs: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        batch = obs[self.imgkeys[0]].shape[:-3]
+        scaled = [
+            self._scale(key, obs[key].flatten(0, -4), dtype) for key in self.imgkeys
+        ]
+        x = torch.cat(scaled, -1).permute(0, 3, 1, 2)
         for conv, norm in zip(self.convs, self.cnorms, strict=True):
             x = conv(_pad(x))
             x = F.silu(norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
-        return x.reshape(*image.shape[:-3], -1)
+        return x.reshape(*batch, -1)
+
+    def _scale(self, key: str, image: Tensor, dtype: torch.dtype) -> Tensor:
+        x = image.to(dtype) / 255
+        if self.standardize is None:
+            return x - 0.5
+        standardized: Tensor = self.standardize[key](x)
+        return standardized.to(dtype)
 
 
 def _pad(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,14 +89,21 @@ class EncoderConfig(ConvConfig):
 
 
 class Encoder(nn.Module):
-    """Observations to one embedding per step: features of vectors, then of images."""
+    """Observations to one embedding per step: features of vectors, then of images.
+
+    `order` lists the keys to encode, in the order in which images are stacked and
+    vectors concatenated; by default all of them, sorted by name.
+    """
 
     fast_version = "reverie.kernels.conv.encoder:FastEncoder"
 
-    def __init__(self, spaces: Spaces, config: EncoderConfig):
+    def __init__(
+        self, spaces: Spaces, config: EncoderConfig, order: Sequence[str] = ()
+    ):
         super().__init__()
         self.config = config
-        images, vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
+        ordered = {key: spaces[key] for key in order or sorted(spaces)}
+        images, vectors = split_keys(ordered, config.cnn_keys, config.mlp_keys)
         if not images and not vectors:
             keys = ", ".join(agent_obs_space(spaces)) or "none"
             raise UserError(
@@ -104,10 +112,11 @@ class Encoder(nn.Module):
                 "cnn_keys and mlp_keys of the encoder to match one."
             )
         self.act = activation(config.act)
-        self.imgkeys, self.veckeys = sorted(images), sorted(vectors)
+        self.imgkeys, self.veckeys = list(images), list(vectors)
         self.width = 0
         if vectors:
-            self.concat = Concat(vectors, symlog if config.symlog else None)
+            squash = symlog if config.symlog else None
+            self.concat = Concat(vectors, squash, self.veckeys)
             width = self.concat.width
             for i in range(config.layers):
                 self.add_module(f"mlp{i}", Linear(width, config.units))

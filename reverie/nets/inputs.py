@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,17 +17,22 @@ MAX_CLASSES = 2**16
 
 
 class Concat(nn.Module):
-    """Concatenates keys in sorted order: classes as one-hot, floats after `squash`.
+    """Concatenates keys: classes as one-hot, floats after `squash`.
+
+    Keys are in the given order, by default sorted.
 
     An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
     the key as missing in that row: all of its features are zero there.
     """
 
     def __init__(
-        self, spaces: Spaces, squash: Callable[[Tensor], Tensor] | None = None
+        self,
+        spaces: Spaces,
+        squash: Callable[[Tensor], Tensor] | None = None,
+        order: Sequence[str] = (),
     ):
         super().__init__()
-        self.spaces = dict(sorted(spaces.items()))
+        self.spaces = {key: spaces[key] for key in order or sorted(spaces)}
         self.squash = squash
         self.width = 0
         for i, (key, space) in enumerate(self.spaces.items()):

@@ -305,6 +305,24 @@ def dreamer(obs=OBS):
     return Dreamer(obs, ACT, settings, BuildOptions(CPU))
 
 
+def test_a_new_encoder_uses_the_order_of_the_keys():
+    images = {key: Space(np.uint8, (16, 16, 3)) for key in ("c", "d")}
+    order = ("d", "b", "c", "a")
+    encoder = EncoderConfig(layers=1, units=8, depth=4, mults=(1, 2))
+    agent = make(config(keys=order, enc=encoder), OBS | images)
+    assert agent.feature_extractor.keys == ["d", "c", "b", "a"]
+    other = make(config(enc=encoder), OBS | images)
+    assert other.feature_extractor.keys == ["c", "d", "a", "b"]
+    other.feature_extractor.load_state_dict(agent.feature_extractor.state_dict())
+    values = {key: torch.rand(2, 1, 2) for key in ("a", "b")}
+    values |= {k: torch.randint(0, 256, (2, 1, 16, 16, 3)).byte() for k in images}
+    swapped = dict(zip("dcba", (values[key] for key in "cdab"), strict=True))
+    torch.testing.assert_close(
+        agent.feature_extractor((), values, agent.rng["eval"])[0],
+        other.feature_extractor((), swapped, agent.rng["eval"])[0],
+    )
+
+
 def test_keys_in_another_order_than_those_of_the_world_are_an_error():
     with pytest.raises(UserError, match="order"):
         make(config(keys=("b", "a"), run_agent="dreamer"), base=dreamer())

@@ -90,7 +90,7 @@ def expected_features(obs, order):
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_features_match_a_direct_computation(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    encoder = DreamerV3TorchEncoder(SPACES, sizes_of(weights), order)
+    encoder = DreamerV3TorchEncoder(SPACES, sizes_of(weights), ("image", *order))
     encoder.load_state_dict(weights)
     features = encoder(observe(), torch.float32)[:, 0]
     torch.testing.assert_close(features, expected_features(observe(), order))
@@ -155,9 +155,26 @@ def test_other_files_and_pickled_code_are_errors(tmp_path):
         read_encoder(tmp_path / "malicious.pt")
 
 
-def test_two_images_are_an_error():
-    spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
-    with pytest.raises(UserError, match="takes one image"):
+def test_images_are_stacked_in_the_given_order():
+    pixels = {k: torch.randint(0, 256, (2, 1, 16, 16, 3)) for k in ("left", "right")}
+    spaces = {key: Space(np.uint8, (16, 16, 3)) for key in pixels}
+    config = DreamerV3TorchEncoderConfig(depth=4)
+    several = DreamerV3TorchEncoder(spaces, config, ("right", "left"))
+    several.initialize(torch.Generator().manual_seed(0))
+    stacked = {"image": Space(np.uint8, (16, 16, 6))}
+    single = DreamerV3TorchEncoder(stacked, config)
+    single.load_state_dict(several.state_dict())
+    together = {"image": torch.cat([pixels["right"], pixels["left"]], -1)}
+    torch.testing.assert_close(
+        several(pixels, torch.float32), single(together, torch.float32)
+    )
+    assert several.keys == ["right", "left"]
+    assert DreamerV3TorchEncoder(spaces, config).keys == ["left", "right"]
+
+
+def test_images_of_different_sizes_are_an_error():
+    spaces = {k: Space(np.uint8, (s, s, 3)) for k, s in (("left", 16), ("right", 32))}
+    with pytest.raises(UserError, match="images of the same size"):
         DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig())
 
 

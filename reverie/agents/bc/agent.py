@@ -82,8 +82,9 @@ class BCConfig(AgentConfig):
     finetune: bool = False
     """Train that world model or encoder, too; a new encoder is always trained."""
     keys: tuple[str, ...] = ()
-    """Observation keys to use; empty for all. With `run`, they must be the keys it was
-    trained on, in the same order."""
+    """Observation keys to use, in the order in which they enter the encoder; empty for
+    all, sorted by name. With `run`, they must be the keys it was trained on, in the
+    same order."""
     enc: EncoderConfig = EncoderConfig()
     """New encoder."""
     dreamerv3_torch: DreamerV3TorchEncoderConfig = DreamerV3TorchEncoderConfig()
@@ -366,7 +367,7 @@ class BC:
             return DreamerV3TorchEncoder(
                 self.obs_space, config.dreamerv3_torch, config.keys
             )
-        return Encoder(self.obs_space, config.enc)
+        return Encoder(self.obs_space, config.enc, config.keys)
 
 
 def _select_keys(obs_space: Spaces, keys: tuple[str, ...]) -> Spaces:
