@@ -137,6 +137,7 @@ def _export(logdir: str, folder: str, _: ExportOptions) -> int:
 
 def _write_sequences(name: str, options: MazeOptions) -> int:
     """Generate sequences for VTA (bouncing balls or 3D maze) and write them as NPZ."""
+    from reverie.datasets.convert import check_new
     from reverie.datasets.synthetic.balls import write_balls
     from reverie.datasets.synthetic.maze import write_maze
 
@@ -147,8 +148,12 @@ def _write_sequences(name: str, options: MazeOptions) -> int:
             f"`reverie data {name}` needs an output folder.\n"
             f"  Fix: reverie data {name} --out FOLDER"
         )
+    out = Path(folder).expanduser()
+    for part in ("train", "test"):
+        check_new(out / part)
+        check_new(out / f"{part}.npz")
     write: Callable[..., int] = write_balls if name == "balls" else write_maze
-    count = write(Path(folder).expanduser(), **arguments)
+    count = write(out, **arguments)
     print(
         f"Wrote {count} sequences to {folder}. "
         f"Read them with --task sequences_{name} --sequences.folder {folder}"

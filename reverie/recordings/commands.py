@@ -44,7 +44,8 @@ from reverie.datasets.split import (
 from reverie.envs import EnvConfig
 from reverie.render.channels import cameras_side_by_side
 from reverie.render.contact_sheet import contact_sheet
-from reverie.render.video import can_write_mp4, upscale, write_image, write_video
+from reverie.render.episode_curves import draw_episode_curves
+from reverie.render.video import upscale, video_suffix, write_image, write_video
 from reverie.storage.atomic import atomic_write, write_json
 
 SHEET_FRAMES = 32
@@ -150,8 +151,8 @@ class ViewOptions(MapOptions):
     episode: str = ""
     """Name of the episode; default the first."""
     out: str = ""
-    """Video file, .mp4 or .gif; default named after the episode, in the working
-    directory."""
+    """Video file, .mp4 or .gif, or the .png of the curves of an episode without images;
+    default named after the episode, in the working directory."""
     fps: int = 15
     """Frames per second."""
 
@@ -263,7 +264,10 @@ def stats_command(path: str, options: StatsOptions) -> int:
 
 
 def view_command(path: str, options: ViewOptions) -> int:
-    """Write a video of one episode with all cameras next to each other."""
+    """Write a video of one episode, or the curves of an episode without images.
+
+    A video has all cameras next to each other.
+    """
     reader = options.open(path)
     names = reader.names()
     name = options.episode or names[0]
@@ -273,20 +277,26 @@ def view_command(path: str, options: ViewOptions) -> int:
             f"  Fix: --episode {names[0]}"
         )
     try:
-        frames = _all_cameras(reader.read(name))
+        episode = reader.read(name)
     except BadEpisode as error:
         raise UserError(
             f"{path}: {name} {error}.\n  Fix: choose another with --episode."
         ) from None
     reader.close()
-    if frames is None:
-        raise UserError(
-            f"{path} has no images to show.\n"
-            "  Fix: `reverie data inspect` lists its observations."
-        )
-    suffix = "mp4" if can_write_mp4() else "gif"
+    frames = _all_cameras(episode)
+    suffix = "png" if frames is None else video_suffix()
     out = Path(options.out or f"{name}.{suffix}").expanduser()
-    print(write_video(out, upscale(frames), options.fps))
+    if frames is not None:
+        print(write_video(out, upscale(frames), options.fps))
+        return 0
+    if out.suffix != ".png":
+        raise UserError(
+            f"{path} has no images, so its curves are written as .png, not as "
+            f"{out.name!r}.\n  Fix: --out {out.with_suffix('.png')}"
+        )
+    keys = [*reader.obs_space, *reader.act_space, "reward"]
+    curves = {key: episode[key] for key in keys if key in episode}
+    print(write_image(out, draw_episode_curves(curves, name)))
     return 0
 
 

@@ -90,6 +90,11 @@ def can_write_mp4() -> bool:
     )
 
 
+def video_suffix() -> str:
+    """Return `mp4` if it can be written, else `gif`."""
+    return "mp4" if can_write_mp4() else "gif"
+
+
 def upscale(
     images: UInt8[np.ndarray, "*b h w c"], at_least: int = MIN_SIZE
 ) -> UInt8[np.ndarray, "*b H W c"]:

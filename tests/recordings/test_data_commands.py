@@ -67,12 +67,25 @@ def test_inspect_prints_a_summary_and_writes_a_contact_sheet(here, capsys):
     assert "frames of demo_2" in capsys.readouterr().out
 
 
-def test_without_images_there_is_no_contact_sheet_and_no_video(here, capsys):
+def test_without_images_there_are_curves_instead_of_a_video(here, capsys):
     episode = {k: v for k, v in make_episode(5).items() if k != "image"}
     npz.write_npz_episode(here / "demos", "a", episode, ACTION)
     assert run("inspect demos") == 0
     assert "frames of" not in capsys.readouterr().out
-    assert "no images to show" in error_of("view demos", capsys)
+    assert run("view demos") == 0
+    assert capsys.readouterr().out == "a.png\n"
+    pixels = np.asarray(Image.open(here / "a.png"))
+    assert len({tuple(color) for color in pixels.reshape(-1, 3).tolist()}) > 10
+    assert "--out b.png" in error_of("view demos --out b.gif", capsys)
+
+
+def test_generated_sequences_are_not_overwritten(here, capsys):
+    for name in ("balls", "maze"):
+        words = f"{name} --out {name} --train 2 --test 1 --length 4"
+        assert run(words) == 0
+        files = {path: path.read_bytes() for path in here.rglob("*.npz")}
+        assert "exists already" in error_of(words + " --seed 1", capsys)
+        assert {path: path.read_bytes() for path in here.rglob("*.npz")} == files
 
 
 def test_convert_then_split_then_stats(here, capsys):
