@@ -1,4 +1,7 @@
-"""Import what users name as `package.module:Class`, and optional packages."""
+"""Import what users name as `package.module:Class`, and optional packages.
+
+Code of users may raise anything: `is_failure` and `summarize_error` handle its errors.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import difflib
 import importlib
 import importlib.util
 import re
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 from reverie.api import UserError
+
+MAX_MESSAGE = 500
+"""Characters of the message of an error that are shown."""
 
 
 def is_plugin(name: str) -> bool:
@@ -48,6 +56,13 @@ def import_object(name: str, flag: str) -> Any:
             f"{flag} {name!r}: there is no module {module_name!r}.\n  Fix: run from "
             f"the folder of {module_name.partition('.')[0]}.py, or install its package."
         ) from error
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise UserError(
+            f"{flag} {name!r}: importing {module_name!r} failed: "
+            f"{summarize_error(error)}\n  Fix: correct that error."
+        ) from error
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         near = difflib.get_close_matches(attribute, public, 1)
@@ -57,6 +72,38 @@ def import_object(name: str, flag: str) -> Any:
             f"  Fix: {hint}"
         )
     return getattr(module, attribute)
+
+
+def is_failure(error: BaseException) -> bool:
+    """True if an exception of a user's code is a failure of that code.
+
+    This includes `sys.exit()`. `KeyboardInterrupt` is Ctrl-C, except in processes that
+    ignore that signal.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return not isinstance(error, UserError)
+
+
+def summarize_error(error: BaseException) -> str:
+    """Format an error in one line: its type, its message and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error_message(error)}{where}"
+
+
+def error_message(error: BaseException) -> str:
+    """Return the message of an error: shortened, and without control characters."""
+    try:
+        text = str(error)
+    except BaseException as second:
+        if isinstance(second, KeyboardInterrupt):
+            raise
+        return f"(its message cannot be shown: {type(second).__name__})"
+    if len(text) > MAX_MESSAGE:
+        text = f"{text[:MAX_MESSAGE]}... ({len(text):,} characters)"
+    printable = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return "".join(printable)
 
 
 def import_optional(module: str, extra: str, needed_by: str) -> Any:

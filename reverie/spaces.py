@@ -172,8 +172,10 @@ class Space:
             return f"has shape {array.shape}, expected {self.shape}"
         if array.dtype != self.dtype:
             return f"has dtype {array.dtype}, expected {self.dtype}"
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            return "has NaN entries"
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if np.isnan(array).any():
+                return "has NaN entries"
+            return f"has infinite entries, or too large for {self.dtype}"
         above = array > self.high if array.dtype.kind == "f" else array >= self.high
         if (array < self.low).any() or above.any():
             return (

@@ -21,10 +21,8 @@ def list_envs(words: list[str]) -> int:
 
 def check_env(words: list[str]) -> int:
     """Check an environment for errors."""
-    from reverie import envs
     from reverie.datasets.sequences import is_sequence_task
     from reverie.envs import checker
-    from reverie.envs.vector.env_slot import summarize_error
 
     arguments = parse_arguments(words, max_positional=1)
     if not arguments.positional:
@@ -39,18 +37,6 @@ def check_env(words: list[str]) -> int:
             f"  Fix: reverie train --agent vta --task {config.task}, or choose a task "
             "that `reverie envs` lists."
         )
-    try:
-        env = envs.make(config.task, config.env, config.seed)
-    except UserError:
-        raise
-    except Exception as error:  # the environment may raise any exception
-        raise UserError(
-            f"Creating the environment {config.task} failed: {summarize_error(error)}\n"
-            "  Fix: correct this error in the environment and check it again."
-        ) from error
-    try:
-        findings = checker.check_env(env)
-    finally:
-        env.close()
+    env, findings = checker.check_task(config.task, config.env, config.seed)
     print(checker.describe(config.task, env, findings))
     return 2 if any(finding.severity == "error" for finding in findings) else 0

@@ -21,6 +21,7 @@ from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import EvalOptions, evaluate
 from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
+from reverie.log.messages import print_message
 from reverie.run.signals import Interrupted
 
 HELP = """\
@@ -76,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except Interrupted as stop:
-        print("Saved. Run the same command again to resume.", file=sys.stderr)
+        print_message("Saved. Run the same command again to resume.")
         return stop.exit_code
     except KeyboardInterrupt:
-        print("reverie: stopped without saving.", file=sys.stderr)
+        print_message("reverie: stopped without saving.")
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
         sys.stderr.close()
@@ -101,12 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"reverie: {message}", file=sys.stderr)
+    print_message(f"reverie: {message}")
     return 2
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print_message(f"warning: {message}")
 
 
 def _dispatch(words: list[str]) -> int:

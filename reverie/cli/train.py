@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, to_config
+from reverie.log.messages import print_message
 
 BASE_BLOCKS: dict[str, tuple[str, ...]] = {
     "train": (),
@@ -109,5 +109,5 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
 
 def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:
     path = loop(command_config(command, words))
-    print(f"Done: {path}", file=sys.stderr)
+    print_message(f"Done: {path}")
     return 0

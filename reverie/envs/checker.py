@@ -7,6 +7,7 @@ episode.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from reverie.api import Env, Obs
+from reverie.api import Env, Obs, UserError
+from reverie.envs.registry import EnvConfig, make
 from reverie.envs.wrappers import Wrapper
+from reverie.plugins import is_failure, summarize_error
 from reverie.spaces import FLAGS, RESERVED, Space, Spaces, agent_obs_space
 
 T = TypeVar("T")
@@ -52,6 +55,24 @@ def check_env(
     if checker.check_spaces() and checker.check_episodes(steps, episodes, seed):
         checker.check_determinism(seed)
     return sorted(checker.findings, key=lambda finding: finding.severity)
+
+
+def check_task(task: str, config: EnvConfig, seed: int) -> tuple[Env, list[Finding]]:
+    """Build a task, check it and close it; raise `UserError` if it cannot be built."""
+    try:
+        env = make(task, config, seed)
+    except BaseException as error:  # the environment may raise any exception
+        if not is_failure(error):
+            raise
+        raise UserError(
+            f"Creating the environment {task} failed: {summarize_error(error)}\n"
+            "  Fix: correct this error in the environment and check it again."
+        ) from error
+    try:
+        return env, check_env(env)
+    finally:
+        with contextlib.suppress(Exception, SystemExit):
+            env.close()
 
 
 def describe(task: str, env: Env, findings: list[Finding]) -> str:
@@ -312,11 +333,6 @@ class _Checker:
     def _check_value(self, key: str, space: Space, value: object, where: str) -> None:
         problem = space.problem(value)
         if problem is None:
-            if not np.isfinite(np.asarray(value, np.float64)).all():
-                self.error(
-                    f"{where}: {key!r} has infinite entries",
-                    "clip it to finite numbers",
-                )
             return
         array = np.asarray(value)
         severity: Severity = "error"
@@ -337,6 +353,8 @@ class _Checker:
         elif "NaN" in problem:
             kind = "NaN"
             fix = "look for a division by zero or a diverged simulation"
+        elif "infinite" in problem:
+            kind, fix = "infinite", "clip it to finite numbers"
         else:
             kind = "range"
             fix = "widen `low` and `high` (for integers, `high` is exclusive)"
@@ -356,9 +374,11 @@ class _Checker:
         """Return the result of a call, or None if it raised an exception."""
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not is_failure(error):
+                raise
             self.error(
-                f"{name} raised {type(error).__name__}: {error}",
+                f"{name} raised {summarize_error(error)}",
                 "correct this error first; the checks stopped there",
             )
         return None

@@ -24,9 +24,9 @@ from reverie.envs import suites, wrappers
 from reverie.envs.adapters.custom import as_env, check_spaces, make_from_path
 from reverie.envs.seeding import derive_seed
 from reverie.envs.suite import Suite, suggest
-from reverie.envs.vector.env_slot import summarize_error
 from reverie.envs.vector.vec_env import VecEnvConfig
 from reverie.envs.wrappers import Resample
+from reverie.plugins import summarize_error
 
 T = TypeVar("T")
 

@@ -357,15 +357,18 @@ class FastCheck(NamedTuple):
 def _fast_check(space: Space) -> FastCheck:
     dtype, shape, is_float = space.dtype, space.shape, space.dtype.kind == "f"
     if shape == () and dtype.kind != "b":
-        bounds = (space.low.item(), space.high.item() - (not is_float))
-        return FastCheck(dtype, shape, bounds, None)
+        low, high = space.low.item(), space.high.item() - (not is_float)
+        if is_float:  # infinite values are refused
+            largest = float(np.finfo(dtype).max)
+            low, high = max(low, -largest), min(high, largest)
+        return FastCheck(dtype, shape, (low, high), None)
     if not _is_unbounded(space):
         return FastCheck(dtype, shape, None, space.problem)
-    return FastCheck(dtype, shape, None, _has_nan if is_float else None)
+    return FastCheck(dtype, shape, None, _has_nonfinite if is_float else None)
 
 
-def _has_nan(value: np.ndarray) -> bool:
-    return bool(np.isnan(value).any())
+def _has_nonfinite(value: np.ndarray) -> bool:
+    return not np.isfinite(value).all()
 
 
 def _passes(values: Mapping[str, Any], checks: Mapping[str, FastCheck]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from reverie.api import Agent, Metrics, StateDict, UserError
 from reverie.log.logger import Logger, make_logger
+from reverie.log.messages import print_message
 from reverie.log.timer import Rates, Timer
 from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
@@ -55,9 +55,8 @@ class BaseRun(Resources):
         self._final_metrics: Metrics = {}  # if a log is due at the last step
 
     def print_message(self, text: str) -> None:
-        """Print to standard error; ignored if that is closed."""
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+        """Print to standard error."""
+        print_message(text)
 
     # Building the parts.
 

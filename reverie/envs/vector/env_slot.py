@@ -1,20 +1,21 @@
 """One slot of a vectorized environment: builds, restarts and resumes its environment.
 
-An environment that raises an exception is closed and rebuilt with another seed. After
-too many failures in a row, the run stops with `EnvFailure`.
+An environment that raises an exception, or calls `sys.exit()`, is closed and rebuilt
+with another seed. After too many failures in a row, the run stops with `EnvFailure`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from reverie.api import Action, Env, Obs, StateDict, UserError
 from reverie.capabilities import Stateful
 from reverie.envs.seeding import derive_seed
+from reverie.plugins import is_failure, summarize_error
 from reverie.spaces import Spaces
 
 MakeEnv = Callable[[int], Env]
@@ -57,16 +58,16 @@ class EnvSlot:
         """Build the environment; unlike later failures, an error is raised at once."""
         try:
             env = self._build()
-        except UserError:
-            raise
-        except Exception as error:
+            self.obs_space: Spaces = dict(env.obs_space)
+            self.act_space: Spaces = dict(env.act_space)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise EnvFailure(
                 f"Environment {self.index} could not be built: "
                 f"{summarize_error(error)}\n  Fix: correct that error; `reverie "
                 "check-env TASK` builds a single environment."
             ) from error
-        self.obs_space: Spaces = dict(env.obs_space)
-        self.act_space: Spaces = dict(env.act_space)
 
     def reset(self) -> Obs:
         """Return the first row of a new episode, rebuilding the env while it fails."""
@@ -75,9 +76,9 @@ class EnvSlot:
                 obs = self._build().reset(self._next_seed())
                 self._needs_seed = False
                 return obs
-            except UserError:
-                raise
-            except Exception as error:
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 self._handle_failure(error)
                 time.sleep(min(0.1 * 2**self._failures, 5.0))
 
@@ -86,9 +87,9 @@ class EnvSlot:
         assert self._env is not None
         try:
             obs = self._env.step(action)
-        except UserError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             self._handle_failure(error)
             return None
         self._good_steps += 1
@@ -102,12 +103,19 @@ class EnvSlot:
         return errors
 
     def state_dict(self) -> StateDict:
-        env = self._env
-        return {
-            "attempt": self.attempt,
-            "failures": self._failures,
-            "env": env.state_dict() if is_resumable(env) else None,
-        }
+        """Return the state; without that of the environment if it cannot be saved."""
+        env, state = self._env, None
+        if is_resumable(env):
+            try:
+                state = env.state_dict()
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                warn(
+                    f"Environment {self.index} could not be saved, so it will start a "
+                    f"new episode if the run is resumed: {summarize_error(error)}"
+                )
+        return {"attempt": self.attempt, "failures": self._failures, "env": state}
 
     def load_state_dict(self, state: StateDict) -> bool:
         """Restore a state; False if the environment has to start a new episode."""
@@ -117,7 +125,13 @@ class EnvSlot:
             self.attempt += 1  # another seed, or the same episodes would be repeated
             self._needs_seed = True
             return False
-        env.load_state_dict(state["env"])
+        try:
+            env.load_state_dict(state["env"])
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            self._handle_failure(error)
+            return False
         self._needs_seed = False
         return True
 
@@ -126,8 +140,10 @@ class EnvSlot:
         if env is not None:
             try:
                 env.close()
-            except Exception as error:
-                log.debug("environment %d did not close: %s", self.index, error)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and not is_failure(error):
+                    raise
+                log.debug("environment %d: %s", self.index, summarize_error(error))
 
     def _build(self) -> Env:
         if self._env is None:
@@ -141,7 +157,7 @@ class EnvSlot:
             return None
         return derive_seed(self._seed or 0, self.index, self.attempt)
 
-    def _handle_failure(self, error: Exception) -> None:
+    def _handle_failure(self, error: BaseException) -> None:
         self.close()
         self.attempt += 1
         self._failures += 1
@@ -170,16 +186,14 @@ def failure_message(index: int, failures: int, reason: str) -> str:
     )
 
 
-def summarize_error(error: BaseException) -> str:
-    """Format an error in one line: its type, its message and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
 def warn_of_restart(index: int, error: str) -> None:
-    log.warning(
-        "Environment %d failed and was restarted; its episode counts as truncated: %s",
-        index,
-        error,
+    warn(
+        f"Environment {index} failed and was restarted; its episode counts as "
+        f"truncated: {error}"
     )
+
+
+def warn(message: str) -> None:
+    """Log a warning; ignored if the environment has closed standard error."""
+    with contextlib.suppress(OSError, ValueError):
+        log.warning("%s", message)

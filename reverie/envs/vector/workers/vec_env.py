@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import time
@@ -17,6 +16,7 @@ from reverie.envs.vector.env_slot import (
     EnvFailure,
     MakeEnv,
     failure_message,
+    warn,
     warn_of_restart,
 )
 from reverie.envs.vector.vec_env import VecEnvConfig
@@ -31,8 +31,6 @@ from reverie.envs.vector.workers.shared_memory import (
     make_layout,
 )
 from reverie.spaces import Spaces
-
-log = logging.getLogger("reverie.envs")
 
 
 class WorkerVecEnv(base.BaseVecEnv):
@@ -257,11 +255,9 @@ class WorkerVecEnv(base.BaseVecEnv):
             raise EnvFailure(
                 failure_message(worker.indices[0], worker.failures, error.reason)
             )
-        log.warning(
-            "The worker of environments %s was restarted; their episodes count as "
-            "truncated: %s",
-            worker.indices,
-            error.reason,
+        warn(
+            f"The worker of environments {worker.indices} was restarted; their "
+            f"episodes count as truncated: {error.reason}"
         )
         self._shared.attempt[worker.rows] += 1
         worker.start(self._shared.attempt[worker.rows].tolist())
