@@ -23,6 +23,9 @@ from reverie.render.curve import read_scores, write_curve
 
 FOLDER = Path(__file__).parent / "atari100k"
 PUBLISHED = {
+    "alien": "1008 ± 100",
+    "amidar": "94.0 ± 18.7",
+    "assault": "664 ± 91",
     "boxing": "79.7 ± 6.2",
     "krull": "7935 ± 785",
     "pong": "-4.9 ± 3.2",
