@@ -23,7 +23,7 @@ from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
 from reverie.run.config import Config
 from reverie.run.folder import open_run_folder, resolve_logdir
-from reverie.run.health import Health
+from reverie.run.health import Health, restart_advice
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
 
@@ -43,10 +43,10 @@ class BaseRun(Resources):
         self.config = config
         self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
-        self.health = Health(config.run.max_nonfinite)
         self.checkpoints = Checkpoints(
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
+        self.health = Health(config.run.max_nonfinite, self.checkpoints)
         self.should_save = False
         """True if the run has changed since the last save and its parts are consistent.
         """
@@ -168,9 +168,7 @@ class BaseRun(Resources):
         name = checkpoint.find_nonfinite(state)
         if name:
             raise UserError(
-                f"The agent's {name} is not finite, so the run was not saved. The last "
-                "checkpoint is unaffected.\n  Fix: start a new run from it with a "
-                "lower learning rate or --precision float32: --logdir NEW "
-                f"--run.from_checkpoint {self.path}"
+                f"The agent's {name} is not finite, so the run was not saved. "
+                f"{restart_advice(self.checkpoints)}"
             )
         return state

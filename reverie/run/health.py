@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from reverie.api import Agent, Metrics, UserError
+from reverie.run.checkpoint import Checkpoints
 
 
 class Health:
@@ -18,8 +19,9 @@ class Health:
     CHECK_EVERY = 50
     MAX_NAMES = 4
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, checkpoints: Checkpoints):
         self.limit = limit
+        self.checkpoints = checkpoints
         self._updates = 0
 
     def check(self, agent: Agent, metrics: Metrics) -> None:
@@ -37,9 +39,22 @@ class Health:
             names += f" and {others} more" if others > 0 else ""
             raise UserError(
                 f"{int(in_row)} updates in a row were skipped because {names} was not "
-                "finite. The last checkpoint has the weights from before.\n"
-                "  Fix: check the environment for NaN or huge values "
-                "(`reverie check-env`), or start a new run from that checkpoint "
-                "(--run.from_checkpoint) with a lower learning rate or "
-                "--precision float32."
+                "finite; `reverie check-env` finds NaN and huge values in an "
+                f"environment. {restart_advice(self.checkpoints)}"
             )
+
+
+def restart_advice(checkpoints: Checkpoints) -> str:
+    """Say which checkpoint is left after an error in training, and how to restart."""
+    changes = "a lower learning rate or --precision float32"
+    if not checkpoints.paths():
+        return (
+            "The run has no checkpoint yet.\n"
+            f"  Fix: start it in a new --logdir with {changes}."
+        )
+    newest = checkpoints.paths()[-1]
+    return (
+        f"The last checkpoint ({newest.name}) has the weights from before.\n"
+        f"  Fix: start a new run from it with {changes}: --logdir NEW "
+        f"--run.from_checkpoint {newest}"
+    )

@@ -261,6 +261,8 @@ def test_nonfinite_updates_stop_the_run_and_are_named(tmp_path, monkeypatch):
     ):
         train(settings(path, **flags))
     assert Checkpoints(path / "ckpt").newest() == before
+    with pytest.raises(UserError, match="The run has no checkpoint yet"):
+        train(settings(tmp_path / "other", **flags))
 
 
 def test_a_trained_agent_acts_in_three_lines(tmp_path):

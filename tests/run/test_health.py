@@ -1,0 +1,28 @@
+"""Advice to restart a run whose losses or weights are not finite."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from reverie.run.checkpoint import Checkpoints, find_checkpoint
+from reverie.run.health import restart_advice
+
+
+@pytest.fixture
+def checkpoints(tmp_path) -> Checkpoints:
+    return Checkpoints(tmp_path / "ckpt")
+
+
+def test_advice_names_only_checkpoints_that_exist(checkpoints):
+    assert "no checkpoint yet" in restart_advice(checkpoints)
+    assert "from_checkpoint" not in restart_advice(checkpoints)
+    checkpoints.save(100, {"agent": {"weight": torch.zeros(1)}})
+    newest = checkpoints.save(200, {"agent": {"weight": torch.zeros(1)}})
+    advice = restart_advice(checkpoints)
+    named = re.search(r"--run\.from_checkpoint (\S+)$", advice)
+    assert named
+    assert find_checkpoint(checkpoints.folder / named[1]) == newest
+    assert newest.name in advice.partition("Fix:")[0]
