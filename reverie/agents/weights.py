@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
+from reverie.nets.optim.group import OptimizerGroup
 from reverie.nets.optim.optimizer import Optimizer
 
 
@@ -32,7 +33,7 @@ def trainable_parameters(components: Mapping[str, nn.Module]) -> dict[str, Tenso
     }
 
 
-def count_parameters(optimizers: Iterable[Optimizer]) -> int:
+def count_parameters(optimizers: Iterable[Optimizer | OptimizerGroup]) -> int:
     """Return the number of parameters that these optimizers train."""
     return sum(tensor.numel() for opt in optimizers for tensor in opt.tensors)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -53,16 +55,21 @@ class Decoder(nn.Module):
 
     fast_version = "reverie.kernels.conv.decoder:FastDecoder"
 
+    Hidden: ClassVar[Callable[..., Any]] = MLP
+    Output: ClassVar[Callable[..., nn.Module]] = Linear
+
     def __init__(self, spaces: Spaces, deter: int, stoch: int, config: DecoderConfig):
         super().__init__()
         self.config = config
         self.images, self.vectors = split_keys(spaces, config.cnn_keys, config.mlp_keys)
         self.act = activation(config.act)
         if self.vectors:
-            self.mlp = MLP(stoch + deter, config)
+            self.mlp = type(self).Hidden(stoch + deter, config)
             self.vec = ModulesByKey(
                 {
-                    key: make_vector_head(space, self.mlp.width, config.outscale)
+                    key: make_vector_head(
+                        space, self.mlp.width, config.outscale, type(self).Output
+                    )
                     for key, space in self.vectors.items()
                 }
             )
@@ -95,8 +102,11 @@ class Decoder(nn.Module):
             categorical = Categorical(out.get_submodule("logits")(x), dims)
             return _MaskedOutput(categorical, space, low)
         pred = out.get_submodule("pred")(x)
+        return _MaskedOutput(self._vector_distribution(pred, dims), space)
+
+    def _vector_distribution(self, pred: Tensor, dims: int) -> Distribution:
         transforms = (symlog, symexp) if self.config.symlog else (None, None)
-        return _MaskedOutput(MSE(pred, dims, *transforms), space)
+        return MSE(pred, dims, *transforms)
 
     def _build_images(self, deter: int, stoch: int) -> None:
         config = self.config
@@ -157,7 +167,7 @@ class Decoder(nn.Module):
         for (key, space), part in zip(self.images.items(), parts, strict=True):
             height, width, _ = space.shape
             image = part[..., :height, :width, :]
-            outputs[key] = MSE(image, 3, _to_unit_range)
+            outputs[key] = MSE(image, 3, to_unit_range)
             if self.standardizers:
                 standardize = self.standardizers[key]
                 assert isinstance(standardize, Standardize)
@@ -165,14 +175,19 @@ class Decoder(nn.Module):
         return outputs
 
 
-def make_vector_head(space: Space, inputs: int, outscale: float) -> nn.ModuleDict:
+def make_vector_head(
+    space: Space,
+    inputs: int,
+    outscale: float,
+    make: Callable[..., nn.Module] = Linear,
+) -> nn.ModuleDict:
     if space.is_discrete:
         units = (*space.shape, space.classes)
-        return nn.ModuleDict({"logits": Linear(inputs, units, outscale)})
-    return nn.ModuleDict({"pred": Linear(inputs, space.shape, outscale)})
+        return nn.ModuleDict({"logits": make(inputs, units, outscale)})
+    return nn.ModuleDict({"pred": make(inputs, space.shape, outscale)})
 
 
-def _to_unit_range(image: Tensor) -> Tensor:
+def to_unit_range(image: Tensor) -> Tensor:
     return image / 255
 
 

@@ -43,7 +43,8 @@ class ActionDistribution(Distribution, Protocol):
     def entropy(self) -> Tensor: ...
 
 
-def _sum(x: Tensor, dims: int) -> Tensor:
+def sum_events(x: Tensor, dims: int) -> Tensor:
+    """Sum over the last `dims` axes."""
     return x.flatten(-dims).sum(-1) if dims else x
 
 
@@ -71,10 +72,13 @@ class MSE:
     def pred(self) -> Tensor:
         return self.unsquash(self.mean) if self.unsquash else self.mean
 
-    def loss(self, target: Tensor) -> Tensor:
+    def squared_error(self, target: Tensor) -> Tensor:
         target = target.float()
         target = self.squash(target) if self.squash else target
-        return _sum(torch.square(self.mean - target.detach()), self.dims)
+        return torch.square(self.mean - target.detach())
+
+    def loss(self, target: Tensor) -> Tensor:
+        return sum_events(self.squared_error(target), self.dims)
 
 
 class Binary:
@@ -135,12 +139,12 @@ class Categorical:
 
     def logp(self, event: Int[Tensor, "*any"]) -> Tensor:
         chosen = self.logprobs.gather(-1, event.long()[..., None])[..., 0]
-        return _sum(chosen, self.dims)
+        return sum_events(chosen, self.dims)
 
     def entropy(self) -> Tensor:
         # `where`, because a class of probability 0 contributes 0, not 0 * -inf
         terms = torch.where(self.probs > 0, self.probs * self.logprobs, 0)
-        return _sum(-terms.sum(-1), self.dims)
+        return sum_events(-terms.sum(-1), self.dims)
 
     def loss(self, target: Int[Tensor, "*any"]) -> Tensor:
         return -self.logp(target)
@@ -169,6 +173,15 @@ class OneHot:
         if not self.probs.requires_grad:
             return onehot
         return onehot + (self.probs - self.probs.detach())
+
+    def mode(self) -> Float[Tensor, "*b S K"]:
+        """The most likely classes, with straight-through gradients of the logarithms.
+
+        dreamerv3-torch differentiates its initial state in this way.
+        """
+        index = self.logprobs.argmax(-1, keepdim=True)
+        onehot = torch.zeros_like(self.probs).scatter_(-1, index, 1.0)
+        return onehot + (self.logprobs - self.logprobs.detach())
 
     def entropy(self) -> Float[Tensor, "*b"]:
         return -(self.probs * self.logprobs).sum((-2, -1))
@@ -201,11 +214,11 @@ class Normal:
     def logp(self, event: Float[Tensor, "*any"]) -> Tensor:
         distance = torch.square((event - self.mean) / self.std)
         density = -0.5 * distance - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
-        return _sum(density, self.dims)
+        return sum_events(density, self.dims)
 
     def entropy(self) -> Tensor:
         entropy = 0.5 * torch.log(2 * math.pi * torch.square(self.std)) + 0.5
-        return _sum(entropy, self.dims)
+        return sum_events(entropy, self.dims)
 
     def loss(self, target: Tensor) -> Tensor:
         return -self.logp(target)
@@ -297,3 +310,16 @@ class SymlogTwoHot(BinnedScalar):
         below, share = self.split(target)
         around = self.logprobs.gather(-1, torch.stack([below, below + 1], -1))
         return -(torch.stack([1 - share, share], -1) * around).sum(-1)
+
+
+class SymlogBins(TwoHot):
+    """A two-hot scalar over bins in symlog space, as in dreamerv3-torch.
+
+    Unlike `SymlogTwoHot`, a target outside the bins counts as the nearest bin.
+    """
+
+    def pred(self) -> Float[Tensor, "*b"]:
+        return symexp(torch.softmax(self.logits, -1) @ self.bins)
+
+    def loss(self, target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return super().loss(symlog(target.detach().float()))

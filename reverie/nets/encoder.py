@@ -38,6 +38,10 @@ SMALLEST, LARGEST = 3, 16
 """Allowed height and width of the smallest feature map."""
 
 
+NO_KEYS = "$^"
+"""A regular expression that matches no key."""
+
+
 @dataclass(frozen=True)
 class ConvConfig(MLPConfig):
     """Fields that encoder and decoder have in common."""
@@ -88,7 +92,19 @@ class EncoderConfig(ConvConfig):
     """Encoder: observations to one embedding per step."""
 
 
-class Encoder(nn.Module):
+class ObsEncoderBase(nn.Module):
+    """Base class of encoders of images and vectors."""
+
+    imgkeys: list[str]
+    veckeys: list[str]
+
+    @property
+    def keys(self) -> list[str]:
+        """Observation keys in the order in which they enter the network."""
+        return [*self.imgkeys, *self.veckeys]
+
+
+class Encoder(ObsEncoderBase):
     """Observations to one embedding per step: features of vectors, then of images.
 
     `order` lists the keys to encode, in the order in which images are stacked and
@@ -104,13 +120,7 @@ class Encoder(nn.Module):
         self.config = config
         ordered = {key: spaces[key] for key in order or sorted(spaces)}
         images, vectors = split_keys(ordered, config.cnn_keys, config.mlp_keys)
-        if not images and not vectors:
-            keys = ", ".join(agent_obs_space(spaces)) or "none"
-            raise UserError(
-                f"The encoder has no inputs; the observation keys are: {keys}.\n"
-                "  Fix: add an observation to the environment, or change "
-                "cnn_keys and mlp_keys of the encoder to match one."
-            )
+        check_inputs(images, vectors, spaces)
         self.act = activation(config.act)
         self.imgkeys, self.veckeys = list(images), list(vectors)
         self.width = 0
@@ -138,11 +148,6 @@ class Encoder(nn.Module):
                 channels, h, w = units, h // stride, w // stride
             self.width += h * w * channels
             self.standardizers = make_standardizers(images, config)
-
-    @property
-    def keys(self) -> list[str]:
-        """Observation keys in the order in which they enter the network."""
-        return [*self.imgkeys, *self.veckeys]
 
     def forward(
         self, obs: dict[str, Tensor], dtype: torch.dtype
@@ -203,6 +208,17 @@ def split_keys(spaces: Spaces, cnn_keys: str, mlp_keys: str) -> tuple[Spaces, Sp
                 )
             vectors[key] = space
     return images, vectors
+
+
+def check_inputs(images: Spaces, vectors: Spaces, spaces: Spaces) -> None:
+    """Raise if an encoder has no inputs."""
+    if not images and not vectors:
+        keys = ", ".join(agent_obs_space(spaces)) or "none"
+        raise UserError(
+            f"The encoder has no inputs; the observation keys are: {keys}.\n"
+            "  Fix: add an observation to the environment, or change "
+            "cnn_keys and mlp_keys of the encoder to match one."
+        )
 
 
 def padded_size(images: Spaces, mults: tuple[int, ...], outer: bool) -> tuple[int, int]:

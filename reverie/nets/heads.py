@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -17,8 +19,10 @@ from reverie.nets.distributions import (
     Categorical,
     Distribution,
     Normal,
+    SymlogBins,
     TwoHot,
     symexp_bins,
+    symlog_bins,
 )
 from reverie.spaces import Space, Spaces
 
@@ -28,11 +32,11 @@ class HeadConfig(MLPConfig):
     """Head that predicts a scalar (reward, continue, value)."""
 
     output: str = "symexp_twohot"
-    """Distribution: symexp_twohot, symlog_mse, mse or binary."""
+    """Distribution: symexp_twohot, symlog_twohot, symlog_mse, mse or binary."""
     outscale: float = 0.0
     """Scale of the initial output weights."""
     bins: int = 255
-    """Number of bins of symexp_twohot."""
+    """Number of bins of symexp_twohot and symlog_twohot."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,22 +70,29 @@ class Head(nn.Module):
 
     fast_version = "reverie.kernels.heads.twohot:FastHead"
 
+    Hidden: ClassVar[Callable[..., Any]] = MLP
+    Output: ClassVar[Callable[..., nn.Module]] = Linear
+
     def __init__(self, inputs: int, config: HeadConfig):
         super().__init__()
         self.output = config.output
-        self.mlp = MLP(inputs, config)
-        width, scale = self.mlp.width, config.outscale
+        self.mlp = type(self).Hidden(inputs, config)
+        make, width, scale = type(self).Output, self.mlp.width, config.outscale
         if config.output == "symexp_twohot":
-            out = {"logits": Linear(width, config.bins, scale)}
+            out = {"logits": make(width, config.bins, scale)}
             self.register_buffer("bins", symexp_bins(config.bins), persistent=False)
+        elif config.output == "symlog_twohot":
+            out = {"logits": make(width, config.bins, scale)}
+            bins = symlog_bins(config.bins)
+            self.register_buffer("even_bins", bins, persistent=False)
         elif config.output == "binary":
-            out = {"logit": Linear(width, (), scale)}
+            out = {"logit": make(width, (), scale)}
         elif config.output in ("mse", "symlog_mse"):
-            out = {"pred": Linear(width, (), scale)}
+            out = {"pred": make(width, (), scale)}
         else:
             raise UserError(
-                f"Unknown head output {config.output!r}.\n"
-                "  Fix: use symexp_twohot, symlog_mse, mse or binary."
+                f"Unknown head output {config.output!r}.\n  Fix: use symexp_twohot, "
+                "symlog_twohot, symlog_mse, mse or binary."
             )
         self.head = nn.ModuleDict(out)
 
@@ -89,6 +100,8 @@ class Head(nn.Module):
         x = self.mlp(feat)
         if self.output == "symexp_twohot":
             return TwoHot(self.head["logits"](x), self.get_buffer("bins"))
+        if self.output == "symlog_twohot":
+            return SymlogBins(self.head["logits"](x), self.get_buffer("even_bins"))
         if self.output == "binary":
             return Binary(self.head["logit"](x))
         if self.output == "symlog_mse":
@@ -105,19 +118,22 @@ class PolicyHead(nn.Module):
 
     fast_version = "reverie.kernels.heads.categorical:FastPolicyHead"
 
+    Hidden: ClassVar[Callable[..., Any]] = MLP
+    Output: ClassVar[Callable[..., nn.Module]] = Linear
+
     def __init__(self, inputs: int, spaces: Spaces, config: PolicyConfig):
         super().__init__()
         self.spaces, self.config = spaces, config
-        self.mlp = MLP(inputs, config)
+        self.mlp = type(self).Hidden(inputs, config)
         self.head = ModulesByKey(
             {key: self._make(key, space) for key, space in spaces.items()}
         )
 
     def _make(self, key: str, space: Space) -> nn.Module:
-        width, scale = self.mlp.width, self.config.outscale
+        make, width, scale = type(self).Output, self.mlp.width, self.config.outscale
         if space.is_discrete:
             units = (*space.shape, space.classes)
-            out = nn.ModuleDict({"logits": Linear(width, units, scale)})
+            out = nn.ModuleDict({"logits": make(width, units, scale)})
             allowed = None
             if (space.high - space.low != space.classes).any():
                 sizes = torch.tensor(space.high - space.low)
@@ -126,8 +142,8 @@ class PolicyHead(nn.Module):
             return out
         return nn.ModuleDict(
             {
-                "mean": Linear(width, space.shape, scale),
-                "stddev": Linear(width, space.shape, scale),
+                "mean": make(width, space.shape, scale),
+                "stddev": make(width, space.shape, scale),
             }
         )
 

@@ -21,6 +21,9 @@ class Concat(nn.Module):
 
     Keys are in the given order, by default sorted.
 
+    Floats in a discrete space are taken as the one-hot encoding itself, so that actions
+    can be differentiated.
+
     An entry of -inf (floats) or -1 (signed integers with a lower bound of zero) marks
     the key as missing in that row: all of its features are zero there.
     """
@@ -62,6 +65,8 @@ class Concat(nn.Module):
 
     def _encode(self, i: int, key: str, x: Tensor, dtype: torch.dtype) -> Tensor:
         space = self.spaces[key]
+        if space.is_discrete and x.is_floating_point():
+            return x.to(dtype).flatten(-1 - len(space.shape))
         batch = x.shape[: x.ndim - len(space.shape)]
         missing = missing_value(space)
         if space.is_discrete:

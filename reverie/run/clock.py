@@ -41,6 +41,9 @@ class RunConfig:
     """
     prefill: int = 0
     """Agent steps with random actions at the start of the run."""
+    pretrain: int = 0
+    """Updates at the start of training, in addition to those of `train_ratio`; none if
+    the run starts from a checkpoint."""
     clock: Literal["seconds", "steps", "phases"] = "seconds"
     """Unit of the `_every` settings: seconds, agent steps (updates in offline
     training), or collection phases of an agent that alternates between acting and
@@ -82,7 +85,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_minimum(self, "run.", envs=1, steps=1, eval_envs=1, eval_eps=1)
-        check_minimum(self, "run.", max_nonfinite=1, train_ratio=0)
+        check_minimum(self, "run.", max_nonfinite=1, train_ratio=0, pretrain=0)
         if math.isinf(self.train_ratio):
             raise UserError(
                 "run.train_ratio must be finite.\n  Fix: --run.train_ratio 32"
@@ -96,9 +99,9 @@ class TrainRatio:
     finished = False
     phase = 0
 
-    def __init__(self, updates_per_step: float):
+    def __init__(self, updates_per_step: float, pretrain: int = 0):
         assert updates_per_step >= 0
-        self.updates_per_step = updates_per_step
+        self.updates_per_step, self.pretrain = updates_per_step, pretrain
         self.trained_step: float | None = None  # updates are done up to here
 
     def updates_due(self, step: int) -> int:
@@ -106,7 +109,7 @@ class TrainRatio:
             return 0
         if self.trained_step is None:  # one update at the first call
             self.trained_step = step
-            return 1
+            return 1 + self.pretrain
         due = int((step - self.trained_step) * self.updates_per_step)
         self.trained_step += due / self.updates_per_step
         return due

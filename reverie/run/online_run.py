@@ -147,7 +147,9 @@ class OnlineRun(BaseRun):
         window = self.agent.windows.get("train")
         if window is None:
             return TrainRatio(0)
-        return TrainRatio(self.config.run.train_ratio / (window.batch * window.length))
+        run = self.config.run
+        pretrain = 0 if run.from_checkpoint else run.pretrain
+        return TrainRatio(run.train_ratio / (window.batch * window.length), pretrain)
 
     # Used by the training loop.
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.api import Batch, Obs
+from reverie.capabilities import ObsEncoder
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.distributions import Distribution
 from reverie.nets.encoder import Encoder, EncoderConfig
@@ -41,6 +42,9 @@ class ReconstructiveWorld(nn.Module):
 
     Dynamics: ClassVar[Callable[..., nn.Module]]
     """Class of the dynamics; takes the encoder width, the actions and the config."""
+    Head: ClassVar[Callable[..., nn.Module]] = Head
+    """Class of the reward and continuation heads; takes the feature width and the
+    config of the head."""
 
     def __init__(
         self,
@@ -54,19 +58,26 @@ class ReconstructiveWorld(nn.Module):
         deter, stoch = config.feature_widths
         self.config, self.networks, self.dtype = config, networks, dtype
         self.width = deter + stoch
-        self.enc = Encoder(obs_space, networks.enc)
+        self.enc = self._make_encoder(obs_space)
         self.dyn = type(self).Dynamics(self.enc.width, act_space, config)
-        self.dec = Decoder(obs_space, deter, stoch, networks.dec)
-        self.rew = Head(self.width, networks.rewhead)
-        self.con = Head(self.width, networks.conhead)
+        self.dec = self._make_decoder(obs_space, deter, stoch)
+        self.rew = type(self).Head(self.width, networks.rewhead)
+        self.con = type(self).Head(self.width, networks.conhead)
+
+    def _make_encoder(self, obs_space: Spaces) -> Any:
+        return Encoder(obs_space, self.networks.enc)
+
+    def _make_decoder(self, obs_space: Spaces, deter: int, stoch: int) -> Any:
+        return Decoder(obs_space, deter, stoch, self.networks.dec)
 
     @property
     def image_keys(self) -> tuple[str, ...]:
         return tuple(self.dec.images)
 
     @property
-    def encoder(self) -> Encoder:
-        return self.enc
+    def encoder(self) -> ObsEncoder:
+        encoder: ObsEncoder = self.enc
+        return encoder
 
     def features(self, states: Any) -> Float[Tensor, "*b F"]:
         raise NotImplementedError

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dreamer_helpers
+import dreamerv3_torch_helpers
 import iris_helpers
 import numpy as np
 import pytest
@@ -155,6 +156,18 @@ CASES = {
     "dreamer": Case("dreamer", dreamer, OBS, ACT),
     "dreamer_vta": Case(
         "dreamer", partial(dreamer, world="vta", vta=SMALL_VTA), OBS, ARM
+    ),
+    "dreamerv3_torch": Case(
+        "dreamer", partial(dreamerv3_torch_helpers.settings), OBS, ACT
+    ),
+    "dreamerv3_torch_gaussian": Case(
+        "dreamer", partial(dreamerv3_torch_helpers.settings, classes=0), OBS, ARM
+    ),
+    "dreamerv3_torch_context": Case(
+        "dreamer",
+        partial(dreamerv3_torch_helpers.settings, replay_context=1),
+        OBS,
+        ARM,
     ),
     "iris": Case("iris", iris_helpers.settings, CATCH.obs_space, CATCH.act_space),
     "random": Case("random", RandomConfig, OBS, ARM),

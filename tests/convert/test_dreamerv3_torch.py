@@ -15,11 +15,12 @@ from reverie.agents.bc.head import CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.capabilities import Moments
-from reverie.convert.dreamerv3_torch import read_encoder, sizes_of
-from reverie.nets.dreamerv3_torch import (
-    DreamerV3TorchEncoder,
-    DreamerV3TorchEncoderConfig,
-)
+from reverie.convert.dreamerv3_torch.checkpoint import read_encoder, read_weights
+from reverie.convert.dreamerv3_torch.sizes import infer_encoder
+from reverie.nets.blocks import initialize
+from reverie.nets.dreamerv3_torch.encoder import DreamerV3TorchEncoder
+from reverie.nets.encoder import NO_KEYS, EncoderConfig
+from reverie.run.config import resolve
 from reverie.spaces import Space
 
 ACTION = {"action": Space(np.float32, (2,), -1, 1)}
@@ -29,6 +30,10 @@ SPACES = {
     "a": Space(np.float32, (2,)),
 }
 CPU = torch.device("cpu")
+SIZES = EncoderConfig(
+    depth=4, mults=(1, 2), kernel=4, layers=2, units=6, norm="layer1em3"
+)
+"""Sizes of `original_state`."""
 
 
 def original_state(prefix="_wm."):
@@ -90,7 +95,7 @@ def expected_features(obs, order):
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_features_match_a_direct_computation(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    encoder = DreamerV3TorchEncoder(SPACES, sizes_of(weights), ("image", *order))
+    encoder = DreamerV3TorchEncoder(SPACES, SIZES, ("image", *order))
     encoder.load_state_dict(weights)
     features = encoder(observe(), torch.float32)[:, 0]
     torch.testing.assert_close(features, expected_features(observe(), order))
@@ -109,17 +114,16 @@ def test_compiled_and_plain_models_give_the_same_encoder(tmp_path):
 )
 def test_default_sizes_match_the_original(side, image, both):
     spaces = {"image": Space(np.uint8, (side, side, 3))}
-    assert DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig()).width == image
+    sizes = resolve(["dreamerv3_torch"]).dreamer.enc
+    assert DreamerV3TorchEncoder(spaces, sizes).width == image
     spaces["a"] = Space(np.float32, (2,))
-    assert DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig()).width == both
+    assert DreamerV3TorchEncoder(spaces, sizes).width == both
 
 
 def test_a_policy_uses_the_frozen_encoder(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
     head = CloneHeadConfig(layers=1, units=8)
-    config = BCConfig(
-        run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes_of(weights), head=head
-    )
+    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=SIZES, head=head)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})
     assert agent.feature_extractor.keys == ["image", "a", "b"]
@@ -135,7 +139,7 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
     assert action["action"].shape == (3, 2)
     wide = BCConfig(
         run_agent=DREAMERV3_TORCH,
-        dreamerv3_torch=DreamerV3TorchEncoderConfig(depth=8),
+        enc=replace(SIZES, depth=8),
         head=head,
     )
     with pytest.raises(UserError, match="encoder"):
@@ -144,11 +148,11 @@ def test_a_policy_uses_the_frozen_encoder(tmp_path):
 
 def test_other_files_and_pickled_code_are_errors(tmp_path):
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
-    with pytest.raises(UserError, match="has no encoder of dreamerv3-torch"):
+    with pytest.raises(UserError, match="not a checkpoint of dreamerv3-torch"):
         read_encoder(tmp_path / "other.pt")
     for other in ([1], {0: torch.zeros(2)}):
         torch.save(other, tmp_path / "other.pt")
-        with pytest.raises(UserError, match="has no encoder"):
+        with pytest.raises(UserError, match="not a checkpoint of dreamerv3-torch"):
             read_encoder(tmp_path / "other.pt")
     torch.save({"agent_state_dict": print}, tmp_path / "malicious.pt")
     with pytest.raises(UserError):
@@ -158,9 +162,9 @@ def test_other_files_and_pickled_code_are_errors(tmp_path):
 def test_images_are_stacked_in_the_given_order():
     pixels = {k: torch.randint(0, 256, (2, 1, 16, 16, 3)) for k in ("left", "right")}
     spaces = {key: Space(np.uint8, (16, 16, 3)) for key in pixels}
-    config = DreamerV3TorchEncoderConfig(depth=4)
+    config = SIZES
     several = DreamerV3TorchEncoder(spaces, config, ("right", "left"))
-    several.initialize(torch.Generator().manual_seed(0))
+    initialize(several, torch.Generator().manual_seed(0))
     stacked = {"image": Space(np.uint8, (16, 16, 6))}
     single = DreamerV3TorchEncoder(stacked, config)
     single.load_state_dict(several.state_dict())
@@ -173,15 +177,25 @@ def test_images_are_stacked_in_the_given_order():
 
 
 def test_images_of_different_sizes_are_an_error():
-    spaces = {k: Space(np.uint8, (s, s, 3)) for k, s in (("left", 16), ("right", 32))}
-    with pytest.raises(UserError, match="images of the same size"):
-        DreamerV3TorchEncoder(spaces, DreamerV3TorchEncoderConfig())
+    spaces = {key: Space(np.uint8, (16, 16, 3)) for key in ("left", "right")}
+    assert DreamerV3TorchEncoder(spaces, SIZES).convs[0].weight.shape[1] == 6
+    spaces["right"] = Space(np.uint8, (32, 32, 3))
+    with pytest.raises(UserError, match="different sizes"):
+        DreamerV3TorchEncoder(spaces, SIZES)
+
+
+def test_sizes_of_the_encoder_are_inferred(tmp_path):
+    assert infer_encoder(read_weights(save(tmp_path / "latest.pt"))) == SIZES
+    state = {k: v for k, v in original_state().items() if "_cnn" not in k}
+    torch.save({"agent_state_dict": state}, tmp_path / "vectors.pt")
+    sizes = infer_encoder(read_weights(tmp_path / "vectors.pt"))
+    assert sizes.cnn_keys == NO_KEYS
 
 
 def test_images_are_standardized_with_given_statistics(tmp_path):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    sizes = replace(sizes_of(weights), images="standardize")
-    config = BCConfig(run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes)
+    sizes = replace(SIZES, standard="dataset")
+    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=sizes)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     agent.load_base({"encoder": weights})
     assert agent.needs_statistics
@@ -205,9 +219,7 @@ def test_images_are_standardized_with_given_statistics(tmp_path):
 @pytest.mark.parametrize("order", [("image", "a", "b"), ("image", "b", "a")])
 def test_an_order_that_is_not_alphabetical_is_reported(tmp_path, order):
     weights = read_encoder(save(tmp_path / "latest.pt"))
-    config = BCConfig(
-        run_agent=DREAMERV3_TORCH, dreamerv3_torch=sizes_of(weights), keys=order
-    )
+    config = BCConfig(run_agent=DREAMERV3_TORCH, enc=SIZES, keys=order)
     agent = BC(SPACES, ACTION, config, BuildOptions(CPU))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -47,11 +47,8 @@ from reverie.capabilities import AgentConfig, Statistics
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
-from reverie.nets.dreamerv3_torch import (
-    DreamerV3TorchEncoder,
-    DreamerV3TorchEncoderConfig,
-)
-from reverie.nets.encoder import Encoder, EncoderConfig
+from reverie.nets.dreamerv3_torch.encoder import DreamerV3TorchEncoder
+from reverie.nets.encoder import NO_KEYS, Encoder, EncoderConfig
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.optimizer import dense_weights
@@ -62,6 +59,16 @@ from reverie.spaces import Spaces, agent_obs_space
 
 DREAMERV3_TORCH = "dreamerv3-torch"
 """Value of `run_agent` for checkpoints of dreamerv3-torch."""
+
+
+@dataclass(frozen=True)
+class DreamerV3TorchFileConfig:
+    """What a checkpoint of dreamerv3-torch does not contain."""
+
+    images: Literal["", "shift", "standardize"] = ""
+    """Preprocessing of the images that the checkpoint was trained on: `shift` to
+    [-0.5, 0.5] (`image_standardize: False`), or `standardize` by mean and standard
+    deviation of `offline.data` or `offline.stats`. Required if it has images."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,9 @@ class BCConfig(AgentConfig):
     all, sorted by name. With `run`, they must be the keys it was trained on, in the
     same order."""
     enc: EncoderConfig = EncoderConfig()
-    """New encoder."""
-    dreamerv3_torch: DreamerV3TorchEncoderConfig = DreamerV3TorchEncoderConfig()
-    """Encoder of a dreamerv3-torch checkpoint; set automatically."""
+    """New encoder; with a checkpoint of dreamerv3-torch, set automatically."""
+    dreamerv3_torch: DreamerV3TorchFileConfig = DreamerV3TorchFileConfig()
+    """What a checkpoint of dreamerv3-torch does not contain."""
     head: CloneHeadConfig = CloneHeadConfig()
     """Policy head."""
     normalize: Literal["none", "bounds", "moments"] = "none"
@@ -122,7 +129,7 @@ class BCConfig(AgentConfig):
 
     def with_encoder(self, encoder: Any) -> BCConfig:
         images = self.dreamerv3_torch.images
-        if encoder.stages and not images:
+        if encoder.cnn_keys != NO_KEYS and not images:
             raise UserError(
                 f"{self.run} does not contain the preprocessing of its images.\n"
                 "  Fix: --bc.dreamerv3_torch.images shift, if it was trained by "
@@ -130,8 +137,9 @@ class BCConfig(AgentConfig):
                 "dreamerv3_torch.images standardize, and --offline.stats FILE (written "
                 "by `reverie data stats`) unless it was trained on the same data."
             )
-        encoder = replace(encoder, images=images)
-        return replace(self, run_agent=DREAMERV3_TORCH, dreamerv3_torch=encoder)
+        standard = "dataset" if images == "standardize" else "none"
+        encoder = replace(encoder, standard=standard)
+        return replace(self, run_agent=DREAMERV3_TORCH, enc=encoder)
 
 
 class BCCarry(NamedTuple):
@@ -252,7 +260,7 @@ class BC:
                     stacklevel=2,
                 )
             own = encoder.state_dict()  # the file does not contain image statistics
-            statistics = {k: v for k, v in own.items() if k.startswith("standardize.")}
+            statistics = {k: v for k, v in own.items() if k[:12] == "standardizer"}
             weights = {**statistics, **state["encoder"]}
             check_fit("encoder", own, {"encoder": weights})
             encoder.load_state_dict(weights)
@@ -364,9 +372,7 @@ class BC:
     def _make_encoder(self) -> Encoder | DreamerV3TorchEncoder:
         config = self.config
         if config.run_agent == DREAMERV3_TORCH:
-            return DreamerV3TorchEncoder(
-                self.obs_space, config.dreamerv3_torch, config.keys
-            )
+            return DreamerV3TorchEncoder(self.obs_space, config.enc, config.keys)
         return Encoder(self.obs_space, config.enc, config.keys)
 
 

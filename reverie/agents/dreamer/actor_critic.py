@@ -9,7 +9,7 @@ imagined returns that start there (`repval`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,12 +17,17 @@ from torch import Tensor, nn
 
 from reverie.agents.dreamer.config import DreamerConfig
 from reverie.agents.returns import lambda_return
-from reverie.api import Metrics
+from reverie.api import Batch, Metrics, Rollout, State
 from reverie.nets.distributions import ActionDistribution, Distribution
 from reverie.nets.heads import Head, PolicyHead
 from reverie.nets.normalize import Normalize
 from reverie.nets.rng import Rng
+from reverie.nets.tree import tree_map
 from reverie.spaces import Spaces
+from reverie.worlds.rssm.sections import Section
+
+RETURN_KEYS = ("reward", "is_last", "is_terminal")
+"""Batch keys that enter the lambda-returns."""
 
 
 class ImagLoss(NamedTuple):
@@ -34,6 +39,18 @@ class ImagLoss(NamedTuple):
     weight: Float[Tensor, "N H1"]
     logp: Float[Tensor, "N H"]
     entropy: dict[str, Float[Tensor, "N H"]]
+    metrics: Metrics
+
+    def per_start(self, last: int) -> dict[str, Float[Tensor, "B T"]]:
+        """Return the mean loss of each rollout, by sequence and step it starts from."""
+        return {k: x.mean(1).reshape(-1, last) for k, x in self.losses.items()}
+
+
+class BehaviourLoss(NamedTuple):
+    """Losses of actor and critic `(B, T)`, and the rollout they were computed on."""
+
+    losses: dict[str, Tensor]
+    rollout: Rollout
     metrics: Metrics
 
 
@@ -59,9 +76,9 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         self.act_space, self.config = act_space, config
-        self.pol = PolicyHead(inputs, act_space, config.policy)
-        self.val = Head(inputs, config.value)
-        self.slowval = Head(inputs, config.value).requires_grad_(False)
+        self.pol = self._make_policy(inputs)
+        self.val = self._make_critic(inputs)
+        self.slowval = self._make_critic(inputs).requires_grad_(False)
         self.retnorm = Normalize(config.retnorm)
         self.valnorm = Normalize(config.valnorm)
         self.advnorm = Normalize(config.advnorm)
@@ -88,6 +105,58 @@ class ActorCritic(nn.Module):
             key: self._from_index(key, dist.pred() if greedy else dist.sample(rng))
             for key, dist in (pol or self.pol)(feat).items()
         }
+
+    def losses(
+        self, world: Any, states: State, batch: Batch, rng: Rng, training: bool
+    ) -> BehaviourLoss:
+        """Imagine rollouts from replay states; compute actor and critic losses."""
+        config = self.config
+        last, start_states, start = self.start_states(states)
+        with torch.no_grad():
+            rollout = self.imagine(world, start, rng)
+        feat = world.features(rollout.states)  # (N, H + 1, F)
+        replay_feat = world.features(start_states)  # (B, last, F)
+        if config.ac_grads:
+            feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
+        with torch.no_grad():
+            reward, cont = world.outcome(feat)
+        imag = self.imag_loss(feat, rollout.actions, reward, cont, training)
+        losses = imag.per_start(last)
+        if config.repval_loss:
+            feat = replay_feat if config.repval_grad else replay_feat.detach()
+            losses["repval"] = self._repl_loss(feat, batch, imag, last, training).loss
+        return BehaviourLoss(losses, rollout, imag.metrics)
+
+    def start_states(self, states: State) -> tuple[int, State, State]:
+        """Return the states that imagination starts from.
+
+        They are the `last` steps of each sequence `(B, last, ...)`, and the same
+        without gradients, flattened to one axis `(N, ...)`.
+        """
+        length = states[0].shape[1]
+        last = min(self.config.imag_last or length, length)
+        start_states = tree_map(lambda x: x[:, -last:], states)
+        start = tree_map(lambda x: x.detach().flatten(0, 1), start_states)
+        return last, start_states, start
+
+    def imagine(self, world: Any, start: State, rng: Rng) -> Rollout:
+        """Imagine rollouts with actions of the policy."""
+
+        def policy(state: State) -> dict[str, Tensor]:
+            return self.act(world.features(state), rng)
+
+        rollout: Rollout = world.imagine(start, policy, self.config.imag_length, rng)
+        return rollout
+
+    def _repl_loss(
+        self, feat: Tensor, batch: Batch, imag: ImagLoss, last: int, training: bool
+    ) -> ReplLoss:
+        """Return the critic loss on the replayed steps that imagination starts from."""
+        reward, is_last, is_terminal = (
+            batch[key][:, -last:].float() for key in RETURN_KEYS
+        )
+        bootstrap = imag.ret[:, 0].reshape(-1, last)
+        return self.repl_loss(feat, reward, is_last, is_terminal, bootstrap, training)
 
     def imag_loss(
         self,
@@ -127,26 +196,15 @@ class ActorCritic(nn.Module):
             "policy": -weight[:, :-1] * (logp * adv_normed + bonus),
             "value": weight[:, :-1] * value_loss,
         }
-        ret_normed = (ret - ret_offset) / ret_scale
-        metrics: Metrics = {
-            "adv": adv.mean(),
-            "adv_std": adv.std(correction=0),
-            "adv_mag": adv.abs().mean(),
+        metrics = {
+            **self._metrics(policy, entropy, (ret - ret_offset) / ret_scale, adv),
             "rew": reward.mean(),
             "con": cont.mean(),
-            "ret": ret_normed.mean(),
             "val": val.mean(),
             "tar": target.mean(),
             "weight": weight.mean(),
             "slowval": slowval.mean(),
-            "ret_min": ret_normed.min(),
-            "ret_max": ret_normed.max(),
-            "ret_rate": (ret_normed.abs() >= 1).float().mean(),
         }
-        for key, dist in policy.items():
-            metrics[f"ent/{key}"] = entropy[key].mean()
-            if dist.maxent is not None:
-                metrics[f"rand/{key}"] = entropy[key].mean() / dist.maxent
         return ImagLoss(losses, ret, adv, weight, logp, entropy, metrics)
 
     def repl_loss(
@@ -174,6 +232,36 @@ class ActorCritic(nn.Module):
         loss = self._value_loss(value, (ret - offset) / scale, slow, config.slowreg)
         return ReplLoss((1 - is_last[:, :-1]) * loss, ret)
 
+    def sections(
+        self, world: Any, states: State, batch: Batch, rng: Rng
+    ) -> dict[str, Section]:
+        """Return the sections of `losses`, for profiling."""
+        last, _, start = self.start_states(states)
+        replay_feat = world.features(states).detach().clone().requires_grad_()
+
+        @torch.no_grad()
+        def imagine() -> Rollout:
+            return self.imagine(world, start, rng)
+
+        rollout = imagine()
+        feat = world.features(rollout.states).detach().clone()
+
+        def actor_critic_losses() -> list[Tensor]:
+            with torch.no_grad():
+                reward, cont = world.outcome(feat)
+            imag = self.imag_loss(feat, rollout.actions, reward, cont, False)
+            repl = self._repl_loss(replay_feat[:, -last:], batch, imag, last, False)
+            return [x.mean() for x in (*imag.losses.values(), repl.loss)]
+
+        def imagination() -> list[Tensor]:
+            imagine()
+            return []
+
+        return {
+            "actor and critic": Section(actor_critic_losses, [replay_feat]),
+            "imagination": Section(imagination, []),
+        }
+
     @torch.no_grad()
     def update_slow(self, count: Float[Tensor, ""], ok: Bool[Tensor, ""]) -> None:
         """Mix the critic into the slow critic, if it is due in update `count`.
@@ -191,6 +279,35 @@ class ActorCritic(nn.Module):
         """Return the running statistics, which a skipped update must not change."""
         normalizers = (self.retnorm, self.valnorm, self.advnorm)
         return [buffer for norm in normalizers for buffer in norm.buffers()]
+
+    def _metrics(
+        self,
+        policy: dict[str, ActionDistribution],
+        entropy: dict[str, Tensor],
+        ret_normed: Tensor,
+        adv: Tensor,
+    ) -> Metrics:
+        """Return metrics of advantages, normalized returns and the policy."""
+        metrics: Metrics = {
+            "adv": adv.mean(),
+            "adv_std": adv.std(correction=0),
+            "adv_mag": adv.abs().mean(),
+            "ret": ret_normed.mean(),
+            "ret_min": ret_normed.min(),
+            "ret_max": ret_normed.max(),
+            "ret_rate": (ret_normed.abs() >= 1).float().mean(),
+        }
+        for key, dist in policy.items():
+            metrics[f"ent/{key}"] = entropy[key].mean()
+            if dist.maxent is not None:
+                metrics[f"rand/{key}"] = entropy[key].mean() / dist.maxent
+        return metrics
+
+    def _make_policy(self, inputs: int) -> PolicyHead:
+        return PolicyHead(inputs, self.act_space, self.config.policy)
+
+    def _make_critic(self, inputs: int) -> Head:
+        return Head(inputs, self.config.value)
 
     def _value_loss(
         self, value: Distribution, target: Tensor, slow: Tensor, slowreg: float

@@ -3,7 +3,11 @@
 Every update infers posterior states for a replay batch and imagines trajectories from
 each of them with the current policy. It trains the world model on the batch, the critic
 on the lambda-returns of imagined and replayed trajectories, and the actor on the
-advantages of imagined actions, all with one optimizer.
+advantages of imagined actions.
+
+World model, actor-critic and update are parts that the config selects by name
+(`factory.py`): the same agent is the DreamerV3 of dreamerv3-torch with its world model,
+its actor-critic losses and separate optimizers.
 
 The replay stores the latent state of every step, so that a sequence from the middle of
 an episode starts from the state inferred there (`replay_context`). Training writes the
@@ -22,16 +26,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie.agents.actions import previous_actions, zero_actions
-from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
-from reverie.agents.dreamer.factory import make_world
+from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
+from reverie.agents.dreamer.updates import DreamerLoss, join_losses
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.weights import (
     count_parameters,
     init_generator,
     load_components,
-    trainable_parameters,
 )
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
@@ -44,9 +47,9 @@ from reverie.api import (
     Mode,
     Obs,
     PolicyOutput,
-    Rollout,
     StateDict,
     UserError,
+    WorldLoss,
 )
 from reverie.capabilities import Statistics, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
@@ -60,24 +63,12 @@ from reverie.spaces import FLAGS, Spaces, agent_obs_space
 
 __all__ = ["Dreamer", "DreamerConfig"]
 
-RETURN_KEYS = ("reward", "is_last", "is_terminal")
-"""Batch keys that enter the lambda-returns."""
-
 
 class DreamerCarry(NamedTuple):
     """Latent state and previous actions, carried between steps or batches."""
 
     state: Any
     prevact: dict[str, Tensor]
-
-
-class DreamerLoss(NamedTuple):
-    """Losses of one batch, named and unreduced."""
-
-    losses: dict[str, Tensor]
-    states: Any
-    rollout: Rollout | None
-    metrics: Metrics
 
 
 class UpdateOutput(NamedTuple):
@@ -110,15 +101,16 @@ class Dreamer:
         self.config, self.device = config, device
 
         self.world: Any = make_world(config, obs_space, act_space, dtype)
-        self.actor_critic = ActorCritic(self.world.width, act_space, config)
+        make_actor_critic = ACTOR_CRITICS[config.actor_critic]
+        self.actor_critic = make_actor_critic(self.world.width, act_space, config)
         self._initialize(seed)
 
         self.fast = Accelerator(options.compile, device, options.overlap)
         self.fast.modules(self.world, self.actor_critic)
         self.fast.low_precision([self.world, self.actor_critic], dtype)
-        parameters = trainable_parameters(self.components())
-        scaling = dtype == torch.float16
-        self.opt = self.fast.optimizer(parameters, config.opt, scaling=scaling)
+        make = partial(self.fast.optimizer, scaling=dtype == torch.float16)
+        self.update_step = UPDATES[config.optimizers](self, make)
+        self.opt = self.update_step.opt
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
@@ -153,7 +145,7 @@ class Dreamer:
 
     @torch.inference_mode()
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        """Sample actions, also in evaluation, as in the original."""
+        """Sample actions, also in evaluation unless `greedy_eval` is set."""
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
         return self._run_policy["policy" if mode == "train" else mode](carry, inputs)
 
@@ -170,14 +162,10 @@ class Dreamer:
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
         rng = self.rng["policy" if purpose == "policy" else "eval"]
         state = tree_map(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
-        greedy = purpose == "greedy"
+        greedy = purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
         action = self.actor_critic.act(world.features(state), rng, pol, greedy)
         extras = world.to_replay(state) if self.extras else {}
         return DreamerCarry(state, action), action, extras
-
-    def act(self, state: Any, rng: Rng) -> dict[str, Tensor]:
-        """Sample actions in latent states."""
-        return self.actor_critic.act(self.world.features(state), rng)
 
     # Training
 
@@ -203,12 +191,9 @@ class Dreamer:
             *self.world.buffers(),
         ]
         old_stats = [buffer.clone() for buffer in running_stats]
-        loss = self.loss(state, batch, self.rng["train"], training=True)
-        ok, metrics = self.opt.update(self._total_loss(loss.losses))
+        loss, ok, metrics = self.update_step(self, state, batch, self.rng["train"])
 
         # a skipped update (`ok` is False) must not change anything
-        self.actor_critic.update_slow(self.slow_updates, ok)
-        self.fast.refresh_frozen()
         self.slow_updates.add_(ok)
         for buffer, old in zip(running_stats, old_stats, strict=True):
             buffer.copy_(torch.where(ok, buffer, old))
@@ -228,59 +213,24 @@ class Dreamer:
 
     def loss(self, state: Any, batch: Batch, rng: Rng, training: bool) -> DreamerLoss:
         """Return all losses of a batch; `training` updates the normalizers."""
+        world = self.world_loss(state, batch, rng, training)
+        behaviour = None
+        if self.config.behaviour:
+            behaviour = self.actor_critic.losses(
+                self.world, world.states, batch, rng, training
+            )
+        return join_losses(world, behaviour)
+
+    def world_loss(
+        self, state: Any, batch: Batch, rng: Rng, training: bool
+    ) -> WorldLoss:
+        """Return the losses of the world model on a batch."""
         if self.world.training != training:
             self.world.train(training)
-        world = self.world.loss(state, batch, rng)
-        losses, metrics = dict(world.losses), dict(world.metrics)
-        rollout = None
-        if self.config.behaviour:
-            rollout, ac_losses, ac_metrics = self._actor_critic_losses(
-                world.states, batch, rng, training
-            )
-            losses |= ac_losses
-            metrics |= ac_metrics
-        metrics.update({f"loss/{k}": x.mean() for k, x in losses.items()})
-        metrics = {key: value.detach() for key, value in metrics.items()}
-        return DreamerLoss(losses, world.states, rollout, metrics)
+        loss: WorldLoss = self.world.loss(state, batch, rng)
+        return loss
 
-    def _actor_critic_losses(
-        self, states: Any, batch: Batch, rng: Rng, training: bool
-    ) -> tuple[Rollout, dict[str, Tensor], Metrics]:
-        """Imagine rollouts from replay states; compute actor and critic losses."""
-        config = self.config
-        length = batch["is_first"].shape[1]
-        last = min(config.imag_last or length, length)
-        start_states = tree_map(lambda x: x[:, -last:], states)
-        start = tree_map(lambda x: x.detach().flatten(0, 1), start_states)
-        with torch.no_grad():
-            rollout = self.world.imagine(
-                start, lambda state: self.act(state, rng), config.imag_length, rng
-            )
-        feat = self.world.features(rollout.states)  # (N, H + 1, F)
-        replay_feat = self.world.features(start_states)  # (B, last, F)
-        if config.ac_grads:
-            feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
-        with torch.no_grad():
-            reward, cont = self.world.outcome(feat)
-        imag = self.actor_critic.imag_loss(
-            feat, rollout.actions, reward, cont, training
-        )
-        losses = {
-            name: loss.mean(1).reshape(-1, last)  # (B, last)
-            for name, loss in imag.losses.items()
-        }
-        if config.repval_loss:
-            reward, is_last, is_terminal = (
-                batch[key][:, -last:].float() for key in RETURN_KEYS
-            )
-            bootstrap = imag.ret[:, 0].reshape(-1, last)
-            feat = replay_feat if config.repval_grad else replay_feat.detach()
-            losses["repval"] = self.actor_critic.repl_loss(
-                feat, reward, is_last, is_terminal, bootstrap, training
-            ).loss
-        return rollout, losses, imag.metrics
-
-    def _total_loss(self, losses: dict[str, Tensor]) -> Float[Tensor, ""]:
+    def total_loss(self, losses: dict[str, Tensor]) -> Float[Tensor, ""]:
         """Return the sum of the scaled means of all losses."""
         scales = vars(self.config.loss_scales)
         scaled = [scales.get(k, scales["rec"]) * x.mean() for k, x in losses.items()]

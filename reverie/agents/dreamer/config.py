@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.config import check_minimum
 from reverie.nets.decoder import DecoderConfig
+from reverie.nets.dreamerv3_torch.heads import NormalActionConfig
 from reverie.nets.encoder import EncoderConfig
 from reverie.nets.heads import HeadConfig, PolicyConfig
 from reverie.nets.normalize import NormalizeConfig
+from reverie.nets.optim.adam import AdamConfig
 from reverie.nets.optim.laprop import LaPropConfig
+from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
 from reverie.worlds.rssm.config import RSSMConfig
 from reverie.worlds.vta.config import RecurrentVTAConfig
 
@@ -60,6 +63,26 @@ class SlowConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1 or self.every < 1:
             raise ValueError("rate must be from 0 to 1, and every at least 1")
+
+
+@dataclass(frozen=True)
+class DreamerV3TorchACConfig:
+    """Actor and critic of dreamerv3-torch, for `actor_critic: dreamerv3_torch`."""
+
+    imag_gradient: Literal["auto", "dynamics", "reinforce", "both"] = "auto"
+    """Gradient of the actor: of the returns through the world model (`dynamics`),
+    REINFORCE, or a mixture of `both`; `auto` is `dynamics` for continuous and
+    `reinforce` for discrete actions."""
+    imag_gradient_mix: float = 0.0
+    """Weight of the returns in `both`; REINFORCE has 1 minus this weight."""
+    discount: float = 0.997
+    """Discount per step."""
+    normal: NormalActionConfig = NormalActionConfig()
+    """Distribution of continuous actions."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.discount <= 1 and 0 <= self.imag_gradient_mix <= 1):
+            raise ValueError("discount and imag_gradient_mix must be from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -121,12 +144,21 @@ class DreamerConfig(AgentConfig):
     behaviour: bool = True
     """Train actor and critic; False trains the world model only."""
     world: str = "rssm"
-    """World model: rssm, vta (recurrent VTA, which finds segments), or
+    """World model: rssm, vta (recurrent VTA, which finds segments), dreamerv3_torch, or
     package.module:Class for your own."""
     rssm: RSSMConfig = RSSMConfig()
     """RSSM dynamics, for the world `rssm`."""
     vta: RecurrentVTAConfig = RecurrentVTAConfig()
     """Recurrent VTA dynamics, for the world `vta`."""
+    dreamerv3_torch: DreamerV3TorchConfig = DreamerV3TorchConfig()
+    """Dynamics, images and keys of dreamerv3-torch, for the world `dreamerv3_torch`."""
+    actor_critic: Literal["dreamerv3", "dreamerv3_torch"] = "dreamerv3"
+    """Actor and critic networks and their losses: those of DreamerV3, or those of
+    dreamerv3-torch, which need separate optimizers."""
+    dreamerv3_torch_ac: DreamerV3TorchACConfig = DreamerV3TorchACConfig()
+    """Losses of the actor-critic `dreamerv3_torch`."""
+    greedy_eval: bool = False
+    """Act with the most likely action in evaluation, instead of sampling."""
     enc: EncoderConfig = EncoderConfig()
     """Encoder."""
     dec: DecoderConfig = DecoderConfig()
@@ -143,8 +175,17 @@ class DreamerConfig(AgentConfig):
     """Slow critic."""
     loss_scales: LossScales = LossScales()
     """Scale of each loss."""
+    optimizers: Literal["joint", "separate"] = "joint"
+    """One optimizer for the sum of all losses, or separate ones for world model, actor
+    and critic, which then do not train each other's weights."""
     opt: LaPropConfig = LaPropConfig()
-    """Optimizer."""
+    """Joint optimizer."""
+    world_opt: AdamConfig = AdamConfig(lr=1e-4, eps=1e-8, clip=1000.0, wd=0.0)
+    """Separate optimizer of the world model."""
+    actor_opt: AdamConfig = AdamConfig(lr=3e-5, eps=1e-5, clip=100.0, wd=0.0)
+    """Separate optimizer of the actor."""
+    critic_opt: AdamConfig = AdamConfig(lr=3e-5, eps=1e-5, clip=100.0, wd=0.0)
+    """Separate optimizer of the critic."""
     imag_last: int = 0
     """Imagination starts from this many last steps of each sequence; 0 for all."""
     imag_length: int = 15
@@ -190,6 +231,14 @@ class DreamerConfig(AgentConfig):
                     "`binary`, and rewhead and value need another output.\n"
                     f"  Fix: leave out --dreamer.{name}.output"
                 )
+        if self.actor_critic == "dreamerv3_torch" and (
+            self.optimizers != "separate" or self.repval_loss
+        ):
+            raise UserError(
+                "The actor-critic dreamerv3_torch needs separate optimizers, and has "
+                "no loss on replayed trajectories.\n  Fix: --configs dreamerv3_torch, "
+                "or --dreamer.optimizers separate --dreamer.repval_loss False"
+            )
         if self.repval_loss and (self.imag_last == 1 or self.batch_length < 2):
             raise UserError(
                 "The replay value loss needs at least two steps of each sequence.\n"

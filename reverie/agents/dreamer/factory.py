@@ -1,4 +1,4 @@
-"""Build the world model of a Dreamer from its config."""
+"""The parts of a Dreamer by the names in its config: world, actor-critic, update."""
 
 from __future__ import annotations
 
@@ -7,16 +7,36 @@ from typing import Any
 
 import torch
 
+from reverie.agents.dreamer.actor_critic import ActorCritic
 from reverie.agents.dreamer.config import DreamerConfig
+from reverie.agents.dreamer.dreamerv3_torch import DreamerV3TorchActorCritic
+from reverie.agents.dreamer.updates import JointUpdate, SeparateUpdates
 from reverie.api import UserError
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.spaces import Spaces
+from reverie.worlds.dreamerv3_torch.world import DreamerV3TorchWorld
 from reverie.worlds.latent import WorldNetworks
 from reverie.worlds.rssm.world import RSSM
 from reverie.worlds.vta.recurrent import RecurrentVTA
 
-WORLDS: dict[str, Callable[..., Any]] = {"rssm": RSSM, "vta": RecurrentVTA}
+WORLDS: dict[str, Callable[..., Any]] = {
+    "rssm": RSSM,
+    "vta": RecurrentVTA,
+    "dreamerv3_torch": DreamerV3TorchWorld,
+}
 """Built-in worlds. The settings of each are `dreamer.<name>`."""
+
+ACTOR_CRITICS: dict[str, type[ActorCritic]] = {
+    "dreamerv3": ActorCritic,
+    "dreamerv3_torch": DreamerV3TorchActorCritic,
+}
+"""Actor-critics by the name in `dreamer.actor_critic`."""
+
+UPDATES: dict[str, type[JointUpdate | SeparateUpdates]] = {
+    "joint": JointUpdate,
+    "separate": SeparateUpdates,
+}
+"""How losses become optimizer steps, by the name in `dreamer.optimizers`."""
 
 
 def make_world(

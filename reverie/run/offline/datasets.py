@@ -26,7 +26,10 @@ from reverie.capabilities import (
     Statistics,
 )
 from reverie.config import check_minimum
-from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder
+from reverie.convert.dreamerv3_torch.checkpoint import (
+    is_torch_file,
+    read_encoder,
+)
 from reverie.datasets.action_units import ConvertedActions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode, with_flag_spaces

@@ -13,7 +13,8 @@ from typing import Any
 
 from reverie.api import UserError
 from reverie.capabilities import ConfiguresBase
-from reverie.convert.dreamerv3_torch import is_torch_file, read_encoder, sizes_of
+from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
+from reverie.convert.dreamerv3_torch.sizes import infer_encoder
 from reverie.datasets.action_units import check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
@@ -58,7 +59,7 @@ def with_base_run(config: Config) -> Config:
     if not base_run or not isinstance(agent_config, ConfiguresBase):
         return config
     if is_torch_file(base_run):
-        encoder = sizes_of(read_encoder(base_run))
+        encoder = infer_encoder(read_weights(base_run))
         return replace(config, **{config.agent: agent_config.with_encoder(encoder)})
     path = find_checkpoint(Path(base_run))
     base = read_config(run_folder_of(path))

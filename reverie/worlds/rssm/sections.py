@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class Section(NamedTuple):
-    """The forward pass of one section, and the inputs that need gradients."""
+    """The forward pass of one section, and what its outputs are differentiated by.
+
+    A section without outputs has no backward pass.
+    """
 
     forward: Callable[[], list[Tensor]]
     inputs: list[Tensor]
+    weights: list[Tensor] | None = None  # None for all weights of the agent
 
 
 def rssm_sections(

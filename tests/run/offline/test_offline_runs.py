@@ -378,10 +378,16 @@ def test_the_images_of_a_dreamerv3_torch_file_can_be_standardized(data, tmp_path
         run = offline(settings(data, tmp_path / name, "bc", **flags, **more))
         encoder = agent_state(run)["feature_extractor"]
         np.testing.assert_allclose(
-            encoder["encoder.standardize.mean"], moments.mean, rtol=1e-5, atol=1e-6
+            encoder["encoder.standardizers.image.mean"],
+            moments.mean,
+            rtol=1e-5,
+            atol=1e-6,
         )
         np.testing.assert_allclose(
-            encoder["encoder.standardize.std"], moments.std, rtol=1e-5, atol=1e-6
+            encoder["encoder.standardizers.image.std"],
+            moments.std,
+            rtol=1e-5,
+            atol=1e-6,
         )
     size = ("env.reach.size", (SIDE, SIDE))
     assert "success" in evaluate(run, 1, [("task", "reach"), size]).summary

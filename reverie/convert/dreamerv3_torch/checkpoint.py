@@ -1,0 +1,160 @@
+"""Read `latest.pt`, and rename its tensors to those of Reverie.
+
+The modules of the original contain each other, so a file has several names for one
+tensor. Only the world model (`_wm.`) and the task behavior (`_task_behavior.`) are
+read. If the model was compiled, names contain `_orig_mod.`, which is removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from reverie.api import UserError
+from reverie.nets.blocks import ModulesByKey
+from reverie.storage.torch_file import read_torch_file
+
+WEIGHTS, OPTIMIZERS = "agent_state_dict", "optims_state_dict"
+
+COMPONENTS = {
+    "_wm.encoder.": "enc",
+    "_wm.dynamics.": "dyn",
+    "_wm.heads.decoder.": "dec",
+    "_wm.heads.reward.": "rew",
+    "_wm.heads.cont.": "con",
+    "_task_behavior.actor.": "pol",
+    "_task_behavior.value.": "val",
+    "_task_behavior._slow_value.": "slowval",
+}
+"""Prefixes of the original, and the components of the agent."""
+
+DYNAMICS = {
+    "_img_in_layers": "input",
+    "_cell.layers.GRU": "gru",
+    "_img_out_layers": "prior",
+    "_obs_out_layers": "posterior",
+}
+OUTPUTS = {"_imgs_stat_layer": "prior_out", "_obs_stat_layer": "posterior_out"}
+NORM = {"weight": "norm.scale", "bias": "norm.shift"}
+
+
+def is_torch_file(path: str) -> bool:
+    return path.endswith((".pt", ".pth"))
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Return the tensors of `latest.pt` by their original names, without copies."""
+    data = read_torch_file(path, [WEIGHTS])
+    state = data.get(WEIGHTS) if isinstance(data, Mapping) else None
+    weights: dict[str, Tensor] = {}
+    for name, value in (state if isinstance(state, Mapping) else {}).items():
+        plain = str(name).replace("_orig_mod.", "")
+        is_copy = plain.startswith("_task_behavior._world_model.")
+        if isinstance(value, Tensor) and not is_copy:
+            weights[plain] = value
+    if not any(name.startswith("_wm.encoder.") for name in weights):
+        raise UserError(
+            f"{path} is not a checkpoint of dreamerv3-torch: it has no "
+            f"`{WEIGHTS}` with `_wm.encoder.*`{_contents(data)}.\n  Fix: use the "
+            "latest.pt of dreamerv3-torch, or the folder of a Reverie run."
+        )
+    return weights
+
+
+def read_encoder(path: str | Path) -> dict[str, Tensor]:
+    """Return the weights of the encoder by the names of Reverie."""
+    weights = read_weights(path)
+    names = rename(weights).items()
+    return {new: weights[old] for old, (part, new) in names if part == "enc"}
+
+
+def read_optimizers(path: str | Path) -> dict[str, Mapping[str, Any]]:
+    """Return the states of the model, actor and value optimizers by these names.
+
+    Between the names of module and optimizer, compiled models have further parts.
+    """
+    data = read_torch_file(path, [OPTIMIZERS])
+    states = data.get(OPTIMIZERS) if isinstance(data, Mapping) else None
+    found = {}
+    for name, state in (states if isinstance(states, Mapping) else {}).items():
+        parts = [part for part in str(name).split(".") if part != "_orig_mod"]
+        kind = re.fullmatch(r"_(model|actor|value)_opt", parts[-2] if parts[1:] else "")
+        module = "_wm" if kind and kind[1] == "model" else "_task_behavior"
+        if kind and parts[0] == module and isinstance(state, Mapping):
+            found[kind[1]] = state
+    return found
+
+
+def rename(names: Iterable[str], action: str = "action") -> dict[str, tuple[str, str]]:
+    """Return component and parameter name of each original name.
+
+    `action` is the key of the action. Names without a counterpart are left out.
+    """
+    names = list(names)
+    strides = {
+        part: 3 if any(n.startswith(part) and ".norm." in n for n in names) else 2
+        for part in ("_wm.encoder._cnn.", "_wm.heads.decoder._cnn.")
+    }
+    renamed = {}
+    for name in names:
+        for prefix, component in COMPONENTS.items():
+            if not name.startswith(prefix):
+                continue
+            rest, stride = name.removeprefix(prefix), 1
+            if rest.startswith("_cnn."):
+                stride = strides[f"{prefix}_cnn."]
+            if new := _parameter(component, rest, stride, action):
+                renamed[name] = (component, new)
+    last = [n for c, n in renamed.values() if c == "dec" and n.startswith("convs.")]
+    end = max((int(n.split(".")[1]) for n in last), default=-1)
+    return {
+        old: (c, n.replace(f"convs.{end}.", "imgout.") if c == "dec" else n)
+        for old, (c, n) in renamed.items()
+    }
+
+
+def _parameter(component: str, name: str, stride: int, action: str) -> str | None:
+    """Return the name in a component: `layers.Reward_linear0.weight` -> `mlp...`."""
+    path, _, leaf = name.rpartition(".")
+    if component == "dyn":
+        return _dynamics_parameter(path, leaf)
+    if match := re.fullmatch(r"_cnn\.layers\.(\d+)(\.norm)?", path):
+        number = int(match[1]) // stride
+        return f"convs.{number}.{NORM[leaf] if match[2] else leaf}"
+    if path == "_cnn._linear_layer":
+        return f"space.{leaf}"
+    if match := re.fullmatch(r"(?:_mlp\.)?layers\.[A-Za-z]+_(linear|norm)(\d+)", path):
+        new = leaf if match[1] == "linear" else NORM[leaf]
+        return f"mlp.layers.{match[2]}.{new}"
+    if match := re.fullmatch(r"_mlp\.mean_layer\.(.+)", path):
+        return f"vec.{ModulesByKey.slot(match[1])}.pred.{leaf}"
+    slot = ModulesByKey.slot(action)
+    outputs = {
+        "pol": {"mean_layer": f"head.{slot}.mean", "std_layer": f"head.{slot}.stddev"},
+        "con": {"mean_layer": "head.logit"},
+    }
+    out = outputs.get(component, {"mean_layer": "head.logits"}).get(path)
+    return out and f"{out}.{leaf}"
+
+
+def _dynamics_parameter(path: str, leaf: str) -> str | None:
+    if leaf == "W":
+        return "initial_deter"
+    if path in OUTPUTS:
+        return f"{OUTPUTS[path]}.{leaf}"
+    match = re.fullmatch(r"(.+?)(?:\.(0|1)|_(linear|norm))", path)
+    if not match or match[1] not in DYNAMICS:
+        return None
+    is_norm = match[2] == "1" or match[3] == "norm"
+    return f"{DYNAMICS[match[1]]}.{NORM[leaf] if is_norm else leaf}"
+
+
+def _contents(data: Any) -> str:
+    """Describe a file that is something else by its first keys."""
+    if not isinstance(data, Mapping) or not data:
+        return ""
+    return f", only {', '.join(str(key)[:40] for key in list(data)[:4])}"

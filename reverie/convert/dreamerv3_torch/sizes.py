@@ -1,0 +1,152 @@
+"""Infer the settings of a checkpoint of dreamerv3-torch from the shapes of its tensors.
+
+Sizes of layers can be inferred. Number and classes of the categorical variables cannot
+be separated, and the values of other options leave no trace: those are taken from the
+defaults of the original, from its config, or from flags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from reverie.api import UserError
+from reverie.convert.dreamerv3_torch.config import LAYER_NORM, WORLD
+from reverie.nets.encoder import NO_KEYS, EncoderConfig
+
+STOCH, CLASSES = 32, 32
+"""Number and classes of the categorical variables in all configs of the original."""
+
+
+def infer_settings(
+    weights: Mapping[str, Tensor], stoch: int = 0, classes: int = 0
+) -> dict[str, Any]:
+    """Return the settings that the tensors of a checkpoint determine.
+
+    `stoch` and `classes` are the number and classes of the categorical variables if the
+    user has given them, otherwise 0.
+    """
+    settings = {
+        **conv_settings(_part(weights, "_wm.encoder."), "dreamer.enc"),
+        **conv_settings(_part(weights, "_wm.heads.decoder."), "dreamer.dec"),
+    }
+    for prefix, group in (
+        ("_wm.heads.reward.", "dreamer.rewhead"),
+        ("_wm.heads.cont.", "dreamer.conhead"),
+        ("_task_behavior.actor.", "dreamer.policy"),
+        ("_task_behavior.value.", "dreamer.value"),
+    ):
+        part = _part(weights, prefix)
+        settings |= mlp_settings(part, group)
+        outputs = len(part.get("mean_layer.bias", ()))
+        if group in ("dreamer.rewhead", "dreamer.value") and outputs:
+            settings[f"{group}.output"] = (
+                "symlog_twohot" if outputs > 1 else "symlog_mse"
+            )
+            settings |= {f"{group}.bins": outputs} if outputs > 1 else {}
+    decoded = [
+        name.split(".")[1]
+        for name in _part(weights, "_wm.heads.decoder._mlp.")
+        if re.fullmatch(r"mean_layer\..+\.weight", name)
+    ]
+    if decoded:
+        settings[f"{WORLD}.key_order"] = decoded
+    if "_task_behavior.ema_vals" not in weights:
+        settings["dreamer.retnorm.impl"] = "none"
+    dynamics = _part(weights, "_wm.dynamics.")
+    return settings | _dynamics_settings(weights, dynamics, stoch, classes)
+
+
+def infer_encoder(weights: Mapping[str, Tensor]) -> EncoderConfig:
+    """Return the config of the encoder."""
+    part = _part(weights, "_wm.encoder.")
+    settings = {name[1:]: value for name, value in conv_settings(part, "").items()}
+    if "mults" not in settings:
+        settings["cnn_keys"] = NO_KEYS
+    return EncoderConfig(**settings)
+
+
+def conv_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
+    """Settings of an encoder or decoder."""
+    settings = mlp_settings(part, group)
+    convs = {k: v for k, v in part.items() if v.ndim == 4}
+    if not convs:
+        return settings
+    # the decoder stores transposed convolutions, from the smallest image to the largest
+    is_decoder = any(name.startswith("_cnn._linear_layer") for name in part)
+    channels = [x.shape[0] for x in convs.values()]
+    channels = channels[::-1] if is_decoder else channels
+    mults = [count / channels[0] for count in channels]
+    normed = any(re.match(r"_cnn\.layers\.\d+\.norm\.", name) for name in part)
+    has_norm = normed or (len(convs) == 1 and is_decoder)
+    return settings | {
+        f"{group}.depth": channels[0],
+        f"{group}.mults": tuple(int(mult) for mult in mults),
+        f"{group}.kernel": next(iter(convs.values())).shape[-1],
+        f"{group}.norm": LAYER_NORM if has_norm else "none",
+    }
+
+
+def mlp_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
+    """Number and width of the hidden layers of an MLP, and its norm."""
+    hidden = [v for k, v in part.items() if re.search(r"_linear\d+\.weight$", k)]
+    if not hidden:
+        return {}
+    has_norm = any(re.search(r"_norm\d+\.weight$", name) for name in part)
+    return {
+        f"{group}.layers": len(hidden),
+        f"{group}.units": hidden[0].shape[0],
+        f"{group}.norm": LAYER_NORM if has_norm else "none",
+    }
+
+
+def _dynamics_settings(
+    weights: Mapping[str, Tensor], part: Mapping[str, Tensor], stoch: int, classes: int
+) -> dict[str, Any]:
+    gates, inputs = (
+        part.get("_cell.layers.GRU_linear.weight"),
+        part.get("_img_in_layers.0.weight"),
+    )
+    statistics = part.get("_imgs_stat_layer.weight")
+    actions = weights.get("_task_behavior.actor.mean_layer.weight")
+    if gates is None or inputs is None or statistics is None or actions is None:
+        raise UserError(
+            "The checkpoint has no dynamics or actor of dreamerv3-torch.\n"
+            "  Fix: use a latest.pt that was written by its training."
+        )
+    width = inputs.shape[1] - actions.shape[0]  # of the flattened stochastic state
+    settings = {
+        f"{WORLD}.deter": gates.shape[0] // 3,
+        f"{WORLD}.hidden": inputs.shape[0],
+        f"{WORLD}.initial": "learned" if "W" in part else "zeros",
+        f"{WORLD}.norm": LAYER_NORM if "_img_in_layers.1.weight" in part else "none",
+    }
+    if statistics.shape[0] == 2 * width:
+        return settings | {f"{WORLD}.stoch": width, f"{WORLD}.classes": 0}
+    stoch, classes = _split_stochastic(width, stoch, classes)
+    return settings | {f"{WORLD}.stoch": stoch, f"{WORLD}.classes": classes}
+
+
+def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
+    """Return number and classes of the categorical variables; they multiply to `width`.
+
+    Without a given number, those of the original's configs are used if they fit.
+    """
+    if not stoch and not classes and width == STOCH * CLASSES:
+        return STOCH, CLASSES
+    number = stoch or (width // classes if classes else 0)
+    if not number or number * (classes or width // number) != width:
+        given = f", but {stoch} x {classes} are set" if stoch and classes else ""
+        raise UserError(
+            f"The stochastic state of the checkpoint has {width} entries: the number "
+            f"of variables times their classes{given}.\n  Fix: --{WORLD}.stoch with "
+            f"dyn_stoch and --{WORLD}.classes with dyn_discrete of its config."
+        )
+    return number, width // number
+
+
+def _part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)}

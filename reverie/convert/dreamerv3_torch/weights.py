@@ -1,0 +1,123 @@
+"""Import the weights and optimizers of a `latest.pt` into the state of an agent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reverie.agents.weights import check_fit
+from reverie.api import StateDict, UserError
+from reverie.convert.dreamerv3_torch.checkpoint import (
+    COMPONENTS,
+    read_optimizers,
+    read_weights,
+    rename,
+)
+
+OPTIMIZERS = {
+    "world": ("model", "_wm."),
+    "actor": ("actor", "_task_behavior.actor."),
+    "critic": ("value", "_task_behavior.value."),
+}
+"""Optimizers of the agent: names and parameters in the original."""
+ALTERNATIVES = ((".mean.", ".logits."), (".logits.", ".pred."), (".pred.", ".logits."))
+"""Names of output layers, which depend on the distribution."""
+
+
+def import_state(
+    path: str | Path, template: StateDict, components: str = ".*"
+) -> StateDict:
+    """Return the state of an agent with the matching components of `latest.pt`.
+
+    `template` is the state of an agent of the same size. With all components, the
+    states of the optimizers are imported, too.
+    """
+    weights = read_weights(path)
+    state = from_original(weights, template, components)
+    if components == ".*" and set(OPTIMIZERS) <= set(template.get("opt", ())):
+        optimizers = read_optimizers(path)
+        state["opt"] = optimizer_states(optimizers, weights, template)
+    return state
+
+
+def from_original(
+    weights: Mapping[str, Tensor], template: StateDict, components: str = ".*"
+) -> StateDict:
+    """Return the state of an agent with the weights of the original."""
+    state = dict(template)
+    renamed = new_names(weights, template)
+    for component in COMPONENTS.values():
+        if component not in template or not _matches(components, component):
+            continue
+        new = {n: weights[old] for old, (c, n) in renamed.items() if c == component}
+        check_fit(component, template[component], {component: new})
+        state[component] = new
+    ema: Any = weights.get("_task_behavior.ema_vals")
+    if (
+        ema is not None
+        and "lo" in template["retnorm"]
+        and _matches(components, "retnorm")
+    ):
+        state["retnorm"] = {**template["retnorm"], "lo": ema[0], "hi": ema[1]}
+    return state
+
+
+def new_names(
+    weights: Mapping[str, Tensor], template: StateDict
+) -> dict[str, tuple[str, str]]:
+    """Return component and parameter of each tensor, for the heads of the agent."""
+    key = next((n.split(".")[1] for n in template["pol"] if n.startswith("head.")), "")
+    renamed = {}
+    for old, (component, new) in rename(weights, key).items():
+        names = [new, *(new.replace(a, b) for a, b in ALTERNATIVES)]
+        own = [name for name in names if name in template.get(component, ())]
+        renamed[old] = (component, own[0] if own else new)
+    return renamed
+
+
+def optimizer_states(
+    optimizers: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    template: StateDict,
+) -> StateDict:
+    """Return the states of the optimizers; unchanged if one has not taken a step.
+
+    An optimizer of the original numbers its parameters in the order of the tensors.
+    """
+    renamed, states = new_names(weights, template), {}
+    for name, (original, prefix) in OPTIMIZERS.items():
+        states[name] = own = dict(template["opt"][name])
+        saved = optimizers.get(original, {}).get("state", {})
+        if not saved:
+            continue
+        names = [old for old in weights if old.startswith(prefix)]
+        for moment, entry in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
+            own[moment] = {
+                ".".join(renamed[old]): _moment(saved, i, entry, weights[old])
+                for i, old in enumerate(names)
+            }
+        own["step"] = torch.as_tensor(saved[0]["step"]).float()
+    return states
+
+
+def _moment(saved: Mapping[Any, Any], index: int, entry: str, like: Tensor) -> Tensor:
+    value = saved.get(index, {}).get(entry)
+    if not isinstance(value, Tensor) or value.shape != like.shape:
+        raise UserError(
+            f"The optimizer in the checkpoint does not fit its weights ({entry} of "
+            f"parameter {index}).\n  Fix: load only the weights, for example with "
+            "--run.from_components '[a-z]*'"
+        )
+    return value
+
+
+def _matches(pattern: str, component: str) -> bool:
+    try:
+        return bool(re.fullmatch(pattern, component))
+    except re.error:  # reported by `load_weights`
+        return True

@@ -1,0 +1,123 @@
+"""The decoder of dreamerv3-torch: a linear layer, then transposed convolutions.
+
+The smallest feature map has the size of the encoder's. An image whose size is not a
+multiple of it is cropped from a larger output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from reverie.nets.blocks import symexp, symlog
+from reverie.nets.decoder import Decoder, DecoderConfig, to_unit_range
+from reverie.nets.distributions import MSE, Distribution, sum_events
+from reverie.nets.dreamerv3_torch.encoder import (
+    as_floats,
+    check_supported,
+    image_size,
+    ordered,
+)
+from reverie.nets.dreamerv3_torch.layers import (
+    HiddenMLP,
+    OutputLinear,
+    UpConv,
+    UpConvOutput,
+)
+from reverie.nets.standardize import Standardize, StandardizedMSE
+from reverie.spaces import Spaces
+
+
+class DreamerV3TorchDecoder(Decoder):
+    """Latent states to a distribution over every observation key.
+
+    `order` and `unscaled` are those of the encoder. With `sigmoid`, image outputs are
+    squashed to [0, 1]; otherwise they are shifted by 0.5. The loss of images is the
+    squared error (`mse`), or that of a normal distribution with deviation 1 (`normal`).
+    """
+
+    Hidden = HiddenMLP
+    Output = OutputLinear
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        deter: int,
+        stoch: int,
+        config: DecoderConfig,
+        order: Sequence[str] = (),
+        unscaled: Sequence[str] = (),
+        sigmoid: bool = False,
+        image_dist: str = "mse",
+    ):
+        check_supported(config, "dec")
+        self.order, self.unscaled = tuple(order), frozenset(unscaled)
+        self.sigmoid, self.image_dist = sigmoid, image_dist
+        super().__init__(as_floats(spaces), deter, stoch, config)
+
+    def _vector_distribution(self, pred: Tensor, dims: int) -> Distribution:
+        if self.config.symlog:
+            return TolerantMSE(pred, dims, symlog, symexp)
+        return MSE(pred, dims)
+
+    def _build_images(self, deter: int, stoch: int) -> None:
+        config = self.config
+        keys = ordered(self.images, self.order)
+        self.images = {key: self.images[key] for key in keys}
+        factor = 2 ** len(config.mults)
+        height, width = (math.ceil(side / factor) for side in image_size(self.images))
+        depths = [config.depth * mult for mult in config.mults]
+        smallest = (height, width, depths[-1])
+        self.space = OutputLinear(stoch + deter, smallest, config.outscale)
+        self.convs = nn.ModuleList(
+            UpConv(depths[i + 1], depths[i], config.kernel, config)
+            for i in reversed(range(len(depths) - 1))
+        )
+        channels = sum(space.shape[2] for space in self.images.values())
+        out = UpConvOutput(depths[0], channels, config.kernel, config.outscale)
+        self.imgout = out  # type: ignore[assignment]
+
+    def _image_outputs(self, deter: Tensor, stoch: Tensor) -> dict[str, Distribution]:
+        batch = deter.shape[:-1]
+        x = self.space(torch.cat([stoch, deter], -1).flatten(0, -2))
+        for conv in self.convs:
+            x = conv(x)
+        x = self.imgout(x).float()
+        if self.standardizers is None:
+            x = torch.sigmoid(x) if self.sigmoid else x + 0.5
+        x = x.reshape(*batch, *x.shape[1:])
+        parts = torch.split(x, [space.shape[2] for space in self.images.values()], -1)
+        kind = UnitNormal if self.image_dist == "normal" else MSE
+        outputs: dict[str, Distribution] = {}
+        for (key, space), part in zip(self.images.items(), parts, strict=True):
+            image = part[..., : space.shape[0], : space.shape[1], :]
+            if self.standardizers is not None:
+                standardize = self.standardizers[key]
+                assert isinstance(standardize, Standardize)
+                outputs[key] = StandardizedMSE(image, standardize)
+            elif key in self.unscaled:
+                outputs[key] = kind(image, 3, unsquash=to_unit_range)
+            else:
+                outputs[key] = kind(image, 3, squash=to_unit_range)
+        return outputs
+
+
+class TolerantMSE(MSE):
+    """Squared errors below a tolerance count as zero."""
+
+    TOLERANCE = 1e-8
+
+    def loss(self, target: Tensor) -> Tensor:
+        error = self.squared_error(target)
+        return sum_events(torch.where(error < self.TOLERANCE, 0, error), self.dims)
+
+
+class UnitNormal(MSE):
+    """The negative log-density of a normal distribution with deviation 1."""
+
+    def loss(self, target: Tensor) -> Tensor:
+        count = math.prod(self.mean.shape[-self.dims :])
+        return 0.5 * (super().loss(target) + count * math.log(2 * math.pi))

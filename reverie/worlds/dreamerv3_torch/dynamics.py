@@ -1,0 +1,168 @@
+"""Dynamics of dreamerv3-torch: a GRU with layer norm, prior and posterior.
+
+The stochastic state has S categorical variables of K classes, as in the RSSM of the
+current DreamerV3, or S Gaussian variables (then K is 1). Where an episode begins, the
+state is a learned one: `deter` is a parameter and `stoch` the mode of the prior there.
+
+The *statistics* of the stochastic state are the logits `(S, K)` of the categorical
+variables, or mean and deviation `(S, 2)` of the Gaussian ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reverie.api import Policy, Rollout
+from reverie.nets.distributions import OneHot
+from reverie.nets.dreamerv3_torch.layers import Dense, OutputLinear
+from reverie.nets.gaussian import Gaussian
+from reverie.nets.inputs import Concat
+from reverie.nets.rng import Rng
+from reverie.spaces import Spaces
+from reverie.worlds.dreamerv3_torch.config import DreamerV3TorchConfig
+from reverie.worlds.rollout import rollout, stack_time
+from reverie.worlds.rssm.dynamics import KLTerms, RSSMState
+
+
+class DreamerV3TorchDynamics(nn.Module):
+    def __init__(self, tokens: int, act_space: Spaces, config: DreamerV3TorchConfig):
+        super().__init__()
+        self.config, layer = config, config.layer
+        deter, stoch = config.feature_widths
+        hidden = config.hidden
+        self.actions = Concat(act_space)
+        if config.initial == "learned":
+            self.initial_deter = nn.Parameter(torch.empty(1, deter))
+        self.input = Dense(stoch + self.actions.width, hidden, layer)
+        self.gru = Dense(hidden + deter, 3 * deter, config.gate_layer)
+        statistics = stoch if config.classes else 2 * stoch
+        self.prior = Dense(deter, hidden, layer)
+        self.prior_out = OutputLinear(hidden, statistics)
+        self.posterior = Dense(deter + tokens, hidden, layer)
+        self.posterior_out = OutputLinear(hidden, statistics)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        if self.config.initial == "learned":
+            self.initial_deter.zero_()
+
+    def initial(self, batch: int, dtype: torch.dtype) -> RSSMState:
+        """The state at the start of an episode, with gradients if it is learned."""
+        config, like = self.config, self.prior_out.bias
+        if config.initial == "zeros":
+            deter = like.new_zeros(batch, config.deter, dtype=dtype)
+            shape = (batch, config.stoch, max(1, config.classes))
+            return RSSMState(deter, like.new_zeros(shape, dtype=dtype))
+        deter = torch.tanh(self.initial_deter).to(dtype)
+        stoch = self.mode(self.prior_logits(deter)).to(dtype)
+        return RSSMState(deter.expand(batch, -1), stoch.expand(batch, -1, -1))
+
+    def observe(
+        self,
+        state: RSSMState,
+        tokens: Float[Tensor, "B T E"],
+        prevact: dict[str, Tensor],
+        is_first: Bool[Tensor, "B T"],
+        rng: Rng,
+    ) -> tuple[RSSMState, Float[Tensor, "B T S _"]]:
+        """Return the posterior states of a sequence and their statistics."""
+        start = self.initial(len(tokens), tokens.dtype)
+        actions = self.actions(prevact, tokens.dtype)
+        states, statistics = [], []
+        steps = zip(*(x.unbind(1) for x in (tokens, actions, is_first)), strict=True)
+        for token, action, reset in steps:
+            deter = torch.where(reset[:, None], start.deter, state.deter)
+            stoch = torch.where(reset[:, None, None], start.stoch, state.stoch)
+            action = torch.where(reset[:, None], 0, action)
+            deter = self.core(RSSMState(deter, stoch), action)
+            statistics.append(self.posterior_logits(deter, token))
+            state = RSSMState(deter, self.sample(statistics[-1], rng))
+            states.append(state)
+        return stack_time(states), torch.stack(statistics, 1)
+
+    def imagine(
+        self, state: RSSMState, policy: Policy, horizon: int, rng: Rng
+    ) -> Rollout:
+        """Roll out the prior with actions of the policy."""
+
+        def step(state: RSSMState, action: dict[str, Tensor]) -> RSSMState:
+            deter = self.core(state, self.actions(action, state.deter.dtype))
+            return RSSMState(deter, self.sample(self.prior_logits(deter), rng))
+
+        return rollout(state, policy, horizon, step)
+
+    def core(
+        self, state: RSSMState, action: Float[Tensor, "B A"]
+    ) -> Float[Tensor, "B D"]:
+        """Return the next `deter`. The GRU's reset gate scales the candidate."""
+        deter, stoch = state
+        x = self.input(torch.cat([stoch.flatten(-2), action], -1))
+        gates = self.gru(torch.cat([x, deter], -1))
+        reset, candidate, update = gates.chunk(3, -1)
+        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        update = torch.sigmoid(update - 1)
+        return update * candidate + (1 - update) * deter
+
+    def posterior_logits(
+        self, deter: Float[Tensor, "*b D"], token: Float[Tensor, "*b E"]
+    ) -> Float[Tensor, "*b S _"]:
+        """Return the statistics of the posterior."""
+        hidden = self.posterior(torch.cat([deter, token], -1))
+        return self._statistics(self.posterior_out(hidden))
+
+    def prior_logits(self, deter: Float[Tensor, "*b D"]) -> Float[Tensor, "*b S _"]:
+        """Return the statistics of the prior."""
+        return self._statistics(self.prior_out(self.prior(deter)))
+
+    def distribution(self, statistics: Float[Tensor, "*b S _"]) -> OneHot | Gaussian:
+        if self.config.classes:
+            return OneHot(statistics, self.config.unimix)
+        mean, std = statistics.float().unbind(-1)
+        return Gaussian(mean, std)
+
+    def sample(
+        self, statistics: Float[Tensor, "*b S _"], rng: Rng
+    ) -> Float[Tensor, "*b S K"]:
+        """Sample `stoch`, in the dtype of the statistics."""
+        sample = self.distribution(statistics).sample(rng).to(statistics.dtype)
+        return sample if self.config.classes else sample[..., None]
+
+    def mode(self, statistics: Float[Tensor, "*b S _"]) -> Float[Tensor, "*b S K"]:
+        """The most likely `stoch`."""
+        if not self.config.classes:
+            return statistics[..., :1]
+        return OneHot(statistics, self.config.unimix).mode()
+
+    def kl_terms(
+        self, post: Float[Tensor, "*b S _"], prior: Float[Tensor, "*b S _"]
+    ) -> KLTerms:
+        """Compute the KL terms from the statistics of posterior and prior."""
+        posterior: OneHot | Gaussian = self.distribution(post)
+        predicted = self.distribution(prior)
+        return KLTerms(
+            dyn=posterior.detach().kl(predicted),  # type: ignore[arg-type]
+            rep=posterior.kl(predicted.detach()),  # type: ignore[arg-type]
+            post_entropy=posterior.entropy().mean(),
+            prior_entropy=predicted.entropy().mean(),
+        )
+
+    def features(self, states: RSSMState) -> Float[Tensor, "*b F"]:
+        """Concatenate the flattened `stoch` and `deter`."""
+        return torch.cat([states.stoch.flatten(-2), states.deter], -1)
+
+    def _statistics(self, x: Float[Tensor, "*b O"]) -> Float[Tensor, "*b S _"]:
+        config = self.config
+        if config.classes:
+            return x.reshape(*x.shape[:-1], config.stoch, config.classes)
+        mean, std = x.chunk(2, -1)
+        if config.mean_act == "tanh5":
+            mean = 5 * torch.tanh(mean / 5)
+        if config.std_act == "sigmoid2":
+            std = 2 * torch.sigmoid(std / 2)
+        elif config.std_act == "sigmoid":
+            std = torch.sigmoid(std)
+        else:
+            std = torch.abs(std + 1)
+        return torch.stack([mean, std + config.min_std], -1)
