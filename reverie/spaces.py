@@ -140,6 +140,13 @@ class Space:
             return self
         return replace(self, low=low, high=high, native=(self.low, self.high))
 
+    def in_native_units(self) -> Space:
+        """Return this space in the environment's own units: undo `normalized`."""
+        if self.native is None:
+            return self
+        low, high = self.native
+        return replace(self, low=low, high=high, native=None)
+
     def to_native(self, value: Any) -> np.ndarray:
         """Convert an action of this space to the environment's own units."""
         value = np.asarray(value)

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from reverie import agents
+from reverie import agents, envs
 from reverie.agents.options import BuildOptions
 from reverie.api import UserError
 from reverie.capabilities import HasWorldModelEnv
 from reverie.envs.adapters.world_model import ImaginedEnv, StartInEnv, StartInEpisodes
 from reverie.envs.checker import check_env
+from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.vector.vec_env import make_vec_env
 from reverie.evaluation.episodes import play_episodes
 from reverie.run.config import resolve
+from reverie.spaces import Space
 
 BLOCKS = {"iris": "iris_tiny", "dreamer": "debug"}
 SIZES = {"iris": 4, "dreamer": 12}
@@ -152,3 +154,72 @@ def test_invalid_arguments_are_refused(agent):
     )
     with pytest.raises(UserError, match="no such key"):
         without_image.reset()
+
+
+class Valve:
+    """An environment with a scaled continuous action, and a free one."""
+
+    def __init__(self):
+        self.actions = []
+        self.obs_space = {"vector": Space(np.float32, (2,), -1, 1), **flag_spaces()}
+        low, high = np.float32([10, -0.5]), np.float32([30, 0.5])
+        self.act_space = {
+            "open": Space(np.float32, (2,), low, high),
+            "free": Space(np.float32, (1,)),
+        }
+
+    def reset(self, seed=None):
+        return {"vector": np.zeros(2, np.float32), **flags(0.0, first=True)}
+
+    def step(self, action):
+        self.actions.append(action)
+        return {"vector": np.zeros(2, np.float32), **flags(0.0)}
+
+    def close(self):
+        pass
+
+
+def make_valve_model():
+    env = envs.make(Valve)
+    config = resolve(["debug"], flags={"task": "catch"})
+    options = BuildOptions(torch.device("cpu"))
+    spaces = env.obs_space, env.act_space
+    agent = agents.make("dreamer", *spaces, config.agent_config, options)
+    model, given = agent.world_model_env(), []
+    step = model.step
+
+    def spying(state, action):
+        given.append(action)
+        return step(state, action)
+
+    model.step = spying
+    return model, given
+
+
+def test_actions_are_in_the_units_of_the_task():
+    model, given = make_valve_model()
+    env = ImaginedEnv(model, StartInEnv(Valve(), 2))
+    assert {k: (s.low.min(), s.high.max()) for k, s in env.act_space.items()} == {
+        "open": (-0.5, 30),
+        "free": (-np.inf, np.inf),
+    }
+    env.reset(seed=0)
+    env.step({"open": [10, 0.25], "free": [3]})
+    np.testing.assert_allclose(given[-1]["open"], [[-1, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(given[-1]["free"], [[3]])
+    scaled = envs.make(env)  # like every other environment
+    scaled.reset()
+    scaled.step({"open": np.float32([-1, 0.5]), "free": np.float32([3])})
+    np.testing.assert_allclose(given[-1]["open"], [[-1, 0.5]], atol=1e-6)
+    with pytest.raises(UserError, match="needs the action 'free'"):
+        env.step({"open": [10, 0.25]})
+
+
+@pytest.mark.parametrize("make", [lambda env: env, envs.make])
+def test_real_rows_to_start_from_have_scaled_actions(make):
+    env = Valve()
+    rows = StartInEnv(make(env), 3)(np.random.default_rng(0))
+    taken = np.stack([action["open"] for action in env.actions])
+    assert taken[:, 0].min() >= 10
+    expected = 2 * (taken - [10, -0.5]) / [20, 1] - 1
+    np.testing.assert_allclose(rows["open"][:3], expected, atol=1e-5)

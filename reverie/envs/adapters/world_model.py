@@ -4,6 +4,9 @@ An episode starts from real rows (`StartRows`) and continues in the world model:
 predicts the observations, rewards and terminations that follow the actions. Its first
 observation is the last real row. Anything that takes an environment, such as
 evaluation, works with it. A resumed run starts a new episode.
+
+Its actions are in the task's own units, as in every other environment before
+`envs.make` scales them, and may have the task's own nested form.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import numpy as np
 from reverie.api import Action, Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
 from reverie.envs.flags import flag_spaces, flags
+from reverie.spaces import to_flat
 
 StartRows = Callable[[np.random.Generator], Batch]
-"""Returns real rows of one episode, `(T, ...)` by key, to start an episode from."""
+"""Returns real rows of one episode, `(T, ...)` by key, to start an episode from.
+
+Actions are as in the replay: bounded ones are scaled to [-1, 1]."""
 
 MAX_EPISODES = 1000
 """Number of episodes in which `StartInEnv` looks for one that is long enough."""
@@ -41,7 +47,7 @@ class ImaginedEnv:
         self._state: Any = None
         self._steps = 0
         self.obs_space = {**model.obs_space, **flag_spaces()}
-        self.act_space = model.act_space
+        self.act_space = {k: s.in_native_units() for k, s in model.act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None:
@@ -56,7 +62,15 @@ class ImaginedEnv:
 
     def step(self, action: Action) -> Obs:
         assert self._state is not None, "call reset first"
-        actions = {key: np.asarray(value)[None] for key, value in action.items()}
+        own, actions = to_flat(self.act_space, action), {}
+        for key, space in self.act_space.items():
+            if key not in own:
+                raise UserError(
+                    f"The world model needs the action {key!r}.\n"
+                    "  Fix: pass every key of its act_space."
+                )
+            value = np.asarray(own[key], space.dtype).reshape(1, *space.shape)
+            actions[key] = self.model.act_space[key].from_native(value)
         self._state, rows = self.model.step(self._state, actions)
         self._steps += 1
         terminal = bool(rows["is_terminal"][0])
@@ -93,6 +107,11 @@ class StartInEnv:
 
     def __init__(self, env: Env, steps: int = 0):
         self.env, self.steps = env, steps
+        self._scaled = {
+            key: space.normalized()
+            for key, space in env.act_space.items()
+            if space.native is None  # otherwise `envs.make` has scaled it
+        }
 
     def __call__(self, rng: np.random.Generator) -> Batch:
         rows: list[dict[str, np.ndarray]] = []
@@ -108,7 +127,9 @@ class StartInEnv:
                     )
                 obs = self.env.reset()
             action = {k: s.sample(rng) for k, s in self.env.act_space.items()}
-            rows.append({k: np.asarray(x) for k, x in {**obs, **action}.items()})
+            scaled = {k: s.from_native(action[k]) for k, s in self._scaled.items()}
+            row = {**obs, **action, **scaled}
+            rows.append({key: np.asarray(value) for key, value in row.items()})
             if len(rows) > self.steps:
                 return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
             obs = self.env.step(action)
