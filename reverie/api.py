@@ -95,6 +95,7 @@ class VecEnv(Protocol):
     obs_space: Spaces
     act_space: Spaces
     waiting: np.ndarray  # (n,) bool: ended and waits for the others, row repeated
+    render_fps: float  # steps per second in real time, for videos; 0 if not known
 
     def __len__(self) -> int: ...  # number of environments
     def reset(self) -> Obs: ...  # start an episode in every environment

@@ -26,6 +26,9 @@ FLAGS = ("reward", "is_first", "is_last", "is_terminal")
 RESERVED = (*FLAGS, "stepid", "consec", "reset")
 """Keys that an environment cannot use for its own observations."""
 
+SUCCESS = "log/success"
+"""1 in steps in which the task is solved and 0 in others; -1 if it is not reported."""
+
 EVENT = "log/event"
 """Ground-truth events (segment boundaries). Used by evaluation only, never by losses.
 """

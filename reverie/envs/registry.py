@@ -70,6 +70,9 @@ class EnvConfig:
     """Height and width that all images are resized to; 0 0 disables it."""
     resample: Resample = "bilinear"
     """Interpolation used by `resize`."""
+    render: bool = False
+    """Render environments without image observations, for videos (`log/image`). It is
+    set by `reverie eval --videos`."""
     vector: VecEnvConfig = field(default_factory=VecEnvConfig)
 
     if TYPE_CHECKING:  # the fields of the suites
@@ -226,6 +229,8 @@ def _make_suite_task(suite: Suite, name: str, config: EnvConfig) -> Env:
 
 def _wrap(env: Env, task: str, config: EnvConfig, seed: int) -> Env:
     check_spaces(env, task)
+    if config.render:
+        env = wrappers.RenderImage(env, task)
     if config.repeat > 1:
         env = wrappers.ActionRepeat(env, config.repeat)
     if config.length:

@@ -13,9 +13,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from reverie.api import Action, Env, Obs, StateDict, UserError
-from reverie.spaces import FLAGS, Space, Spaces
+from reverie.spaces import FLAGS, Space, Spaces, agent_obs_space
 
 Resample = Literal["nearest", "bilinear"]
+RENDERED = "log/image"
+RENDER_SIZE = 256
+"""Most pixels along a side of a rendered frame; larger ones are resized."""
 
 
 class Wrapper:
@@ -76,6 +79,8 @@ class ActionRepeat(Wrapper):
     def __init__(self, env: Env, repeat: int):
         super().__init__(env)
         self.repeat = repeat
+        if fps := getattr(env, "render_fps", 0):
+            self.render_fps = fps / repeat
         if space := env.obs_space.get("reward"):
             low = np.minimum(space.low, space.low * repeat)
             high = np.maximum(space.high, space.high * repeat)
@@ -90,6 +95,55 @@ class ActionRepeat(Wrapper):
             if obs["is_last"]:
                 break
         return {**obs, "reward": np.float32(reward)}
+
+
+class RenderImage(Wrapper):
+    """Adds rendered frames as `log/image`, for videos; agents do not see them.
+
+    Environments with image observations are not changed.
+    """
+
+    def __init__(self, env: Env, name: str):
+        super().__init__(env)
+        self._renders = not any(
+            space.is_image for space in agent_obs_space(env.obs_space).values()
+        )
+        if not self._renders:
+            self._bypass_step()
+            return
+        if not hasattr(env, "start_rendering"):
+            raise UserError(
+                f"Task {name!r} has no image observations and cannot be rendered, so "
+                "no videos can be recorded.\n  Fix: remove --videos and --env.render."
+            )
+        env.start_rendering()
+        env.reset()
+        frame = self._frame()
+        if frame.dtype != np.uint8 or frame.ndim != 3:
+            raise UserError(
+                f"`render` of task {name!r} returned {frame.dtype} of shape "
+                f"{frame.shape}.\n  Fix: return an image, uint8 of shape (h, w, 3)."
+            )
+        space = Space(np.uint8, frame.shape)
+        self.obs_space = {**env.obs_space, RENDERED: space}
+
+    def reset(self, seed: int | None = None) -> Obs:
+        return self._with_frame(self.env.reset(seed))
+
+    def step(self, action: Action) -> Obs:
+        return self._with_frame(self.env.step(action))
+
+    def _with_frame(self, obs: Obs) -> Obs:
+        return {**obs, RENDERED: self._frame()} if self._renders else obs
+
+    def _frame(self) -> np.ndarray:
+        env: Any = self.env
+        frame = np.asarray(env.render())
+        if frame.ndim != 3 or max(frame.shape[:2]) <= RENDER_SIZE:
+            return frame
+        scale = RENDER_SIZE / max(frame.shape[:2])
+        height, width = (max(1, round(scale * side)) for side in frame.shape[:2])
+        return resize(frame, (height, width))
 
 
 class TimeLimit(Wrapper):

@@ -20,14 +20,15 @@ from reverie.evaluation.recorders import (
     VideoRecorder,
 )
 from reverie.evaluation.result import FOLDER, EvalResult, make_result
+from reverie.render.video import FPS
 from reverie.replay.buffer import Replay
 from reverie.run import device
 from reverie.run.collectors import agent_obs, zero_last_actions
 from reverie.run.config import for_evaluation, with_flags
 from reverie.run.factory import FIRST_EVAL_ENV, MakeEnv, in_workers, make_envs
 from reverie.run.load import open_run
+from reverie.spaces import SUCCESS
 
-SUCCESS = "log/success"
 FAILURES = 10
 """Default number of failed episodes to save."""
 
@@ -64,6 +65,8 @@ def evaluate(
     overlap = device.pick_overlap(
         config.run.overlap, device.pick_device(config.device), config.deterministic
     )
+    if videos:
+        config = replace(config, env=replace(config.env, render=True))
     if overlap and count > 1 and make_env is None:  # as in a training run
         config = in_workers(config)
     envs = make_envs(config, count, FIRST_EVAL_ENV, make_env)
@@ -91,7 +94,8 @@ def _make_recorders(
         return recorders
     obs_space, act_space, count = envs.obs_space, envs.act_space, len(envs)
     if videos:
-        recorders.append(VideoRecorder(folder, obs_space, count, videos))
+        fps = envs.render_fps or FPS
+        recorders.append(VideoRecorder(folder, obs_space, count, videos, fps))
     if failures:
         path = folder / "failures"
         recorders.append(FailureRecorder(path, obs_space, act_space, count, failures))
@@ -113,7 +117,7 @@ def play_episodes(
     """
     quota = np.full(len(envs), episodes // len(envs))
     quota[: episodes % len(envs)] += 1
-    scores, success = np.zeros(len(envs)), np.zeros(len(envs))
+    scores, success = np.zeros(len(envs)), np.full(len(envs), -1.0)
     lengths = np.full(len(envs), -1)  # the first row of an episode is not a step
     played: list[list[PlayedEpisode]] = [[] for _ in quota]
     obs, carry = envs.reset(), agent.initial(len(envs))
@@ -127,15 +131,16 @@ def play_episodes(
         scores += obs["reward"]
         lengths += 1
         solved = obs.get(SUCCESS)
-        success = success if solved is None else np.maximum(success, solved)
+        if solved is not None:
+            success = np.maximum(success, solved)
         for index in np.flatnonzero(obs["is_last"]):
             if len(played[index]) < quota[index]:
-                result = None if solved is None else float(success[index])
+                result = float(success[index]) if success[index] >= 0 else None
                 score, length = float(scores[index]), int(lengths[index])
                 played[index].append(PlayedEpisode(score, length, result))
                 for recorder in recorders:
                     recorder.end(int(index), result)
-            scores[index], lengths[index], success[index] = 0, -1, 0
+            scores[index], lengths[index], success[index] = 0, -1, -1
         if all(len(p) >= q for p, q in zip(played, quota, strict=True)):
             return [episode for per_env in played for episode in per_env]
         obs = envs.step(action)

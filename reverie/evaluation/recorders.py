@@ -15,8 +15,6 @@ from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX, Arrays
 from reverie.storage.episodes import write_episode
 
-FPS = 15
-
 
 class EpisodeRecorder:
     """Writes the first `count` failed episodes and, unless `failed_only`, the first
@@ -32,6 +30,8 @@ class EpisodeRecorder:
 
     def add(self, obs: Obs, action: Action) -> None:
         """Add a row of every environment."""
+        if min(self._failed, self._ended) >= self.count:
+            return  # nothing more to write
         batch = {**obs, **action}
         for index, rows in enumerate(self._rows):
             if obs["is_first"][index]:
@@ -56,7 +56,10 @@ class EpisodeRecorder:
 class VideoRecorder(EpisodeRecorder):
     """Writes `<number>.mp4` or `<number>_failed.mp4`; GIF if MP4 is not available."""
 
-    def __init__(self, folder: Path, obs_space: Spaces, envs: int, count: int):
+    def __init__(
+        self, folder: Path, obs_space: Spaces, envs: int, count: int, fps: float
+    ):
+        self.fps = fps
         images = [key for key, space in obs_space.items() if space.is_image]
         if not images:
             raise UserError(
@@ -69,7 +72,7 @@ class VideoRecorder(EpisodeRecorder):
         suffix = "mp4" if can_write_mp4() else "gif"
         name = f"{number:04d}{'_failed' if failed else ''}.{suffix}"
         video = upscale(cameras_side_by_side(episode[self.keys[0]]))
-        return write_video(self.folder / name, video, FPS)
+        return write_video(self.folder / name, video, self.fps)
 
 
 class FailureRecorder(EpisodeRecorder):

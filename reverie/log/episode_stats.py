@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reverie.api import Metrics, Obs, StateDict
+from reverie.spaces import SUCCESS
 
 MAX_FRAMES = 300
 """Maximum length of the video of an episode, in frames from its start."""
@@ -20,7 +21,8 @@ class EpisodeStats:
     """Scores, lengths and `log/*` values, and videos of the first environment.
 
     The score of an episode is the sum of its rewards, its length the number of actions
-    (one less than the rows). Metrics have one entry per episode that has ended.
+    (one less than the rows). Metrics have one entry per episode that has ended;
+    `episode/success` is 1 if the environment reported success in any of its steps.
     """
 
     def __init__(self, envs: int):
@@ -124,6 +126,12 @@ class EpisodeStats:
             "epstats/reward_rate": values["changes"][last] / steps,
         }
         for key, total in self._sum.items():
+            if key == SUCCESS:
+                solved = self._max[key][last]
+                reported = solved >= 0
+                if reported.any():
+                    metrics["episode/success"] = (solved[reported] > 0).astype(float)
+                continue
             metrics[f"epstats/{key}/avg"] = total[last] / rows
             metrics[f"epstats/{key}/max"] = self._max[key][last]
             metrics[f"epstats/{key}/sum"] = total[last]

@@ -30,6 +30,7 @@ from reverie.log.scope import ScopeSink
 from reverie.log.tensorboard import TensorboardSink
 from reverie.log.terminal import TerminalSink
 from reverie.log.wandb import WandbSink
+from reverie.render.video import FPS
 
 SCORE = "episode/score"
 """Every value of this metric is also written as a line of `scores.jsonl`."""
@@ -48,7 +49,7 @@ class LoggerConfig:
     tensorboard, wandb, scope, and auto (tensorboard, if it is installed).
     `--logger.outputs+ wandb` adds an output to these."""
 
-    filter: str = "score|length|fps|ratio|train/loss/|train/rand/"
+    filter: str = "score|success|length|fps|ratio|train/loss/|train/rand/"
     """Regular expression of the metrics printed to the terminal; files have all."""
 
     progress_metrics: tuple[str, ...] = ()
@@ -61,8 +62,9 @@ class LoggerConfig:
     """Write fps, timer and usage metrics and the seconds since the start of the run to
     the JSON files. Without them, equal runs write equal files."""
 
-    fps: int = 15
-    """Frames per second of videos."""
+    fps: int = 0
+    """Frames per second of videos; 0 for the speed of the environment, or 15 if it does
+    not declare one."""
 
     keep_media: int = 10
     """Number of images and videos per metric to keep in the media folder."""
@@ -322,20 +324,23 @@ def make_logger(
     logdir: Path,
     total: int | None = None,
     settings: dict[str, Any] | None = None,
+    render_fps: float = 0,
 ) -> Logger:
     """Build the logger with the sinks in the config.
 
     `total` is the last step of the run, for the progress line; `settings` is the
-    resolved config, for sinks that display it.
+    resolved config, for sinks that display it. `render_fps` is the speed of videos,
+    unless the config sets one.
     """
+    fps = config.fps or render_fps or FPS
     makers: dict[str, Callable[[], Sink]] = {
         "terminal": lambda: TerminalSink(
             config.filter, total, progress_metrics=config.progress_metrics
         ),
         "jsonl": lambda: JsonlSink(logdir, config.timing_metrics),
-        "media": lambda: MediaSink(logdir, config.fps, config.keep_media),
-        "tensorboard": lambda: TensorboardSink(logdir, config.fps),
-        "wandb": lambda: WandbSink(logdir, config.fps, settings),
+        "media": lambda: MediaSink(logdir, fps, config.keep_media),
+        "tensorboard": lambda: TensorboardSink(logdir, fps),
+        "wandb": lambda: WandbSink(logdir, fps, settings),
         "scope": lambda: ScopeSink(logdir),
     }
     sinks = []

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from reverie.log.record import Record, Sink
-from reverie.render.video import can_write_mp4, upscale, write_image, write_video
+from reverie.render.video import (
+    FPS,
+    can_write_mp4,
+    upscale,
+    write_image,
+    write_video,
+)
 
 
 class MediaSink(Sink):
@@ -18,7 +24,7 @@ class MediaSink(Sink):
 
     name = "media"
 
-    def __init__(self, logdir: Path, fps: int = 15, keep: int = 10):
+    def __init__(self, logdir: Path, fps: float = FPS, keep: int = 10):
         self.folder = logdir / "media"
         self.fps = fps
         self.keep = keep

@@ -18,7 +18,7 @@ import numpy as np
 from reverie.log.append_file import AppendFile
 from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
-from reverie.render.video import encode_gif, encode_png
+from reverie.render.video import FPS, encode_gif, encode_png
 
 
 class TensorboardSink(Sink):
@@ -26,7 +26,7 @@ class TensorboardSink(Sink):
 
     name = "tensorboard"
 
-    def __init__(self, logdir: Path, fps: int = 15):
+    def __init__(self, logdir: Path, fps: float = FPS):
         import_optional("tensorboard", "tensorboard", "The tensorboard log")
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
         from tensorboard.plugins.text import metadata

@@ -15,7 +15,7 @@ from typing import Any
 from reverie.log.record import Record, Sink
 from reverie.plugins import import_optional
 from reverie.render.channels import to_rgb
-from reverie.render.video import encode_gif
+from reverie.render.video import FPS, encode_gif
 
 
 class WandbSink(Sink):
@@ -29,7 +29,7 @@ class WandbSink(Sink):
     def __init__(
         self,
         logdir: Path,
-        fps: int = 15,
+        fps: float = FPS,
         settings: dict[str, Any] | None = None,
         name: str = "",
     ):

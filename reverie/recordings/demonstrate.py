@@ -20,6 +20,7 @@ from reverie.datasets.convert import check_new
 from reverie.datasets.episode_format import Episode
 from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.split import FRACTION, split_by_seed
+from reverie.spaces import SUCCESS
 
 MAX_FAILURES = 50
 """Consecutive failed episodes after which recording stops."""
@@ -85,7 +86,8 @@ def successful_episodes(
     env.reset(seed)
     while True:
         episode = _record_episode(env, expert, rng, noise)
-        is_success = episode.get("log/success", episode["reward"])[-1] > 0
+        solved = episode.get(SUCCESS, episode["reward"])[-1]
+        is_success = (solved if solved >= 0 else episode["reward"][-1]) > 0
         failures = 0 if is_success else failures + 1
         if failures == MAX_FAILURES:
             raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,24 @@ from reverie.storage.atomic import write_file
 MIN_SIZE = 192
 """Minimum length of the longer side of an upscaled image, in pixels."""
 
+FPS = 15
+"""Frames per second of a video, if nothing else is known."""
+
+MIN_SECONDS, PAUSE = 2.0, 1.0
+"""Shorter videos are played more slowly; the last frame is shown longer by the pause.
+"""
+
+GIF_FPS = 50
+"""Most frames per second of a GIF; browsers slow down faster ones."""
+
 
 def write_video(
-    path: Path | str, frames: UInt8[np.ndarray, "T h w c"], fps: int = 15
+    path: Path | str, frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS
 ) -> Path:
-    """Write a video atomically, as .gif or .mp4 depending on the suffix."""
+    """Write a video atomically, as .gif or .mp4 depending on the suffix.
+
+    It takes at least two seconds, and pauses before it loops.
+    """
     path = Path(path)
     if not len(frames):
         raise ValueError(f"{path}: a video needs at least one frame")
@@ -47,8 +61,12 @@ def encode_png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
     return buffer.getvalue()
 
 
-def encode_gif(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
+def encode_gif(frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS) -> bytes:
     """Return the content of a GIF that loops; equal frames are merged."""
+    stride = math.ceil(fps / GIF_FPS)
+    frames, fps = frames[::stride], _slow_down(len(frames), fps) / stride
+    durations = [round(1000 / fps)] * len(frames)
+    durations[-1] += round(1000 * PAUSE)
     images = [_with_palette(_to_pillow(frame)) for frame in frames]
     buffer = io.BytesIO()
     images[0].save(
@@ -56,13 +74,14 @@ def encode_gif(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
         "GIF",
         save_all=True,
         append_images=images[1:],
-        duration=max(20, round(1000 / fps)),  # browsers slow down shorter durations
+        duration=durations,
         loop=0,
     )
     return buffer.getvalue()
 
 
-def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
+def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: float = FPS) -> bytes:
+    """Return the content of an MP4 file."""
     if not can_write_mp4():
         raise UserError(
             "Writing .mp4 needs imageio with ffmpeg, which is not installed.\n"
@@ -71,6 +90,8 @@ def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
     imageio: Any = importlib.import_module("imageio.v2")
     # The encoder needs an even width and height.
     padding = [(0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)]
+    fps = _slow_down(len(frames), fps)
+    padding[0] = (0, math.ceil(PAUSE * fps))
     frames = np.ascontiguousarray(to_rgb(np.pad(frames, padding, mode="edge")))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
@@ -80,6 +101,11 @@ def encode_mp4(frames: UInt8[np.ndarray, "T h w c"], fps: int = 15) -> bytes:
             for frame in frames:
                 writer.append_data(frame)
         return path.read_bytes()
+
+
+def _slow_down(frames: int, fps: float) -> float:
+    """Return frames per second with which a video is not too short."""
+    return min(fps, frames / MIN_SECONDS)
 
 
 def can_write_mp4() -> bool:

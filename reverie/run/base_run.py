@@ -73,12 +73,17 @@ class BaseRun(Resources):
             device.enable_autotuning(self.device)
         self.precision = device.pick_precision(config.precision, self.device)
 
-    def _open_log(self, frames: int) -> None:
-        """Create the logger of a run of this many frames, and the timers."""
+    def _open_log(self, frames: int, render_fps: float = 0) -> None:
+        """Create the logger of a run of this many frames, and the timers.
+
+        `render_fps` is the speed of videos, if the environment declares one.
+        """
         self.timer, self.rates = Timer(self.config.logger.timer), Rates()
         self.usage = Usage()
         settings = dataclasses.asdict(self.config)
-        self.logger = make_logger(self.config.logger, self.path, frames, settings)
+        self.logger = make_logger(
+            self.config.logger, self.path, frames, settings, render_fps
+        )
         self._cleanup.callback(self.logger.close)
 
     # Used by the training loops.

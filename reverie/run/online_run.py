@@ -78,7 +78,7 @@ class OnlineRun(BaseRun):
             self.agent.schedule or self._train_ratio(),
             suites.action_repeat(config.task, config.env),
         )
-        self._open_log(config.run.steps * self.clock.repeat)
+        self._open_log(config.run.steps * self.clock.repeat, self.envs.render_fps)
         make_collector = OverlappedCollector if self.overlap else InProcessCollector
         self.collector = make_collector(
             self.envs,

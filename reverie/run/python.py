@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from reverie.envs import PYTHON_ENV, TaskFactory
 from reverie.evaluation import episodes as play
 from reverie.evaluation.result import EvalResult
 from reverie.run import train as train_loop
-from reverie.run.config import Config, resolve, with_flags
+from reverie.run.config import Config, for_evaluation, resolve, with_flags
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import read_config, resolve_logdir
 from reverie.run.load import open_run
@@ -107,7 +108,9 @@ def evaluate(
     if env is not None:
         if not callable(env):
             flags["run.eval_envs"] = 1
-        make_env = TaskFactory(env, config.env, config.seed)
+        config = with_flags(for_evaluation(config), list(flags.items()))
+        env_config = replace(config.env, render=config.env.render or videos > 0)
+        make_env = TaskFactory(env, env_config, config.seed)
     return play.evaluate(
         Path(logdir), episodes, list(flags.items()), make_env, videos=videos
     )

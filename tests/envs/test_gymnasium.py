@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,10 @@ from gymnasium import spaces
 
 from reverie import envs
 from reverie.api import UserError
-from reverie.envs import from_gymnasium
+from reverie.envs import TaskFactory, from_gymnasium
+from reverie.envs.flags import flag_spaces
+from reverie.envs.vector.vec_env import VecEnvConfig, make_vec_env
+from reverie.spaces import SUCCESS, Space
 
 
 class Toy(gymnasium.Env):
@@ -77,7 +81,7 @@ def test_observation_spaces(kind: str) -> None:
         assert env.obs_space[key].dtype == np.dtype(dtype)
         assert env.obs_space[key].shape == shape
         assert all(env.obs_space[key].problem(row[key]) is None for row in rows)
-    assert len(env.obs_space) == len(expected) + 4
+    assert len(env.obs_space) == len(expected) + 5  # with flags and log/success
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("image", "gray")])
@@ -193,3 +197,89 @@ def test_reserved_names_and_empty_spaces_are_refused() -> None:
         from_gymnasium(Toy(obs=spaces.Dict(reward=spaces.Discrete(2))))
     with pytest.raises(UserError, match="observation space is empty"):
         from_gymnasium(Toy(obs=spaces.Dict()))
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, -1),
+        ({"success": True}, 1),
+        ({"is_success": np.bool_(False)}, 0),
+        ({"success": 0.0, "is_success": True}, 0),
+        ({"success": np.array([1.0])}, 1),
+        ({"success": None}, -1),
+        ({"success": "yes"}, -1),
+    ],
+)
+def test_success_in_info_is_logged(info: Any, expected: float) -> None:
+    env = envs.make(Toy(info=info))
+    assert env.reset()[SUCCESS] == -1
+    assert env.step({"action": np.int32(0)})[SUCCESS] == expected
+
+
+class Painter(Toy):
+    """Renders the number of its steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, shape: tuple[int, ...] = (30, 40, 3), **options: Any):
+        super().__init__(**options)
+        self.shape, self.render_mode = shape, "rgb_array"
+        self.metadata = {"render_fps": 40}
+
+    def render(self) -> Any:
+        return np.full(self.shape, len(self.actions), np.uint8)
+
+
+RENDER = envs.EnvConfig(render=True)
+
+
+def test_frames_are_rendered_where_observations_have_no_image() -> None:
+    env = envs.make(Painter(), RENDER)
+    rows = [env.reset(), *(env.step({"action": np.int32(0)}) for _ in range(2))]
+    assert [int(row["log/image"].max()) for row in rows] == [0, 1, 2]
+    assert rows[0]["log/image"].shape == (30, 40, 3)
+    large = envs.make(Painter(shape=(400, 600, 3)), RENDER)
+    assert large.reset()["log/image"].shape == (171, 256, 3)
+    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    for other in (
+        envs.make(Painter(obs=image), RENDER),
+        envs.make(Painter()),
+    ):
+        assert "log/image" not in other.obs_space
+        assert "log/image" not in other.reset()
+
+
+def test_a_gymnasium_id_is_made_with_rendering() -> None:
+    env = envs.make("gym_CartPole-v1", RENDER)
+    assert env.reset(seed=0)["log/image"].shape == (171, 256, 3)
+    plain = envs.make("gym_CartPole-v1").reset(seed=0)
+    np.testing.assert_array_equal(env.reset(seed=0)["vector"], plain["vector"])
+
+
+class Unrendered:
+    """A Reverie environment without images."""
+
+    def __init__(self) -> None:
+        self.obs_space = {"vector": Space(np.float32, (2,)), **flag_spaces()}
+        self.act_space = {"action": Space(np.int32, (), 0, 2)}
+        self.reset = self.step = self.close = print
+
+
+def test_environments_that_cannot_be_rendered_are_refused() -> None:
+    with pytest.raises(UserError, match='Fix: make it with render_mode="rgb_array"'):
+        envs.make(Toy(), RENDER)
+    with pytest.raises(UserError, match="cannot be rendered"):
+        envs.make(Unrendered(), RENDER)
+    with pytest.raises(UserError, match=r"returned uint8 of shape \(5, 5\)"):
+        envs.make(Painter(shape=(5, 5)), RENDER)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_vectorized_environments_have_the_speed_of_rendering(workers: int) -> None:
+    for repeat, expected in ((1, 50), (2, 25)):
+        factory = TaskFactory("gym_CartPole-v1", envs.EnvConfig(repeat=repeat), 0)
+        vec_env = make_vec_env(factory, 1, VecEnvConfig(workers=workers))
+        with contextlib.closing(vec_env):
+            assert vec_env.render_fps == expected
+    assert make_vec_env(TaskFactory("catch", envs.EnvConfig(), 0), 1).render_fps == 0

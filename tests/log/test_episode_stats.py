@@ -108,3 +108,18 @@ def test_a_restored_state_continues_exactly():
         assert actual.keys() == reference.keys()
         for key in actual:
             np.testing.assert_array_equal(actual[key], reference[key])
+
+
+def test_success_counts_episodes_that_report_it():
+    stats = EpisodeStats(3)
+    stats.add(row([True] * 3, [False] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]}))
+    stats.add(row([False] * 3, [False] * 3, [0.0] * 3, **{"log/success": [1, 0, -1]}))
+    metrics = stats.add(
+        row([False] * 3, [True] * 3, [0.0] * 3, **{"log/success": [0, 0, -1]})
+    )
+    assert metrics["episode/success"].tolist() == [1, 0]
+    stats.add(row([True] * 3, [False] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]}))
+    metrics = stats.add(
+        row([False] * 3, [True] * 3, [0.0] * 3, **{"log/success": [-1, -1, -1]})
+    )
+    assert not [name for name in metrics if "success" in name]

@@ -42,11 +42,30 @@ def test_a_gif_has_all_frames(tmp_path, channels):
     )
     image = Image.open(path)
     assert (image.size, image.n_frames) == ((12, 8), 5)
-    assert image.info["duration"] == 100
     for index in range(5):
         image.seek(index)
         assert abs(image.convert("RGB").getpixel((3, 3))[0] - 40 * index) <= 2
     assert os.listdir(tmp_path / "deep") == ["video.gif"]
+
+
+@pytest.mark.parametrize(
+    ("count", "fps", "frames", "duration"),
+    [
+        (30, 10, 30, 100),  # the last frame is shown for one more second
+        (5, 10, 5, 400),  # slowed down to two seconds
+        (300, 100, 150, 20),  # every other frame
+    ],
+)
+def test_a_gif_takes_two_seconds_and_pauses(count, fps, frames, duration):
+    video = np.zeros((count, 8, 12, 3), np.uint8)
+    video += (np.arange(count) * 37 % 251).astype(np.uint8)[:, None, None, None]
+    image = Image.open(io.BytesIO(encode_gif(video, fps)))
+    assert image.n_frames == frames
+    durations = []
+    for index in range(frames):
+        image.seek(index)
+        durations.append(image.info["duration"])
+    assert durations == [duration] * (frames - 1) + [duration + 1000]
 
 
 def test_a_png_is_exact():

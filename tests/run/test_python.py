@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from PIL import Image
 
 import reverie
 from reverie.api import UserError
 from reverie.envs.suites.catch import Catch
+from reverie.evaluation import recorders
 from reverie.evaluation.episodes import evaluate
 
 QUICK = {
@@ -117,6 +121,41 @@ def test_an_agent_is_evaluated_in_an_environment_from_python(tmp_path):
     assert reverie.evaluate(path, env=Valve, episodes=2).summary["count"] == 2
     with pytest.raises(UserError, match="remove one"):
         reverie.evaluate(path, env=Valve, task="catch")
+
+
+class Goal(Valve):
+    """Reports success in every other episode, and renders itself."""
+
+    render_mode = "rgb_array"
+    metadata: ClassVar[dict[str, Any]] = {"render_fps": 5}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"is_success": self.is_solved()}
+
+    def is_solved(self):
+        return len(self.actions) // 10 % 2 == 1
+
+    def render(self):
+        return np.full((64, 48, 3), len(self.actions), np.uint8)
+
+
+def test_success_and_videos_of_an_environment_from_python(tmp_path, monkeypatch):
+    settings = {**QUICK, "logger__outputs": ("jsonl",)}
+    path = reverie.train(env=Goal(), logdir=str(tmp_path / "run"), **settings)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line).get("episode/success") for line in lines]
+    assert 0 < np.mean([rate for rate in rates if rate is not None]) <= 1
+    monkeypatch.setattr(recorders, "can_write_mp4", lambda: False)
+    result = reverie.evaluate(path, env=Goal(), episodes=4, videos=1)
+    assert [episode["success"] for episode in result.episodes] == [1, 1, 1, 1]
+    assert result.summary["success"] == 1
+    assert len(result.files) == 1
+    video, durations = Image.open(result.files[0]), []
+    for index in range(video.n_frames):
+        video.seek(index)
+        durations.append(video.info["duration"])
+    assert durations == [200] * 10 + [1200]  # 11 frames, and a pause before it loops
 
 
 def test_a_vector_environment_is_refused_by_name(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from reverie.api import Env, UserError
@@ -45,11 +46,14 @@ def as_env(env: Any, task: str) -> Env:
     return cast(Env, env)
 
 
-def from_gymnasium(env: Any) -> Env:
-    """Adapt a `gymnasium.Env` object to the Reverie interface."""
+def from_gymnasium(env: Any, make_rendered: Callable[[], Any] | None = None) -> Env:
+    """Adapt a `gymnasium.Env` object to the Reverie interface.
+
+    `make_rendered` makes the same environment with `render_mode="rgb_array"`.
+    """
     from reverie.envs.adapters.gymnasium import GymnasiumEnv
 
-    return GymnasiumEnv(env)
+    return GymnasiumEnv(env, make_rendered)
 
 
 def check_spaces(env: Env, task: str) -> None:

@@ -5,14 +5,15 @@ a Dict is named `image` or `vector`, an action that is not a Dict is named `acti
 action with the key of an observation gets the prefix `action/`. `Space.source` records
 where a value is in the environment's own spaces. Discrete spaces keep their `start`.
 `terminated` sets `is_terminal` and `is_last`, `truncated` only `is_last`;
-`info["is_terminal"]` overrides `terminated`.
+`info["is_terminal"]` overrides `terminated`. `info["success"]` or `info["is_success"]`
+is logged as `log/success`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +22,26 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.spaces import RESERVED, Source, Space, Spaces, get_leaf, to_nested
+from reverie.spaces import (
+    RESERVED,
+    SUCCESS,
+    Source,
+    Space,
+    Spaces,
+    get_leaf,
+    to_nested,
+)
 
 Path = tuple[str | int, ...]
+NOT_REPORTED = np.float32(-1)
 
 
 class GymnasiumEnv:
     """Presents a Gymnasium environment as a Reverie environment."""
 
-    def __init__(self, env: Any):
-        self.gym = env
+    def __init__(self, env: Any, make_rendered: Callable[[], Any] | None = None):
+        """`make_rendered` makes the same environment with `render_mode="rgb_array"`."""
+        self.gym, self._make_rendered = env, make_rendered
         leaves = _flatten(env.observation_space, "observation")
         default = _default_key(next(iter(leaves.values())))
         obs_keys = _flat_keys(leaves, default)
@@ -47,7 +58,8 @@ class GymnasiumEnv:
             )
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
         obs = {key: _to_space(*leaf) for key, leaf in self._obs_leaves.items()}
-        self.obs_space: Spaces = {**obs, **flag_spaces()}
+        success: Spaces = {SUCCESS: Space(np.float32, (), -1, 1)}
+        self.obs_space: Spaces = {**obs, **success, **flag_spaces()}
         self.act_space: Spaces = {
             key: _to_space(path, act_leaves[path]) for path, key in act_keys.items()
         }
@@ -66,8 +78,8 @@ class GymnasiumEnv:
             and len(result) == 2
             and isinstance(result[1], Mapping)
         )
-        values = self._flat_obs(result[0] if has_info else result)
-        return {**values, **flags(0.0, first=True)}
+        obs, info = result if has_info else (result, {})
+        return {**self._flat_obs(obs, info), **flags(0.0, first=True)}
 
     def step(self, action: Action) -> Obs:
         own = {k: _to_own(action[k], s.source) for k, s in self.act_space.items()}
@@ -80,16 +92,51 @@ class GymnasiumEnv:
             terminated = done and not truncated
         terminal = bool(info.get("is_terminal", terminated))
         last = bool(terminated or truncated or terminal)
-        return {**self._flat_obs(obs), **flags(reward, last=last, terminal=terminal)}
+        values = self._flat_obs(obs, info)
+        return {**values, **flags(reward, last=last, terminal=terminal)}
 
     def close(self) -> None:
         self.gym.close()
 
-    def _flat_obs(self, obs: Any) -> Obs:
-        return {
+    @property
+    def render_fps(self) -> float:
+        """Steps per second in real time; 0 if the environment does not declare it."""
+        metadata = getattr(self.gym, "metadata", None) or {}
+        fps = metadata.get("render_fps") or metadata.get("video.frames_per_second")
+        return float(fps or 0)
+
+    def start_rendering(self) -> None:
+        """Prepare for `render`; call `reset` next."""
+        if getattr(self.gym, "render_mode", None) == "rgb_array":
+            return
+        if self._make_rendered is None:
+            raise UserError(
+                "The environment has no image observations and was made without "
+                'render_mode="rgb_array", so no videos can be recorded.\n'
+                '  Fix: make it with render_mode="rgb_array".'
+            )
+        self.gym.close()
+        self.gym = self._make_rendered()
+
+    def render(self) -> np.ndarray:
+        """Return the current frame."""
+        return np.array(self.gym.render())
+
+    def _flat_obs(self, obs: Any, info: Mapping[str, Any]) -> Obs:
+        values: Obs = {
             key: _to_array(get_leaf(obs, path), space)
             for key, (path, space) in self._obs_leaves.items()
         }
+        values[SUCCESS] = _success(info)
+        return values
+
+
+def _success(info: Mapping[str, Any]) -> np.float32:
+    """Return whether `info` reports success; -1 if it does not report it."""
+    value = info.get("success", info.get("is_success"))
+    if value is None or np.asarray(value).dtype.kind not in "biuf":
+        return NOT_REPORTED
+    return np.float32(np.any(np.asarray(value) > 0))
 
 
 def _flatten(space: Any, kind: str, path: Path = ()) -> dict[Path, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from reverie.api import Env, UserError
 from reverie.envs.adapters.custom import from_gymnasium
 from reverie.envs.suite import Suite, suggest
@@ -24,7 +26,8 @@ def make_gym(name: str) -> Env:
             f"Gymnasium cannot make {name!r}: {error}{hint}\n"
             "  Fix: use an id of `gymnasium.make`, such as gym_CartPole-v1."
         ) from error
-    return from_gymnasium(env)
+    make_rendered = partial(gymnasium.make, name, render_mode="rgb_array")
+    return from_gymnasium(env, make_rendered)
 
 
 SUITE = Suite(

@@ -7,6 +7,7 @@ of 1000 steps, a fall is terminal, rewards are unbounded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,13 @@ class MuJoCo:
         if config.image:
             height, width = config.size
             options = {"render_mode": "rgb_array", "width": width, "height": height}
-        env: Any = GymnasiumEnv(gymnasium.make(name, **options))
+        env: Any = GymnasiumEnv(
+            gymnasium.make(name, **options),
+            partial(gymnasium.make, name, render_mode="rgb_array"),
+        )
         self._render = env.gym.render
-        self._env = ActionRepeat(env, config.repeat)
+        self._env: Any = ActionRepeat(env, config.repeat)
+        self.render_fps: float = self._env.render_fps
         self.obs_space, self.act_space = dict(self._env.obs_space), env.act_space
         if not config.proprio:
             del self.obs_space["vector"]
@@ -60,6 +65,15 @@ class MuJoCo:
 
     def close(self) -> None:
         self._env.close()
+
+    def start_rendering(self) -> None:
+        """Prepare for `render`; call `reset` next."""
+        opengl.select_backend(True, "--videos 0")
+        self._env.start_rendering()
+
+    def render(self) -> np.ndarray:
+        frame: np.ndarray = self._env.render()
+        return frame
 
     def _convert(self, obs: Obs) -> Obs:
         if not self.config.proprio:

@@ -19,6 +19,8 @@ class BaseVecEnv:
 
     obs_space: Spaces
     act_space: Spaces
+    render_fps: float = 0
+    """Steps per second in real time, for videos; 0 if that is not known."""
 
     def __init__(self, count: int):
         self._count = count

@@ -60,6 +60,7 @@ class EnvSlot:
             env = self._build()
             self.obs_space: Spaces = dict(env.obs_space)
             self.act_space: Spaces = dict(env.act_space)
+            self.render_fps = float(getattr(env, "render_fps", 0))
         except BaseException as error:
             if not is_failure(error):
                 raise

@@ -114,6 +114,7 @@ class SyncVecEnv(base.BaseVecEnv):
         self.obs_space, self.act_space = base.common_spaces(
             [(slot.obs_space, slot.act_space) for slot in slots]
         )
+        self.render_fps = slots[0].render_fps
         self._obs: Obs | None = None
         self._action: Action | None = None
         self._has_failed = False

@@ -53,7 +53,7 @@ def _serve(sock: socket.socket, memory: int, slots: list[EnvSlot]) -> None:
         slot.open()
     gc.freeze()  # objects created so far are permanent; skip them in collections
     spaces = [(slot.obs_space, slot.act_space) for slot in slots]
-    send(sock, b"r", pickle.dumps(spaces), 0.0)
+    send(sock, b"r", pickle.dumps((spaces, slots[0].render_fps)), 0.0)
     shared: SharedArrays | None = None
     while True:
         kind, payload = receive(sock)

@@ -102,7 +102,8 @@ class WorkerHandle:
             if self._starts == 1:
                 raise
             raise WorkerError("errors", str(failure)) from failure
-        spaces: list[tuple[Spaces, Spaces]] = pickle.loads(payload)
+        spaces: list[tuple[Spaces, Spaces]]
+        spaces, self.render_fps = pickle.loads(payload)
         return spaces
 
     def attach(self) -> None:

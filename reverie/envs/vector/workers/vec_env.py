@@ -76,6 +76,7 @@ class WorkerVecEnv(base.BaseVecEnv):
                     "--env.vector.start_timeout allows more time."
                 ) from error
         self.obs_space, self.act_space = base.common_spaces(spaces)
+        self.render_fps = self._workers[0].render_fps
         layout = make_layout(self.obs_space, self.act_space, len(self))
         os.ftruncate(self._memory, layout.itemsize)
         self._shared = SharedArrays(layout, self._memory)
