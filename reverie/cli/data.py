@@ -99,8 +99,9 @@ def data_help(words: list[str]) -> str:
 def parse_data_arguments(name: str, words: list[str]) -> tuple[list[str], Any]:
     """The positional arguments and the options for a command below `reverie data`."""
     command = data_commands()[name]
-    arguments = parse_arguments(words, max_positional=len(command.positional))
-    if len(arguments.positional) != len(command.positional):
+    count = len(command.positional)
+    arguments = parse_arguments(words, len(words) if command.takes_more else count)
+    if len(arguments.positional) < count:
         raise UserError(
             f"`reverie data {name}` needs {' and '.join(command.positional)}.\n"
             f"  Fix: reverie data {name} {' '.join(command.positional)}"

@@ -197,7 +197,8 @@ COMMANDS: dict[str, Command] = {
     "config": Command(show_config, f"{SETTINGS}\n--explain [PREFIX]", _settings_help),
     "data": Command(
         data,
-        "inspect|stats|view PATH\nconvert|split SRC DST\ndemos FILE\n"
+        "inspect|stats|view PATH\nconvert|split SRC DST\nmerge SRC SRC ... DST\n"
+        "demos FILE\n"
         "export LOGDIR FOLDER\nballs|maze --out FOLDER",
         data_help,
     ),

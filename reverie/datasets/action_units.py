@@ -70,6 +70,41 @@ def convert_actions(
     return convert, "; ".join(assumptions)
 
 
+def check_same_actions(
+    name: str, space: Spaces, other_name: str, other: Spaces, values: bool = True
+) -> None:
+    """Raise unless two action spaces have the same keys, shapes and kinds.
+
+    With `values`, also if `other` has values of discrete actions that `space` lacks.
+    """
+
+    def kinds(spaces: Spaces) -> dict[str, Any]:
+        return {key: (s.shape, s.is_discrete) for key, s in spaces.items()}
+
+    def is_larger(key: str, candidate: Space) -> bool:
+        high, low = np.max(candidate.high), np.min(candidate.low)
+        return bool(high > np.max(space[key].high) or low < np.min(space[key].low))
+
+    same = kinds(space) == kinds(other)
+    if same and values:
+        same = not any(is_larger(k, s) for k, s in other.items() if s.is_discrete)
+    if not same:
+        texts = [
+            ", ".join(map(_describe_action, x, x.values())) for x in (space, other)
+        ]
+        raise UserError(
+            f"The actions of {name} are {texts[0]}, those of {other_name} are "
+            f"{texts[1]}.\n  Fix: use data and environments of the same robot or task, "
+            "with the same kind of control."
+        )
+
+
+def _describe_action(key: str, space: Space) -> str:
+    if space.is_discrete and not space.shape:
+        return f"{key} from {int(space.low)} to {int(space.high) - 1}"
+    return f"{key} {space.shape}"
+
+
 def check_same_units(run: str, act_space: Spaces, data: str, recorded: Spaces) -> None:
     """Raise if recorded actions are not in the units that a run was trained with."""
     for key, space in act_space.items():

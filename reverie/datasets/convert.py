@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ def convert(
     """Write all episodes, or those named, to a folder that must not exist."""
     config = config or WriterConfig()
     check_new(destination)
-    source = TransformedReader(reader, transforms or Transforms())
+    source = TransformedReader(reader, transforms) if transforms else reader
     selected = list(reader.names() if names is None else names)
     partial = destination.with_name(destination.name + PARTIAL)
     start_or_resume(partial, _settings(source, format, selected), destination)
@@ -107,7 +107,7 @@ class _EpisodeWriter:
 
     def __init__(
         self,
-        source: TransformedReader,
+        source: Reader,
         folder: Path,
         config: WriterConfig,
         format: FileFormat,
@@ -169,14 +169,11 @@ class _EpisodeWriter:
             write_episode(self.folder, name, episode)
 
 
-def _settings(
-    source: TransformedReader, format: str, names: list[str]
-) -> dict[str, Any]:
+def _settings(source: Reader, format: str, names: list[str]) -> dict[str, Any]:
     """Everything that must be equal to resume a conversion."""
     return {
         "source": source.origin,
         "options": source.options,
-        "transforms": {k: list(v) for k, v in asdict(source.transforms).items()},
         "format": format,
         "obs": spaces_to_json(source.obs_space),
         "act": spaces_to_json(source.act_space),

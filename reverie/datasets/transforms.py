@@ -7,7 +7,8 @@ during training, so both give the same episodes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -142,6 +143,11 @@ class TransformedReader(WrappedReader):
         self.transforms = transforms
         obs_space = transforms.output_space(reader.obs_space, reader.origin)
         self._spaces = obs_space, reader.act_space
+
+    @property
+    def options(self) -> dict[str, Any]:
+        transforms = {k: list(v) for k, v in asdict(self.transforms).items()}
+        return {**self.inner.options, "transforms": transforms}
 
     def read(self, name: str) -> Episode:
         transforms, inner = self.transforms, self.inner

@@ -44,7 +44,7 @@ class SequenceRun(NamedTuple):
         if is_sequence_task(config.task):
             folder = getattr(self.feed.dataset, "folder", "")
             return str(folder or config.sequences.folder)
-        return config.offline.eval_data or config.offline.data
+        return config.offline.evaluated_data
 
 
 def open_sequence_run(

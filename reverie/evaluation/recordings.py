@@ -64,9 +64,10 @@ def eval_recordings(logdir: Path, flags: Sequence[tuple[str, Any]] = ()) -> Eval
         {"name": episode.name, "rows": episode.rows, **episode.losses}
         for episode in results.losses
     ]
-    data = config.eval_data or config.data
     names = [str(path) for path in files]
-    return make_result(run, "recordings", summary, episodes, data, names)
+    return make_result(
+        run, "recordings", summary, episodes, config.evaluated_data, names
+    )
 
 
 def describe(result: EvalResult) -> str:

@@ -32,6 +32,7 @@ from reverie.datasets.convert import (
 from reverie.datasets.episode_format import BadEpisode, Episode, is_image
 from reverie.datasets.episodes import ReaderConfig, open_episodes
 from reverie.datasets.inspect import inspect_episodes
+from reverie.datasets.joined import join_readers
 from reverie.datasets.readers import FolderReader, Reader
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.metadata import DatasetMetadata, read_metadata
@@ -60,6 +61,8 @@ class DataCommand(NamedTuple):
     positional: tuple[str, ...] = ("PATH",)
     run_settings: tuple[str, ...] = ()
     """Options that are also settings of a run, so that preset blocks may set them."""
+    takes_more: bool = False
+    """True if there may be more positional arguments than named."""
 
     @property
     def summary(self) -> str:
@@ -91,16 +94,23 @@ class InspectOptions(MapOptions):
 
 
 @dataclass(frozen=True)
-class ConvertOptions(ReaderConfig, WriterConfig):
+class MergeOptions(ReaderConfig, WriterConfig):
     format: FileFormat = "npz"
     """File format: `npz` as in dreamerv3-torch, or `safetensors`, which is larger and
     faster to read."""
-    first: int = 0
-    """Number of episodes to convert, from the first on; 0 for all."""
 
     def __post_init__(self) -> None:
         ReaderConfig.__post_init__(self)
         WriterConfig.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class ConvertOptions(MergeOptions):
+    first: int = 0
+    """Number of episodes to convert, from the first on; 0 for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check_minimum(self, first=0)
 
 
@@ -182,12 +192,31 @@ def inspect_command(path: str, options: InspectOptions) -> int:
 
 def convert_command(path: str, folder: str, options: ConvertOptions) -> int:
     """Convert a dataset to a folder of episode files."""
-    config = ReaderConfig(action_bounds=options.action_bounds, map=options.map)
-    reader = open_episodes(path, config)
+    reader = open_episodes(path, options)
     names = reader.names()[: options.first or None]
-    out, bar = Path(folder).expanduser(), Progress("converted")
-    transforms, format_ = options.transforms, options.format
-    result = convert(reader, out, transforms, options, names, bar, format_)
+    return _write_folder(reader, folder, options, names, Progress("converted"))
+
+
+def merge_command(*arguments: Any) -> int:
+    """Write the episodes of several datasets to one folder.
+
+    They must have the same observations and actions after the transforms.
+    """
+    *paths, folder, options = arguments
+    reader = join_readers([open_episodes(path, options) for path in paths])
+    return _write_folder(reader, folder, options, None, Progress("merged"))
+
+
+def _write_folder(
+    reader: Reader,
+    folder: str,
+    options: MergeOptions,
+    names: list[str] | None,
+    bar: Progress,
+) -> int:
+    """Write episodes as files, and print how many."""
+    out = Path(folder).expanduser()
+    result = convert(reader, out, None, options, names, bar, options.format)
     bar.end()
     reader.close()
     _print_skipped(result.bad)
@@ -315,6 +344,9 @@ def demos_command(path: str, options: DemosOptions) -> int:
 DATA_COMMANDS: dict[str, DataCommand] = {
     "inspect": DataCommand(inspect_command, InspectOptions),
     "convert": DataCommand(convert_command, ConvertOptions, ("SRC", "DST")),
+    "merge": DataCommand(
+        merge_command, MergeOptions, ("SRC", "SRC", "DST"), takes_more=True
+    ),
     "split": DataCommand(split_command, SplitOptions, ("SRC", "DST")),
     "stats": DataCommand(stats_command, StatsOptions),
     "view": DataCommand(view_command, ViewOptions),

@@ -25,14 +25,14 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.datasets.action_units import Convert, convert_actions
+from reverie.datasets.action_units import Convert, check_same_actions, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
 from reverie.run.config import Config, with_flags
 from reverie.run.factory import make_agent
 from reverie.run.folder import config_from_settings, read_config, run_folder_of
-from reverie.run.offline.datasets import check_same_actions, saved_image_crop
+from reverie.run.offline.datasets import as_paths, saved_image_crop
 from reverie.storage.run_spaces import RunSpaces, read_spaces
 
 
@@ -87,7 +87,7 @@ class SavedRun:
         config, settings = self.config, self.config.agent_config
         if settings.trains_policy or config.run.from_checkpoint:
             return
-        data = config.offline.data or "PATH"
+        data = " ".join(as_paths(config.offline.data)) or "PATH"
         raise UserError(
             f"{self.folder} has no trained policy, only a world model.\n"
             f"  Fix: clone recorded actions with `reverie bc --bc.run {self.folder} "

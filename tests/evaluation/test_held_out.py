@@ -10,6 +10,7 @@ from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import UserError
+from reverie.datasets.action_units import check_same_actions
 from reverie.datasets.episode_format import with_flag_spaces
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.feed import EpisodeFeed
@@ -19,7 +20,7 @@ from reverie.evaluation.recordings import eval_recordings
 from reverie.run import checkpoint
 from reverie.run.config import resolve
 from reverie.run.load import open_run
-from reverie.run.offline.datasets import OfflineEpisodes, check_same_actions
+from reverie.run.offline.datasets import OfflineEpisodes
 from reverie.run.offline.train import offline
 from reverie.spaces import Space
 from reverie.storage.episodes import write_episode

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from reverie.api import Agent, Metrics, StateDict, UserError
@@ -30,7 +29,7 @@ from reverie.convert.dreamerv3_torch.checkpoint import (
     is_torch_file,
     read_encoder,
 )
-from reverie.datasets.action_units import ConvertedActions
+from reverie.datasets.action_units import ConvertedActions, check_same_actions
 from reverie.datasets.episode_cache import EpisodeCacheConfig
 from reverie.datasets.episode_format import BadEpisode, with_flag_spaces
 from reverie.datasets.episodes import ReaderConfig, open_episodes
@@ -41,6 +40,7 @@ from reverie.datasets.images import (
     check_obs_space,
     load_image_crop,
 )
+from reverie.datasets.joined import join_readers
 from reverie.datasets.readers import Reader, SelectedKeys
 from reverie.datasets.sequences import (
     SequenceDataset,
@@ -53,7 +53,7 @@ from reverie.datasets.split import Subset, split_by_mask, split_by_seed
 from reverie.datasets.statistics import compute_statistics, load_statistics
 from reverie.evaluation.held_out import HeldOutConfig, evaluate_held_out, to_metrics
 from reverie.run import checkpoint
-from reverie.spaces import Space, Spaces
+from reverie.spaces import Spaces
 
 if TYPE_CHECKING:
     from reverie.run.config import Config
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 class OfflineConfig:
     """Training on recorded episodes (`reverie offline` and `reverie bc`)."""
 
-    data: str = ""
-    """Recorded episodes to train on: a path or dataset id that `reverie data inspect`
-    reads."""
-    eval_data: str = ""
+    data: str | tuple[str, ...] = ""
+    """Recorded episodes to train on: one or more paths or dataset ids that `reverie
+    data inspect` reads. Several must have the same observations and actions."""
+    eval_data: str | tuple[str, ...] = ""
     """Recorded episodes to evaluate on, read like `data`. If empty, a part of `data` is
     held out."""
     read: ReaderConfig = field(default_factory=ReaderConfig)
@@ -101,6 +101,16 @@ class OfflineConfig:
         if not 0 <= self.split < 1:
             raise ValueError(f"split must be at least 0 and below 1, not {self.split}")
         check_minimum(self, "offline.", epochs=0, report_epochs=0, patience=0)
+
+    @property
+    def evaluated_data(self) -> str:
+        """Paths of the recorded episodes that are evaluated on, for messages."""
+        return " ".join(as_paths(self.eval_data or self.data))
+
+
+def as_paths(data: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths or dataset ids in `offline.data` or `offline.eval_data`."""
+    return (data,) if isinstance(data, str) else data
 
 
 class OfflineDataset(Protocol):
@@ -206,7 +216,7 @@ class OfflineEpisodes:
             return {"encoder": read_encoder(run)}
         path = checkpoint.find_checkpoint(Path(run))
         if images := saved_image_crop(path):
-            check_obs_space(images, self.images.input_space, self.config.data)
+            check_obs_space(images, self.images.input_space, self.training.origin)
         return checkpoint.read_part(path, "agent")
 
     def evaluate(self, agent: Agent, feed: Any) -> Metrics:
@@ -310,20 +320,25 @@ def open_split(
     """
     if not config.data:
         raise UserError("No recorded episodes are given.\n  Fix: --offline.data PATH")
-    reader = open_episodes(config.data, config.read, incomplete=incomplete)
-    reader = SelectedKeys(reader, config.keys)
+
+    def open_all(data: str | tuple[str, ...]) -> list[Reader]:
+        return [
+            open_episodes(path, config.read, incomplete=incomplete)
+            for path in as_paths(data)
+        ]
+
+    reader = join_readers([SelectedKeys(r, config.keys) for r in open_all(config.data)])
     if config.eval_data:
-        other = open_episodes(config.eval_data, config.read, incomplete=incomplete)
-        check_obs_space(
-            ImageCrop(config.images, reader.obs_space),
-            other.obs_space,
-            config.eval_data,
-        )
+        others = open_all(config.eval_data)
+        crop = ImageCrop(config.images, reader.obs_space)
+        for other in others:
+            check_obs_space(crop, other.obs_space, other.origin)
+        keys = tuple(reader.obs_space)
+        held_out = join_readers([SelectedKeys(other, keys) for other in others])
         check_same_actions(
-            config.data, reader.act_space, config.eval_data, other.act_space
+            reader.origin, reader.act_space, held_out.origin, held_out.act_space
         )
-        other = ConvertedActions(other, reader.act_space, config.data)
-        return reader, SelectedKeys(other, tuple(reader.obs_space))
+        return reader, ConvertedActions(held_out, reader.act_space, reader.origin)
     if {"train", "valid"} <= reader.masks.keys():
         names = split_by_mask(reader, "train", "valid")
     elif config.split:
@@ -331,39 +346,6 @@ def open_split(
     else:
         return reader, reader
     return Subset(reader, names[0]), Subset(reader, names[1])
-
-
-def check_same_actions(
-    name: str, space: Spaces, other_name: str, other: Spaces, values: bool = True
-) -> None:
-    """Raise unless two action spaces have the same keys, shapes and kinds.
-
-    With `values`, also if `other` has values of discrete actions that `space` lacks.
-    """
-
-    def kinds(spaces: Spaces) -> dict[str, Any]:
-        return {key: (s.shape, s.is_discrete) for key, s in spaces.items()}
-
-    def is_larger(key: str, candidate: Space) -> bool:
-        high, low = np.max(candidate.high), np.min(candidate.low)
-        return bool(high > np.max(space[key].high) or low < np.min(space[key].low))
-
-    same = kinds(space) == kinds(other)
-    if same and values:
-        same = not any(is_larger(k, s) for k, s in other.items() if s.is_discrete)
-    if not same:
-        texts = [", ".join(map(_describe, x, x.values())) for x in (space, other)]
-        raise UserError(
-            f"The actions of {name} are {texts[0]}, those of {other_name} are "
-            f"{texts[1]}.\n  Fix: use data and environments of the same robot or task, "
-            "with the same kind of control."
-        )
-
-
-def _describe(key: str, space: Space) -> str:
-    if space.is_discrete and not space.shape:
-        return f"{key} from {int(space.low)} to {int(space.high) - 1}"
-    return f"{key} {space.shape}"
 
 
 def saved_image_crop(path: Path) -> ImageCrop | None:

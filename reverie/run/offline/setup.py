@@ -15,18 +15,14 @@ from reverie.api import UserError
 from reverie.capabilities import ConfiguresBase
 from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
 from reverie.convert.dreamerv3_torch.sizes import infer_encoder
-from reverie.datasets.action_units import check_same_units
+from reverie.datasets.action_units import check_same_actions, check_same_units
 from reverie.datasets.episodes import ReaderConfig
 from reverie.datasets.images import ImageConfig, check_obs_space
 from reverie.run.checkpoint import find_checkpoint
 from reverie.run.clock import RunConfig
 from reverie.run.config import Config
 from reverie.run.folder import read_config, resolve_logdir, run_folder_of
-from reverie.run.offline.datasets import (
-    OfflineEpisodes,
-    check_same_actions,
-    saved_image_crop,
-)
+from reverie.run.offline.datasets import OfflineEpisodes, as_paths, saved_image_crop
 from reverie.storage.run_spaces import read_spaces
 
 
@@ -112,7 +108,7 @@ def check_initial_weights(config: Config, dataset: OfflineEpisodes) -> None:
 
 def check_same_spaces(run: str, dataset: OfflineEpisodes) -> None:
     """Raise unless a dataset has the observations and actions of a run."""
-    path, data = find_checkpoint(Path(run)), dataset.config.data
+    path, data = find_checkpoint(Path(run)), dataset.training.origin
     if images := saved_image_crop(path):
         check_obs_space(images, dataset.images.input_space, data)
     for folder in list(path.parents)[:2]:
@@ -122,8 +118,10 @@ def check_same_spaces(run: str, dataset: OfflineEpisodes) -> None:
             check_same_units(run, act_space, data, dataset.act_space)
 
 
-def is_same_data(path: str, other: str) -> bool:
-    """True if two paths or dataset ids name the same recorded episodes."""
-    if ":" in path or ":" in other:
-        return path == other
-    return Path(path).expanduser().resolve() == Path(other).expanduser().resolve()
+def is_same_data(data: str | tuple[str, ...], other: str | tuple[str, ...]) -> bool:
+    """True if two values of `offline.data` name the same recorded episodes."""
+
+    def resolved(path: str) -> str:
+        return path if ":" in path else str(Path(path).expanduser().resolve())
+
+    return {*map(resolved, as_paths(data))} == {*map(resolved, as_paths(other))}

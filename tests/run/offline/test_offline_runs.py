@@ -19,6 +19,7 @@ import reverie
 from reverie.api import UserError
 from reverie.cli import main as cli
 from reverie.cli.train import command_config
+from reverie.datasets.action_units import check_same_actions
 from reverie.datasets.episodes import open_episodes
 from reverie.datasets.statistics import compute_statistics, save_statistics
 from reverie.evaluation.episodes import evaluate
@@ -29,7 +30,6 @@ from reverie.run.folder import read_config
 from reverie.run.offline.datasets import (
     OfflineConfig,
     OfflineEpisodes,
-    check_same_actions,
     saved_image_crop,
 )
 from reverie.run.offline.run import OfflineRun
