@@ -7,6 +7,8 @@ from typing import Literal
 
 from reverie.api import UserError
 
+Storage = Literal["auto", "ram", "disk"]
+
 
 @dataclass(frozen=True)
 class SelectorFractions:
@@ -58,7 +60,7 @@ class ReplayConfig:
     """Reduce the capacity to what fits into memory and on disk. Set automatically for
     runs whose blocks, files and flags give no capacity."""
 
-    storage: Literal["auto", "ram", "disk"] = "auto"
+    storage: Storage = "auto"
     """Where steps are stored; auto means in memory if they fit, otherwise on disk."""
 
     device_memory: float = 0.5

@@ -10,6 +10,7 @@ from typing import Literal
 
 from reverie.api import UserError
 from reverie.replay.column_store import MAX_RESIDENT_BYTES, WIDE_BYTES
+from reverie.replay.config import Storage
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -76,7 +77,7 @@ def make_memory_plan(
     extras: Spaces,
     *,
     capacity: int,
-    storage: Literal["auto", "ram", "disk"],
+    storage: Storage,
     tail: int,
     save: bool,
     directory: Path | None,

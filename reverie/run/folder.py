@@ -10,6 +10,7 @@ logdir/
   ckpt/              checkpoints, newest last
   best/              checkpoint with the lowest evaluation loss (offline training)
   replay/            replay buffer
+  eval_replay/       replay buffer of the evaluation episodes of `train_eval`
   eval.json, eval/   result, videos and figures of `reverie eval`
 """
 
@@ -56,7 +57,7 @@ RESUMABLE_SETTINGS = (
     "offline.patience",
 )
 """Prefixes of the settings that may change when a run is resumed."""
-SUBFOLDERS = ("ckpt", "best", "replay", "media", "eval")
+SUBFOLDERS = ("ckpt", "best", "replay", "eval_replay", "media", "eval")
 """Folders of a run that cannot be the folder of another run."""
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reverie import envs as suites
-from reverie.api import Metrics, UserError, VecEnv
+from reverie.api import Metrics, StateDict, UserError, VecEnv
 from reverie.capabilities import NeedsStatistics
 from reverie.datasets.episodes import iterate_episodes
-from reverie.evaluation.episodes import play_episodes, summarize
+from reverie.evaluation.episodes import summarize
 from reverie.replay import device_copy
 from reverie.replay.buffer import Replay
+from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
 from reverie.run import checkpoint, device
@@ -20,6 +22,7 @@ from reverie.run.base_run import BaseRun
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.collectors import InProcessCollector, OverlappedCollector
 from reverie.run.config import Config, for_evaluation
+from reverie.run.evaluator import Evaluator
 from reverie.run.factory import (
     FIRST_EVAL_ENV,
     MakeEnv,
@@ -31,6 +34,8 @@ from reverie.run.factory import (
 from reverie.run.folder import write_config
 from reverie.run.size import describe_size, smaller_size
 from reverie.storage.run_spaces import write_spaces
+
+EVAL_REPLAY = "eval_replay"
 
 
 class OnlineRun(BaseRun):
@@ -65,13 +70,18 @@ class OnlineRun(BaseRun):
                 "would ever be logged or saved.\n  Fix: --run.clock seconds"
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
-        self.replay = self._open_replay(config.run.envs, self.path / "replay")
+        self.replay = self._open_replay(
+            config.run.envs, self.path / "replay", config.replay.storage
+        )
         if self.replay.plan.wanted:
             self.print_message(self.replay.plan.describe_reduction())
             replay = replace(config.replay, capacity=self.replay.capacity)
             self.config = config = replace(config, replay=replay)
             write_config(self.path, config)
-        self.replay_indices: dict[Path, Any] = {}  # of the kept checkpoints
+        self.replays = {"replay": self.replay}
+        """Replay buffers by the name of their folder and part of the checkpoint."""
+        self.replay_indices: dict[Path, dict[str, StateDict]] = {}
+        """Saved replay buffers of the kept checkpoints."""
         self.feed = self._open_feed(self.replay)
         self.clock = Clock(
             config.run,
@@ -88,11 +98,7 @@ class OnlineRun(BaseRun):
             self.timer,
             self.rates,
         )
-        if self._evaluates:
-            count, eval_config = config.run.eval_envs, for_evaluation(config)
-            self.eval_envs = self._open_envs(eval_config, count, FIRST_EVAL_ENV)
-            self.eval_replay = self._open_replay(count, None, fraction=0.1)
-            self.eval_feed = self._open_feed(self.eval_replay)
+        self.evaluator = self._open_evaluator() if self._evaluates else None
 
     def _open_envs(self, config: Config, count: int, first: int) -> VecEnv:
         # Environments can only step in parallel with training in their own processes.
@@ -102,8 +108,17 @@ class OnlineRun(BaseRun):
         self._cleanup.callback(envs.close)
         return envs
 
+    def _open_evaluator(self) -> Evaluator:
+        """Make the environments and the replay buffer of the evaluation."""
+        config = self.config
+        count = config.run.eval_envs
+        envs = self._open_envs(for_evaluation(config), count, FIRST_EVAL_ENV)
+        replay = self._open_replay(count, self.path / EVAL_REPLAY, "ram", 0.1)
+        self.replays[EVAL_REPLAY] = replay
+        return Evaluator(envs, self._open_feed(replay), config.run.eval_eps)
+
     def _open_replay(
-        self, streams: int, directory: Path | None, fraction: float = 1.0
+        self, streams: int, directory: Path, storage: Storage, fraction: float = 1.0
     ) -> Replay:
         """Make a replay buffer for observations, actions and the agent's extras.
 
@@ -115,7 +130,6 @@ class OnlineRun(BaseRun):
         if not config.run.episodes:  # never more than the run will collect
             most = max(config.run.steps, self.checkpoints.step)
             capacity = min(capacity, most + streams)
-        storage = config.replay.storage if directory else "ram"
         replay = Replay(
             {key: space for key, space in spaces.items() if key[:4] != "log/"},
             self.agent.extras,
@@ -213,14 +227,12 @@ class OnlineRun(BaseRun):
 
     def evaluate(self) -> None:
         """Play and log evaluation episodes, if this run evaluates."""
-        if not self._evaluates:
+        if self.evaluator is None:
             return
-        envs, replay, count = self.eval_envs, self.eval_replay, self.config.run.eval_eps
-        stop = self.stopper.is_set
-        played = play_episodes(self.agent, envs, count, replay, stop=stop)
+        played = self.evaluator.play(self.agent, self.stopper.is_set)
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
-            self.report(self.eval_feed, prefix="eval")
+            self.report(self.evaluator.feed, prefix="eval")
 
     @property
     def is_complete(self) -> bool:
@@ -233,24 +245,35 @@ class OnlineRun(BaseRun):
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
         self.should_save = False
+        agent = self.agent_state()  # raises if it is not finite
+        replays = {name: replay.save() for name, replay in self.replays.items()}
         parts = {
-            "agent": self.agent_state(),
-            "replay": self.replay.save(),
+            "agent": agent,
+            **replays,
             "collector": self.collector.state_dict(),
             "loop": self._loop_state(),
         }
+        if self.evaluator is not None:
+            parts["evaluator"] = self.evaluator.state_dict()
         path = self.checkpoints.save(self.clock.step, parts)
-        self.replay_indices[path] = parts["replay"]
+        self.replay_indices[path] = replays
         self._delete_unused_replay_files(self.checkpoints.prune())
 
     def _delete_unused_replay_files(self, kept: list[Path]) -> None:
         """Delete the replay files that none of the kept checkpoints needs."""
         known = self.replay_indices
         self.replay_indices = {
-            path: known.get(path) or checkpoint.read_part(path, "replay")
+            path: known.get(path) or self._read_parts(path, self.replays)
             for path in kept
         }
-        self.replay.delete_unused_files(list(self.replay_indices.values()))
+        for name, replay in self.replays.items():
+            indices = self.replay_indices.values()
+            replay.delete_unused_files([i[name] for i in indices if name in i])
+
+    def _read_parts(self, path: Path, names: Iterable[str]) -> dict[str, StateDict]:
+        """Return these parts of a checkpoint; without evaluation it has fewer."""
+        parts = checkpoint.read_manifest(path)["parts"]
+        return {n: checkpoint.read_part(path, n) for n in names if n in parts}
 
     def finish(self) -> None:
         """Save, report and log a last time; raise if the run was interrupted.
@@ -292,10 +315,14 @@ class OnlineRun(BaseRun):
 
     def _restore(self, path: Path) -> None:
         self.agent.load_state_dict(checkpoint.read_part(path, "agent"))
-        index = self.replay_indices[path] = checkpoint.read_part(path, "replay")
-        self.replay.load(index)
+        indices = self.replay_indices[path] = self._read_parts(path, self.replays)
+        for name, index in indices.items():
+            self.replays[name].load(index)
         self._restore_loop(checkpoint.read_part(path, "loop"))
         self.collector.load_state_dict(checkpoint.read_part(path, "collector"))
+        if self.evaluator is not None:
+            for state in self._read_parts(path, ["evaluator"]).values():
+                self.evaluator.load_state_dict(state)
 
     def print_summary(self) -> None:
         """Print agent, task, device, run folder, number of steps and replay buffer."""

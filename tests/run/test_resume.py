@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from state_helpers import assert_same
 
@@ -168,3 +169,59 @@ def test_other_seeds_give_other_runs(tmp_path):
     b = train(settings(tmp_path / "b", 160, "catch", "ram", seed=1))
     with pytest.raises(AssertionError):
         assert_same(read_state(a)["agent"]["pol"], read_state(b)["agent"]["pol"])
+
+
+def eval_contents(config) -> dict:
+    """Return the rows of the evaluation replay and the states of its environments."""
+    with OnlineRun(config, evaluate=True) as run:
+        run.start()
+        replay = run.evaluator.feed.replay
+        ids = np.arange(replay.index.first, replay.index.total)
+        rows = {k: space.zeros(len(ids)) for k, space in replay.spaces.items()}
+        assert replay.read(ids, rows)
+        return {"ids": ids, "rows": rows, "state": run.evaluator.state_dict()}
+
+
+class Killed(BaseException):
+    """Ends a run without a save."""
+
+
+@pytest.mark.parametrize("kill_at", [60, 220])
+def test_a_killed_run_evaluates_as_an_uninterrupted_one(tmp_path, monkeypatch, kill_at):
+    flags = {"run.eval_every": 50, "run.eval_envs": 2, "run.eval_eps": 3}
+    whole = settings(tmp_path / "whole", 360, "catch", "ram", **flags)
+    killed = settings(tmp_path / "killed", 360, "catch", "ram", **flags)
+    collect = OnlineRun.collect
+
+    def collect_or_die(run):
+        if run.clock.step >= kill_at:
+            raise Killed
+        return collect(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OnlineRun, "collect", collect_or_die)
+        with pytest.raises(Killed):
+            train(killed, evaluate=True)
+    train(killed, evaluate=True)
+    train(whole, evaluate=True)
+
+    assert_same(*(strip(read_state(Path(c.logdir))) for c in (whole, killed)))
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        assert_same(*(lines(Path(c.logdir) / name) for c in (whole, killed)), name)
+    keys = {key for line in lines(tmp_path / "killed/metrics.jsonl") for key in line}
+    assert {"eval/episode/score", "eval/loss/image"} <= keys
+    assert_same(eval_contents(whole), eval_contents(killed))
+
+
+def test_a_run_can_be_resumed_with_and_without_evaluation(tmp_path):
+    flags = {"run.eval_every": 50, "run.eval_envs": 2}
+    train(settings(tmp_path, 120, "catch", "ram", **flags), evaluate=True)
+    assert list((tmp_path / "eval_replay").iterdir())
+    train(settings(tmp_path, 160, "catch", "ram", **flags))
+    train(settings(tmp_path, 220, "catch", "ram", **flags), evaluate=True)
+    flags["run.eval_envs"] = 3
+    path = train(settings(tmp_path, 280, "catch", "ram", **flags), evaluate=True)
+    assert (
+        "evaluator"
+        in checkpoint.read_manifest(Checkpoints(path / "ckpt").newest())["parts"]
+    )
