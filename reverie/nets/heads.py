@@ -61,8 +61,10 @@ class PolicyConfig(MLPConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.minstd <= self.maxstd and 0 <= self.unimix <= 1):
-            raise ValueError("0 < minstd <= maxstd and 0 <= unimix <= 1 must hold")
+        if not 0 < self.minstd <= self.maxstd:
+            raise ValueError("minstd must be positive and at most maxstd")
+        if not 0 <= self.unimix <= 1:
+            raise ValueError("unimix must be from 0 to 1")
 
 
 class Head(nn.Module):

@@ -151,8 +151,12 @@ class BaseRun(Resources):
 
     def _restore_loop(self, state: StateDict) -> None:
         self.clock.load_state_dict(state["clock"])
-        self.logger.load_state_dict(state["logger"], state["final_log"])
-        self.was_finished = self.is_complete and self.logger.has_final_write
+        final = state["final_log"]
+        self.logger.load_state_dict(state["logger"], final)
+        has_final_write = self.logger.has_final_write
+        self.was_finished = self.is_complete and has_final_write
+        if final and final["due"] and not has_final_write and not self.is_complete:
+            self.logger.write(final["step"])  # it failed, for example on a full disk
         if self.was_finished:
             self.print_message("This run has already finished.")
 
