@@ -206,6 +206,17 @@ class HasBase(Protocol):
         """Load the weights of the base run."""
 
 
+class UnusedSetting(NamedTuple):
+    """A setting that has no effect in a run."""
+
+    name: str
+    """Dotted name of a setting, or of a group with a dot at its end."""
+    reason: str
+    """Why it has no effect: a clause, without a period."""
+    instead: str = ""
+    """What to type instead, with `{value}` for its value; empty to leave it out."""
+
+
 @dataclass(frozen=True)
 class AgentConfig:
     """Base class of an agent's settings; it declares what the agent needs of a run.
@@ -265,6 +276,12 @@ class AgentConfig:
     def gives_priorities(self) -> bool:
         """True if the agent sets sampling priorities in the replay."""
         return False
+
+    @property
+    def unused(self) -> tuple[UnusedSetting, ...]:
+        """Settings of a run, also of this agent, that have no effect with this config.
+        They are refused if the user typed them."""
+        return ()
 
 
 @runtime_checkable

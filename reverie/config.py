@@ -17,15 +17,11 @@ and users write `1e6` for an int.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import difflib
 import functools
-import inspect
-import itertools
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,6 +42,21 @@ Layer = Mapping[str, Any]
 
 class ConfigError(UserError):
     """An unknown setting, or a value that does not fit its setting."""
+
+
+class UnknownSetting(ConfigError):
+    """A name that is not a setting.
+
+    The origin is the place where it was given, and `options` the names from which a
+    similar one is suggested.
+    """
+
+    def __init__(self, name: str, origin: str, options: Collection[str]):
+        self.name, self.origin = name, origin
+        super().__init__(
+            f"There is no setting {name!r} ({origin}).{suggest(name, options)}\n"
+            "  Fix: `reverie config` lists all settings."
+        )
 
 
 def resolve(schema: type[T], layers: Iterable[tuple[str, Layer]]) -> T:
@@ -107,56 +118,33 @@ def names_in(schema: type, layers: Iterable[tuple[str, Layer]]) -> set[str]:
     return {name for o, key in keys for name in matching_names(key, settings, o)}
 
 
-# Documentation of the settings.
-
-
-def explain(schema: type, prefix: str = "") -> str:
-    """Type, default and meaning of every setting whose name starts with a prefix.
-
-    The prefix is a group (`run`), a setting (`run.steps`) or empty for all settings.
-    """
-    prefix = prefix.replace("-", "_").strip(".")
-    docs, settings = _docs(schema), settings_of(schema)
-    names = [n for n in settings if not prefix or f"{n}.".startswith(f"{prefix}.")]
-    if prefix and not names:
-        options = {*settings, *(name.rpartition(".")[0] for name in settings)}
-        raise ConfigError(
-            f"There is no setting or group {prefix!r}.{suggest(prefix, options)}\n"
-            "  Fix: `reverie config --explain` lists the groups."
-        )
-    return "\n".join(_explain_one(name, settings[name], docs) for name in names)
-
-
-def explain_groups(schema: type, defaults: Mapping[str, Any] | None = None) -> str:
-    """Explain the settings that are in no group, and list the groups.
-
-    `defaults` replaces defaults of the schema, for commands that have their own.
-    """
-    docs, settings = _docs(schema), dict(settings_of(schema))
-    for name, value in (defaults or {}).items():
-        settings[name] = dataclasses.replace(settings[name], default=value)
-    top = [_explain_one(n, settings[n], docs) for n in settings if "." not in n]
-    groups = dict.fromkeys(name.split(".")[0] for name in settings if "." in name)
-    rows = [f"  --{group + '.*':<12} {docs.get(group, '')}" for group in groups]
-    return "\n".join([*top, "", "Groups of settings", *rows])
+SIMILAR = 0.75
+"""Minimum similarity of a suggested name, from 0 to 1."""
 
 
 def suggest(name: str, options: Collection[str]) -> str:
-    """` Did you mean X?` with the most similar option, or an empty string.
+    """` Did you mean X?` with a similar option, or an empty string if none is similar.
 
-    Options with the same last part are preferred: `units` suggests `enc.units`.
+    Options with the same last part are preferred: `units` suggests `enc.units`. In all
+    others, the last part must be similar too, because settings of one group have long
+    names in common.
     """
-    group, _, last_part = name.rpartition(".")
-    by_last_part = {option.rpartition(".")[2]: option for option in options}
+    group, _, last_part = name.replace("-", "_").rpartition(".")
     same_last_part = [o for o in options if o.rpartition(".")[2] == last_part]
     same_group = [o for o in same_last_part if o.startswith(f"{group}.")]
     similar = same_group or same_last_part
-    similar = difflib.get_close_matches(name, similar, n=1, cutoff=0)
-    similar = similar or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if not similar:
-        close = difflib.get_close_matches(last_part, by_last_part, n=1)
-        similar = [by_last_part[part] for part in close]
-    return f" Did you mean {similar[0]!r}?" if similar else ""
+        last_parts = {option: option.rpartition(".")[2] for option in options}
+        close = difflib.get_close_matches(
+            last_part, set(last_parts.values()), n=3, cutoff=SIMILAR
+        )
+        if len(last_part) > 3:  # three letters are similar to too many words
+            similar = [o for o, part in last_parts.items() if part in close[:1]]
+        else:
+            whole = difflib.get_close_matches(name, options, n=3, cutoff=0.85)
+            similar = [o for o in whole if last_parts[o] in close]
+    best = difflib.get_close_matches(name, similar, n=1, cutoff=0)
+    return f" Did you mean {best[0]!r}?" if best else ""
 
 
 # Layers.
@@ -249,7 +237,7 @@ def flag_layer(schema: type, flags: Iterable[tuple[str, Any]], base: Any) -> Lay
                 if settings[name].type is not bool:
                     raise ConfigError(
                         f"The flag --{flag} needs a value.\n"
-                        f"  Fix: --{flag} {_example(settings[name].default)}"
+                        f"  Fix: --{flag} {example(settings[name].default)}"
                     )
                 layer[name] = True
             elif flag.endswith("+"):
@@ -279,7 +267,7 @@ class Setting:
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{name} must be {_describe_type(self.type)}, not {value!r} ({origin})."
-                f"\n  Fix: --{name} {_example(self.default)}"
+                f"\n  Fix: --{name} {example(self.default)}"
             ) from None
 
 
@@ -329,37 +317,6 @@ def _build(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         ) from None
 
 
-@functools.cache
-def _docs(schema: Any, prefix: str = "") -> dict[str, str]:
-    """The docstring below each field, as a single line, by dotted name."""
-    docs: dict[str, str] = {}
-    for class_ in reversed(schema.__mro__[:-1]):
-        try:
-            source = inspect.getsource(class_)
-        except (OSError, TypeError):  # a class made at run time, for plug-ins
-            continue
-        tree = ast.parse(textwrap.dedent(source)).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for field, doc in itertools.pairwise(tree.body):
-            match field, doc:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    docs[prefix + name] = " ".join(text.split())
-    for name, type_ in typing.get_type_hints(schema).items():
-        if dataclasses.is_dataclass(type_):
-            docs |= _docs(typing.cast(type, type_), f"{prefix}{name}.")
-    return docs
-
-
-def _explain_one(name: str, setting: Setting, docs: Mapping[str, str]) -> str:
-    default = _example(setting.default, empty="none")
-    first = f"  --{name} {_type_name(setting.type)}  (default: {default})"
-    doc = textwrap.wrap(docs.get(name, ""), 76)
-    return "\n      ".join([first, *doc])
-
-
 def _flatten_layer(
     layer: Layer, settings: Mapping[str, Setting], prefix: str = ""
 ) -> Iterable[tuple[str, Any]]:
@@ -404,10 +361,7 @@ def matching_names(name: str, settings: Collection[str], origin: str) -> list[st
             f"{name!r} in {origin} is a group of settings, not a single setting.\n"
             f"  Fix: give one of its settings, for example --{members[0]}."
         )
-    raise ConfigError(
-        f"There is no setting {name!r} ({origin}).{suggest(name, settings)}\n"
-        "  Fix: `reverie config` lists all settings."
-    )
+    raise UnknownSetting(name, origin, settings)
 
 
 def _cast(value: Any, type_: Any) -> Any:
@@ -481,19 +435,7 @@ def _describe_type(type_: Any) -> str:
     return words.get(type_, str(type_))
 
 
-def _type_name(type_: Any) -> str:
-    """The type as a usage line shows it: `int`, `{min,max}`, `int ...`."""
-    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
-    if origin is Literal:
-        return "{" + ",".join(str(option) for option in arguments if option) + "}"
-    if origin is tuple:
-        return " ".join("..." if t is Ellipsis else _type_name(t) for t in arguments)
-    if origin in (Union, types.UnionType):
-        return "|".join(_type_name(t) for t in arguments)
-    return "None" if type_ is type(None) else getattr(type_, "__name__", str(type_))
-
-
-def _example(default: Any, empty: str = "VALUE") -> str:
+def example(default: Any, empty: str = "VALUE") -> str:
     if isinstance(default, tuple):
         return " ".join(str(item) for item in default) or empty
     return str(default) if default not in ("", None) else empty

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from reverie import config as configs
+from reverie.cli.explain import explain, explain_groups
 from reverie.config import ConfigError
 
 
@@ -193,16 +194,16 @@ class Documented:
 
 
 def test_explain_shows_type_default_and_docstring():
-    assert configs.explain(Documented, "rate") == (
+    assert explain(Documented, "rate") == (
         "  --rate float  (default: 0.5)\n      Learning rate, per update."
     )
-    assert configs.explain(Documented, "mode") == "  --mode {a,b}  (default: a)"
-    assert configs.explain(Documented, "pool").startswith("  --pool.workers int")
-    groups = configs.explain_groups(Documented)
+    assert explain(Documented, "mode") == "  --mode {a,b}  (default: a)"
+    assert explain(Documented, "pool").startswith("  --pool.workers int")
+    groups = explain_groups(Documented)
     assert "--pool.*       Workers." in groups
     assert "pool.workers" not in groups
     with pytest.raises(ConfigError, match=r"Did you mean 'pool\.workers'"):
-        configs.explain(Documented, "pool.worker")
+        explain(Documented, "pool.worker")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 
 from reverie.agents.options import BuildOptions
 from reverie.api import Carry, Feed, Metrics, Mode, Obs, PolicyOutput, StateDict
-from reverie.capabilities import AgentConfig
+from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -17,6 +17,12 @@ from reverie.spaces import Spaces
 @dataclass(frozen=True)
 class RandomConfig(AgentConfig):
     """The random agent has no settings."""
+
+    @property
+    def unused(self) -> tuple[UnusedSetting, ...]:
+        names = ("run.train_ratio", "run.prefill", "run.from_checkpoint")
+        reason = "the random agent is not trained"
+        return tuple(UnusedSetting(name, reason) for name in names)
 
 
 class NeverTrain:

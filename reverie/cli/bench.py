@@ -7,6 +7,7 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.cli.arguments import parse_arguments, path_errors, to_config
+from reverie.cli.explain import explain
 
 
 def bench(words: list[str]) -> int:
@@ -64,4 +65,4 @@ def bench_help(words: list[str]) -> str:
     from reverie.bench.update import BenchFlags
 
     schema = EnvBenchConfig if "envs" in words else BenchFlags
-    return f"Options\n{configs.explain(schema)}"
+    return f"Options\n{explain(schema)}"

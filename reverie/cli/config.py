@@ -5,6 +5,7 @@ from __future__ import annotations
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import parse_arguments, to_config
+from reverie.cli.explain import explain, explain_groups
 
 
 def show_config(words: list[str]) -> int:
@@ -22,8 +23,8 @@ def show_config(words: list[str]) -> int:
             "  Fix: reverie config --explain PREFIX"
         )
     if prefix:
-        print(configs.explain(Config, prefix))
+        print(explain(Config, prefix))
     else:
-        print(configs.explain_groups(Config))
+        print(explain_groups(Config))
         print("\n`reverie config --explain PREFIX` lists the settings of a group.")
     return 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.cli.arguments import Arguments, parse_arguments, path_errors, to_config
+from reverie.cli.explain import explain
 
 if TYPE_CHECKING:
     from reverie.recordings.commands import DataCommand
@@ -92,7 +93,7 @@ def data_help(words: list[str]) -> str:
         return "\n".join(["Commands", *rows, "", end])
     command = commands[name]
     usage = " ".join(["reverie data", name, *command.positional])
-    options = configs.explain(command.options) or "  none"
+    options = explain(command.options) or "  none"
     return f"{usage}\n  {command.summary}\n\nOptions\n{options}"
 
 

@@ -19,6 +19,7 @@ from reverie.cli.data import data, data_help
 from reverie.cli.draw import DrawOptions, draw
 from reverie.cli.envs import check_env, list_envs
 from reverie.cli.evaluate import EvalOptions, evaluate
+from reverie.cli.explain import explain, explain_groups
 from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 from reverie.log.messages import print_message
@@ -151,7 +152,7 @@ def _settings_help(words: list[str], command: str = "train") -> str:
         rows.append(
             f"  {path.stem:<10} " + f"\n{' ' * 13}".join(textwrap.wrap(names, 73))
         )
-    settings = configs.explain_groups(Config, defaults)
+    settings = explain_groups(Config, defaults)
     text = SETTINGS_HELP.format(blocks="\n".join(rows))
     if base:
         names = " and ".join(base)
@@ -160,7 +161,7 @@ def _settings_help(words: list[str], command: str = "train") -> str:
 
 
 def _options_help(schema: type) -> Callable[[list[str]], str]:
-    return lambda words: f"Options\n{configs.explain(schema)}"
+    return lambda words: f"Options\n{explain(schema)}"
 
 
 SETTINGS = "[--configs BLOCK ...] [--config FILE ...] [--SETTING VALUE ...]"

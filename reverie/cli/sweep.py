@@ -7,6 +7,7 @@ from typing import Any
 
 from reverie import config as configs
 from reverie.api import UserError
+from reverie.cli.explain import explain
 from reverie.cli.train import command_config
 
 
@@ -42,4 +43,4 @@ def parse_sweep_arguments(words: list[str]) -> Any:
 def sweep_help(words: list[str]) -> str:
     from reverie.sweep.spec import SweepConfig
 
-    return f"Options\n{configs.explain(SweepConfig)}"
+    return f"Options\n{explain(SweepConfig)}"

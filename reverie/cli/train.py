@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,20 @@ def command_config(command: str, words: list[str]) -> Any:
             f"{configs.suggest(command, BASE_BLOCKS)}\n"
             f"  Fix: choose from {', '.join(BASE_BLOCKS)}."
         )
-    return training_config(parse_arguments(words), BASE_BLOCKS[command])
+    return training_config(parse_arguments(words), command)
 
 
-def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> Any:
+def training_config(arguments: Arguments, command: str = "train") -> Any:
     """The config of a new run, or of the run to resume in an existing `--logdir`.
 
     A run is resumed with its saved settings. Other flags are allowed if they have the
     saved values or only affect the loop (logging, intervals, number of steps).
     """
     from reverie.run import folder
-    from reverie.run.config import resolve, with_flags
+    from reverie.run.config import with_flags
+    from reverie.run.used_settings import check_used, resolve_for_command
 
+    base_blocks = BASE_BLOCKS[command]
     logdir = dict(arguments.flags).get("logdir")
     path = folder.resolve_logdir(logdir) if isinstance(logdir, str) else Path()
     exists = isinstance(logdir, str) and (path / "config.yaml").exists()
@@ -92,11 +94,12 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
             if not may_differ:
                 folder.check_unchanged(saved, config, path)
             if bool(saved.offline.data) != bool(base_blocks):
-                command = "offline" if saved.offline.data else "train"
+                other = "offline" if saved.offline.data else "train"
                 raise UserError(
                     f"The run in {logdir} was started by another command.\n"
-                    f"  Fix: reverie {command} --logdir {logdir}"
+                    f"  Fix: reverie {other} --logdir {logdir}"
                 )
+            check_used(config, command, arguments.flags)
             return config
     is_resumed = exists and (path / "ckpt").exists()
     run_to_resume = folder.read_config(path) if is_resumed else None
@@ -104,7 +107,9 @@ def training_config(arguments: Arguments, base_blocks: Sequence[str] = ()) -> An
     without_flags = arguments._replace(blocks=blocks, flags=[])
     if base_blocks and to_config(without_flags).run.clock == "phases":
         blocks.append("in_updates")  # there is no data collection to count phases of
-    return resolve(blocks, arguments.files, arguments.flags, run_to_resume)
+    return resolve_for_command(
+        command, blocks, arguments.files, arguments.flags, run_to_resume
+    )
 
 
 def _run(loop: Callable[[Any], Path], command: str, words: list[str]) -> int:

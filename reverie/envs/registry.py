@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,11 @@ def split_task(task: str) -> tuple[str, str]:
             )
         return "", task
     suite = SUITES.get(prefix)
+    if suite is None and re.fullmatch(r"[\w./]+-v\d+", task):
+        raise UserError(
+            f"Task {task!r} has no suite; it looks like a Gymnasium id.\n"
+            f"  Fix: --task gym_{task}"
+        )
     if suite is None:
         raise UserError(
             f"Unknown task {task!r}.{suggest(task, [*task_names(), *SUITES])}\n"

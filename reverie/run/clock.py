@@ -24,6 +24,13 @@ from typing import Literal
 from reverie.api import Schedule, StateDict, UserError
 from reverie.config import check_minimum
 
+INTERVALS: dict[str, dict[str, float]] = {
+    "seconds": {"log": 120, "report": 300, "save": 900, "eval": 300},
+    "steps": {"log": 1000, "report": 5000, "save": 10_000, "eval": 5000},
+    "phases": {"log": 1, "report": 10, "save": 1, "eval": 50},
+}
+"""Default of each `_every` setting, by the unit `run.clock`."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -47,16 +54,17 @@ class RunConfig:
     clock: Literal["seconds", "steps", "phases"] = "seconds"
     """Unit of the `_every` settings: seconds, agent steps (updates in offline
     training), or collection phases of an agent that alternates between acting and
-    training (the epochs of Δ-IRIS)."""
-    log_every: float = 120
+    training (the epochs of Δ-IRIS). A flag that changes the unit sets all intervals to
+    defaults in the new unit, except for those that are also given as flags."""
+    log_every: float = INTERVALS["seconds"]["log"]
     """Interval between two writes of the metrics, in units of `clock`. For all `_every`
     settings, 0 means never and a negative value means after every iteration."""
-    report_every: float = 300
+    report_every: float = INTERVALS["seconds"]["report"]
     """Interval between two reports (losses and videos on extra batches; in offline
     training, evaluation on held-out data), in units of `clock`."""
-    save_every: float = 900
+    save_every: float = INTERVALS["seconds"]["save"]
     """Interval between two checkpoints, in units of `clock`."""
-    eval_every: float = 300
+    eval_every: float = INTERVALS["seconds"]["eval"]
     """Interval between two evaluations of `train_eval`, in units of `clock`."""
     eval_envs: int = 4
     """Number of environments for evaluation."""

@@ -32,7 +32,7 @@ from reverie.envs import EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
-from reverie.run.clock import RunConfig
+from reverie.run.clock import INTERVALS, RunConfig
 from reverie.run.offline.datasets import OfflineConfig
 from reverie.run.size import choose_size
 
@@ -93,8 +93,7 @@ class Config:
         if self.deterministic and self.run.clock == "seconds":
             raise UserError(
                 "A deterministic run cannot log, report and save at times in seconds.\n"
-                "  Fix: add `--run.clock steps` and give the `run.*_every` settings "
-                "in agent steps, for example `--configs deterministic`."
+                "  Fix: add `--run.clock steps`, or use `--configs deterministic`."
             )
         if self.deterministic and self.run.overlap == "on":
             raise UserError(
@@ -145,6 +144,8 @@ def resolve(
     without_flags = configs.resolve(schema, layers)
     flag_layer = configs.flag_layer(schema, pairs, without_flags)
     _refuse_size(flag_layer)
+    if unit := _changed_clock(flag_layer, without_flags):
+        layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
     of_user = [*named, *(settings for _, settings in read), layers[-1]]
     layers = [*_size_layers(schema, layers, saved), *layers]
@@ -182,6 +183,16 @@ def _refuse_size(flags: Layer) -> None:
             f"The flag --size {size} has no effect: `size` is set automatically.\n"
             f"  Fix: --configs {known}"
         )
+
+
+def _changed_clock(flags: Layer, base: Config) -> str:
+    """Return the unit of the intervals if flags change it, else an empty string."""
+    unit = str(flags.get("run.clock", base.run.clock))
+    return unit if unit in INTERVALS and unit != base.run.clock else ""
+
+
+def _intervals(unit: str) -> Layer:
+    return {f"run.{name}_every": value for name, value in INTERVALS[unit].items()}
 
 
 def find_schema(layers: Sequence[Layer]) -> type[Config]:

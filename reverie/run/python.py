@@ -14,12 +14,13 @@ from reverie.envs import PYTHON_ENV, TaskFactory
 from reverie.evaluation import episodes as play
 from reverie.evaluation.result import EvalResult
 from reverie.run import train as train_loop
-from reverie.run.config import Config, for_evaluation, resolve, with_flags
+from reverie.run.config import Config, for_evaluation, with_flags
 from reverie.run.factory import MakeEnv
 from reverie.run.folder import read_config, resolve_logdir
 from reverie.run.load import open_run
 from reverie.run.player import Player
 from reverie.run.signals import Interrupted
+from reverie.run.used_settings import check_used, resolve_for_command
 from reverie.spaces import FLAGS
 
 
@@ -75,11 +76,13 @@ def _config(configs: Sequence[str], flags: dict[str, Any]) -> Config:
     """Return the config of a new run; without blocks, also that of a run to resume."""
     logdir = resolve_logdir(str(flags["logdir"])) if "logdir" in flags else None
     if logdir is None or not (logdir / "ckpt").exists():
-        return resolve(configs, flags=flags)
+        return resolve_for_command("train", configs, flags=flags)
     saved = read_config(logdir)
     if configs:
-        return resolve(configs, flags=flags, saved=saved)
-    return with_flags(saved, list(flags.items()))
+        return resolve_for_command("train", configs, flags=flags, saved=saved)
+    config = with_flags(saved, list(flags.items()))
+    check_used(config, "train", flags)
+    return config
 
 
 def evaluate(

@@ -74,14 +74,15 @@ def test_every_suite_is_listed_with_its_install_command() -> None:
 NEW_SUITE = """
 import sys
 import reverie
-from reverie import config, envs
+from reverie import envs
+from reverie.cli.explain import explain
 from reverie.cli.main import main
 from reverie.run.config import Config
 
 assert reverie.__file__.startswith(sys.argv[1]), reverie.__file__
 assert "line_walk" in envs.task_names()
 assert "move to the end of a line" in envs.describe_suites()
-assert "Number of cells." in config.explain(Config, "env.line")
+assert "Number of cells." in explain(Config, "env.line")
 env = envs.make("line_run", envs.EnvConfig(line=envs.SUITES["line"].config(cells=5)))
 env.reset()
 rewards = [float(env.step({"action": 1})["reward"]) for _ in range(2)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from reverie.api import UserError
-from reverie.capabilities import AgentConfig
+from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.config import check_minimum
 from reverie.nets.decoder import DecoderConfig
 from reverie.nets.dreamerv3_torch.heads import NormalActionConfig
@@ -109,6 +109,14 @@ class LossScales:
     """Critic loss on imagined trajectories."""
     repval: float = 0.3
     """Critic loss on replayed trajectories."""
+
+
+ACTOR_CRITIC_TRAINING = (
+    *("imag_last", "imag_length", "imag_loss.", "repl_loss.", "ac_grads"),
+    *("retnorm.", "valnorm.", "advnorm.", "slowvalue.", "repval_loss", "repval_grad"),
+    *("loss_scales.policy", "loss_scales.value", "loss_scales.repval"),
+)
+"""Settings that are only used if `behaviour` is True."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,20 @@ class DreamerConfig(AgentConfig):
                 "  Fix: set dreamer.imag_last to 0 or more than 1, and "
                 "dreamer.batch_length to more than 1, or dreamer.repval_loss to False."
             )
+
+    @property
+    def unused(self) -> tuple[UnusedSetting, ...]:
+        world = f"the world model is {self.world!r}"
+        unused = {"rssm": ["vta."], "vta": ["rssm."]}.get(self.world, [])
+        names = [UnusedSetting(f"dreamer.{name}", world) for name in unused]
+        if not self.behaviour:
+            reason = "only the world model is trained"
+            fix = "add --dreamer.behaviour True."
+            names += [
+                UnusedSetting(f"dreamer.{name}", reason, fix)
+                for name in ACTOR_CRITIC_TRAINING
+            ]
+        return tuple(names)
 
     @property
     def discount(self) -> float:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
 from reverie.api import UserError
-from reverie.capabilities import AgentConfig
+from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.config import check_minimum
 from reverie.nets.optim.adam import AdamConfig
 from reverie.worlds.iris.config import DynamicsConfig, TokenizerConfig
@@ -196,6 +196,15 @@ class IrisConfig(AgentConfig):
                 f"than the context of the transformer, {blocks} frames.\n"
                 f"  Fix: --iris.training.world_model.length {blocks}"
             )
+
+    @property
+    def unused(self) -> tuple[UnusedSetting, ...]:
+        reason = "the agent 'iris' alternates between acting and training in epochs"
+        fix = (
+            "--iris.schedule.steps sets the environment steps per epoch, and "
+            "--iris.training.world_model.steps the updates of a component."
+        )
+        return (UnusedSetting("run.train_ratio", reason, fix),)
 
     @property
     def rollout_frames(self) -> int:

@@ -1,0 +1,232 @@
+"""Settings that have no effect in a run are refused if the user typed them.
+
+Which settings a run uses depends on its command, its agent (`AgentConfig.unused`), and
+the suite of its task. Preset blocks and files may contain settings for other runs; only
+flags, and the arguments of `reverie.train`, are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.capabilities import AgentConfig, UnusedSetting
+from reverie.config import ConfigError, UnknownSetting
+from reverie.datasets.sequences import is_sequence_task
+from reverie.envs import SUITES, split_task
+from reverie.plugins import settings_name
+from reverie.run.config import Config, resolve
+
+Flags = Sequence[tuple[str, Any]] | Mapping[str, Any]
+
+OFFLINE_COMMANDS = ("offline", "bc")
+"""Commands that train on recorded episodes."""
+
+COLLECTS = "`reverie train` collects its own data"
+NO_ENVS = "it trains on recorded data, without environments"
+SEQUENCE_DATASET = "the task is a sequence dataset, not recorded episodes"
+
+ONLINE = (
+    UnusedSetting(
+        "offline.data",
+        COLLECTS,
+        "--run.episodes {value} adds recorded episodes to the replay, and `reverie "
+        "offline --offline.data {value}` trains on them alone.",
+    ),
+    UnusedSetting("offline.", COLLECTS),
+    UnusedSetting(
+        "sequences.", "the task is an environment", "add --task sequences_balls."
+    ),
+)
+"""Settings that training in environments does not use."""
+
+WITHOUT_EVALUATION = tuple(
+    UnusedSetting(
+        name,
+        "`reverie train` does not evaluate",
+        "`reverie train_eval`, with the same arguments.",
+    )
+    for name in ("run.eval_every", "run.eval_eps")
+)
+
+OFFLINE = (
+    UnusedSetting("run.episodes", NO_ENVS, "--offline.data {value}"),
+    UnusedSetting("run.eval_every", NO_ENVS, "--run.report_every {value}"),
+    UnusedSetting("run.eval_eps", NO_ENVS, "--offline.eval.episodes {value}"),
+    UnusedSetting("run.train_ratio", NO_ENVS, "--run.steps sets the number of updates"),
+    UnusedSetting("run.report_batches", NO_ENVS, "--offline.eval.episodes {value}"),
+    *(
+        UnusedSetting(name, NO_ENVS)
+        for name in ("run.envs", "run.prefill", "run.overlap", "replay.")
+    ),
+)
+"""Settings that training on recorded data does not use."""
+
+WITHOUT_TASK = (
+    UnusedSetting("env.resize", NO_ENVS, "--offline.read.size {value}"),
+    UnusedSetting("env.", NO_ENVS),
+    UnusedSetting("run.eval_envs", NO_ENVS),
+    UnusedSetting("run.eval_configs", NO_ENVS),
+)
+"""Settings that are only used by runs whose task is an environment. A run on recordings
+may have one, in which `reverie eval` evaluates it."""
+
+WITHOUT_RECORDINGS = tuple(
+    UnusedSetting(f"offline.{name}", SEQUENCE_DATASET, instead)
+    for name, instead in {
+        "data": "--sequences.folder {value}",
+        "eval_data": "",
+        "read.": "",
+        "split": "--sequences.evaluation sets the number of evaluation sequences.",
+        "keys": "",
+        "images.": "",
+        "cache.": "",
+        "eval.": "",
+        "epochs": "--run.steps sets the number of updates.",
+        "report_epochs": "--run.report_every sets the interval of evaluations.",
+    }.items()
+)
+"""Settings of recorded episodes, which sequence datasets do not use."""
+
+
+def resolve_for_command(
+    command: str,
+    names: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    flags: Flags = (),
+    saved: Config | None = None,
+) -> Config:
+    """Return the config of a training command; refuse flags that it does not use.
+
+    For an unknown name, only settings that the run uses are suggested. `saved` is the
+    config of the run to resume.
+    """
+    pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
+    try:
+        config = resolve(names, files, pairs, saved)
+    except UnknownSetting as error:
+        similar = _config_of_known_names(names, files, pairs)
+        options = used_names(similar, command)
+        raise UnknownSetting(error.name, error.origin, options) from None
+    check_used(config, command, pairs)
+    return config
+
+
+def check_used(config: Config, command: str, flags: Flags) -> None:
+    """Raise if a flag has no effect in a run of a command with this config."""
+    pairs = flags.items() if isinstance(flags, Mapping) else flags
+    names = list(configs.settings_of(type(config)))
+    unused = unused_settings(config, command)
+    for flag, value in pairs:
+        matches = configs.matching_names(flag.rstrip("+"), names, f"the flag --{flag}")
+        found = [_find(name, unused) for name in matches]
+        if all(found):
+            assert found[0] is not None
+            words = value if isinstance(value, list | tuple) else [value]
+            text = " ".join(str(word) for word in words if word is not None)
+            fix = found[0].instead.replace("{value}", text) or f"remove --{flag}."
+            raise ConfigError(
+                f"--{flag} has no effect in this run: {found[0].reason}.\n  Fix: {fix}"
+            )
+
+
+def used_names(config: Config, command: str) -> list[str]:
+    """Return the names of the settings that a run of a command uses."""
+    unused = unused_settings(config, command)
+    names = configs.settings_of(type(config))
+    return [name for name in names if _find(name, unused) is None]
+
+
+def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
+    """Return the settings that have no effect in a run, most specific first."""
+    unused = [*config.agent_config.unused, *_of_other_agents(config)]
+    on_sequences = config.agent_config.sequence_window is not None
+    if on_sequences or command in OFFLINE_COMMANDS:
+        unused += OFFLINE
+        is_env = config.task != "recordings" and not is_sequence_task(config.task)
+        if not is_env:
+            unused += WITHOUT_TASK
+        if is_sequence_task(config.task):
+            unused += WITHOUT_RECORDINGS
+        elif not on_sequences:
+            unused.append(UnusedSetting("sequences.", "it trains on episodes"))
+        if not config.agent_config.rows_per_update:
+            reason = f"training of the agent {config.agent!r} is not counted in epochs"
+            steps = "--run.steps sets the number of updates."
+            unused.append(UnusedSetting("offline.epochs", reason, steps))
+            every = "--run.report_every sets the interval of evaluations."
+            unused.append(UnusedSetting("offline.report_epochs", reason, every))
+    else:
+        unused += ONLINE
+        is_env = True
+        if command == "train":
+            unused += WITHOUT_EVALUATION
+    if is_env:
+        unused += _of_other_suites(config)
+        if not any(config.env.resize):
+            reason = "images are not resized"
+            fix = "add --env.resize 64 64, or remove --env.resample."
+            unused.append(UnusedSetting("env.resample", reason, fix))
+    if not config.run.from_checkpoint:
+        reason = "no initial weights are loaded"
+        fix = "add --run.from_checkpoint PATH."
+        unused.append(UnusedSetting("run.from_components", reason, fix))
+    return unused
+
+
+def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
+    for each in unused:
+        if name == each.name or (each.name[-1] == "." and name.startswith(each.name)):
+            return each
+    return None
+
+
+def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
+    own = settings_name(config.agent)
+    names = configs.settings_of(type(config))
+    for field in dataclasses.fields(config):
+        group = field.name
+        if group == own or not isinstance(getattr(config, group), AgentConfig):
+            continue
+        reason = f"it is a setting of the agent {group!r}, not of {config.agent!r}"
+        for name in names:
+            same = own + name.removeprefix(group)
+            if name.startswith(f"{group}.") and same in names:
+                yield UnusedSetting(name, reason, f"--{same} {{value}}")
+        yield UnusedSetting(f"{group}.", reason)
+
+
+def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
+    own_suite = SUITES.get(split_task(config.task)[0])
+    own = (own_suite.config_name or own_suite.name) if own_suite else ""
+    names = configs.settings_of(type(config))
+    for suite in SUITES.values():
+        group = suite.config_name or suite.name
+        if suite.config is None or group == own:
+            continue
+        reason = f"the task is {config.task!r}, and not of the suite {group!r}"
+        for name in names:
+            same = f"env.{own}.{name.rpartition('.')[2]}"
+            if name.startswith(f"env.{group}.") and same in names:
+                yield UnusedSetting(name, reason, f"--{same} {{value}}")
+        yield UnusedSetting(f"env.{group}.", reason)
+
+
+def _config_of_known_names(
+    names: Sequence[str], files: Sequence[str | Path], flags: Sequence[tuple[str, Any]]
+) -> Config:
+    """Return the config without unknown names: without files if they contain some."""
+    known = [
+        (name, value)
+        for name, value in flags
+        if name.replace("-", "_") in configs.settings_of(Config)
+    ]
+    for some_files in (files, ()):
+        with contextlib.suppress(UserError):
+            return resolve(names, some_files, known)
+    return Config()
