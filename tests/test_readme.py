@@ -137,6 +137,8 @@ def check_command(words: list[str]) -> None:
     is_filled_in = bool(arguments) and not set(PLACEHOLDERS) & set(arguments)
     if "--help" in arguments:
         assert main(words) == 0
+    elif name in BASE_BLOCKS and "LOGDIR" in arguments:  # resumes a run of any agent
+        to_config(parse_arguments(arguments))
     elif name in BASE_BLOCKS:
         command_config(name, arguments)
     elif name == "envs" or (name in QUICK_COMMANDS and is_filled_in):

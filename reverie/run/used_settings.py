@@ -111,7 +111,8 @@ def resolve_for_command(
         config = resolve(names, files, pairs, saved)
     except UnknownSetting as error:
         similar = _config_of_known_names(names, files, pairs)
-        options = used_names(similar, command)
+        is_of_other = _find(error.name, unused_settings(similar, command)) is not None
+        options = [] if is_of_other else used_names(similar, command)
         raise UnknownSetting(error.name, error.origin, options) from None
     check_used(config, command, pairs)
     return config
@@ -120,7 +121,7 @@ def resolve_for_command(
 def check_used(config: Config, command: str, flags: Flags) -> None:
     """Raise if a flag has no effect in a run of a command with this config."""
     pairs = flags.items() if isinstance(flags, Mapping) else flags
-    names = list(configs.settings_of(type(config)))
+    names = list(settings_of(config))
     unused = unused_settings(config, command)
     for flag, value in pairs:
         matches = configs.matching_names(flag.rstrip("+"), names, f"the flag --{flag}")
@@ -138,7 +139,7 @@ def check_used(config: Config, command: str, flags: Flags) -> None:
 def used_names(config: Config, command: str) -> list[str]:
     """Return the names of the settings that a run of a command uses."""
     unused = unused_settings(config, command)
-    names = configs.settings_of(type(config))
+    names = settings_of(config)
     return [name for name in names if _find(name, unused) is None]
 
 
@@ -179,6 +180,12 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     return unused
 
 
+def settings_of(config: Config) -> dict[str, configs.Setting]:
+    """Return all settings by name, also those of plug-ins."""
+    schema: Any = type(config)
+    return configs.settings_of(schema)
+
+
 def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
     for each in unused:
         if name == each.name or (each.name[-1] == "." and name.startswith(each.name)):
@@ -188,7 +195,7 @@ def _find(name: str, unused: Sequence[UnusedSetting]) -> UnusedSetting | None:
 
 def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
     own = settings_name(config.agent)
-    names = configs.settings_of(type(config))
+    names = settings_of(config)
     for field in dataclasses.fields(config):
         group = field.name
         if group == own or not isinstance(getattr(config, group), AgentConfig):
@@ -204,7 +211,7 @@ def _of_other_agents(config: Config) -> Iterator[UnusedSetting]:
 def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
     own_suite = SUITES.get(split_task(config.task)[0])
     own = (own_suite.config_name or own_suite.name) if own_suite else ""
-    names = configs.settings_of(type(config))
+    names = settings_of(config)
     for suite in SUITES.values():
         group = suite.config_name or suite.name
         if suite.config is None or group == own:

@@ -73,6 +73,8 @@ def run_command(
     ("task", "message"),
     [
         ("atary_pong", r"Did you mean .*atari"),
+        ("CartPole-v1", r"Fix: --task gym_CartPole-v1"),
+        ("ALE/Pong-v5", r"Fix: --task gym_ALE/Pong-v5"),
         ("minecraft_diamnd", r"Did you mean minecraft_diamond"),
         ("dmlab_rooms_watermase", r"Did you mean dmlab_rooms_watermaze"),
         ("procgen_coinrn", r"Did you mean procgen_coinrun"),

@@ -1,0 +1,159 @@
+"""Settings without effect are refused, with the reason and what to type instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+import reverie
+from reverie.api import UserError
+from reverie.capabilities import AgentConfig
+from reverie.cli.train import BASE_BLOCKS, command_config
+from reverie.config import settings_of
+from reverie.run.clock import INTERVALS
+from reverie.run.config import Config, resolve
+from reverie.run.used_settings import unused_settings, used_names
+
+REFUSED = r"""
+train --bc.batch_size 16 | agent 'bc', not of 'dreamer'.*--dreamer\.batch_size 16
+train --agent iris --dreamer.opt.lr 1 | agent 'dreamer', not of 'iris'.*remove
+train --task catch --env.atari.sticky 0.9 | task is 'catch'.*remove --env\.atari\.sticky
+train --task catch --env.atari.size 8 8 | --env\.catch\.size 8 8
+train --task gym_CartPole-v1 --env.dmc.repeat 2 | suite 'dmc'
+train --configs iris_tiny --run.train_ratio 999 | epochs.*--iris\.schedule\.steps
+train --agent random --run.train_ratio 3 | not trained
+train --offline.data nowhere | collects its own data.*--run\.episodes nowhere
+train --offline.split 0.5 | collects its own data
+train --run.eval_every 60 | does not evaluate.*reverie train_eval
+train --sequences.dt 1 | the task is an environment
+train --dreamer.vta.hidden 3 | world model is 'rssm'
+train --configs vta --dreamer.rssm.deter 8 | world model is 'vta'
+train --env.resample nearest | not resized.*--env\.resize 64 64
+train --run.from_components dyn | no initial weights.*--run\.from_checkpoint PATH
+train --configs vta_balls --run.envs 3 | without environments
+train --configs vta_balls --offline.data x | sequence dataset.*--sequences\.folder x
+train --configs vta_balls --replay.capacity 9 | without environments
+train_eval --offline.epochs 3 | collects its own data
+offline --env.resize 32 32 | without environments.*--offline\.read\.size 32 32
+offline --run.episodes x | --offline\.data x
+offline --run.train_ratio 3 | --run\.steps
+offline --run.eval_every 50 | --run\.report_every 50
+offline --replay.capacity 1e4 | without environments
+offline --dreamer.imag_length 5 | only the world model.*--dreamer\.behaviour True
+offline --offline.epochs 3 | not counted in epochs.*--run\.steps
+offline --sequences.dt 1 | trains on episodes
+bc --dreamer.opt.lr 1 | agent 'dreamer', not of 'bc'.*--bc\.opt\.lr 1
+train --bc\..*\.units 3 | agent 'bc'
+"""
+
+ACCEPTED = """
+train --task atari_pong --env.atari.sticky 0.9
+train --task atari100k_pong --env.atari.sticky 0.9
+train --configs iris_tiny --iris.schedule.steps 30
+train --configs vta --dreamer.vta.hidden 8
+train --configs debug --.*\\.units 8
+train --configs debug bc_tiny
+train --env.resize 32 32 --env.resample nearest
+train --configs vta_balls --sequences.dt 1 --offline.patience 3
+train_eval --run.eval_every 60 --run.eval_eps 2
+offline --offline.data x --dreamer.behaviour True --dreamer.imag_length 5
+offline --task robosuite_Lift --env.robosuite.size 64 64 --run.eval_envs 2
+offline --configs vta_episodes --offline.data x --sequences.actions False
+bc --offline.data x --offline.epochs 3 --bc.opt.lr 1e-3
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_setting_without_effect_is_refused(case):
+    words, message = case.split(" | ")
+    command, *arguments = words.split()
+    with pytest.raises(UserError) as error:
+        command_config(command, arguments)
+    text = str(error.value)
+    assert re.search(message, text, re.S), text
+    assert "has no effect in this run" in text
+    assert "\n  Fix: " in text
+
+
+@pytest.mark.parametrize("line", ACCEPTED.strip().splitlines())
+def test_setting_with_effect_is_accepted(line):
+    command, *arguments = line.split()
+    command_config(command, arguments)
+
+
+@pytest.mark.parametrize("command", BASE_BLOCKS)
+def test_every_declaration_names_settings_that_exist(command):
+    names = settings_of(Config)
+    agents = [
+        field.name
+        for field in dataclasses.fields(Config)
+        if isinstance(getattr(Config(), field.name), AgentConfig)
+    ]
+    assert "dreamer" in agents
+    for agent in agents:
+        for task in ("catch", "recordings", "sequences_balls"):
+            config = Config(agent=agent, task=task)
+            if command.startswith("train") and task == "recordings":
+                continue
+            if task == "sequences_balls" and agent != "vta":
+                continue
+            unused = unused_settings(config, command)
+            for each in unused:
+                is_group = each.name.endswith(".")
+                assert any(
+                    n == each.name or (is_group and n.startswith(each.name))
+                    for n in (*names, "random.")  # an agent without settings
+                ), each
+                for flag in re.findall(r"--([\w.]+)", each.instead):
+                    assert flag in names, each
+            assert set(used_names(config, command)) < set(names)
+
+
+def test_python_arguments_without_effect_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--bc\.batch_size has no effect"):
+        reverie.train(task="catch", bc__batch_size=3, logdir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+SUGGESTED = """
+train --batch_size 16 | dreamer.batch_size
+train --agent vta --batch_size 16 | vta.batch_size
+bc --batch_size 16 | bc.batch_size
+offline --lr 1 | dreamer.opt.lr
+train --configs iris_tiny --epochs 3 | iris.schedule.epochs
+train --agent iris --batch_size 16 |
+train --greedy 1 |
+train --foo 1 |
+train --bc.batch 3 |
+"""
+
+
+@pytest.mark.parametrize("case", SUGGESTED.strip().splitlines())
+def test_only_used_settings_are_suggested(case):
+    words, _, name = case.partition(" |")
+    command, *arguments = words.split()
+    with pytest.raises(UserError, match="There is no setting") as error:
+        command_config(command, arguments)
+    found = re.findall(r"Did you mean '(.+)'\?", str(error.value))
+    assert found == ([name.strip()] if name else [])
+
+
+def intervals(run) -> dict[str, float]:
+    return {name: getattr(run, f"{name}_every") for name in INTERVALS["steps"]}
+
+
+def test_a_flag_for_the_clock_brings_intervals_in_its_unit():
+    task = ("task", "gym_CartPole-v1")
+    assert intervals(resolve(flags=[task]).run) == INTERVALS["seconds"]
+    steps = [("run.clock", "steps")]
+    for blocks in ((), ("debug",), ("catch",)):
+        assert intervals(resolve(blocks, flags=steps).run) == INTERVALS["steps"]
+    run = resolve(flags=[("run.log_every", "7"), *steps]).run
+    assert intervals(run) == {**INTERVALS["steps"], "log": 7}
+    run = resolve(["deterministic"], flags=steps).run  # the unit does not change
+    assert intervals(run) == intervals(resolve(["deterministic"]).run)
+    run = resolve(["iris_tiny"], flags=steps).run
+    assert intervals(run) == INTERVALS["steps"]
+    assert min(INTERVALS["steps"].values()) >= 1000
