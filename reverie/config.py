@@ -194,6 +194,12 @@ def read_config_file(path: Path) -> dict[str, Any]:
             f"The config file {path} contains a {type(data).__name__}, not a mapping."
             "\n  Fix: write one `name: value` per line."
         )
+    references = sorted(set(re.findall(r"\$\{[^}]*\}", text)))
+    if references:
+        raise ConfigError(
+            f"The config file {path} contains {references[0]}, a reference of Hydra.\n"
+            "  Fix: write the value instead of each reference `${...}`."
+        )
     return {str(key): value for key, value in data.items()}
 
 
@@ -323,20 +329,21 @@ def _flatten_layer(
     for name, value in layer.items():
         name = str(name)
         if prefix:
-            name = prefix + (r"\." if _is_pattern(prefix) else ".") + name
+            name = prefix + (r"\." if is_pattern(prefix) else ".") + name
         if isinstance(value, Mapping) and name not in settings:
             yield from _flatten_layer(value, settings, name)
         else:
             yield name, value
 
 
-def _is_pattern(name: str) -> bool:
+def is_pattern(name: str) -> bool:
+    """True if a name is a regular expression of setting names."""
     return re.search(r"[^A-Za-z0-9_.-]", name) is not None
 
 
 def matching_names(name: str, settings: Collection[str], origin: str) -> list[str]:
     """The settings that a name or pattern refers to; an error if there are none."""
-    if _is_pattern(name):
+    if is_pattern(name):
         try:
             pattern = re.compile(name)
         except re.error as error:

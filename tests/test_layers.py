@@ -42,7 +42,7 @@ LIBRARY = {*MAY_IMPORT}
 RUNS = {"run", "evaluation", "recordings"}
 MAY_IMPORT |= dict.fromkeys(RUNS, LIBRARY | RUNS)
 MAY_IMPORT |= dict.fromkeys(("sweep", "bench"), LIBRARY | RUNS)
-MAY_IMPORT["cli"] = CONTRACT | LEAVES | {"config", *RUNS, "sweep", "bench"}
+MAY_IMPORT["cli"] = BASE | LEAVES | {"config", "convert", *RUNS, "sweep", "bench"}
 
 
 def room_of(module: str) -> str:

@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
-        return _fail(str(error))
+        from reverie.cli.originals import explain as explain_original
+
+        return _fail(explain_original(words, error, COMMANDS) or str(error))
     except Interrupted as stop:
         print_message("Saved. Run the same command again to resume.")
         return stop.exit_code

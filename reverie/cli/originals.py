@@ -1,0 +1,334 @@
+"""Answers to command lines of other implementations, in the words of this package.
+
+When a command is not valid, `explain` looks up its words in the tables of
+`reverie/convert/command_lines`. If some of them are known, the answer names what they
+are called here, and the whole command as it would be typed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.cli.train import BASE_BLOCKS
+from reverie.config import UnknownSetting
+from reverie.convert.command_lines import Flag, Original, Program, originals
+from reverie.envs import SUITES, split_task
+from reverie.plugins import settings_name
+from reverie.run.config import Config, resolve
+from reverie.run.used_settings import used_names
+
+LAUNCHERS = ("python", "python3", "-m", "bash", "sh")
+"""Words before the name of a program."""
+
+
+TRANSLATED = (*BASE_BLOCKS, "config")
+"""Commands whose arguments are translated."""
+
+
+class Change(NamedTuple):
+    """A part of a command line, and what it is called here."""
+
+    old: str
+    new: str
+    """Empty if it has no equivalent."""
+    note: str
+
+
+class Argument(NamedTuple):
+    """A flag with its values, or a Hydra argument `NAME=VALUE`."""
+
+    name: str
+    values: list[str]
+    words: list[str]
+    """As typed."""
+    is_hydra: bool
+
+
+@dataclass
+class Translation:
+    """A command line in the words of this package."""
+
+    original: Original
+    command: list[str]
+    blocks: list[str] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    def add_change(self, change: Change) -> None:
+        """Add a change, together with an earlier one that has the same result."""
+        for index, other in enumerate(self.changes):
+            if change.new and change.new == other.new:
+                old = f"{other.old} {change.old}"
+                self.changes[index] = other._replace(old=old)
+                return
+        self.changes.append(change)
+
+    @property
+    def words(self) -> list[str]:
+        unique = dict.fromkeys(tuple(argument) for argument in self.arguments)
+        arguments = [word for argument in unique for word in argument]
+        return [*self.command, *self.block_words, *arguments]
+
+    @property
+    def block_words(self) -> list[str]:
+        blocks = list(dict.fromkeys(self.blocks))
+        return ["--configs", *blocks] if blocks else []
+
+
+def explain(
+    words: Sequence[str], error: UserError, commands: Collection[str]
+) -> str | None:
+    """Return an answer to a command line that failed; None if no word is known.
+
+    `commands` are the commands of this package.
+    """
+    words = list(words)
+    while words and words[0] in LAUNCHERS:
+        words.pop(0)
+    found = [_translate(words, each, commands) for each in originals()]
+    best = max(found, key=lambda each: len(each.changes) if each else 0)
+    if best is not None and best.changes:
+        return _describe(best)
+    if words and words[0].startswith("--") and words[0] not in ("--help", "--version"):
+        fix = shlex.join(["train", *words])
+        return f"The command is missing.\n  Fix: reverie {fix}"
+    if isinstance(error, UnknownSetting):
+        return _explain_key(error)
+    return None
+
+
+def _describe(translation: Translation) -> str:
+    original = translation.original
+    if len(translation.changes) == 1:
+        change = translation.changes[0]
+        if change.new.startswith("reverie "):  # the program
+            command = [*translation.command, *translation.block_words]
+            change = change._replace(new=shlex.join(["reverie", *command]))
+        text = _sentence(change, original)
+    else:
+        rows = "\n".join(f"    {_row(change)}" for change in translation.changes)
+        text = f"These words of {original.name} have other names here:\n{rows}"
+    fix = shlex.join(["reverie", *translation.words])
+    return f"{text}\n  See {original.page}.\n  Fix: {fix}"
+
+
+def _sentence(change: Change, original: Original) -> str:
+    old, new, note = change
+    if not new:
+        reason = f": {note[:1].lower()}{note[1:]}" if note else "."
+        return f"`{old}` of {original.name} is not needed here{reason}"
+    return f"`{old}` of {original.name} is `{new}` here. {note}".rstrip()
+
+
+def _row(change: Change) -> str:
+    new = f"is `{change.new}`." if change.new else "is not needed."
+    return f"`{change.old}` {new} {change.note}".rstrip()
+
+
+def _explain_key(error: UnknownSetting) -> str | None:
+    """Return an answer to a name in a file; None if it is not known."""
+    for original in originals():
+        for flag in original.flags:
+            match = re.fullmatch(flag.pattern, error.name)
+            if match is None:
+                continue
+            new = _fill(flag.here, match, {"agent": "dreamer", "env": "env.atari"})
+            names = [word[2:] for word in new if word.startswith("--")]
+            change = Change(error.name, " and ".join(names), flag.note)
+            fix = f"write {names[0]!r}." if names else f"remove {error.name!r}."
+            return (
+                f"{_sentence(change, original)} It was found in {error.origin}.\n"
+                f"  See {original.page}.\n  Fix: {fix}"
+            )
+    return None
+
+
+# Translation of a command line.
+
+
+def _translate(
+    words: Sequence[str], original: Original, commands: Collection[str]
+) -> Translation | None:
+    """Return the command line with all words that the original has replaced."""
+    if not words:
+        return None
+    translation = Translation(original, ["train"])
+    rest = list(words)
+    if not _is_argument(words[0]):
+        rest = rest[1:]
+        program = _find_program(words[0], original)
+        if words[0] in commands:
+            translation.command = [words[0]]
+        elif program is None:
+            return None
+        else:
+            _start(translation, program, words[0])
+            if not program.takes_arguments:
+                return translation
+    if translation.command[0] not in TRANSLATED:
+        return None
+    while rest and not _is_argument(rest[0]):
+        translation.command.append(rest.pop(0))
+    arguments = list(_split(rest))
+    is_hydra = any(argument.is_hydra for argument in arguments)
+    if is_hydra and not original.hydra_block:
+        return None
+    selects_block = any(argument.name in ("env", "params") for argument in arguments)
+    if original.hydra_block and not selects_block and (is_hydra or translation.changes):
+        translation.blocks.append(original.hydra_block)
+    for argument in arguments:
+        if argument.name == "configs":
+            _add_blocks(translation, argument.values)
+    values = {each.name: " ".join(each.values) for each in arguments}
+    arguments.sort(key=lambda each: not re.search("task|env", each.name))  # is stable
+    for argument in arguments:  # the task first, on which other words depend
+        if argument.name != "configs":
+            _add(translation, argument, values)
+    return translation
+
+
+def _is_argument(word: str) -> bool:
+    """True for a flag or a Hydra argument, False for a command or a path."""
+    return word.startswith("--") or re.match(r"[+~]{0,2}[\w.]+=", word) is not None
+
+
+def _find_program(word: str, original: Original) -> Program | None:
+    for program in original.programs:
+        if re.fullmatch(program.pattern, word):
+            return program
+    return None
+
+
+def _start(translation: Translation, program: Program, word: str) -> None:
+    here = program.here.split()
+    translation.add_change(Change(word, f"reverie {program.here}", program.note))
+    if "--configs" in here and program.takes_arguments:
+        start = here.index("--configs")
+        translation.blocks, here = here[start + 1 :], here[:start]
+    translation.command = here
+
+
+def _split(words: Sequence[str]) -> Iterator[Argument]:
+    groups: list[list[str]] = []
+    for word in words:
+        if _is_argument(word) or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    for group in groups:
+        name, equals, value = group[0].lstrip("+-~").partition("=")
+        is_hydra = not group[0].startswith("--")
+        yield Argument(
+            name, [*([value] if equals else []), *group[1:]], group, is_hydra
+        )
+
+
+def _add_blocks(translation: Translation, names: Sequence[str]) -> None:
+    for name in ",".join(names).split(","):
+        block = translation.original.blocks.get(name)
+        if block is None or name in configs.blocks():
+            translation.blocks.append(name)
+        else:
+            translation.add_change(Change(name, block.here, block.note))
+            translation.blocks += block.here.split()
+
+
+def _add(translation: Translation, argument: Argument, values: dict[str, str]) -> None:
+    """Add an argument, replaced if the original has it and this package does not."""
+    name, value = argument.name, " ".join(argument.values)
+    is_setting = name.replace("-", "_") in _settings()
+    for flag in translation.original.flags:
+        is_value = " " in flag.pattern
+        match = re.fullmatch(flag.pattern, f"{name} {value}" if is_value else name)
+        if match is None or (is_setting and not is_value):
+            continue
+        new = _replace(translation, flag, match, {**values, "value": value})
+        if new is not None:
+            names = [word for word in new if word.startswith("--")]
+            is_long = is_value or len(names) > 1
+            old = " ".join(argument.words) if is_long else argument.words[0]
+            shown = " ".join(new if is_long else names)
+            if flag.here and not shown:
+                shown = f"reverie {translation.command[0]}"
+            translation.add_change(Change(old, shown, flag.note))
+            return
+    translation.arguments.append(argument.words)
+
+
+def _replace(
+    translation: Translation, flag: Flag, match: re.Match[str], values: dict[str, str]
+) -> list[str] | None:
+    """Add the words that replace a flag, and return them; None if they are not valid.
+
+    If another training command uses these settings, it replaces the command.
+    """
+    commands = [translation.command[0]]
+    if commands[0] in BASE_BLOCKS and "{agent}" not in flag.here:
+        commands += [name for name in BASE_BLOCKS if name not in commands]
+    for command in commands:
+        config = _config(translation, command)
+        fields = {"agent": settings_name(config.agent), "env": _env_group(config)}
+        new = _fill(flag.here, match, {**values, **fields})
+        words = [word for word in new if not word.startswith("COMMAND:")]
+        if len(words) < len(new):
+            command = new[0].removeprefix("COMMAND:")
+        used = used_names(config, command) if command in BASE_BLOCKS else _settings()
+        names = [word[2:].rstrip("+") for word in words if word.startswith("--")]
+        known = {*used, "configs"}
+        if all(name in known or configs.is_pattern(name) for name in names):
+            break
+    else:
+        return None
+    translation.command[0] = command
+    if words[:1] == ["--configs"]:
+        translation.blocks += words[1:]
+    else:
+        translation.arguments += [argument.words for argument in _split(words)]
+    return words
+
+
+def _fill(template: str, match: re.Match[str], values: dict[str, str]) -> list[str]:
+    """Return the words of a template; see `Flag.here`."""
+
+    def value_of(name: re.Match[str]) -> str:
+        if name[1].startswith("snake:"):
+            return settings_name(name[1].removeprefix("snake:"))
+        return values.get(name[1], values.get("value", ""))
+
+    return re.sub(r"\{([\w:]+)\}", value_of, match.expand(template)).split()
+
+
+def _config(translation: Translation, command: str) -> Config:
+    """Return the config of the words that are translated so far."""
+    blocks = [*BASE_BLOCKS.get(command, ()), *translation.blocks]
+    known = [name for name in blocks if name in configs.blocks()]
+    flags: list[tuple[str, str | list[str]]] = [
+        (words[0][2:], words[1] if len(words) == 2 else words[1:])
+        for words in translation.arguments
+        if words[0][2:] in _settings() and len(words) > 1
+    ]
+    chosen = [(name, value) for name, value in flags if name in ("task", "agent")]
+    for some_flags in (flags, chosen, []):
+        with contextlib.suppress(UserError):
+            return resolve(known, flags=some_flags)
+    return Config()
+
+
+def _env_group(config: Config) -> str:
+    """Return the settings of the task's suite, such as `env.atari`."""
+    with contextlib.suppress(UserError):
+        suite = SUITES.get(split_task(config.task)[0])
+        if suite is not None and suite.config is not None:
+            return f"env.{suite.config_name or suite.name}"
+    return "env"
+
+
+def _settings() -> dict[str, configs.Setting]:
+    return configs.settings_of(Config)
