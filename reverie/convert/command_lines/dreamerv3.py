@@ -7,7 +7,6 @@ from reverie.convert.command_lines.tables import (
     Flag,
     Original,
     Program,
-    settings,
     without_equivalent,
 )
 
@@ -126,7 +125,6 @@ FLAGS = (
         r"--dreamer.\1 {value}",
     ),
     Flag(r"(imag_length|imag_last|horizon|contdisc|ac_grads)", r"--dreamer.\1 {value}"),
-    *settings("run.", "train_ratio"),
     # others
     *without_equivalent(
         "A run is one process on one machine.",
