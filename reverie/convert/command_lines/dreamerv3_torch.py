@@ -95,8 +95,8 @@ FLAGS = (
     ),
     # environments
     Flag("task MemoryMaze_(.*)", r"--task memorymaze_\1"),
-    Flag("size", "--{env}.size {value}"),
-    Flag("size", "--env.resize {value}"),
+    Flag(r"size (\d+\D+\d+)", r"--{env}.size \1"),
+    Flag(r"size (\d+\D+\d+)", r"--env.resize \1"),
     Flag("action_repeat", "--{env}.repeat {value}"),
     Flag("action_repeat", "--env.repeat {value}"),
     Flag("time_limit", "--env.length {value}", FRAMES),
