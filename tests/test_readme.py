@@ -56,6 +56,7 @@ SAVED_FILES = {
     "my_world.py": ("add-a-world.md", "python"),
     "my_loss.py": ("change-a-loss.md", "python"),
     "my_loss.yaml": ("change-a-loss.md", "yaml"),
+    "balls.json": ("coming-from-vta.md", "json"),
 }
 """Files that a page asks the reader to save: the first code block of a language."""
 
@@ -75,8 +76,13 @@ def code_blocks(page: Path, *languages: str) -> list[str]:
 
 
 def inline_code(page: Path) -> list[str]:
-    """Return the text between backticks outside of code blocks."""
+    """Return the text between backticks outside of code blocks.
+
+    On pages for users of other programs, the first column of tables has their words.
+    """
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    if page.name.startswith("coming-from-"):
+        text = re.sub(r"^\| .*? \| ", "", text, flags=re.M)
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 

@@ -1,4 +1,4 @@
-"""The settings named in `docs/iris.md` exist."""
+"""The settings named in `docs/coming-from-delta-iris.md` exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reverie import config as configs
 from reverie.agents.iris.config import COMPONENTS
 from reverie.run.config import Config
 
-PAGE = Path(__file__).parents[2] / "docs" / "iris.md"
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from-delta-iris.md"
 
 
 def test_all_named_settings_exist():
