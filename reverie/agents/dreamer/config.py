@@ -111,6 +111,9 @@ class LossScales:
     """Critic loss on replayed trajectories."""
 
 
+WORLDS = ("rssm", "vta", "dreamerv3_torch")
+"""Built-in worlds; each has a group of settings of its name."""
+
 ACTOR_CRITIC_TRAINING = (
     *("imag_last", "imag_length", "imag_loss.", "repl_loss.", "ac_grads"),
     *("retnorm.", "valnorm.", "advnorm.", "slowvalue.", "repval_loss", "repval_grad"),
@@ -257,8 +260,23 @@ class DreamerConfig(AgentConfig):
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:
         world = f"the world model is {self.world!r}"
-        unused = {"rssm": ["vta."], "vta": ["rssm."]}.get(self.world, [])
-        names = [UnusedSetting(f"dreamer.{name}", world) for name in unused]
+        others = [name for name in WORLDS if name != self.world]
+        if self.world not in WORLDS:  # may use their settings
+            others = []
+        names = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
+        if self.actor_critic == "dreamerv3":
+            reason = "the actor-critic is 'dreamerv3'"
+            names.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))
+        optimizers = f"the optimizers are {self.optimizers!r}"
+        if self.optimizers == "joint":
+            instead = "--dreamer.opt.lr sets the learning rate."
+            unused = ["world_opt.", "actor_opt.", "critic_opt."]
+        else:
+            instead = (
+                "--dreamer.world_opt.lr sets the learning rate of the world model."
+            )
+            unused = ["opt."]
+        names += [UnusedSetting(f"dreamer.{x}", optimizers, instead) for x in unused]
         if not self.behaviour:
             reason = "only the world model is trained"
             fix = "add --dreamer.behaviour True."

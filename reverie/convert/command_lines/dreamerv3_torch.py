@@ -90,9 +90,8 @@ FLAGS = (
     Flag("eval_only False"),
     Flag("video_pred_log", "", "Videos are part of reports: --run.report_every."),
     Flag("resume_checkpoint", "--run.from_checkpoint {value}"),
-    *without_equivalent(
-        "It is not implemented.", "pretrain", "reset_every", "eval_state_mean"
-    ),
+    Flag("pretrain", "--run.pretrain {value}"),
+    *without_equivalent("It is not implemented.", "reset_every", "eval_state_mean"),
     # environments
     Flag("task MemoryMaze_(.*)", r"--task memorymaze_\1"),
     Flag(r"size (\d+\D+\d+)", r"--{env}.size \1"),
@@ -136,6 +135,13 @@ FLAGS = (
         "kl_free=free_nats",
         "unimix_ratio=unimix",
     ),
+    *settings(  # with the block `dreamerv3_torch`
+        "dreamer.dreamerv3_torch.",
+        "dyn_hidden=hidden",
+        "dyn_deter=deter",
+        "dyn_stoch=stoch",
+        "dyn_discrete=classes",
+    ),
     Flag("(dyn|rep)_scale", r"--dreamer.loss_scales.\1 {value}"),
     Flag("units", r"--dreamer\\..*\\.units {value}"),
     Flag("act", r"--dreamer\\..*\\.act {value}"),
@@ -146,6 +152,7 @@ FLAGS = (
         "weight_decay=wd",
         note="One optimizer trains all networks.",
     ),
+    *settings("dreamer.world_opt.", "model_lr=lr", "opt_eps=eps", "weight_decay=wd"),
     Flag("grad_clip", "", "Gradients are clipped adaptively: --dreamer.opt.agc."),
     *without_equivalent(
         OTHER_LOSS,

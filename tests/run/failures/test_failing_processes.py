@@ -132,7 +132,8 @@ def test_failing_environments_stop_the_run_with_a_checkpoint(command, workers):
 def test_a_failing_evaluation_does_not_lose_the_training_before_it(command, capsys):
     run = command(**{"task": "catch", "env.vector.failures": 1, "run.save_every": 0})
     more = {"run.eval_every": 60, "run.eval_envs": 1}
-    config = training_config(parse_arguments(run.words(100, **more)[1:]))
+    arguments = parse_arguments(run.words(100, **more)[1:])
+    config = training_config(arguments, "train_eval")
 
     def make_env(index: int):
         if index >= FIRST_EVAL_ENV:
