@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from reverie.api import Action, Agent, Batch, Feed, Obs, State, StateDict, World
+from reverie.api import Action, Agent, Batch, Carry, Feed, Obs, State, StateDict, World
 from reverie.rows import Window
 from reverie.spaces import Spaces
 
@@ -187,8 +187,23 @@ class WorldModelEnv(Protocol):
     def step(self, state: Any, action: Action) -> tuple[Any, Obs]:
         """Return the next state and its observations `(N, ...)`.
 
-        Sets `reward` and `is_terminal`; the caller sets `is_first` and `is_last`.
+        Sets `reward`, `cont` (the predicted continue probability) and `is_terminal`;
+        the caller sets `is_first` and `is_last`.
         """
+
+
+@runtime_checkable
+class PolicyWorldModelEnv(WorldModelEnv, Protocol):
+    """A world model that continues from the carry of its agent's policy."""
+
+    def resume(self, carry: Carry, context: Batch) -> Any:
+        """Return the state that a policy's carry has after real rows, as in `begin`."""
+
+    def act(self, state: Any, greedy: bool = False) -> Action:
+        """Choose actions `(N, ...)` with the agent's policy in a state of `resume`."""
+
+    def latent(self, state: Any) -> dict[str, Tensor]:
+        """Return the latent state `(N, ...)` of a state of `resume`, by name."""
 
 
 @runtime_checkable

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reverie.agents.actions import previous_actions
-from reverie.api import Action, Batch, LatentWorld, Obs
+from reverie.agents.iris.actor_critic import LSTMState, PixelNet
+from reverie.api import Action, Batch, Carry, LatentWorld, Obs
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.spaces import Space, Spaces, agent_obs_space
 from reverie.worlds.iris.world import IrisState, IrisWorld
+
+LatentPolicy = Callable[[Any, Rng, bool], dict[str, Tensor]]
+"""Chooses actions in latent states; the flag selects the most probable ones."""
 
 
 class LatentWorldModelEnv:
     """WorldModelEnv of an `api.LatentWorld`.
 
     States are inferred from the context and then predicted with the prior. A rollout is
-    terminal when the continue probability is below 0.5.
+    terminal when the continue probability is below 0.5. `act` chooses actions in a
+    state; the carry of the agent's policy has the field `state`.
     """
 
     def __init__(
@@ -32,8 +37,9 @@ class LatentWorldModelEnv:
         act_space: Spaces,
         device: torch.device,
         seed: int = 0,
+        act: LatentPolicy | None = None,
     ):
-        self.world, self.device = world, device
+        self.world, self.device, self._act = world, device, act
         self.obs_space, self.act_space = agent_obs_space(obs_space), act_space
         self.seed(seed)
 
@@ -73,28 +79,53 @@ class LatentWorldModelEnv:
             for key, space in self.obs_space.items()
         }
         rows["reward"] = reward[:, 0].float().cpu().numpy()
-        rows["is_terminal"] = (cont[:, 0] < 0.5).cpu().numpy()
+        rows["cont"] = cont[:, 0].float().cpu().numpy()
+        rows["is_terminal"] = rows["cont"] < 0.5
         return tree_map(lambda x: x[:, 0], states), rows
+
+    def resume(self, carry: Carry, context: Batch) -> Any:
+        return carry.state
+
+    @torch.no_grad()
+    def act(self, state: Any, greedy: bool = False) -> Action:
+        assert self._act is not None, "this world model was made without a policy"
+        actions = self._act(state, self.rng, greedy)
+        return {key: value.cpu().numpy() for key, value in actions.items()}
+
+    @torch.no_grad()
+    def latent(self, state: Any) -> dict[str, Tensor]:
+        fields = {k: x for k, x in state._asdict().items() if isinstance(x, Tensor)}
+        return {**fields, "feat": self.world.features(state)}
 
     def _tensor(self, value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device)
 
 
+class ImaginedIrisState(NamedTuple):
+    """State of the world, and of the policy if it acts."""
+
+    world: IrisState
+    lstm: LSTMState | None
+
+
 class IrisWorldModelEnv:
     """WorldModelEnv of the Δ-IRIS world.
 
-    It starts from frames, and samples whether a rollout is terminal.
+    It starts from frames, and samples whether a rollout is terminal. `net` is the
+    network of the policy; its LSTM state is the latent state.
     """
 
     def __init__(
         self,
         world: IrisWorld,
+        net: PixelNet,
         obs_space: Spaces,
         act_space: Spaces,
         device: torch.device,
         seed: int = 0,
     ):
-        self.world, self.device, self.act_space = world, device, act_space
+        self.world, self.net, self.device = world, net, device
+        self.act_space = act_space
         self.obs_space = {world.key: obs_space[world.key]}
         ((self.action, space),) = act_space.items()
         self.low = int(space.low)
@@ -108,22 +139,45 @@ class IrisWorldModelEnv:
         return list(self.obs_space)
 
     @torch.no_grad()
-    def begin(self, context: Batch) -> IrisState:
+    def begin(self, context: Batch) -> ImaginedIrisState:
         blocks = self.world.dynamics.config.transformer.blocks
         image = torch.as_tensor(np.asarray(context[self.world.key]))[:, -blocks:]
         actions = self._index(context[self.action])[:, -blocks:-1]
-        return self.world.state_from_frames(image.to(self.device), actions)
+        state = self.world.state_from_frames(image.to(self.device), actions)
+        return ImaginedIrisState(state, None)
 
     @torch.no_grad()
-    def step(self, state: IrisState, action: Action) -> tuple[IrisState, Obs]:
+    def step(
+        self, state: ImaginedIrisState, action: Action
+    ) -> tuple[ImaginedIrisState, Obs]:
         index = self._index(action[self.action])
-        state = self.world.step(state, index, self.rng).state
+        step = self.world.step(state.world, index, self.rng)
+        after, lstm = step.state, state.lstm
+        if lstm is not None:
+            lstm, _ = self.net.policy_step(lstm, after.image)
         rows = {
-            self.world.key: state.image.cpu().numpy(),
-            "reward": state.reward.float().cpu().numpy(),
-            "is_terminal": state.end.cpu().numpy(),
+            self.world.key: after.image.cpu().numpy(),
+            "reward": after.reward.float().cpu().numpy(),
+            "cont": step.end_logits.float().softmax(-1)[..., 0].cpu().numpy(),
+            "is_terminal": after.end.cpu().numpy(),
         }
-        return state, rows
+        return ImaginedIrisState(after, lstm), rows
+
+    def resume(self, carry: Carry, context: Batch) -> ImaginedIrisState:
+        return self.begin(context)._replace(lstm=carry.lstm)
+
+    @torch.no_grad()
+    def act(self, state: ImaginedIrisState, greedy: bool = False) -> Action:
+        assert state.lstm is not None, "a state of `begin` has no policy"
+        logits = self.net.actor(state.lstm.hidden).float()
+        probs = logits.softmax(-1)
+        index = logits.argmax(-1) if greedy else self.rng.categorical(probs)
+        dtype = self.act_space[self.action].dtype
+        return {self.action: (index.cpu().numpy() + self.low).astype(dtype)}
+
+    def latent(self, state: ImaginedIrisState) -> dict[str, Tensor]:
+        assert state.lstm is not None, "a state of `begin` has no policy"
+        return state.lstm._asdict()
 
     def _index(self, action: Any) -> Tensor:
         index = torch.as_tensor(np.asarray(action)).long() - self.low

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from reverie.api import Agent, Mode, Obs, UserError
+from reverie.api import Action, Agent, Mode, Obs, UserError
+from reverie.capabilities import HasWorldModelEnv, PolicyWorldModelEnv
 from reverie.envs.wrappers import cast, resize
 from reverie.run.load import PolicySource
 from reverie.spaces import (
@@ -19,6 +22,29 @@ from reverie.spaces import (
     to_flat,
     to_nested,
 )
+
+MAX_CONTEXT = 64
+"""Number of rows that are kept for world models that start from frames."""
+
+
+OUTCOME = ("reward", "cont")
+
+
+class Imagined(NamedTuple):
+    """A rollout of a world model; entry h follows the h-th action.
+
+    Arrays are `(H, ...)`, or `(N, H, ...)` for a batch.
+    """
+
+    obs: dict[str, np.ndarray]
+    """Predicted observations by flat key, such as frames (uint8)."""
+    reward: np.ndarray
+    cont: np.ndarray
+    """Probability that the episode continues; with DreamerV3's default `contdisc`, it
+    is multiplied by the discount factor."""
+    actions: Any
+    """In the environment's own units and nested form."""
+    latent: dict[str, np.ndarray]
 
 
 class Player:
@@ -31,6 +57,7 @@ class Player:
     def __init__(self, source: PolicySource, agent: Agent):
         self.source, self.agent = source, agent
         self.obs_space, self.act_space = source.spaces
+        self._keeps_context = isinstance(agent, HasWorldModelEnv)
         self.reset()
 
     def reset(self, where: Any = None) -> None:
@@ -41,6 +68,8 @@ class Player:
         if where is None:
             self._carry: Any = None
             self._is_first = np.ones(0, bool)
+            self._latest: tuple[Any, bool] = (None, False)  # observation, is it a batch
+            self._context: list[Obs] = []  # the last rows, with actions
         elif self._carry is not None:
             mask = np.asarray(where, bool)
             if mask.shape != self._is_first.shape:
@@ -69,10 +98,136 @@ class Player:
         mode: Mode = "greedy" if greedy else "eval"
         self._carry, action, _ = self.agent.policy(self._carry, rows, mode)
         self._is_first = rows["is_last"]
+        if self._keeps_context:
+            self._latest = obs, is_batch
+            chosen = {key: np.array(action[key]) for key in self.act_space}
+            self._context.append({**rows, **chosen})
+            del self._context[:-MAX_CONTEXT]
         own = {k: _to_own_units(action[k], s) for k, s in self.act_space.items()}
         if not is_batch:
             own = {k: _first(x, self.act_space[k]) for k, x in own.items()}
         return to_nested(self.act_space, own)
+
+    def latent(self) -> dict[str, np.ndarray]:
+        """Return the latent state after the last observation given to `act`, by name.
+
+        For DreamerV3: `deter`, `stoch`, and `feat`, the features that the policy gets.
+        """
+        model, state = self._resume(0)
+        arrays = {k: _to_numpy(x) for k, x in model.latent(state).items()}
+        return arrays if self._latest[1] else {k: x[0] for k, x in arrays.items()}
+
+    def imagine(
+        self,
+        actions: Any = None,
+        horizon: int | None = None,
+        greedy: bool = False,
+        seed: int = 0,
+    ) -> Imagined:
+        """Predict what follows the last observation given to `act`.
+
+        `actions` is a sequence of actions as `act` returns them; or a function from an
+        observation, in the environment's own form, to such an action; or None for the
+        agent's own policy (with `greedy`, its most probable actions). `horizon` is the
+        number of steps, by default all given actions or 15. The world model continues
+        also where it predicts the end of an episode. The recurrent state of the agent
+        does not change.
+        """
+        is_policy = actions is None or callable(actions)
+        plan = None if is_policy else list(actions)
+        steps = horizon or (15 if plan is None else len(plan))
+        if steps < 1 or (plan is not None and len(plan) < steps):
+            given = "a function" if plan is None else f"{len(plan)} actions"
+            raise UserError(
+                f"imagine() got a horizon of {steps} and {given}.\n"
+                "  Fix: pass a horizon of at least 1 and an action for every step."
+            )
+        model, state = self._resume(seed)
+        keys = [key for key in model.predicted_keys if key in model.obs_space]
+        obs, collected = self._latest[0], []
+        for step in range(steps):
+            if actions is None:
+                action = model.act(state, greedy)
+            else:
+                own = actions(obs) if plan is None else plan[step]
+                action = self._to_model_units(own, model.act_space)
+            state, rows = model.step(state, action)
+            latent = {k: _to_numpy(x) for k, x in model.latent(state).items()}
+            collected.append((action, rows, latent))
+            if callable(actions):
+                obs = self._to_env_form(rows)
+        acts, all_rows, latents = zip(*collected, strict=True)
+        spaces = {
+            key: replace(space, source=self.act_space[key].source)
+            for key, space in model.act_space.items()
+        }
+        taken = [{k: _to_own_units(a[k], s) for k, s in spaces.items()} for a in acts]
+        predicted = self._stack([{k: x[k] for k in keys} for x in all_rows])
+        outcome = self._stack([{k: x[k] for k in OUTCOME} for x in all_rows])
+        return Imagined(
+            predicted,
+            outcome["reward"],
+            outcome["cont"],
+            to_nested(spaces, self._stack(taken)),
+            self._stack(list(latents)),
+        )
+
+    def _resume(self, seed: int) -> tuple[PolicyWorldModelEnv, Any]:
+        """Return the world model and its state after the last observation."""
+        model = None
+        if isinstance(self.agent, HasWorldModelEnv):
+            model = self.agent.world_model_env(seed)
+        if not isinstance(model, PolicyWorldModelEnv):
+            raise UserError(
+                f"The agent {self.source.config.agent!r} has no world model that can "
+                "be continued.\n  Fix: load a run of dreamer or iris."
+            )
+        if self._carry is None or not self._context:
+            raise UserError("There is no observation yet.\n  Fix: call act(obs) first.")
+        # rows of the current episode in every entry of the batch
+        first = np.stack([row["is_first"] for row in self._context])
+        start = max(int(np.flatnonzero(x).max(initial=0)) for x in first.T)
+        rows = {
+            key: np.stack([row[key] for row in self._context[start:]], 1)
+            for key in self._context[0]
+        }
+        if self.source.crop is not None:
+            rows = self.source.crop.center_crop(rows)
+        return model, model.resume(self._carry, rows)
+
+    def _to_model_units(self, action: Any, spaces: Spaces) -> Action:
+        """Return an action of the environment as a batch in the model's own units."""
+        count, is_batch = len(self._is_first), self._latest[1]
+        flat, converted = to_flat(self.act_space, action), {}
+        for key, space in spaces.items():
+            shape = self.act_space[key].shape
+            value = _to_array(key, flat.get(key), "action")
+            expected = (count, *shape) if is_batch else shape
+            if value.size != math.prod(expected) or not np.isfinite(value).all():
+                raise UserError(
+                    f"The action {key!r} has shape {value.shape} or entries that are "
+                    f"not finite, expected shape {expected}.\n"
+                    "  Fix: pass an action of the environment's action space."
+                )
+            value = value.reshape(count, *shape).astype(space.dtype)
+            converted[key] = space.from_native(value)
+        return converted
+
+    def _to_env_form(self, rows: Obs) -> Any:
+        """Return predicted observations as the environment would return them."""
+        inputs, flat = agent_obs_space(self.obs_space), {}
+        for key, space in inputs.items():
+            value = rows.get(key, space.zeros(len(self._is_first)))
+            own = space if space.source is None else space.source.space
+            if math.prod(own.shape) == math.prod(space.shape):  # not if it is resized
+                value = value.astype(own.dtype).reshape(len(value), *own.shape)
+            flat[key] = value if self._latest[1] else value[0]
+        return to_nested(inputs, flat)
+
+    def _stack(self, steps: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Stack steps along a time axis, after the batch axis if there is one."""
+        stacked = {k: np.stack([step[k] for step in steps], 1) for k in steps[0]}
+        return stacked if self._latest[1] else {k: x[0] for k, x in stacked.items()}
 
     def _rows(self, obs: Any, flags: dict[str, Any]) -> tuple[Obs, bool]:
         """Return checked observations with a batch axis, and whether they had one."""
@@ -92,7 +247,7 @@ class Player:
                 f"act() got {', '.join(unknown)}.\n"
                 f"  Fix: pass greedy, {', '.join(FLAGS)}, or none of them."
             )
-        arrays = {key: _to_array(key, value) for key, value in flat.items()}
+        arrays = {k: _to_array(k, value, "observation") for k, value in flat.items()}
         is_batch = _has_batch_axis(arrays, self.obs_space)
         if not is_batch:
             arrays = {key: array[None] for key, array in arrays.items()}
@@ -124,7 +279,8 @@ class Player:
                 array = array[..., None]
             size, resample = space.shape[:2], self.source.config.env.resample
             array = np.stack([resize(image, size, resample) for image in array])
-        array = cast(array, space.dtype)
+        # a copy: environments may overwrite their arrays
+        array = np.array(cast(array, space.dtype), order="C")
         for row in array:
             problem = space.problem(row)
             if problem is None and not np.isfinite(row).all():
@@ -143,20 +299,23 @@ class Player:
             "agent": pytree.tree_map(_to_host, self.agent.state_dict()),
             "carry": [_to_host(leaf) for leaf in leaves],
             "is_first": self._is_first,
+            "latest": self._latest,
+            "context": self._context,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         source = state["source"]
         self.__init__(source, source.restore(state["agent"]))  # type: ignore[misc]
         if len(state["is_first"]):
-            self._is_first = state["is_first"]
+            self._is_first, self._latest = state["is_first"], state["latest"]
+            self._context = state["context"]
             start, tree = pytree.tree_flatten(self.agent.initial(len(self._is_first)))
             pairs = zip(state["carry"], start, strict=True)
             leaves = [x.to(like.device) for x, like in pairs]
             self._carry = pytree.tree_unflatten(leaves, tree)
 
 
-def _to_array(key: str, value: Any) -> np.ndarray:
+def _to_array(key: str, value: Any, kind: str) -> np.ndarray:
     """Return numbers as an array; raise for other values."""
     try:
         array = np.asarray(value)
@@ -164,9 +323,8 @@ def _to_array(key: str, value: Any) -> np.ndarray:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise UserError(
-            f"The observation {key!r} is a {type(value).__name__}, which is not an "
-            "array of numbers.\n  Fix: pass it as the environment returned it in "
-            "training."
+            f"The {kind} {key!r} is a {type(value).__name__}, which is not an array of "
+            "numbers.\n  Fix: pass it in the form that the environment uses."
         )
     return array
 
@@ -215,6 +373,13 @@ def _first(value: np.ndarray, space: Space) -> Any:
     if space.source is not None and space.source.is_int:
         return int(value[0])
     return value[0] if space.source is None else np.asarray(value[0])
+
+
+def _to_numpy(value: Any) -> np.ndarray:
+    """Return a tensor as an array; floating-point tensors as float32."""
+    value = value.detach().cpu()
+    array: np.ndarray = (value.float() if value.is_floating_point() else value).numpy()
+    return array
 
 
 def _to_host(value: Any) -> Any:

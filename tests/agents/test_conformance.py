@@ -39,8 +39,8 @@ from reverie.capabilities import (
     HasWorldModelEnv,
     Moments,
     NeedsStatistics,
+    PolicyWorldModelEnv,
     Profilable,
-    WorldModelEnv,
 )
 from reverie.datasets.sequences import SequenceConfig
 from reverie.datasets.sequences.feed import SequenceFeed
@@ -363,7 +363,7 @@ def test_world_model_env(case, agent):
     if not isinstance(agent, HasWorldModelEnv):
         return
     env = agent.world_model_env(seed=3)
-    check_members(env, WorldModelEnv)
+    check_members(env, PolicyWorldModelEnv)
     assert set(env.predicted_keys) <= set(env.obs_space)
     batch = case.make_feed(agent)(next(iter(agent.windows)))
     context = {key: x.numpy() for key, x in batch.items() if "dyn/" not in key}

@@ -6,20 +6,17 @@ import copy
 import pickle
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from player_helpers import Toy, make_player
 
 import reverie
 from reverie import envs
 from reverie.api import UserError
-from reverie.run.config import resolve
-from reverie.run.load import PolicySource
 from reverie.run.player import Player
-from reverie.storage.run_spaces import RunSpaces, read_spaces, write_spaces
 
 FLAT = {
     "discrete": spaces.Discrete(3),
@@ -62,34 +59,6 @@ IMAGES = {
         camera=spaces.Box(0, 255, (48, 48), np.uint8), arm=FLAT["box"]
     ),
 }
-
-
-class Toy(gymnasium.Env):
-    """Returns samples of its observation space; refuses actions outside its space."""
-
-    def __init__(self, obs: Any = FLAT["box"], act: Any = FLAT["discrete"]):
-        self.observation_space, self.action_space = obs, act
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.observation_space.seed(seed)
-        self.count = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action), action
-        self.count += 1
-        return self.observation_space.sample(), 0.0, False, self.count == 5, {}
-
-
-def make_player(tmp_path: Any, toy: gymnasium.Env, **flags: Any) -> Player:
-    """Return an untrained agent for an environment, with spaces read from a file."""
-    config = resolve(["debug"], flags={"task": "python:env", **flags})
-    env = envs.make(toy, config.env)
-    write_spaces(tmp_path, env.obs_space, env.act_space)
-    read = read_spaces(tmp_path)
-    source = PolicySource(config, RunSpaces(*read), RunSpaces(*read), None)
-    fresh = reverie.run.load._make_agent(config, read)
-    return Player(source, fresh)
 
 
 def play(player: Player, env: Any, steps: int = 12) -> list[Any]:

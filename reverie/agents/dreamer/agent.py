@@ -342,8 +342,11 @@ class Dreamer:
         return self.world.eval().loss(start, rows, rng).losses, batch["mask"]
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
+        def act(state: Any, rng: Rng, greedy: bool) -> dict[str, Tensor]:
+            return self.actor_critic.act(self.world.features(state), rng, greedy=greedy)
+
         spaces = (self.obs_space, self.act_space)
-        return LatentWorldModelEnv(self.world, *spaces, self.device, seed)
+        return LatentWorldModelEnv(self.world, *spaces, self.device, seed, act)
 
     def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
         from reverie.agents.dreamer.sections import dreamer_sections

@@ -317,8 +317,8 @@ class Iris:
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv:
         spaces = (self.obs_space, self.act_space)
-        world = self._refresh_imagination_world()
-        return IrisWorldModelEnv(world, *spaces, self.device, seed)
+        world, net = self._refresh_imagination_world(), self.actor_critic.online
+        return IrisWorldModelEnv(world, net, *spaces, self.device, seed)
 
     def parameter_count(self) -> int:
         return count_parameters(self.opts.values())
