@@ -217,6 +217,10 @@ class HasWorldModelEnv(Protocol):
 class HasBase(Protocol):
     """An agent that uses the world model or encoder of another run."""
 
+    @property
+    def base(self) -> Agent | None:
+        """The agent whose world model is used; None for an encoder from a file."""
+
     def load_base(self, state: StateDict) -> None:
         """Load the weights of the base run."""
 
@@ -307,4 +311,4 @@ class ConfiguresBase(Protocol):
         """Return this config for a base run of the named agent."""
 
     def with_encoder(self, encoder: Any) -> Any:
-        """Return this config with the sizes of an encoder from dreamerv3-torch."""
+        """Return this config for a checkpoint of dreamerv3-torch with this encoder."""

@@ -35,10 +35,14 @@ def evaluate(words: list[str]) -> int:
             "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
-    arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
     flags, episodes = arguments.flags, options.episodes
     logdir = Path(arguments.positional[0])
-    config = open_run(logdir).config
+    blocks, files = arguments.blocks, arguments.files
+    if logdir.expanduser().is_file():
+        config = open_run(logdir, flags, blocks=blocks, files=files).config
+    else:
+        arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
+        config = open_run(logdir).config
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
     in_env = not (on_sequences or on_recordings)
@@ -65,7 +69,13 @@ def evaluate(words: list[str]) -> int:
         print(recordings.describe(recordings.eval_recordings(logdir, flags)))
     else:
         result = env_episodes.evaluate(
-            logdir, episodes, flags, videos=options.videos, failures=options.failures
+            logdir,
+            episodes,
+            flags,
+            videos=options.videos,
+            failures=options.failures,
+            blocks=blocks,
+            files=files,
         )
         print(env_episodes.describe(result))
     return 0

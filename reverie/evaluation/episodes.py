@@ -50,14 +50,17 @@ def evaluate(
     make_env: MakeEnv | None = None,
     videos: int = 0,
     failures: int = FAILURES,
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> EvalResult:
     """Play episodes with the newest checkpoint of a run, or the one that is named.
 
     For a run on recorded episodes, the best checkpoint is used instead of the newest.
     Writes `eval.json`, up to `videos` videos of all and as many of failed episodes to
     `eval/`, and up to `failures` failed episodes as recordings to `eval/failures`.
+    Preset blocks and config files are settings of a checkpoint that contains none.
     """
-    run = open_run(logdir, flags, prefer_best=True)
+    run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
     # flags also override the blocks of `run.eval_configs`
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)

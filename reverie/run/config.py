@@ -21,6 +21,12 @@ from reverie.agents.vta.agent import VTAAgentConfig
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig
 from reverie.config import ConfigError, Layer
+from reverie.convert.dreamerv3_torch.config import BLOCK as DREAMERV3_TORCH
+from reverie.convert.dreamerv3_torch.config import convert_options, merge_blocks
+from reverie.convert.dreamerv3_torch.config import (
+    is_config as is_dreamerv3_torch_config,
+)
+from reverie.convert.importers import implied_settings
 from reverie.convert.vta.config import from_vta_file, is_vta_file
 from reverie.datasets.sequences import (
     SequenceConfig,
@@ -128,7 +134,7 @@ def resolve(
     """
     pairs = list(flags.items()) if isinstance(flags, Mapping) else list(flags)
     named = _expand(names)
-    read = [_file_layers(Path(path)) for path in files]
+    read = [_file_layers(str(path)) for path in files]
     file_defaults = [layer for defaults, _ in read for layer in defaults]
     layers = [*file_defaults, *named, *(settings for _, settings in read)]
     schema = find_schema([*(layer for _, layer in layers), dict(pairs)])
@@ -144,6 +150,8 @@ def resolve(
     without_flags = configs.resolve(schema, layers)
     flag_layer = configs.flag_layer(schema, pairs, without_flags)
     _refuse_size(flag_layer)
+    given = [*(settings for _, settings in read), ("the flags", flag_layer)]
+    layers = _with_checkpoint(schema, layers, given)
     if unit := _changed_clock(flag_layer, without_flags):
         layers.append((f"run.clock {unit}", _intervals(unit)))
     layers.append(("the flags", flag_layer))
@@ -155,6 +163,27 @@ def resolve(
     config = configs.resolve(schema, layers)
     for_evaluation(config)  # raises if `run.eval_configs` does not apply
     return config
+
+
+def _with_checkpoint(
+    schema: type[Config],
+    layers: list[tuple[str, Layer]],
+    given: Sequence[tuple[str, Layer]],
+) -> list[tuple[str, Layer]]:
+    """Return the layers with the settings that a checkpoint file implies, if any.
+
+    It is the file of initial weights or of the base run. `given` are the layers of
+    config files and flags, which may have sizes that the file does not determine.
+    """
+    config = configs.resolve(schema, [*layers, given[-1]])
+    file = config.run.from_checkpoint or config.agent_config.base_run
+    names = ("dreamer.dreamerv3_torch.stoch", "dreamer.dreamerv3_torch.classes")
+    sizes = [int(_last([layer for _, layer in given], name, 0)) for name in names]
+    implied = implied_settings(file, *sizes) if file else None
+    if implied is None:
+        return layers
+    origin = f"the checkpoint {file}"
+    return [*_expand([implied.block]), *layers, (origin, implied.settings)]
 
 
 def _size_layers(
@@ -288,27 +317,38 @@ def with_flags(config: Config, flags: Sequence[tuple[str, Any]]) -> Config:
     return configs.resolve(schema, [("the saved config", saved), ("the flags", layer)])
 
 
-def _file_layers(
-    path: Path,
-) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]:
+def _file_layers(file: str) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]:
     """Return layers to apply before all blocks, and the settings of a file.
 
-    Only config files of the PyTorch port of VTA have such layers: the defaults of that
-    program.
+    Only config files of other programs have such layers: the defaults of that program.
+    The name of a file of dreamerv3-torch may be followed by blocks of it, as in
+    `configs.yaml:crafter`.
     """
-    origin, data = f"the file {path}", configs.read_config_file(path)
+    name, *names = [file] if Path(file).expanduser().exists() else file.split(":")
+    origin, data = f"the file {name}", configs.read_config_file(Path(name))
+    if is_dreamerv3_torch_config(data):
+        options = convert_options(merge_blocks(data, names, name))
+        _warn_of_unknown(name, options.unknown)
+        return _expand([DREAMERV3_TORCH]), (origin, options.settings)
+    if names:
+        raise ConfigError(
+            f"{name} is not a configs.yaml of dreamerv3-torch, so it has no blocks."
+            f"\n  Fix: --config {name}"
+        )
     if not is_vta_file(data):
         return [], (origin, data)
     converted = from_vta_file(data)
-    if converted.unknown:
-        warnings.warn(
-            f"{path} has settings that are ignored: {', '.join(converted.unknown)}",
-            stacklevel=2,
-        )
+    _warn_of_unknown(name, converted.unknown)
     block = _expand([converted.block])
     task = {k: _last([x for _, x in block], k, "") for k in ("agent", "task")}
     defaults = [*block, (origin, converted.defaults)]
     return defaults, (origin, {**task, **converted.settings})
+
+
+def _warn_of_unknown(file: str, unknown: Sequence[str]) -> None:
+    if unknown:
+        names = ", ".join(unknown)
+        warnings.warn(f"{file} has settings that are ignored: {names}", stacklevel=3)
 
 
 def _reconstruction_loss(schema: type[Config], agent: str, task: str) -> Layer:

@@ -86,4 +86,7 @@ def load_initial_weights(agent: Agent, config: Config) -> str:
         state = checkpoint.read_part(path, "agent")
     loaded = agent.load_weights(state, components)
     checkpoint.check_finite(state, loaded, path)
+    if state.get("continues_training"):
+        agent.load_state_dict(state)
+        return f"Loaded weights and optimizers of {', '.join(loaded)} from {path}."
     return f"Loaded weights of {', '.join(loaded)} from {path}."

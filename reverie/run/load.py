@@ -8,6 +8,7 @@ Evaluation, figures, export and `reverie.load` all use this module.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,12 +26,13 @@ from reverie.api import (
     StateDict,
     UserError,
 )
+from reverie.convert.dreamerv3_torch.checkpoint import is_torch_file, read_weights
 from reverie.datasets.action_units import Convert, check_same_actions, convert_actions
 from reverie.datasets.images import ImageCrop, check_obs_space
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints, find_checkpoint
-from reverie.run.config import Config, with_flags
-from reverie.run.factory import make_agent
+from reverie.run.config import Config, resolve, with_flags
+from reverie.run.factory import load_initial_weights, make_agent, make_envs
 from reverie.run.folder import config_from_settings, read_config, run_folder_of
 from reverie.run.offline.datasets import as_paths, saved_image_crop
 from reverie.storage.run_spaces import RunSpaces, read_spaces
@@ -48,10 +50,14 @@ class SavedRun:
     def device(self) -> torch.device:
         return device.pick_device(self.config.device)
 
+    def image_crop(self) -> ImageCrop | None:
+        """Return the crop of images, for an agent trained on recorded episodes."""
+        return saved_image_crop(self.checkpoint)
+
     def spaces(self) -> RunSpaces:
         """Return the spaces of the environment or data, before images are cropped."""
         spaces = read_spaces(self.folder)
-        crop = saved_image_crop(self.checkpoint)
+        crop = self.image_crop()
         if crop is None:
             return spaces
         return RunSpaces({**spaces.obs_space, **crop.input_space}, spaces.act_space)
@@ -72,7 +78,7 @@ class SavedRun:
         """Return what a policy for an environment with these spaces is built from."""
         self._check_policy()
         spaces = RunSpaces(spaces.obs_space, spaces.act_space)
-        crop = saved_image_crop(self.checkpoint)
+        crop = self.image_crop()
         if crop is None:
             return PolicySource(self.config, spaces, spaces, None)
         trained, task = read_spaces(self.folder), self.config.task
@@ -95,6 +101,24 @@ class SavedRun:
             f"{settings.policy_setting} True. Without --task, `reverie eval` evaluates "
             "the world model on recordings."
         )
+
+
+@dataclass(frozen=True)
+class ImportedRun(SavedRun):
+    """A checkpoint file of another implementation, and the config to use it with."""
+
+    def image_crop(self) -> None:
+        return None
+
+    def spaces(self) -> RunSpaces:
+        """Return the spaces of the task, which the file does not contain."""
+        with contextlib.closing(make_envs(self.config, 1)) as envs:
+            return RunSpaces(envs.obs_space, envs.act_space)
+
+    def load_agent(self, spaces: Any) -> Agent:
+        agent = _make_agent(self.config, spaces)
+        load_initial_weights(agent, self.config)
+        return agent
 
 
 class PolicySource(NamedTuple):
@@ -163,16 +187,46 @@ class OfflineAgent:
 
 
 def open_run(
-    logdir: Path, flags: Sequence[tuple[str, Any]] = (), prefer_best: bool = False
+    logdir: Path,
+    flags: Sequence[tuple[str, Any]] = (),
+    prefer_best: bool = False,
+    blocks: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> SavedRun:
     """Open the newest checkpoint of a run folder, or the checkpoint that is named.
 
     With `prefer_best`, open the checkpoint of a run folder with the lowest evaluation
-    loss instead, if there is one. Flags change settings of the run.
+    loss instead, if there is one. Flags change settings of the run. The checkpoint may
+    be a `latest.pt` of dreamerv3-torch, which contains no settings: they are inferred
+    from its tensors, and given by preset blocks, config files and flags.
     """
+    if logdir.expanduser().is_file():
+        return _open_file(logdir.expanduser(), flags, blocks, files)
     path = find_checkpoint(logdir)
     folder = run_folder_of(path)
     config = with_flags(read_config(folder), flags)
     if prefer_best and logdir.resolve() == folder.resolve():
         path = Checkpoints(folder / "best").newest(read_only=True) or path
     return SavedRun(folder, path, config)
+
+
+def _open_file(
+    path: Path,
+    flags: Sequence[tuple[str, Any]],
+    blocks: Sequence[str],
+    files: Sequence[str],
+) -> ImportedRun:
+    if not is_torch_file(path.name):
+        raise UserError(
+            f"{path} is a file, not the folder of a run.\n  Fix: give the folder of a "
+            "run, or a latest.pt of dreamerv3-torch."
+        )
+    read_weights(path)  # raises if it is something else
+    given = [*flags, ("run.from_checkpoint", str(path))]
+    config = resolve(blocks, files, given)
+    if not any(name == "task" for name, _ in flags) and not blocks:
+        raise UserError(
+            f"{path} does not contain its task.\n  Fix: --task TASK, such as --task "
+            "crafter_reward (`reverie envs` lists all tasks)."
+        )
+    return ImportedRun(path.resolve().parent, path, config)

@@ -99,7 +99,10 @@ def evaluate(
     are recorded (`result.files`). `env` and settings are those of `train`.
     """
     flags = _flags(env, settings)
-    config = open_run(Path(logdir)).config
+    is_file = Path(logdir).expanduser().is_file()
+    if env is not None and is_file:  # which does not contain a task
+        flags["task"] = PYTHON_ENV
+    config = open_run(Path(logdir), list(flags.items()) if is_file else ()).config
     task = str(flags.get("task", config.task))
     is_recorded = bool(config.offline.data) and "task" not in flags
     if env is None and (is_recorded or is_sequence_task(task)):
@@ -119,12 +122,17 @@ def evaluate(
     )
 
 
-def load(logdir: str | Path, device: str | None = None) -> Player:
+def load(
+    logdir: str | Path, device: str | None = None, task: str | None = None
+) -> Player:
     """Load the agent of a run from its newest checkpoint, to act in an environment.
 
-    `device` is `cuda`, `cpu` or `mps`; None for that of the run.
+    `device` is `cuda`, `cpu` or `mps`; None for that of the run. `task` is needed for a
+    `latest.pt` of dreamerv3-torch, which does not contain it.
     """
-    run = open_run(Path(logdir), [] if device is None else [("device", device)])
+    given = {"device": device, "task": task}
+    flags = [(name, value) for name, value in given.items() if value is not None]
+    run = open_run(Path(logdir), flags)
     spaces = run.spaces()
     if not set(FLAGS) <= set(spaces.obs_space):
         raise UserError(

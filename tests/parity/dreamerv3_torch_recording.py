@@ -15,7 +15,7 @@ import torch
 
 from reverie.agents.dreamer.agent import Dreamer
 from reverie.agents.options import BuildOptions
-from reverie.convert.dreamerv3_torch.config import BLOCK, WORLD, convert_options
+from reverie.convert.dreamerv3_torch.config import BLOCK, convert_options
 from reverie.convert.dreamerv3_torch.weights import import_state
 from reverie.nets.rng import Rng
 from reverie.run.config import resolve
@@ -84,9 +84,8 @@ class Recording:
         return Space(np.float32, value.shape[2:])
 
     def _agent(self, path: Path) -> Dreamer:
-        images = [k for k, s in self.obs_space.items() if s.is_image and k != "image"]
         settings = convert_options(self.options).settings
-        settings |= {"task": "dummy_disc", f"{WORLD}.unscaled_images": images}
+        settings["task"] = "dummy_disc"
         config = resolve([BLOCK], flags=list(settings.items())).dreamer
         options = BuildOptions(torch.device("cpu"))
         agent = Dreamer(self.obs_space, self.act_space, config, options)

@@ -107,7 +107,7 @@ def test_heads(recording):
     for name, (dist, target) in predicted.items():
         mode = cont.prob() if name == "cont" else dist.pred()
         key = name.removeprefix("decoder/")
-        if key in world.config.unscaled_images:
+        if key in world.dec.unscaled:
             mode = 255 * mode
         mode = mode.reshape(expected[f"{name}/mode"].shape)
         check(mode, expected[f"{name}/mode"], name)
@@ -169,7 +169,7 @@ def test_imagination(recording):
     compared = [key for key in expected if key in decoded]
     assert compared or not world.image_keys
     for key in compared:
-        scale = 255 if key in world.config.unscaled_images else 1
+        scale = 255 if key in world.dec.unscaled else 1
         check(scale * decoded[key], expected[key], f"imagine/{key}")
 
 

@@ -137,6 +137,13 @@ class BCConfig(AgentConfig):
                 "dreamerv3_torch.images standardize, and --offline.stats FILE (written "
                 "by `reverie data stats`) unless it was trained on the same data."
             )
+        if self.features == "state":
+            if images == "standardize":
+                raise UserError(
+                    "The latent state of a dreamerv3-torch checkpoint cannot be used "
+                    "with standardized images.\n  Fix: --bc.features encoder"
+                )
+            return replace(self, run_agent="dreamer")
         standard = "dataset" if images == "standardize" else "none"
         encoder = replace(encoder, standard=standard)
         return replace(self, run_agent=DREAMERV3_TORCH, enc=encoder)

@@ -126,7 +126,7 @@ ACTOR_CRITIC_TRAINING = (
 class DreamerConfig(AgentConfig):
     """Settings of DreamerV3."""
 
-    importer: ClassVar[str] = "reverie.convert.dreamerv3:import_state"
+    importer: ClassVar[str] = "reverie.convert.dreamer:import_state"
     policy_setting: ClassVar[str] = "behaviour"
     plugins: ClassVar[tuple[str, ...]] = ("world",)
     sizes: ClassVar[tuple[str, ...]] = (

@@ -58,9 +58,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             weights[plain] = value
     if not any(name.startswith("_wm.encoder.") for name in weights):
         raise UserError(
-            f"{path} is not a checkpoint of dreamerv3-torch: it has no "
-            f"`{WEIGHTS}` with `_wm.encoder.*`{_contents(data)}.\n  Fix: use the "
-            "latest.pt of dreamerv3-torch, or the folder of a Reverie run."
+            f"{path} is not a checkpoint of dreamerv3-torch: {_describe(path)}.\n"
+            "  Fix: use a latest.pt of dreamerv3-torch, or the folder of a Reverie run."
         )
     return weights
 
@@ -153,8 +152,14 @@ def _dynamics_parameter(path: str, leaf: str) -> str | None:
     return f"{DYNAMICS[match[1]]}.{NORM[leaf] if is_norm else leaf}"
 
 
-def _contents(data: Any) -> str:
-    """Describe a file that is something else by its first keys."""
-    if not isinstance(data, Mapping) or not data:
-        return ""
-    return f", only {', '.join(str(key)[:40] for key in list(data)[:4])}"
+def _describe(path: str | Path) -> str:
+    """Describe a file of torch.save that is something else."""
+    data = read_torch_file(path)
+    if not isinstance(data, Mapping):
+        return f"it contains a {type(data).__name__}"
+    names = [str(name)[:40] for name in data]
+    if any(name.startswith("tokenizer.") for name in names):
+        return "it is a checkpoint of Δ-IRIS"
+    if WEIGHTS in names:
+        return f"its `{WEIGHTS}` has no `_wm.encoder.*`"
+    return f"it has no `{WEIGHTS}`, but {', '.join(names[:4]) or 'nothing'}"

@@ -160,7 +160,8 @@ def convert_options(options: Mapping[str, Any]) -> ConvertedConfig:
                 f"The option {name}: {given[name]} of dreamerv3-torch is not "
                 f"supported.\n  Fix: use {' or '.join(map(str, values))}."
             )
-    settings = {NAMES[k]: v for k, v in given.items() if k in NAMES}
+    settings: dict[str, Any] = {f"{WORLD}.scale_images": "image"}
+    settings |= {NAMES[k]: v for k, v in given.items() if k in NAMES}
     settings |= _layer_settings(given) | _image_settings(given) | _actor_settings(given)
     for option, head in (("reward_head.dist", "rewhead"), ("critic.dist", "value")):
         if option in given:

@@ -7,6 +7,7 @@ defaults of the original, from its config, or from flags.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -56,6 +57,7 @@ def infer_settings(
         settings[f"{WORLD}.key_order"] = decoded
     if "_task_behavior.ema_vals" not in weights:
         settings["dreamer.retnorm.impl"] = "none"
+    settings[f"{WORLD}.scale_images"] = "image"
     dynamics = _part(weights, "_wm.dynamics.")
     return settings | _dynamics_settings(weights, dynamics, stoch, classes)
 
@@ -106,17 +108,13 @@ def mlp_settings(part: Mapping[str, Tensor], group: str) -> dict[str, Any]:
 def _dynamics_settings(
     weights: Mapping[str, Tensor], part: Mapping[str, Tensor], stoch: int, classes: int
 ) -> dict[str, Any]:
-    gates, inputs = (
-        part.get("_cell.layers.GRU_linear.weight"),
-        part.get("_img_in_layers.0.weight"),
+    gates = part.get("_cell.layers.GRU_linear.weight")
+    inputs, statistics = (
+        part.get(f"{name}.weight") for name in ("_img_in_layers.0", "_imgs_stat_layer")
     )
-    statistics = part.get("_imgs_stat_layer.weight")
     actions = weights.get("_task_behavior.actor.mean_layer.weight")
     if gates is None or inputs is None or statistics is None or actions is None:
-        raise UserError(
-            "The checkpoint has no dynamics or actor of dreamerv3-torch.\n"
-            "  Fix: use a latest.pt that was written by its training."
-        )
+        return {}  # only parts of an agent: reported when missing tensors are loaded
     width = inputs.shape[1] - actions.shape[0]  # of the flattened stochastic state
     settings = {
         f"{WORLD}.deter": gates.shape[0] // 3,
@@ -140,10 +138,12 @@ def _split_stochastic(width: int, stoch: int, classes: int) -> tuple[int, int]:
     number = stoch or (width // classes if classes else 0)
     if not number or number * (classes or width // number) != width:
         given = f", but {stoch} x {classes} are set" if stoch and classes else ""
+        example = next(n for n in range(math.isqrt(width), 0, -1) if width % n == 0)
         raise UserError(
             f"The stochastic state of the checkpoint has {width} entries: the number "
-            f"of variables times their classes{given}.\n  Fix: --{WORLD}.stoch with "
-            f"dyn_stoch and --{WORLD}.classes with dyn_discrete of its config."
+            f"of variables times their classes{given}.\n  Fix: give dyn_stoch and "
+            f"dyn_discrete of its config, for example --{WORLD}.stoch {example} "
+            f"--{WORLD}.classes {width // example}"
         )
     return number, width // number
 

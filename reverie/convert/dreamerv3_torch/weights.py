@@ -42,6 +42,7 @@ def import_state(
     if components == ".*" and set(OPTIMIZERS) <= set(template.get("opt", ())):
         optimizers = read_optimizers(path)
         state["opt"] = optimizer_states(optimizers, weights, template)
+        state["continues_training"] = True
     return state
 
 

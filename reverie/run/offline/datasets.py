@@ -25,6 +25,7 @@ from reverie.capabilities import (
     Statistics,
 )
 from reverie.config import check_minimum
+from reverie.convert.dreamer import import_state
 from reverie.convert.dreamerv3_torch.checkpoint import (
     is_torch_file,
     read_encoder,
@@ -190,7 +191,7 @@ class OfflineEpisodes:
             )
         if self.base_run:
             assert isinstance(agent, HasBase), type(agent)
-            agent.load_base(self._base_weights(self.base_run))
+            agent.load_base(self._base_weights(self.base_run, agent.base))
         if isinstance(agent, NeedsStatistics) and agent.needs_statistics:
             agent.set_statistics(self._statistics())
 
@@ -211,9 +212,11 @@ class OfflineEpisodes:
         cropped = [crop(dict(zip(keys, column, strict=True))) for column in columns]
         return {key: Moments(*(part[key] for part in cropped)) for key in keys}
 
-    def _base_weights(self, run: str) -> StateDict:
+    def _base_weights(self, run: str, base: Agent | None) -> StateDict:
         if is_torch_file(run):
-            return {"encoder": read_encoder(run)}
+            if base is None:
+                return {"encoder": read_encoder(run)}
+            return import_state(run, base.state_dict())
         path = checkpoint.find_checkpoint(Path(run))
         if images := saved_image_crop(path):
             check_obs_space(images, self.images.input_space, self.training.origin)

@@ -44,9 +44,9 @@ class DreamerV3TorchConfig:
     key_order: tuple[str, ...] = ()
     """Order of the observation keys in encoder and decoder; other keys come last, in
     sorted order."""
-    unscaled_images: tuple[str, ...] = ()
-    """Image keys that are not divided by 255. dreamerv3-torch divides only the key
-    `image`, so checkpoints with other images need them here."""
+    scale_images: Literal["all", "image"] = "all"
+    """Images that are divided by 255: all, or only the key `image`. dreamerv3-torch
+    divides only that one, so its checkpoints with other images need `image`."""
     store: str = "float32"
     """Dtype in which the replay buffer stores `deter`: float32 or float16."""
 

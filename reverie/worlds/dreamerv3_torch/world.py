@@ -29,7 +29,7 @@ class DreamerV3TorchWorld(RSSM):
     dyn: DreamerV3TorchDynamics  # type: ignore[assignment]
 
     def _make_encoder(self, obs_space: Spaces) -> DreamerV3TorchEncoder:
-        order, unscaled = self.config.key_order, self.config.unscaled_images
+        order, unscaled = self.config.key_order, self._unscaled(obs_space)
         return DreamerV3TorchEncoder(obs_space, self.networks.enc, order, unscaled)
 
     def _make_decoder(
@@ -42,10 +42,16 @@ class DreamerV3TorchWorld(RSSM):
             stoch,
             self.networks.dec,
             config.key_order,
-            config.unscaled_images,
+            self._unscaled(obs_space),
             config.image_output == "sigmoid",
             config.image_dist,
         )
+
+    def _unscaled(self, obs_space: Spaces) -> list[str]:
+        """Return the keys of images that are not divided by 255."""
+        if self.config.scale_images == "all":
+            return []
+        return [key for key, s in obs_space.items() if s.is_image and key != "image"]
 
     @property
     def extras(self) -> Spaces:

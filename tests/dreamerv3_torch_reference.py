@@ -43,7 +43,9 @@ def make_state(
     actions: int,
     discrete: bool,
     image: int = 12,
+    channels: int = 1,
     vector: int = 3,
+    vector_key: str = "vector",
     deter: int = 16,
     hidden: int = 8,
     stoch: int = 4,
@@ -53,7 +55,7 @@ def make_state(
     layers: int = 2,
     seed: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Random tensors of a whole agent with an image and a vector, without copies."""
+    """Random tensors of a whole agent for an image and a vector (if any)."""
     g = torch.Generator().manual_seed(seed)
     state: dict[str, torch.Tensor] = {}
 
@@ -82,12 +84,13 @@ def make_state(
     feat = flat + deter
     smallest = image // 4
     cnn = "_wm.encoder._cnn.layers"
-    add(f"{cnn}.0.weight", depth, 1, 4, 4)
+    add(f"{cnn}.0.weight", depth, channels, 4, 4)
     norm(f"{cnn}.1.norm", depth)
     add(f"{cnn}.3.weight", 2 * depth, depth, 4, 4)
     norm(f"{cnn}.4.norm", 2 * depth)
-    mlp("_wm.encoder._mlp.", "Encoder", vector)
-    embed = smallest * smallest * 2 * depth + units
+    if vector:
+        mlp("_wm.encoder._mlp.", "Encoder", vector)
+    embed = smallest * smallest * 2 * depth + (units if vector else 0)
     dyn = "_wm.dynamics."
     add(f"{dyn}W", 1, deter)
     add(f"{dyn}_img_in_layers.0.weight", hidden, flat + actions)
@@ -104,10 +107,11 @@ def make_state(
     output(f"{cnn}._linear_layer", feat, smallest * smallest * 2 * depth)
     add(f"{cnn}.layers.0.weight", 2 * depth, depth, 4, 4)
     norm(f"{cnn}.layers.1.norm", depth)
-    add(f"{cnn}.layers.3.weight", depth, 1, 4, 4)
-    add(f"{cnn}.layers.3.bias", 1)
-    mlp("_wm.heads.decoder._mlp.", "Decoder", feat)
-    output("_wm.heads.decoder._mlp.mean_layer.vector", units, vector)
+    add(f"{cnn}.layers.3.weight", depth, channels, 4, 4)
+    add(f"{cnn}.layers.3.bias", channels)
+    if vector:
+        mlp("_wm.heads.decoder._mlp.", "Decoder", feat)
+        output(f"_wm.heads.decoder._mlp.mean_layer.{vector_key}", units, vector)
     for prefix, label, width in (
         ("_wm.heads.reward.", "Reward", 255),
         ("_wm.heads.cont.", "Cont", 1),

@@ -1,0 +1,144 @@
+"""Whole checkpoints of dreamerv3-torch: settings, evaluation, further training."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from dreamerv3_torch_reference import make_optimizers, make_state, with_copies
+
+import reverie
+from reverie.api import UserError
+from reverie.cli import main as cli
+from reverie.run import checkpoint
+from reverie.run.config import resolve
+from reverie.run.load import open_run
+from reverie.run.train import train
+
+LRS = (1e-4, 3e-5, 3e-5)
+SIZES = ["--dreamer.dreamerv3_torch.stoch", "4"]
+"""Three classes each; the number cannot be inferred."""
+QUICK = {"run.steps": 40, "run.envs": 2, "device": "cpu", "logger.outputs": "jsonl"}
+QUICK |= {"dreamer.batch_size": 2, "dreamer.batch_length": 8, "run.train_ratio": 16}
+QUICK |= {"dreamer.report_length": 4, "dreamer.imag_length": 3}
+
+
+@pytest.fixture(scope="module")
+def state():
+    """An agent for `catch` with its 12 x 12 images of three channels."""
+    return make_state(actions=3, discrete=True, vector=0, channels=3)
+
+
+@pytest.fixture(scope="module", params=["plain", "compiled"])
+def latest(request, state, tmp_path_factory):
+    compiled = request.param == "compiled"
+    path = tmp_path_factory.mktemp(request.param) / "latest.pt"
+    content = {
+        "agent_state_dict": with_copies(state, compiled),
+        "optims_state_dict": make_optimizers(state, LRS, compiled=compiled),
+    }
+    torch.save(content, path)
+    return path
+
+
+def config_of(latest, *words):
+    flags = [("run.from_checkpoint", str(latest)), ("task", "catch"), *words]
+    return resolve(flags=flags)
+
+
+def test_sizes_are_inferred(latest):
+    dreamer = config_of(latest, ("dreamer.dreamerv3_torch.stoch", 4)).dreamer
+    world = dreamer.dreamerv3_torch
+    assert (dreamer.world, dreamer.actor_critic) == ("dreamerv3_torch",) * 2
+    assert (world.deter, world.hidden, world.stoch, world.classes) == (16, 8, 4, 3)
+    assert (dreamer.enc.depth, dreamer.enc.mults, dreamer.enc.kernel) == (4, (1, 2), 4)
+    assert dreamer.dec.depth, dreamer.dec.mults == (4, (1, 2))
+    for head in (dreamer.rewhead, dreamer.conhead, dreamer.policy, dreamer.value):
+        assert (head.layers, head.units, head.norm) == (2, 8, "layer1em3")
+
+
+def test_what_cannot_be_inferred_is_asked_for(latest, capsys):
+    assert cli.main(["eval", str(latest), "--task", "catch"]) == 2
+    message = capsys.readouterr().err
+    assert "12 entries" in message
+    words = message.partition("for example ")[2].split()
+    assert cli.main(["eval", str(latest), *SIZES, "--episodes", "1"]) == 2
+    assert "--task" in capsys.readouterr().err
+    run = ["eval", str(latest), "--task", "catch", "--episodes", "2"]
+    assert cli.main([*run, *words]) == 0  # the example has the right product
+    assert cli.main([*run, "--dreamer.dreamerv3_torch.stoch", "5"]) == 2
+
+
+def test_a_checkpoint_is_evaluated(latest, capsys):
+    run = ["eval", str(latest), "--task", "catch", "--episodes", "3", *SIZES]
+    assert cli.main(run) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    result = json.loads((latest.parent / "eval.json").read_text())
+    assert result["checkpoint"] == "latest.pt"
+    assert cli.main([*run, "--configs", "catch", "dreamerv3_torch"]) == 0
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_its_config_gives_the_other_sizes(latest, tmp_path, form):
+    options = {"dyn_stoch": 4, "dyn_discrete": 3, "unimix_ratio": 0.02}
+    if form == "json":
+        name = str(tmp_path / "config.json")
+        Path(name).write_text(json.dumps({"dyn_deter": 512, **options}))
+    else:
+        path = tmp_path / "configs.yaml"
+        blocks = {"defaults": {"dyn_deter": 512, "dyn_stoch": 32}, "small": options}
+        path.write_text(yaml.safe_dump(blocks))
+        name = f"{path}:small"
+        with pytest.raises(UserError, match="no block 'large'"):
+            resolve(files=[f"{path}:large"])
+    flags = [("run.from_checkpoint", str(latest)), ("task", "catch")]
+    world = resolve(files=[name], flags=flags).dreamer.dreamerv3_torch
+    assert (world.deter, world.stoch, world.classes) == (16, 4, 3)
+    assert world.unimix == 0.02
+    words = ["--task", "catch", "--episodes", "1", "--config", name]
+    assert cli.main(["eval", str(latest), *words]) == 0
+
+
+def test_python_plays_a_checkpoint(latest):
+    settings = {"dreamer__dreamerv3_torch__stoch": 4, "task": "catch"}
+    result = reverie.evaluate(latest, episodes=2, **settings)
+    assert -1 <= result.summary["score"] <= 1
+
+
+def test_training_continues_with_weights_and_optimizers(latest, state, tmp_path):
+    flags = {**QUICK, "dreamer.dreamerv3_torch.stoch": 4, "logdir": str(tmp_path)}
+    flags |= {"run.from_checkpoint": str(latest), "task": "catch", "run.steps": 4}
+    path = train(resolve(flags=list(flags.items())))
+    run = open_run(path)
+    saved = checkpoint.read_part(run.checkpoint, "agent")
+    weight = saved["dyn"]["gru.weight"]
+    assert torch.equal(weight, state["_wm.dynamics._cell.layers.GRU_linear.weight"])
+    assert float(saved["opt"]["world"]["step"]) == 5
+    assert float(saved["retnorm"]["hi"]) == pytest.approx(1.9)
+    flags |= {"logdir": str(tmp_path / "longer"), "run.steps": 40}
+    longer = open_run(train(resolve(flags=list(flags.items()))))
+    saved = checkpoint.read_part(longer.checkpoint, "agent")
+    assert float(saved["opt"]["world"]["step"]) > 5
+    assert float(saved["opt"]["actor"]["step"]) > 5
+
+
+def test_other_files_are_named(tmp_path, capsys):
+    torch.save({"tokenizer.encoder.weight": torch.zeros(2)}, tmp_path / "last.pt")
+    torch.save({"steps": 3, "model": {"a": torch.zeros(2)}}, tmp_path / "other.pt")
+    (tmp_path / "notes.pt").write_text("some text")
+    np.savez(tmp_path / "episode.npz", a=np.zeros(2))
+    (tmp_path / "episode.npz").rename(tmp_path / "episode.pt")
+    for name, kind in (
+        ("last.pt", "a checkpoint of Δ-IRIS"),
+        ("other.pt", "not a checkpoint of dreamerv3-torch.*steps, model"),
+        ("notes.pt", "a text file"),
+        ("episode.pt", "an NPZ file"),
+    ):
+        assert cli.main(["eval", str(tmp_path / name), "--task", "catch"]) == 2
+        message = " ".join(capsys.readouterr().err.split())
+        assert re.search(kind, message), message
