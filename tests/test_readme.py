@@ -271,9 +271,10 @@ def test_benchmark_program_and_its_options_exist(page, line):
 def test_python_code_runs(page, user_folder, monkeypatch, capsys):
     path = next(path for path in PAGES if path.name == page)
     monkeypatch.setattr("sys.argv", ["python"])
+    names = {"__name__": "snippet"}  # blocks of a page build on each other
     for code in code_blocks(path, "python"):
         short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>60", code)
-        exec(compile(short, page, "exec", dont_inherit=True), {"__name__": "snippet"})
+        exec(compile(short, page, "exec", dont_inherit=True), names)
     if page == "README.md":
         assert (user_folder / "logdir" / "python" / "ckpt").is_dir()
 

@@ -223,3 +223,11 @@ def test_real_rows_to_start_from_have_scaled_actions(make):
     assert taken[:, 0].min() >= 10
     expected = 2 * (taken - [10, -0.5]) / [20, 1] - 1
     np.testing.assert_allclose(rows["open"][:3], expected, atol=1e-5)
+
+
+def test_a_single_action_needs_no_key(agent):
+    rows = [make_imagined(agent) for _ in range(2)]
+    for env in rows:
+        env.reset(seed=3)
+    by_key, alone = rows[0].step({"action": np.int32(2)}), rows[1].step(np.int32(2))
+    np.testing.assert_array_equal(by_key["image"], alone["image"])

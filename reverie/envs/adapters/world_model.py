@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Batch, Env, Obs, UserError
+from reverie.api import Batch, Env, Obs, UserError
 from reverie.capabilities import WorldModelEnv
 from reverie.envs.flags import flag_spaces, flags
 from reverie.spaces import to_flat
@@ -60,7 +60,8 @@ class ImaginedEnv:
         latest = {key: rows[key][-1] for key in self.model.obs_space}
         return {**self._cast(latest), **flags(0.0, first=True)}
 
-    def step(self, action: Action) -> Obs:
+    def step(self, action: Any) -> Obs:
+        """Return the next row; `action` is by key, or in the task's own nested form."""
         assert self._state is not None, "call reset first"
         own, actions = to_flat(self.act_space, action), {}
         for key, space in self.act_space.items():
