@@ -1,8 +1,8 @@
-"""Optional protocols of agents and worlds, and `AgentConfig`.
+"""Optional protocols of agents, worlds and environments, and `AgentConfig`.
 
 Callers test for these protocols with `isinstance` and use them where they are present.
-No caller asks which agent or world it has. `AgentConfig` declares what an agent needs
-of a run.
+No caller asks which agent, world or environment it has. `AgentConfig` declares what an
+agent needs of a run.
 """
 
 from __future__ import annotations
@@ -211,6 +211,28 @@ class HasWorldModelEnv(Protocol):
     """Has a world model that can be simulated as an environment."""
 
     def world_model_env(self, seed: int = 0) -> WorldModelEnv: ...
+
+
+@runtime_checkable
+class HasSimulatorState(Protocol):
+    """An environment whose simulator can be set to recorded states.
+
+    `reverie data replay` and `reverie data render` use it. An environment whose `image`
+    has several cameras, stacked along the channels, lists their names in an attribute
+    `camera_names`.
+    """
+
+    def simulator_state(self) -> np.ndarray:
+        """Return the current state as one vector."""
+
+    def simulator_model(self) -> str:
+        """Return the scene of the episode (XML); empty if it is always the same."""
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        """Set the state within an episode; return the observation.
+
+        `model` is the recorded scene, if there is one; it replaces that of the episode.
+        """
 
 
 @runtime_checkable

@@ -74,9 +74,18 @@ def data(words: list[str]) -> int:
 def data_commands() -> dict[str, DataCommand]:
     """The commands below `reverie data`, by name."""
     from reverie.recordings.commands import DATA_COMMANDS, DataCommand
+    from reverie.recordings.simulator_commands import (
+        RenderOptions,
+        ReplayOptions,
+        render_command,
+        replay_command,
+    )
 
+    settings = ("task", "env")
     return {
         **DATA_COMMANDS,
+        "replay": DataCommand(replay_command, ReplayOptions, ("FILE",), settings),
+        "render": DataCommand(render_command, RenderOptions, ("FILE", "DST"), settings),
         "export": DataCommand(_export, ExportOptions, ("LOGDIR", "FOLDER")),
         "balls": DataCommand(partial(_write_sequences, "balls"), BallsOptions, ()),
         "maze": DataCommand(partial(_write_sequences, "maze"), MazeOptions, ()),

@@ -201,7 +201,7 @@ COMMANDS: dict[str, Command] = {
     "data": Command(
         data,
         "inspect|stats|view PATH\nconvert|split SRC DST\nmerge SRC SRC ... DST\n"
-        "demos FILE\n"
+        "replay FILE --task TASK\nrender FILE DST --task TASK\ndemos FILE\n"
         "export LOGDIR FOLDER\nballs|maze --out FOLDER",
         data_help,
     ),

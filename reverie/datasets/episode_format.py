@@ -18,6 +18,8 @@ from reverie.storage.array_file import Arrays
 
 Episode = Arrays
 LOG = "log/"
+STATE, MODEL = "log/state", "log/model"
+"""Simulator states of all rows, and bytes of the simulator's model (XML)."""
 
 
 class BadEpisode(ValueError):

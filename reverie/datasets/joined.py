@@ -77,6 +77,10 @@ class JoinedReader(Reader):
         reader, inner_name = self._sources[name]
         return reader.read_keys(inner_name, keys)
 
+    def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
+        reader, inner_name = self._sources[name]
+        return reader.read_states(inner_name, keys)
+
     def close(self) -> None:
         for reader in self.readers:
             reader.close()

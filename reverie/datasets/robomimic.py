@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reverie.datasets.episode_format import LOG, Episode, to_steps
+from reverie.datasets.episode_format import LOG, MODEL, STATE, Episode, to_steps
 from reverie.datasets.readers.hdf5 import import_h5py
 from reverie.spaces import Spaces
 from reverie.storage.atomic import atomic_write
@@ -26,7 +26,8 @@ def write_robomimic(
     """Write episodes atomically to a file that robomimic reads; return the steps.
 
     Actions are in the environment's own units; their bounds are added to `env_args`.
-    `dones` are the terminal flags. Keys under `log/` are not written.
+    `dones` are the terminal flags. Of the keys under `log/`, only simulator states and
+    models are written.
     """
     ((action_key, action_space),) = act_space.items()  # a single array of actions
     settings = dict(env_args or {})
@@ -45,6 +46,10 @@ def write_robomimic(
             group["actions"] = action_space.to_native(action[action_key])
             group["rewards"] = reward
             group["dones"] = terminal.astype(np.int64)
+            if STATE in episode:
+                group["states"] = episode[STATE][:-1]
+            if MODEL in episode:
+                group.attrs["model_file"] = episode[MODEL].tobytes().decode()
             for key, value in obs.items():
                 if key.startswith(LOG):
                     continue

@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,10 @@ class Suite:
     make_native: Callable[..., VecEnv] | None = None
     """Build several environments with the simulator's own vectorized implementation;
     see `reverie/envs/suites/atari/native.py`."""
+
+    recorded_settings: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
+    """Return the settings of the suite in the `env_args` of a recording in robomimic's
+    layout, for episodes of up to this many steps."""
 
     package: str = ""
     """Importable module of the simulator. Empty if the suite is built in."""

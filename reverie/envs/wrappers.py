@@ -2,6 +2,7 @@
 
 Each wrapper changes one thing and forwards all other attributes, including `state_dict`
 and `load_state_dict`: a wrapped environment has them only if the inner one does.
+Observations of `set_simulator_state` are changed like those of `step`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ class Wrapper:
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not set yet, while copying or unpickling
             raise AttributeError(name)
-        return getattr(self.env, name)
+        inner = getattr(self.env, name)
+        if name == "set_simulator_state":
+            return lambda *arguments: self._transform(inner(*arguments))
+        return inner
+
+    def _transform(self, obs: Obs) -> Obs:
+        """Change an observation."""
+        return obs
 
     def reset(self, seed: int | None = None) -> Obs:
         return self.env.reset(seed)
@@ -128,12 +136,12 @@ class RenderImage(Wrapper):
         self.obs_space = {**env.obs_space, RENDERED: space}
 
     def reset(self, seed: int | None = None) -> Obs:
-        return self._with_frame(self.env.reset(seed))
+        return self._transform(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        return self._with_frame(self.env.step(action))
+        return self._transform(self.env.step(action))
 
-    def _with_frame(self, obs: Obs) -> Obs:
+    def _transform(self, obs: Obs) -> Obs:
         return {**obs, RENDERED: self._frame()} if self._renders else obs
 
     def _frame(self) -> np.ndarray:
@@ -226,12 +234,12 @@ class ResizeImage(Wrapper):
         self.obs_space = {**env.obs_space, **self._resized}
 
     def reset(self, seed: int | None = None) -> Obs:
-        return self._resize(self.env.reset(seed))
+        return self._transform(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
-        return self._resize(self.env.step(action))
+        return self._transform(self.env.step(action))
 
-    def _resize(self, obs: Obs) -> Obs:
+    def _transform(self, obs: Obs) -> Obs:
         resized = {k: resize(obs[k], self.size, self.resample) for k in self._resized}
         return {**obs, **resized}
 
@@ -282,15 +290,15 @@ class UnifyDtypes(Wrapper):
         self._act_dtypes = {k: s.dtype for k, s in env.act_space.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
-        return self._unify(self.env.reset(seed))
+        return self._transform(self.env.reset(seed))
 
     def step(self, action: Action) -> Obs:
         if not _have_dtypes(action, self._act_dtypes):
             dtypes = self._act_dtypes
             action = {k: np.asarray(v, dtypes.get(k)) for k, v in action.items()}
-        return self._unify(self.env.step(action))
+        return self._transform(self.env.step(action))
 
-    def _unify(self, obs: Obs) -> Obs:
+    def _transform(self, obs: Obs) -> Obs:
         dtypes = self._dtypes
         if _have_dtypes(obs, dtypes):
             return obs

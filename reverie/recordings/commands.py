@@ -176,7 +176,7 @@ def inspect_command(path: str, options: InspectOptions) -> int:
     report = inspect_episodes(reader, options.episodes)
     print(report.describe())
     name = report.first_valid
-    frames = _all_cameras(reader.read(name)) if name else None
+    frames = all_cameras(reader.read(name)) if name else None
     if frames is not None:
         out = Path(options.out or f"{_base_name(path)}.png").expanduser()
         try:
@@ -219,7 +219,7 @@ def _write_folder(
     result = convert(reader, out, None, options, names, bar, options.format)
     bar.end()
     reader.close()
-    _print_skipped(result.bad)
+    print_skipped(result.bad)
     earlier = f", {result.existing} of them earlier" if result.existing else ""
     print(f"{result.written + result.existing} episodes in {result.folder}{earlier}.")
     return 0
@@ -253,7 +253,7 @@ def split_command(path: str, folder: str, options: SplitOptions) -> int:
             bar.end()
         metadata = read_metadata(partial / part)
         bad = metadata.extra.get("skipped", {}) if metadata else {}
-        _print_skipped(bad)
+        print_skipped(bad)
         names_by_part[part] = [name for name in names if name not in bad]
     write_json(partial / "split.json", {**header, **names_by_part})
     (partial / SETTINGS).unlink()
@@ -285,7 +285,7 @@ def stats_command(path: str, options: StatsOptions) -> int:
     mean = {k: s.mean[None] for k, s in stats.items() if s.mean.ndim == 3}
     std = {f"{k} std": stats[k].std[None] for k in mean}
     images = {k: (255 * v).round().astype(np.uint8) for k, v in (mean | std).items()}
-    frames = _all_cameras(images)
+    frames = all_cameras(images)
     if frames is not None:
         image = write_image(out.with_suffix(".png"), upscale(frames[0]))
         print(f"Mean and standard deviation of images: {image}")
@@ -298,13 +298,7 @@ def view_command(path: str, options: ViewOptions) -> int:
     A video has all cameras next to each other.
     """
     reader = options.open(path)
-    names = reader.names()
-    name = options.episode or names[0]
-    if name not in names:
-        raise UserError(
-            f"{path} has no episode {name!r}. It has: {', '.join(names[:4])}, ...\n"
-            f"  Fix: --episode {names[0]}"
-        )
+    name = choose_episode(reader, options.episode)
     try:
         episode = reader.read(name)
     except BadEpisode as error:
@@ -312,7 +306,7 @@ def view_command(path: str, options: ViewOptions) -> int:
             f"{path}: {name} {error}.\n  Fix: choose another with --episode."
         ) from None
     reader.close()
-    frames = _all_cameras(episode)
+    frames = all_cameras(episode)
     suffix = "png" if frames is None else video_suffix()
     out = Path(options.out or f"{name}.{suffix}").expanduser()
     if frames is not None:
@@ -327,6 +321,17 @@ def view_command(path: str, options: ViewOptions) -> int:
     curves = {key: episode[key] for key in keys if key in episode}
     print(write_image(out, draw_episode_curves(curves, name)))
     return 0
+
+
+def choose_episode(reader: Reader, name: str) -> str:
+    """Return the name of an episode that exists; by default the first."""
+    names = reader.names()
+    if name and name not in names:
+        raise UserError(
+            f"{reader.origin} has no episode {name!r}. It has: "
+            f"{', '.join(names[:4])}, ...\n  Fix: --episode {names[0]}"
+        )
+    return name or names[0]
 
 
 def demos_command(path: str, options: DemosOptions) -> int:
@@ -374,12 +379,12 @@ class Progress:
             print(file=sys.stderr)
 
 
-def _print_skipped(bad: dict[str, str]) -> None:
+def print_skipped(bad: dict[str, str]) -> None:
     for name, why in bad.items():
         print(f"skipped: {name} {why}", file=sys.stderr)
 
 
-def _all_cameras(episode: Episode) -> np.ndarray | None:
+def all_cameras(episode: Episode) -> np.ndarray | None:
     """Return the RGB frames of all cameras next to each other; None without images."""
     views = [
         cameras_side_by_side(value) for value in episode.values() if is_image(value)

@@ -15,9 +15,10 @@ import numpy as np
 
 from reverie import envs
 from reverie.api import Env, UserError
+from reverie.capabilities import HasSimulatorState
 from reverie.config import differences
 from reverie.datasets.convert import check_new
-from reverie.datasets.episode_format import Episode
+from reverie.datasets.episode_format import MODEL, STATE, Episode
 from reverie.datasets.robomimic import write_robomimic
 from reverie.datasets.split import FRACTION, split_by_seed
 from reverie.spaces import SUCCESS
@@ -103,7 +104,10 @@ def _record_episode(
 ) -> Episode:
     rows = []
     obs = env.reset()
+    model = env.simulator_model() if isinstance(env, HasSimulatorState) else ""
     while True:
+        if isinstance(env, HasSimulatorState):
+            obs = {**obs, STATE: env.simulator_state()}
         action = {k: s.zeros() for k, s in env.act_space.items()}
         if not obs["is_last"]:
             for key, value in expert().items():
@@ -114,5 +118,10 @@ def _record_episode(
                 action[key] = np.asarray(value, space.dtype)
         rows.append({**obs, **action})
         if obs["is_last"]:
-            return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+            episode = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+            return episode | ({MODEL: _to_bytes(model)} if model else {})
         obs = env.step(action)
+
+
+def _to_bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)

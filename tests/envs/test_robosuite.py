@@ -39,10 +39,15 @@ class FakeSimulator:
             raise ValueError(f"No camera {unknown}")
         self.rng = np.random.default_rng(options["seed"])
         self.value = 0.0
+        self.model = ""
         self.steps = 0
         self.is_done = self.is_closed = False
         self.sim = SimpleNamespace(
-            get_state=lambda: SimpleNamespace(flatten=lambda: np.zeros(3)),
+            get_state=lambda: SimpleNamespace(
+                flatten=lambda: np.array([self.value, 0, 0])
+            ),
+            reset=lambda: None,
+            model=SimpleNamespace(get_xml=lambda: "<scene/>"),
             set_state_from_flattened=self._set,
             forward=lambda: None,
             data=SimpleNamespace(
@@ -74,6 +79,15 @@ class FakeSimulator:
         self.steps, self.is_done = 0, False
         self.value = float(self.rng.random())
         return self._get_observations()
+
+    def edit_model_xml(self, model: str) -> str:
+        return f"edited {model}"
+
+    def reset_from_xml_string(self, model: str) -> None:
+        if "damaged" in model:
+            raise ValueError("XML error")
+        self.model = model
+        self.reset()
 
     def step(self, action: np.ndarray) -> Any:
         assert action.shape == (self.action_dim,)
@@ -234,11 +248,21 @@ def test_seeding_changes_the_generator_in_place(
     assert values[0] == values[2] != values[1]
 
 
-def test_an_episode_can_start_in_a_recorded_state() -> None:
+def test_the_simulator_can_be_set_to_a_recorded_state(
+    simulators: list[FakeSimulator],
+) -> None:
     env = make()
-    assert env.reset_to(np.array([9.0, 0, 0]))["robot0_joint_pos"][0] == 9
+    env.reset()
+    state = np.array([9.0, 0, 0])
+    assert env.set_simulator_state(state)["robot0_joint_pos"][0] == 9
+    assert env.simulator_state().tolist() == [9, 0, 0]
+    assert simulators[-1].model == ""
+    env.set_simulator_state(state, "<recorded/>")
+    assert simulators[-1].model == "edited <recorded/>"
     with pytest.raises(UserError, match=r"shape \(4,\), this task has \(3,\)"):
-        env.reset_to(np.zeros(4))
+        env.set_simulator_state(np.zeros(4))
+    with pytest.raises(UserError, match="--model False"):
+        env.set_simulator_state(state, "<damaged/>")
 
 
 def test_demonstrations_do_not_contain_object_poses(
@@ -264,6 +288,67 @@ def test_demonstrations_do_not_contain_object_poses(
     np.testing.assert_array_equal(episode["action"][0][[0, 2, 6]], [-1, -1, -1])
     made = json.loads(reader.attributes()["env_args"])["env_kwargs"]
     assert made["robosuite.cameras"] == ["agentview", "robot0_eye_in_hand"]
+
+
+def test_demonstrations_are_replayed_and_rendered(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    simulators: list[FakeSimulator],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("h5py")
+    monkeypatch.chdir(tmp_path)
+    words = "data demos lift.hdf5 --configs lift --episodes 2 --env.robosuite.size 9 9"
+    assert main(words.split()) == 0
+    states, model = open_episodes("lift.hdf5").read_states("demo_1", ["states"])
+    assert states.shape == (3, 3)
+    assert model == "<scene/>"
+    task = ["--task", "robosuite_Lift"]
+    words = "data replay lift.hdf5 --episode demo_1 --out video.gif"
+    assert main([*words.split(), *task]) == 0
+    assert simulators[-1].model == "edited <scene/>"
+    output = capsys.readouterr().out
+    assert "3 of 3 steps" in output
+    assert "success in the simulator: True" in output
+    cameras = ["--env.robosuite.cameras", "frontview", "robot0_eye_in_hand"]
+    size = ["--env.robosuite.size", "5", "7", "--model", "False"]
+    words = "data render lift.hdf5 images.hdf5"
+    assert main([*words.split(), *task, *cameras, *size]) == 0
+    assert simulators[-1].model == ""
+    episode = open_episodes("images.hdf5").read("demo_0")
+    assert episode["frontview_image"].shape == (4, 5, 7, 3)
+    assert (episode["frontview_image"][:, 0] == 1).all()  # upright
+    assert (episode["robot0_eye_in_hand_image"][:, 0] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("controllers", "frame"),
+    [
+        ({"type": "OSC_POSE", "input_max": 1}, "world"),
+        (
+            {
+                "type": "BASIC",
+                "body_parts": {
+                    "right": {"type": "OSC_POSE", "input_ref_frame": "base"}
+                },
+            },
+            "base",
+        ),
+    ],
+)
+def test_settings_of_recordings_of_robomimic(controllers: Any, frame: str) -> None:
+    kwargs = {"robots": ["Sawyer"], "control_freq": 10, "reward_shaping": False}
+    kwargs["controller_configs"] = controllers
+    found = robosuite.recorded_settings({"env_kwargs": kwargs}, steps=150)
+    assert found == {
+        "robot": "Sawyer",
+        "controller": "OSC_POSE",
+        "frame": frame,
+        "control_freq": 10,
+        "shaped": False,
+        "horizon": 150,
+    }
+    assert robosuite.recorded_settings({}, steps=20) == {"horizon": 100}
 
 
 def test_only_lift_has_an_expert() -> None:

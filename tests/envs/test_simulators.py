@@ -142,10 +142,10 @@ class TestRobosuite:
         lift.reset()
         for _ in range(3):
             expected = lift.step({"action": np.full(7, 0.5, np.float32)})
-        state = lift._sim.sim.get_state().flatten()
+        state = lift.simulator_state()
         lift.reset()
-        restored = lift.reset_to(state)
-        reached = lift._sim.sim.get_state().flatten()
+        restored = lift.set_simulator_state(state)
+        reached = lift.simulator_state()
         np.testing.assert_array_equal(reached, state)
         # Observations of a step are sampled shortly before its end.
         for key in ("object", "robot0_joint_pos"):

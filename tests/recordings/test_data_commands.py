@@ -47,7 +47,10 @@ def error_of(words: str, capsys) -> str:
 
 
 def test_every_command_is_available():
-    assert set(data_commands()) == {*DATA_COMMANDS, "export", "balls", "maze"}
+    assert set(data_commands()) == {
+        *DATA_COMMANDS,
+        *("export", "balls", "maze", "replay", "render"),
+    }
 
 
 def test_inspect_prints_a_summary_and_writes_a_contact_sheet(here, capsys):

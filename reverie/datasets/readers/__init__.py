@@ -85,6 +85,17 @@ class Reader(ABC):
         """
         return self.read(name)
 
+    def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
+        """Return recorded simulator states `(T, d)` and model of one episode.
+
+        A state precedes each action; one after the last action may follow. The arrays
+        of several keys are concatenated. The model is the simulator's XML, or empty.
+        """
+        raise UserError(
+            f"{self.origin} has no simulator states, because it is not HDF5.\n"
+            "  Fix: use a file in robomimic's layout with an array `states`."
+        )
+
     def close(self) -> None:  # noqa: B027
         """Close open files."""
 
@@ -166,6 +177,9 @@ class WrappedReader(Reader):
 
     def read_keys(self, name: str, keys: Collection[str]) -> Episode:
         return self.inner.read_keys(name, keys)
+
+    def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
+        return self.inner.read_states(name, keys)
 
     def close(self) -> None:
         self.inner.close()

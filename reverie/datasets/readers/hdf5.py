@@ -20,7 +20,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -122,6 +122,17 @@ class Hdf5Reader(Reader):
             reward = _optional(group, self.map.reward, len(action))
             terminal = _optional(group, self.map.terminal, len(action))
         return _assemble(before, after, action, reward, terminal, self.map)
+
+    def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
+        self._check(name)
+        with self._lock, _as_bad_episode():
+            group = self._group(name)
+            arrays = [np.asarray(_get(group, key), np.float64) for key in keys]
+            model = _text(group.attrs.get("model_file", ""))
+        flat = [array.reshape(len(array), -1) for array in arrays]
+        if len({len(array) for array in flat}) > 1:
+            raise BadEpisode(f"has different numbers of rows in {', '.join(keys)}")
+        return np.concatenate(flat, 1), model
 
     @property
     def options(self) -> dict[str, Any]:

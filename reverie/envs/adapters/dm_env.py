@@ -46,7 +46,7 @@ class DmEnv:
     def reset(self, seed: int | None = None) -> Obs:
         if seed is not None and self._set_seed is not None:
             self._set_seed(seed % SEED_RANGE)
-        return self._obs(self.dm.reset(), 0.0)
+        return self.observe(self.dm.reset(), 0.0)
 
     def step(self, action: Action) -> Obs:
         space = self.act_space["action"]
@@ -58,12 +58,13 @@ class DmEnv:
             reward += float(timestep.reward or 0.0)
             if timestep.last():
                 break
-        return self._obs(timestep, reward)
+        return self.observe(timestep, reward)
 
     def close(self) -> None:
         self.dm.close()
 
-    def _obs(self, timestep: Any, reward: float) -> Obs:
+    def observe(self, timestep: Any, reward: float) -> Obs:
+        """Return the observation of a time step of the environment."""
         values = timestep.observation
         if not self._is_dict:
             values = {next(iter(self._obs_space)): values}

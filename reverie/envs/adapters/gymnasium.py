@@ -21,6 +21,7 @@ import numpy as np
 
 from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.mujoco_state import read_state, split_state
 from reverie.envs.seeding import SEED_RANGE
 from reverie.spaces import (
     RESERVED,
@@ -121,6 +122,31 @@ class GymnasiumEnv:
     def render(self) -> np.ndarray:
         """Return the current frame."""
         return np.array(self.gym.render())
+
+    def simulator_state(self) -> np.ndarray:
+        """Return time, positions and velocities of a MuJoCo environment."""
+        env = self._mujoco_env()
+        return read_state(env.model, env.data)
+
+    def simulator_model(self) -> str:
+        return ""
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        """Set the state of a MuJoCo environment; its model does not vary."""
+        env = self._mujoco_env()
+        time, qpos, qvel, _ = split_state(env.model, state)
+        env.set_state(qpos, qvel)
+        env.data.time = time
+        return {**self._flat_obs(env._get_obs(), {}), **flags(0.0, first=True)}
+
+    def _mujoco_env(self) -> Any:
+        env = self.gym.unwrapped
+        if not (hasattr(env, "set_state") and hasattr(env, "_get_obs")):
+            raise UserError(
+                f"The state of {type(env).__name__} cannot be set.\n"
+                "  Fix: use a MuJoCo environment of Gymnasium, dmc or robosuite."
+            )
+        return env
 
     def _flat_obs(self, obs: Any, info: Mapping[str, Any]) -> Obs:
         values: Obs = {

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from reverie.api import Action, Obs
+from reverie.api import Action, Obs, UserError
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.flags import flag_spaces
+from reverie.envs.mujoco_state import read_state, split_state
 from reverie.envs.suite import ImageAndStateConfig, Suite
 from reverie.spaces import Space, Spaces, agent_obs_space
 
@@ -80,6 +81,30 @@ class DMC:
 
     def step(self, action: Action) -> Obs:
         return self._obs(self._env.step(action))
+
+    def simulator_state(self) -> np.ndarray:
+        physics = self._sim.physics
+        return read_state(physics.model, physics.data)
+
+    def simulator_model(self) -> str:
+        return ""
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        """Set the state of a task of the suite; its model does not vary."""
+        import dm_env
+
+        sim, physics = self._sim, self._sim.physics
+        if not hasattr(sim.task, "get_observation"):
+            raise UserError(
+                "The states of manipulation tasks cannot be set.\n"
+                "  Fix: use a task of the control suite, such as dmc_walker_walk."
+            )
+        time, *parts = split_state(physics.model, state)
+        with physics.reset_context():
+            physics.set_state(np.concatenate(parts))
+        physics.data.time = time
+        timestep = dm_env.restart(sim.task.get_observation(physics))
+        return self._obs(self._env.observe(timestep, 0.0))
 
     def close(self) -> None:
         physics = self._sim.physics

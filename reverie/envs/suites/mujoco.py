@@ -63,6 +63,16 @@ class MuJoCo:
     def step(self, action: Action) -> Obs:
         return self._convert(self._env.step(action))
 
+    def simulator_state(self) -> np.ndarray:
+        state: np.ndarray = self._env.simulator_state()
+        return state
+
+    def simulator_model(self) -> str:
+        return ""
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        return self._convert(self._env.set_simulator_state(state, model))
+
     def close(self) -> None:
         self._env.close()
 

@@ -16,6 +16,7 @@ positions from the simulator, which are observed only if `object` is set.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
+from reverie.envs.mujoco_state import check_state
 from reverie.envs.seeding import SEED_RANGE
 from reverie.envs.suite import Suite, suggest
 from reverie.envs.suites.robosuite.lift import Scene, lift_action
@@ -112,17 +114,18 @@ class Robosuite:
             self._sim.rng.bit_generator.state = rng.bit_generator.state
         return self._obs(self._sim.reset(), **flags(0.0, first=True))
 
-    def reset_to(self, state: np.ndarray) -> Obs:
-        """Start an episode in a recorded simulator state."""
-        self._sim.reset()
-        size = self._sim.sim.get_state().flatten().size
-        if np.shape(state) != (size,):
-            raise UserError(
-                f"The recorded state has shape {np.shape(state)}, this task has "
-                f"({size},).\n  Fix: use the task, the robot and the robosuite version "
-                "of the recording."
-            )
-        self._sim.sim.set_state_from_flattened(np.asarray(state))
+    def simulator_state(self) -> np.ndarray:
+        state: np.ndarray = self._sim.sim.get_state().flatten()
+        return state
+
+    def simulator_model(self) -> str:
+        return str(self._sim.sim.model.get_xml())
+
+    def set_simulator_state(self, state: np.ndarray, model: str = "") -> Obs:
+        if model:
+            self._load_model(model)
+        check_state(state, self.simulator_state().size)
+        self._sim.sim.set_state_from_flattened(np.asarray(state, np.float64))
         self._sim.sim.forward()
         values = self._sim._get_observations(force_update=True)
         return self._obs(values, **flags(0.0, first=True))
@@ -154,11 +157,31 @@ class Robosuite:
         return {"action": lift_action(scene).astype(np.float32)}
 
     @property
+    def camera_names(self) -> tuple[str, ...]:
+        """Cameras in the channels of `image`."""
+        return self.config.cameras
+
+    @property
+    def render_fps(self) -> float:
+        return float(self.config.control_freq)
+
+    @property
     def is_success(self) -> bool:
         return bool(self._sim._check_success())
 
     def close(self) -> None:
         self._sim.close()
+
+    def _load_model(self, model: str) -> None:
+        """Rebuild the simulator from recorded XML, with the files of this machine."""
+        try:
+            self._sim.reset_from_xml_string(self._sim.edit_model_xml(model))
+            self._sim.sim.reset()
+        except (AssertionError, KeyError, ValueError) as error:
+            raise UserError(
+                f"robosuite cannot load the recorded model: {error}\n  Fix: use the "
+                "task and the robosuite version of the recording, or --model False."
+            ) from error
 
     def _select_keys(self, robots: int, spec: Obs) -> dict[str, str]:
         """Return the vector observations: their keys and the simulator's names.
@@ -272,8 +295,29 @@ def _warm_up(task: str, robots: list[str], config: RobosuiteConfig) -> None:
     sim.close()
 
 
+def recorded_settings(env_args: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return the settings with which robomimic recorded episodes of up to `steps`.
+
+    Before robosuite 1.5, end-effector actions were in the world frame.
+    """
+    kwargs = env_args.get("env_kwargs", {})
+    robots, controllers = kwargs.get("robots"), kwargs.get("controller_configs")
+    first = controllers[0] if isinstance(controllers, list) else controllers or {}
+    arm = first.get("body_parts", {}).get("right", first)
+    found = {
+        "robot": robots[0] if isinstance(robots, list) else robots,
+        "controller": arm.get("type"),
+        "frame": arm.get("input_ref_frame", "world" if arm else None),
+        "control_freq": kwargs.get("control_freq"),
+        "shaped": kwargs.get("reward_shaping"),
+        "horizon": max(RobosuiteConfig().horizon, steps),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 SUITE = Suite(
     name="robosuite",
+    recorded_settings=recorded_settings,
     description="robosuite: robot arm manipulation",
     license="MIT",
     make=Robosuite,

@@ -1,0 +1,347 @@
+"""Recorded episodes in a simulator: replayed open loop, or rendered.
+
+The recording has the flat states of the simulator (robomimic's `states`), and the
+environment can be set to them (`capabilities.HasSimulatorState`). Row t of an episode
+is state t; the state after the last action is usually not recorded and is reached with
+that action.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from reverie import envs
+from reverie.api import Env, Obs, UserError
+from reverie.capabilities import HasSimulatorState
+from reverie.datasets.action_units import check_same_actions, convert_actions
+from reverie.datasets.episode_format import LOG, BadEpisode, Episode
+from reverie.datasets.readers import Reader, WrappedReader
+from reverie.envs.registry import SUITES, split_task
+from reverie.envs.wrappers import RENDERED
+from reverie.spaces import SUCCESS, Space, Spaces
+
+Play = Literal["actions", "states"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SimulatorConfig:
+    """The simulator of a recording, and where its states are stored."""
+
+    task: str = ""
+    """Task that was recorded, such as robosuite_Lift."""
+    env: envs.EnvConfig = field(default_factory=envs.EnvConfig)
+    """Settings of the environment."""
+    recorded_settings: bool = True
+    """Use the robot, controller and control frequency in the file for settings of the
+    suite that have their defaults."""
+    states: tuple[str, ...] = ("states",)
+    """Arrays of the simulator states in an episode; several are concatenated
+    (`infos/qpos infos/qvel`)."""
+    model: bool = True
+    """Load the recorded model of the scene (XML), if there is one. It contains the
+    sizes and colors of the objects."""
+
+
+@dataclass
+class Replay:
+    """A recorded episode and what the simulator returned for it."""
+
+    episode: Episode
+    rows: list[Obs]
+    """Observations in the simulator; fewer than recorded if its episode ended early."""
+    state_errors: list[float]
+    """Largest absolute difference to each recorded state; empty without states."""
+    message: str
+    """How actions were converted, if that relies on an assumption."""
+
+    def errors(self) -> dict[str, np.ndarray]:
+        """Mean absolute difference per row, of every observation in both."""
+        found = {}
+        for key, value in self.rows[0].items():
+            recorded = self.episode.get(key)
+            if recorded is None or key.startswith((LOG, "is_")):
+                continue
+            if recorded.shape[1:] != np.shape(value):
+                continue
+            rows = np.stack([row[key] for row in self.rows]).astype(np.float64)
+            difference = np.abs(rows - recorded[: len(rows)].astype(np.float64))
+            found[key] = difference.reshape(len(rows), -1).mean(1)
+        return found
+
+    def describe(self) -> str:
+        """Return the comparison as lines of text."""
+        steps, total = len(self.rows) - 1, len(self.episode["reward"]) - 1
+        lines = [f"{steps} of {total} steps"]
+        if steps < total:
+            lines[0] += (
+                ": the episode ended in the simulator (its time limit, a terminal "
+                "state, or success)"
+            )
+        table = {key: error for key, error in self.errors().items() if key != "reward"}
+        if self.state_errors:
+            table["simulator state"] = np.array(self.state_errors)
+        if table:
+            lines.append(
+                f"  {'absolute error':<28} {'first row':>10} {'mean':>10} "
+                f"{'largest':>10}"
+            )
+        for key, error in table.items():
+            numbers = (error[0], error.mean(), error.max())
+            lines.append(f"  {key:<28} " + " ".join(f"{x:>10.4g}" for x in numbers))
+        replayed = sum(float(row["reward"]) for row in self.rows)
+        recorded = float(self.episode["reward"].sum())
+        lines.append(f"  return: recorded {recorded:.4g}, replayed {replayed:.4g}")
+        success = [float(row[SUCCESS]) for row in self.rows if SUCCESS in row]
+        if success and max(success) >= 0:
+            lines.append(f"  success in the simulator: {max(success) > 0}")
+        return "\n".join(lines)
+
+    def frames(self) -> Obs:
+        """Recorded and simulated images `(T, h, w, c)`, by a name for each."""
+        count = len(self.rows)
+        images = {
+            f"recorded {key}": value[:count]
+            for key, value in self.episode.items()
+            if value.dtype == np.uint8 and value.ndim == 4
+        }
+        for key, value in self.rows[0].items():
+            if value.dtype == np.uint8 and value.ndim == 3:
+                images[f"replayed {key}"] = np.stack([row[key] for row in self.rows])
+        return images
+
+
+class Simulator:
+    """The environment of a recording.
+
+    All calls are made in one thread, because OpenGL contexts belong to a thread: use
+    it in a `with` statement, which also closes the environment in that thread.
+    """
+
+    def __init__(self, config: SimulatorConfig, reader: Reader, seed: int = 0):
+        if not config.task:
+            raise UserError(
+                "The task that was recorded is not given.\n"
+                "  Fix: --task TASK, such as --task robosuite_Lift"
+            )
+        self.config, self.reader = config, reader
+        self.settings = _recorded_settings(config, reader)
+        env_config = _with_settings(config, self.settings)
+        self._thread = ThreadPoolExecutor(1, "simulator")
+        self.env: Any = self._call(lambda: _make_env(config.task, env_config, seed))
+        try:
+            recorded, simulated = reader.act_space, self.env.act_space
+            names = reader.origin, config.task
+            check_same_actions(names[0], recorded, names[1], simulated, values=False)
+            self._convert, self.message = convert_actions(recorded, simulated, *names)
+        except UserError:
+            self.close()
+            raise
+
+    def replay(self, name: str, play: Play = "actions") -> Replay:
+        """Play the actions or the states of an episode.
+
+        Actions are played from the first recorded state. Without recorded states, they
+        are played from the first state of an episode of the environment.
+        """
+        episode = self.reader.read(name)
+        states, model = self._read_states(name, required=play == "states")
+        return self._call(lambda: self._replay(episode, states, model, play))
+
+    def render(self, name: str) -> tuple[Episode, list[Obs]]:
+        """Return an episode and the images of its rows, by key."""
+        episode = self.reader.read(name)
+        states, model = self._read_states(name, required=True)
+        assert states is not None
+        rows = self._call(lambda: self._visit(episode, states, model))
+        return episode, [self.images(obs) for obs in rows]
+
+    def image_space(self) -> Spaces:
+        """Spaces of the images of `render`."""
+        spaces = self.env.obs_space.items()
+        zeros = {key: np.zeros(s.shape, s.dtype) for key, s in spaces if s.is_image}
+        images = {
+            key: Space(np.uint8, x.shape) for key, x in self.images(zeros).items()
+        }
+        if not images:
+            suite = split_task(self.config.task)[0]
+            raise UserError(
+                f"Task {self.config.task!r} has no images with these settings.\n"
+                f"  Fix: enable its camera; `reverie config --explain env.{suite}` "
+                "lists the settings."
+            )
+        return images
+
+    def images(self, obs: Obs) -> Obs:
+        """Images of an observation; stacked cameras are separated."""
+        spaces = self.env.obs_space
+        images = {key: value for key, value in obs.items() if spaces[key].is_image}
+        if RENDERED in images:
+            images["image"] = images.pop(RENDERED)
+        cameras: tuple[str, ...] = getattr(self.env, "camera_names", ())
+        if cameras and "image" in images:
+            views = np.split(images.pop("image"), len(cameras), axis=-1)
+            images |= {f"{c}_image": v for c, v in zip(cameras, views, strict=True)}
+        return images
+
+    def close(self) -> None:
+        self._call(self._close)
+        self._thread.shutdown()
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close(self) -> None:
+        self.env.close()
+        del self.env
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return self._thread.submit(function).result()
+
+    def _read_states(self, name: str, required: bool) -> tuple[np.ndarray | None, str]:
+        is_settable = isinstance(self.env, HasSimulatorState)
+        if required and not is_settable:
+            raise UserError(
+                f"Task {self.config.task!r} cannot be set to recorded states.\n  Fix: "
+                "use a task of robosuite, mujoco or dmc, or play the actions with "
+                "`reverie data replay`."
+            )
+        if not is_settable:
+            return None, ""
+        try:
+            states, model = self.reader.read_states(name, self.config.states)
+        except (BadEpisode, UserError):
+            if required:
+                raise
+            return None, ""
+        return states, model if self.config.model else ""
+
+    def _replay(
+        self, episode: Episode, states: np.ndarray | None, model: str, play: Play
+    ) -> Replay:
+        errors: list[float] = []
+        if play == "states":
+            assert states is not None
+            rows = self._visit(episode, states, model)
+            return Replay(episode, rows, errors, self.message)
+        rows = [self.env.reset()]
+        if states is not None:
+            rows = [self.env.set_simulator_state(states[0], model)]
+        for step in range(len(episode["reward"])):
+            if states is not None and step < len(states):
+                reached = self.env.simulator_state()[-states.shape[1] :]
+                errors.append(float(np.abs(reached - states[step]).max()))
+            if step == len(episode["reward"]) - 1 or rows[-1]["is_last"]:
+                break
+            rows.append(self.env.step(self._action(episode, step)))
+        return Replay(episode, rows, errors, self.message)
+
+    def _visit(self, episode: Episode, states: np.ndarray, model: str) -> list[Obs]:
+        """Observations of all recorded states, and of the one after the last action."""
+        rows = len(episode["reward"])
+        if len(states) not in (rows - 1, rows):
+            raise BadEpisode(
+                f"has {len(states)} simulator states, expected {rows - 1} or {rows}"
+            )
+        self.env.reset()
+        visited = [self.env.set_simulator_state(states[0], model)]
+        visited += [self.env.set_simulator_state(state) for state in states[1:]]
+        if len(states) < rows:
+            visited.append(self.env.step(self._action(episode, rows - 2)))
+        return visited
+
+    def _action(self, episode: Episode, row: int) -> dict[str, np.ndarray]:
+        action = {key: episode[key][row] for key in self.reader.act_space}
+        return self._convert(action)
+
+
+class RenderedReader(WrappedReader):
+    """The episodes of another reader with images rendered from simulator states."""
+
+    def __init__(self, reader: Reader, simulator: Simulator):
+        super().__init__(reader)
+        self.simulator = simulator
+        self._images = simulator.image_space()
+        self._spaces = {**reader.obs_space, **self._images}, reader.act_space
+
+    @property
+    def options(self) -> dict[str, Any]:
+        config = self.simulator.config
+        return {
+            **self.inner.options,
+            "task": config.task,
+            "states": list(config.states),
+            "model": config.model,
+        }
+
+    def read(self, name: str) -> Episode:
+        episode, rows = self.simulator.render(name)
+        images = {key: np.stack([row[key] for row in rows]) for key in self._images}
+        return {**episode, **images}
+
+    def read_keys(self, name: str, keys: Collection[str]) -> Episode:
+        if not self._images.keys() & set(keys):
+            return self.inner.read_keys(name, keys)
+        return self.read(name)
+
+
+def _make_env(task: str, config: envs.EnvConfig, seed: int) -> Env:
+    """Build the task; one without image observations is rendered, if it can be."""
+    try:
+        return envs.make(task, replace(config, render=True), seed)
+    except UserError:
+        if config.render:
+            raise
+    return envs.make(task, config, seed)
+
+
+def _recorded_settings(config: SimulatorConfig, reader: Reader) -> dict[str, Any]:
+    """Settings of the suite that the recording has, and that have their defaults."""
+    suite = SUITES.get(split_task(config.task)[0])
+    if suite is None or suite.recorded_settings is None or not config.recorded_settings:
+        return {}
+    try:
+        env_args = json.loads(reader.metadata.get("env_args", "{}"))
+        names = reader.names()
+        steps = max((_steps(reader, name) for name in names), default=0)
+        found = suite.recorded_settings(env_args, steps)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return {}
+    own = suite.own_config(config.env)
+    default = type(own)()
+    return {
+        name: value
+        for name, value in found.items()
+        if getattr(own, name) == getattr(default, name) != value
+    }
+
+
+def _steps(reader: Reader, name: str) -> int:
+    try:
+        return reader.rows(name) - 1
+    except BadEpisode:
+        return 0
+
+
+def _with_settings(config: SimulatorConfig, settings: dict[str, Any]) -> envs.EnvConfig:
+    if not settings:
+        return config.env
+    suite = SUITES[split_task(config.task)[0]]
+    own = replace(suite.own_config(config.env), **settings)
+    return replace(config.env, **{suite.config_name or suite.name: own})
+
+
+def describe_settings(task: str, settings: dict[str, Any]) -> str:
+    """The settings taken from a recording, as flags."""
+    suite = SUITES[split_task(task)[0]]
+    group = f"env.{suite.config_name or suite.name}"
+    return " ".join(f"--{group}.{name} {value}" for name, value in settings.items())
