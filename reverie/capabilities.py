@@ -81,6 +81,17 @@ class Profilable(Protocol):
 
 
 @runtime_checkable
+class CanRepeatUpdate(Protocol):
+    """Can repeat an update that was given up before its optimizer step."""
+
+    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+        """Return tensors and generators that the next update changes before that step.
+
+        They are restored if the update is given up.
+        """
+
+
+@runtime_checkable
 class HasParameterCount(Protocol):
     """Has trained networks."""
 

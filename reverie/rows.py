@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+MAX_PUT_BACK = 64
+"""Number of batches of a window that a feed can put back."""
+
 
 @dataclass(frozen=True)
 class Rows:

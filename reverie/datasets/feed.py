@@ -27,7 +27,7 @@ from reverie.datasets.episode_cache import EpisodeCache, EpisodeCacheConfig
 from reverie.datasets.episode_format import with_flag_spaces
 from reverie.datasets.readers import Reader
 from reverie.datasets.rng import make_rng
-from reverie.rows import Window
+from reverie.rows import MAX_PUT_BACK, Window
 from reverie.storage.array_file import Arrays
 from reverie.storage.episode_windows import episode_probabilities, window_start
 
@@ -160,6 +160,7 @@ class _WindowState:
         self.is_counting = False
         self.counts = np.zeros(len(sampler.cache.names), np.int64)
         self.prefetched: deque[Future[SampledBatch]] = deque()
+        self.previous_counts: deque[np.ndarray] = deque(maxlen=MAX_PUT_BACK)
 
 
 class EpisodeFeed:
@@ -219,6 +220,7 @@ class EpisodeFeed:
         state = self._states[name]
         batch, counts = self._next(name)
         state.step += 1
+        state.previous_counts.append(state.counts)
         state.counts = counts
         self.served += self.windows[name].batch * self.windows[name].length
         return batch if out is None else copy_batch(batch, out)
@@ -236,6 +238,14 @@ class EpisodeFeed:
         state = self._states[name]
         self._discard_prefetched(state)
         state.is_counting = on
+
+    def put_back(self, name: str) -> None:
+        """Return the last batch again at the next call, because it was not used."""
+        state = self._states[name]
+        self._discard_prefetched(state)
+        state.step -= 1
+        state.counts = state.previous_counts.pop()
+        self.served -= self.windows[name].batch * self.windows[name].length
 
     def episodes(
         self, batch: int = 1, length: int | None = None, limit: int | None = None

@@ -137,6 +137,11 @@ class Logger:
         for sink in self.sinks:
             sink.progress(step)
 
+    def clear_line(self) -> None:
+        """Erase the progress line, before other text is printed."""
+        for sink in self.sinks:
+            sink.clear_line()
+
     def truncate_after(self, step: int) -> None:
         """Remove what was written after `step`; -1 removes everything.
 

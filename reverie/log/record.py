@@ -48,6 +48,9 @@ class Sink:
     def progress(self, step: int) -> None:
         """Called at every step."""
 
+    def clear_line(self) -> None:
+        """Called before other text is printed."""
+
     def truncate_after(self, step: int) -> None:
         """Remove what was written after this step, if possible.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from reverie.api import UserError
+from reverie.log.messages import record_output
 from reverie.log.record import Record, Sink
 
 REFRESH_SECONDS = 0.5
@@ -68,7 +69,7 @@ class TerminalSink(Sink):
         for name in self._progress_metrics.keys() & record.scalars.keys():
             self._progress_metrics[name] = format_number(record.scalars[name])
         self._add_time(record.step)
-        self._clear_line()
+        self.clear_line()
         metrics = {
             key: format_number(value)
             for key, value in record.scalars.items()
@@ -80,6 +81,7 @@ class TerminalSink(Sink):
         for line in in_columns(metrics, width):
             print(line, file=self.stream)
         self.stream.flush()
+        record_output()
 
     def progress(self, step: int) -> None:
         """Update the progress line on a terminal, at most every REFRESH_SECONDS."""
@@ -93,17 +95,20 @@ class TerminalSink(Sink):
         self.stream.write("\r" + line[: width - 1] + "\x1b[K")
         self.stream.flush()
         self._has_progress_line = True
+        record_output()
 
     def truncate_after(self, step: int) -> None:
         self._step_times.clear()
 
     def close(self) -> None:
-        self._clear_line()
+        self.clear_line()
         self.stream.flush()
 
-    def _clear_line(self) -> None:
+    def clear_line(self) -> None:
+        """Erase the progress line, so that other text can be printed."""
         if self._has_progress_line:
             self.stream.write("\r\x1b[K")
+            self.stream.flush()
             self._has_progress_line = False
 
     def _add_time(self, step: int) -> None:

@@ -113,6 +113,15 @@ class ReplayFeed:
     def count_uses(self, name: str, on: bool) -> None:
         self.replay.count_uses(name, on)
 
+    def put_back(self, name: str) -> None:
+        """Return the last batch again at the next call, because it was not used.
+
+        Only without prefetching.
+        """
+        assert self._prefetch_thread is None
+        self.served -= self.windows[name].batch * self.windows[name].length
+        self.replay.put_back(name)
+
     def close(self) -> None:
         """Discard prefetched batches and stop the thread."""
         self._prefetched.clear()

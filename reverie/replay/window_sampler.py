@@ -17,7 +17,7 @@ from reverie.replay.config import ReplayConfig
 from reverie.replay.episode_sampler import EpisodeIndex, EpisodeSampler
 from reverie.replay.selectors import make_selector
 from reverie.replay.step_index import StepIndex
-from reverie.rows import Window
+from reverie.rows import MAX_PUT_BACK, Window
 
 
 class WindowSampler:
@@ -47,9 +47,9 @@ class WindowSampler:
         self.pending: dict[int, int] = {}  # stream -> start of an incomplete window
         self._episodes = episodes if window.select == "episodes" else None
         self.episode_sampler = self._make_episode_sampler()
-        # Ids and mask of the last batch sampled by episode, and those put back.
-        self._last: tuple[np.ndarray, np.ndarray] | None = None
-        self._put_back: tuple[np.ndarray, np.ndarray] | None = None
+        # Ids and mask of the last batches sampled by episode, and those put back.
+        self._served: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=MAX_PUT_BACK)
+        self._put_back: list[tuple[np.ndarray, np.ndarray]] = []
 
     def enqueue(self, ids: np.ndarray) -> None:
         """Queue the windows completed by these new steps, for online sampling.
@@ -74,10 +74,10 @@ class WindowSampler:
     def sample_episodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Sample the next batch by episode; returns step ids and mask."""
         assert self.episode_sampler is not None
-        batch, self._put_back = self._put_back, None
+        batch = self._put_back.pop() if self._put_back else None
         if batch is None or not self.index.is_live(batch[0]).all():
             batch = self.episode_sampler.sample(self.rng)
-        self._last = batch
+        self._served.append(batch)
         return batch
 
     def sample_windows(self) -> np.ndarray:
@@ -95,7 +95,7 @@ class WindowSampler:
     def put_back(self) -> None:
         """Return the last batch again at the next call, because it was not used."""
         if self.episode_sampler is not None:
-            self._put_back = self._last
+            self._put_back.append(self._served.pop())
         else:
             self.chunk -= 1
 
@@ -109,7 +109,7 @@ class WindowSampler:
             "pending": np.array(list(self.pending.values()), np.int64),
             "pending_streams": np.array(list(self.pending), np.int64),
             "selector": self.selector.state_dict(),
-            "put_back": list(self._put_back or ()),
+            "put_back": [list(batch) for batch in self._put_back],
             **({"episode_sampler": sampler.state_dict()} if sampler else {}),
         }
 
@@ -134,9 +134,8 @@ class WindowSampler:
         self.pending = dict(
             zip(streams[is_same].tolist(), starts[is_same].tolist(), strict=True)
         )
-        self._last = self._put_back = None
-        if len(state["put_back"]):
-            self._put_back = (state["put_back"][0], state["put_back"][1])
+        self._served.clear()
+        self._put_back = [(ids, mask) for ids, mask in state["put_back"]]
         try:
             self.selector.load_state_dict(state["selector"])
         except KeyError:  # saved with other fractions: treat all steps as new

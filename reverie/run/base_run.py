@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,22 @@ import torch
 from reverie.api import Agent, Metrics, StateDict, UserError
 from reverie.log.logger import Logger, make_logger
 from reverie.log.messages import print_message
+from reverie.log.status import StatusLine
 from reverie.log.timer import Rates, Timer
 from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock
 from reverie.run.config import Config
-from reverie.run.folder import open_run_folder, resolve_logdir
+from reverie.run.folder import NewFiles, open_run_folder, resolve_logdir
 from reverie.run.health import Health, restart_advice
+from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
+
+SAVING = "saving a checkpoint"
+STOP_SECONDS = 10.0
+"""Time after a signal from which on the run prints what it waits for."""
 
 
 class BaseRun(Resources):
@@ -47,6 +54,10 @@ class BaseRun(Resources):
             self.path / "ckpt", config.run.keep_last, config.run.keep_every
         )
         self.health = Health(config.run.max_nonfinite, self.checkpoints)
+        self.logger = Logger([])
+        self.status = StatusLine("starting", self.print_message)
+        self.has_started = False  # True after the first environment step or update
+        self._has_notice = False  # True after `_stop_notice` has returned one
         self.should_save = False
         """True if the run has changed since the last save and its parts are consistent.
         """
@@ -55,7 +66,8 @@ class BaseRun(Resources):
         self._final_metrics: Metrics = {}  # if a log is due at the last step
 
     def print_message(self, text: str) -> None:
-        """Print to standard error."""
+        """Print to standard error, after erasing the progress line."""
+        self.logger.clear_line()
         print_message(text)
 
     # Building the parts.
@@ -63,8 +75,12 @@ class BaseRun(Resources):
     def _open(self) -> None:
         """Lock the run folder and choose the device."""
         config = self.config
+        files = NewFiles(self.path)
         self._cleanup.enter_context(open_run_folder(self.path, config))
+        self._cleanup.callback(self._delete_if_refused, files)
         self._cleanup.enter_context(self.stopper)
+        self.status.notice = self._stop_notice
+        self._cleanup.enter_context(self.status)
         device.seed_everything(config.seed)
         self.device = device.pick_device(config.device)
         if config.deterministic:
@@ -85,15 +101,26 @@ class BaseRun(Resources):
             self.config.logger, self.path, frames, settings, render_fps
         )
         self._cleanup.callback(self.logger.close)
+        self.status.details = self._details
 
     # Used by the training loops.
 
-    def update(self) -> Metrics:
-        """Run and time one update of the agent."""
+    def update(self) -> Metrics | None:
+        """Run and time one update of the agent.
+
+        None if the run was asked to stop: an update that was running was given up, if
+        possible, and will be repeated when the run is resumed.
+        """
+        if self.stopper.is_set():
+            return None
+        self.status.begin("update of the agent")
         served = self.feed.served
         with self.modifying():
             with self.timer("train"):
-                metrics = self.agent.train(self.feed)
+                metrics = train_or_abort(self.agent, self.feed, self.device)
+            if metrics is None:
+                return None
+            self.has_started = True
             self.rates.add("train", self.feed.served - served)
             self.clock.add_update()
             self.health.check(self.agent, metrics)
@@ -137,6 +164,24 @@ class BaseRun(Resources):
         for source in (self.rates, self.timer, self.usage):
             metrics |= source.metrics()
         return metrics
+
+    def _details(self) -> str:
+        """Return the progress of the run, for the status line."""
+        return f"step {self.clock.step:,}, {self.clock.updates:,} updates"
+
+    def _stop_notice(self, activity: str) -> str:
+        """Return a message if a signal was received and the run has not stopped yet."""
+        if not self.stopper.is_set() or activity == SAVING:
+            return ""
+        if time.monotonic() - self.stopper.time < STOP_SECONDS or self._has_notice:
+            return ""
+        self._has_notice = True
+        return f"The run is saved right after this: {self.status.line()}."
+
+    def _delete_if_refused(self, files: NewFiles) -> None:
+        """Delete the files of a new run that failed before its first step."""
+        if not self.has_started and not self.checkpoints.paths():
+            files.delete()
 
     # Checkpoints.
 

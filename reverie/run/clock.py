@@ -144,6 +144,9 @@ class Clock:
         self.steps = config.steps
         self.step = 0
         self.updates = 0
+        self.updates_left = 0
+        """Updates that are due and not run yet; above 0 between two iterations only if
+        the run was asked to stop."""
         self._unit = config.clock
         self._every = {
             "log": config.log_every,
@@ -162,13 +165,13 @@ class Clock:
     @property
     def running(self) -> bool:
         """True if agent steps, or updates for the steps taken, remain."""
-        more = self.step < self.steps or not self.schedule.should_collect
+        more = self.step < self.steps or not self.should_collect
         return more and not self.schedule.finished
 
     @property
     def should_collect(self) -> bool:
         """True if the loop should act before it trains again."""
-        return self.schedule.should_collect
+        return self.schedule.should_collect and not self.updates_left
 
     def advance(self, steps: int, env_steps: int = 0) -> None:
         """Count agent steps, and the environment steps (actions taken) among them."""
@@ -178,6 +181,7 @@ class Clock:
     def add_update(self) -> None:
         """Count one update."""
         self.updates += 1
+        self.updates_left = max(0, self.updates_left - 1)
         self.schedule.add_update()
 
     def phase_ended(self) -> bool:
@@ -186,8 +190,13 @@ class Clock:
         return self._phase != before
 
     def updates_due(self, ready: bool) -> int:
-        """Number of updates to run now; 0 until the replay is `ready`."""
-        return self.schedule.updates_due(self.step) if ready else 0
+        """Number of updates to run now; 0 until the replay is `ready`.
+
+        Those that an interrupted run left come first.
+        """
+        if ready and not self.updates_left:
+            self.updates_left = self.schedule.updates_due(self.step)
+        return self.updates_left if ready else 0
 
     def every(self, name: str) -> bool:
         """True if `name` (log, report, save, eval) is due; restarts its interval."""
@@ -205,12 +214,14 @@ class Clock:
         return {
             "step": self.step,
             "updates": self.updates,
+            "updates_left": self.updates_left,
             "schedule": self.schedule.state_dict(),
             "last": None if self._unit == "seconds" else dict(self._last),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self.step, self.updates = state["step"], state["updates"]
+        self.updates_left = state["updates_left"]
         self.schedule.load_state_dict(state["schedule"])
         self._phase = self.schedule.phase
         self._last = {name: self._now(name) for name in self._every}

@@ -16,9 +16,11 @@ logdir/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -82,6 +84,30 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
         lock.close()
         raise
     return lock
+
+
+class NewFiles:
+    """Deletes what was added to a folder since this object was made.
+
+    A folder that did not exist, and its new parents, are deleted, too.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._before = set(path.iterdir()) if path.is_dir() else set()
+        self._created = [p for p in (path, *path.parents) if not p.exists()]
+
+    def delete(self) -> None:
+        if not self.path.is_dir():
+            return
+        for path in set(self.path.iterdir()) - self._before:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        for folder in self._created:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def write_config(path: Path, config: Config) -> None:

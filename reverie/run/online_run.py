@@ -18,7 +18,7 @@ from reverie.replay.config import Storage
 from reverie.replay.feed import ReplayFeed
 from reverie.rows import Rows
 from reverie.run import checkpoint, device
-from reverie.run.base_run import BaseRun
+from reverie.run.base_run import SAVING, BaseRun
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.collectors import InProcessCollector, OverlappedCollector
 from reverie.run.config import Config, for_evaluation
@@ -59,7 +59,9 @@ class OnlineRun(BaseRun):
         self.overlap = device.pick_overlap(
             config.run.overlap, self.device, config.deterministic
         )
+        self.status.begin("building the environments")
         self.envs = self._open_envs(config, config.run.envs, 0)
+        self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
         prefill_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
@@ -169,6 +171,7 @@ class OnlineRun(BaseRun):
 
     def start(self) -> None:
         """Restore the newest checkpoint, or reset the environments of a new run."""
+        self.status.begin("loading the checkpoint, if there is one")
         newest = self.newest_checkpoint()
         kept = self.checkpoints.prune()
         if newest:
@@ -190,7 +193,9 @@ class OnlineRun(BaseRun):
                 "\n  Fix: --configs standardize_batch, or weights that include the "
                 "statistics (--run.from_checkpoint)."
             )
+        self.status.begin("resetting the environments")
         if self.config.run.episodes:
+            self.status.begin("reading the recorded episodes")
             self._add_recorded_episodes(self.config.run.episodes)
         self.collector.reset()
 
@@ -202,7 +207,9 @@ class OnlineRun(BaseRun):
 
     def collect(self) -> Rows:
         """Act in every environment, and store and log the rows."""
+        self.status.begin("collecting data")
         self.collector.wait()  # errors of environments are raised here
+        self.has_started = self.clock.step > 0
         with self.modifying():
             rows = self.collector.collect()
             self.replay.add(rows.values, rows.streams)
@@ -221,6 +228,7 @@ class OnlineRun(BaseRun):
         """Log the agent's report on some batches, if enough rows are stored."""
         if not feed.ready("report"):
             return
+        self.status.begin("report on replay batches")
         consecutive = self.agent.windows["report"].consec
         for _ in range(self.config.run.report_batches * consecutive):
             self.logger.add(self.agent.report(feed), prefix=prefix)
@@ -229,6 +237,7 @@ class OnlineRun(BaseRun):
         """Play and log evaluation episodes, if this run evaluates."""
         if self.evaluator is None:
             return
+        self.status.begin("evaluation")
         played = self.evaluator.play(self.agent, self.stopper.is_set)
         if played:  # none if the run was asked to stop
             self.logger.add(summarize(played), prefix="eval/episode")
@@ -245,6 +254,7 @@ class OnlineRun(BaseRun):
     def save(self) -> None:
         """Write a checkpoint of all parts, then delete files that it replaces."""
         self.should_save = False
+        self.status.begin(SAVING)
         agent = self.agent_state()  # raises if it is not finite
         replays = {name: replay.save() for name, replay in self.replays.items()}
         parts = {

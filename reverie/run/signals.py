@@ -1,8 +1,9 @@
 """Handles SIGTERM and Ctrl-C: save a checkpoint, then stop.
 
-The signals set a flag that the training loop reads after every iteration. It then saves
-and the process exits with 128 plus the signal number: 143 or 130. A second Ctrl-C stops
-immediately, without saving.
+The signals set a flag that the training loop reads after every update. It then saves
+and the process exits with 128 plus the signal number: 143 or 130. On a CPU, an update
+that is running is given up and repeated when the run is resumed (`nets/abort.py`). A
+second Ctrl-C stops immediately, without saving.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
+
+from reverie.nets.abort import request_abort
 
 
 class Interrupted(Exception):
@@ -28,6 +32,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.time = 0.0  # when the signal was received
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
@@ -52,8 +57,9 @@ class Stopper:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self.time = number, time.monotonic()
         name = signal.Signals(number).name
         # not print, which is not reentrant
         with contextlib.suppress(OSError):
             os.write(2, f"\n{name}: saving, then stopping.\n".encode())
+        request_abort()

@@ -32,7 +32,11 @@ def train(
                 logger.progress(clock.frames)
 
             for _ in range(clock.updates_due(run.ready)):
-                logger.add(run.update(), prefix="train")
+                if (metrics := run.update()) is None:
+                    break
+                logger.add(metrics, prefix="train")
+            if clock.updates_left:  # the run was asked to stop, and resumes here
+                break
 
             if clock.every("report"):
                 run.report(feed)

@@ -29,6 +29,25 @@ def test_steps_before_the_replay_is_ready_do_not_count():
     assert clock.updates_due(ready=True) == 1
 
 
+def test_updates_that_were_not_run_come_first_after_resuming():
+    clock = Clock(RunConfig(steps=4), TrainRatio(2.0))
+    clock.advance(2)
+    clock.updates_due(ready=True)
+    clock.add_update()  # the first call gives a single one
+    clock.advance(2)
+    assert clock.updates_due(ready=True) == 4
+    clock.add_update()
+    resumed = Clock(RunConfig(steps=4), TrainRatio(2.0))
+    resumed.load_state_dict(clock.state_dict())
+    assert resumed.running
+    assert not resumed.should_collect
+    for left in (3, 2, 1):
+        assert resumed.updates_due(ready=True) == left
+        resumed.add_update()
+    assert resumed.updates_due(ready=True) == 0
+    assert not resumed.running
+
+
 def test_a_restored_schedule_keeps_fractions_of_updates():
     whole, split = TrainRatio(0.3), TrainRatio(0.3)
     expected = [whole.updates_due(step) for step in range(50)]

@@ -13,6 +13,7 @@ import reverie
 from reverie.api import UserError
 from reverie.cli.main import main
 from reverie.run.checkpoint import Checkpoints
+from reverie.run.folder import lock_folder
 
 MODULES = {
     "empty": "",
@@ -113,8 +114,7 @@ def test_an_invalid_environment_is_an_error_with_the_reason(run_command, task):
     assert code == 2, error
     assert re.search(ENVIRONMENTS[task], error), error
     assert error.count("reverie: ") == error.count("Fix:") == 1
-    # without a checkpoint it can be restarted with other settings
-    assert not (Path("run") / "ckpt").exists()
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("task", ["unlucky:make_env", "spaces:Longer"])
@@ -143,6 +143,24 @@ def test_a_run_without_a_checkpoint_can_be_restarted_with_other_settings(run_com
     assert code == 2
     assert "task: 'catch' -> 'dummy_disc'" in error
     assert "seed: 0 -> 3" in error
+
+
+def test_a_refused_run_deletes_only_what_it_has_written(run_command):
+    start = f"train {SMALL} --agent random --task unlucky:make_env --logdir"
+    assert run_command(f"{start} new/folder/run")[0] == 2
+    assert not Path("new").exists()
+    Path("mine/media").mkdir(parents=True)
+    Path("mine/media/text").write_text("kept")
+    before = sorted(Path("mine").rglob("*"))
+    assert run_command(f"{start} mine")[0] == 2
+    assert sorted(Path("mine").rglob("*")) == before
+
+
+def test_a_refused_command_keeps_the_run_in_its_folder(copy, run_command):
+    before = sorted(copy.rglob("*"))
+    with lock_folder(copy):
+        assert run_command(f"train --logdir {copy} --run.steps 99")[0] == 2
+    assert sorted(copy.rglob("*")) == before
 
 
 def test_flags_are_compared_with_the_saved_settings(copy, run_command):

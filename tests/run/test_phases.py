@@ -19,7 +19,7 @@ def turn(clock: Clock) -> int:
         clock.advance(1)
     due = clock.updates_due(ready=True)
     for _ in range(due):
-        clock.schedule.add_update()
+        clock.add_update()
     return due
 
 

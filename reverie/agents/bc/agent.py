@@ -43,7 +43,7 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.capabilities import AgentConfig, Statistics
+from reverie.capabilities import AgentConfig, Stateful, Statistics
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
@@ -306,6 +306,10 @@ class BC:
         total = torch.where(mask, loss, 0).sum() / mask.sum().clamp(min=1)
         _, metrics = self.opt.update(total)
         return {"loss/action": total.detach(), **metrics}
+
+    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+        buffers = [*self.feature_extractor.buffers(), *self.head.buffers()]
+        return buffers, [self.rng["train"]]
 
     def loss(self, batch: Batch, purpose: str) -> tuple[Tensor, Tensor]:
         """Return the loss `(B, T)` and a mask of the rows that count.

@@ -51,7 +51,7 @@ from reverie.api import (
     UserError,
     WorldLoss,
 )
-from reverie.capabilities import Statistics, WorldModelEnv
+from reverie.capabilities import Stateful, Statistics, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets import standardize
 from reverie.nets.blocks import initialize
@@ -186,10 +186,7 @@ class Dreamer:
     def _update(self, data: Batch) -> UpdateOutput:
         """Run the device part of an update, in place; captured as a CUDA graph."""
         carry, state, batch = self.prepare_batch("train", data)
-        running_stats = [
-            *self.actor_critic.normalizer_buffers(),
-            *self.world.buffers(),
-        ]
+        running_stats = self._running_stats()
         old_stats = [buffer.clone() for buffer in running_stats]
         loss, ok, metrics = self.update_step(self, state, batch, self.rng["train"])
 
@@ -210,6 +207,12 @@ class Dreamer:
             extras = {k: torch.where(ok, new[k], data[k][:, context:]) for k in new}
         priority = self._priority(loss.losses) if self.config.priosignal else None
         return UpdateOutput({**loss.metrics, **metrics}, extras, priority)
+
+    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+        return self._running_stats(), [self.rng["train"]]
+
+    def _running_stats(self) -> list[Tensor]:
+        return [*self.actor_critic.normalizer_buffers(), *self.world.buffers()]
 
     def loss(self, state: Any, batch: Batch, rng: Rng, training: bool) -> DreamerLoss:
         """Return all losses of a batch; `training` updates the normalizers."""

@@ -51,7 +51,7 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.capabilities import WorldModelEnv
+from reverie.capabilities import Stateful, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
@@ -224,6 +224,17 @@ class Iris:
         _, metrics = opt.apply(total, grads)
         nonfinite = {NONFINITE_IN_ROW: metrics.pop(NONFINITE_IN_ROW)}
         return {**sums, **{f"{name}/{k}": x for k, x in metrics.items()}, **nonfinite}
+
+    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+        """Return the codebook of the tokenizer or the target of the actor-critic."""
+        name = self.schedule.component or COMPONENTS[0]
+        tensors: list[Tensor] = []
+        if name == "tokenizer":
+            tensors = list(self.world.tokenizer.quantizer.buffers())
+        elif name == "actor_critic":
+            target = self.actor_critic.target
+            tensors = [*target.parameters(), *target.buffers()]
+        return tensors, [self.rng["train"]]
 
     def losses(
         self, name: str, segment: EpisodeSegment

@@ -31,7 +31,7 @@ from reverie.api import (
     StateDict,
     UserError,
 )
-from reverie.capabilities import AgentConfig
+from reverie.capabilities import AgentConfig, Stateful
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.adam import AMSGradConfig
@@ -133,6 +133,9 @@ class VTAAgent:
             torch._foreach_copy_(buffers, [value.view_as(x) for value, x in pairs])
         losses = {f"loss/{key}": mean.detach() for key, mean in means.items()}
         return {**loss.metrics, **losses, **metrics}
+
+    def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
+        return list(self.world.buffers()), [self.rng["train"]]
 
     def nonfinite(self) -> list[str]:
         losses = [k for k, x in self.last_losses.items() if not torch.isfinite(x)]

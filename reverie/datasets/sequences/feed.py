@@ -36,6 +36,7 @@ class SequenceFeed:
         self.dataset, self.device = dataset, device
         self.step = 0  # of the next training batch
         self.served = 0  # rows returned so far
+        self._batch_rows = 0  # rows of the last training batch
         self._thread = ThreadPoolExecutor(1, "sequences") if prefetch else None
         self._next: tuple[int, Future[Batch]] | None = None
         self._cached: dict[str, Batch] = {}
@@ -49,7 +50,8 @@ class SequenceFeed:
             batch = self._prefetched() if self._thread else self._train(self.step)
             self.step += 1
             first = next(iter(batch.values()))
-            self.served += int(first.shape[0] * first.shape[1])
+            self._batch_rows = int(first.shape[0] * first.shape[1])
+            self.served += self._batch_rows
             return batch
         if name not in self._cached:
             make = self._report if name == "report" else self._labelled
@@ -70,6 +72,12 @@ class SequenceFeed:
 
     def count_uses(self, name: str, on: bool) -> None:
         """No effect: uses are not counted."""
+
+    def put_back(self, name: str) -> None:
+        """Return the last training batch again at the next call; it was not used."""
+        if name == "train":
+            self.step -= 1
+            self.served -= self._batch_rows
 
     def state_dict(self) -> StateDict:
         return {"step": self.step}

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reverie.api import Metrics, StateDict
+from reverie.nets.abort import add_hooks, commit
 from reverie.nets.blocks import Linear
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -166,6 +167,7 @@ class Optimizer:
     def gradients(self, loss: Scalar) -> list[Tensor]:
         """Unscaled gradients; zero for a parameter that the loss does not depend on."""
         scaled = loss * self.loss_scale if self.scaling else loss
+        add_hooks(scaled)
         grads = torch.autograd.grad(scaled, self.leaves, materialize_grads=True)
         if not self.scaling:
             return list(grads)
@@ -177,6 +179,7 @@ class Optimizer:
         self, loss: Scalar, grads: list[Tensor]
     ) -> tuple[Bool[Tensor, ""], Metrics]:
         """Clip the gradients and update the parameters with them."""
+        commit()  # from here on, the update is not given up
         norms, weight_norms = self._norms(grads)
         self.norms.copy_(norms)
         norm = torch.linalg.vector_norm(norms)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reverie.api import Metrics, StateDict, UserError
 from reverie.run import checkpoint
-from reverie.run.base_run import BaseRun
+from reverie.run.base_run import SAVING, BaseRun
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.clock import Clock, TrainRatio
 from reverie.run.config import Config
@@ -40,6 +40,7 @@ class OfflineRun(BaseRun):
                 "updates."
             )
         super()._open()
+        self.status.begin("building the agent")
         self.agent = make_agent(config, dataset, self.device, self.precision)
         self.feed = dataset.open_feed(self.agent, self.device)
         self._cleanup.callback(self.feed.close)
@@ -51,6 +52,7 @@ class OfflineRun(BaseRun):
 
     def start(self) -> None:
         """Restore the newest checkpoint, or prepare the agent of a new run."""
+        self.status.begin("loading the checkpoint, if there is one")
         newest = self.newest_checkpoint()
         self.checkpoints.prune()
         if newest:
@@ -61,6 +63,7 @@ class OfflineRun(BaseRun):
         self.logger.truncate_after(-1)
         if self.config.run.from_checkpoint:
             self.print_message(load_initial_weights(self.agent, self.config))
+        self.status.begin("preparing the agent for the data")
         self.dataset.prepare_agent(self.agent)
 
     def print_summary(self) -> None:
@@ -82,6 +85,7 @@ class OfflineRun(BaseRun):
 
     def evaluate(self) -> Metrics:
         """Evaluate, log the metrics, and save the agent to `best` if it is the best."""
+        self.status.begin("evaluation on held-out data")
         with self.timer("report"):
             metrics = self.dataset.evaluate(self.agent, self.feed)
         self.logger.add(metrics, prefix="report")
@@ -97,6 +101,7 @@ class OfflineRun(BaseRun):
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Write a checkpoint to `ckpt` or `best`."""
+        self.status.begin(SAVING)
         loop: StateDict = {
             **self._loop_state(),
             "feed": self.feed.state_dict(),

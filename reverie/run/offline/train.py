@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reverie.log.status import StatusLine
 from reverie.run.config import Config
 from reverie.run.offline.datasets import (
     OfflineDataset,
@@ -33,7 +34,9 @@ def train_offline(config: Config, dataset: OfflineDataset) -> Path:
         run.start()
         run.print_summary()
         while not run.is_complete and not run.stopper.is_set():
-            logger.add(run.update(), prefix="train")
+            if (metrics := run.update()) is None:  # the run was asked to stop
+                break
+            logger.add(metrics, prefix="train")
             clock.advance(1)
             logger.progress(clock.step)
 
@@ -51,10 +54,13 @@ def offline(config: Config) -> Path:
     """Train on the recorded episodes of `offline.data`; return the run folder."""
     if trains_on_sequences(config):
         return train_on_sequences(config)
-    config = with_base_run(config)
-    dataset = OfflineEpisodes(config.offline, config.seed, config.agent_config.base_run)
-    check_initial_weights(config, dataset)
-    return train_offline(epochs_to_updates(config, dataset.env_steps), dataset)
+    with StatusLine("reading the recorded episodes"):
+        config = with_base_run(config)
+        base_run = config.agent_config.base_run
+        dataset = OfflineEpisodes(config.offline, config.seed, base_run)
+        check_initial_weights(config, dataset)
+        config = epochs_to_updates(config, dataset.env_steps)
+    return train_offline(config, dataset)
 
 
 def train_on_sequences(config: Config) -> Path:
@@ -63,4 +69,6 @@ def train_on_sequences(config: Config) -> Path:
     Returns the run folder.
     """
     config = epochs_to_updates(config, 0)
-    return train_offline(config, OfflineSequences(config))
+    with StatusLine("preparing the sequences"):
+        dataset = OfflineSequences(config)
+    return train_offline(config, dataset)

@@ -1,0 +1,100 @@
+"""Gives up an update before its optimizer step if the run is asked to stop.
+
+On a CPU, one update of a large model takes minutes. The training loop runs an update in
+an `AbortWindow`. The window is open from the time a batch is sampled until the
+optimizer changes its first tensor. While it is open, `request_abort`, which a signal
+handler calls, raises `UpdateAborted` in the update. The caller restores what the losses
+have changed until then, so that the update can be repeated with the same result.
+
+Signal handlers run between two Python instructions of the main thread. A backward pass
+has none, unless its graph has Python hooks. `add_hooks` adds them if updates are slow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+SLOW_SECONDS = 2.0
+"""Duration of an update from which on the next backward pass has hooks."""
+
+
+class UpdateAborted(BaseException):
+    """Raised in an update that is given up; not an `Exception`, so that code of agents
+    does not catch it."""
+
+
+class AbortWindow:
+    """Context of one update, in which it can be aborted while the window is open."""
+
+    current: AbortWindow | None = None
+    """The window of the update that is running in the main thread."""
+    last_seconds: float = SLOW_SECONDS
+    """Duration of the last update; the first one may be slow."""
+
+    def __init__(self) -> None:
+        self.is_open = self.is_requested = self.is_committed = False
+
+    def __enter__(self) -> AbortWindow:
+        self.start = time.monotonic()
+        AbortWindow.current = self
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.is_open = False
+        AbortWindow.current = None
+        AbortWindow.last_seconds = time.monotonic() - self.start
+
+    def open(self) -> None:
+        """Allow an abort from here on, unless the optimizer has already stepped."""
+        self.is_open = not self.is_committed
+        self.check()
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def check(self) -> None:
+        """Raise if an abort was requested and the window is open."""
+        if self.is_requested and self.is_open:
+            self.is_open = False
+            raise UpdateAborted
+
+    @property
+    def needs_hooks(self) -> bool:
+        return self.is_open and self.last_seconds >= SLOW_SECONDS
+
+
+def request_abort() -> None:
+    """Abort the update of the main thread, if one is running and its window is open."""
+    if window := AbortWindow.current:
+        window.is_requested = True
+        window.check()
+
+
+def commit() -> None:
+    """Close the window; called before an optimizer changes its first tensor."""
+    if window := AbortWindow.current:
+        window.is_open, window.is_committed = False, True
+
+
+def add_hooks(loss: Tensor) -> None:
+    """Add hooks to the backward pass of a slow update, in which signals are handled."""
+    window = AbortWindow.current
+    if window is None or not window.needs_hooks:
+        return
+
+    def check(*_: Any) -> None:
+        window.check()
+
+    nodes, seen = [loss.grad_fn], {loss.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        node.register_prehook(check)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
