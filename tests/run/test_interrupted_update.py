@@ -216,7 +216,7 @@ class Slow(torch.autograd.Function):
         time.sleep(1)
         return grad
 
-original = Dreamer._total_loss
+original = Dreamer.total_loss
 
 def total_loss(self, losses):
     loss = original(self, losses)
@@ -224,7 +224,7 @@ def total_loss(self, losses):
         loss = Slow.apply(loss)
     return loss
 
-Dreamer._total_loss = total_loss
+Dreamer.total_loss = total_loss
 sys.exit(main(sys.argv[1:]))
 """
 
