@@ -33,7 +33,7 @@ class ReaderConfig(Transforms):
     """Lowest and highest continuous action in the environment's own units, for data
     that does not contain them; 0 0 uses those of the data."""
     map: KeyMap = field(default_factory=KeyMap)
-    """Layout of HDF5 files."""
+    """Layout of HDF5 and NPZ files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +74,7 @@ def open_episodes(
     config = config or ReaderConfig()
     if config.map != KeyMap() and "map" not in find_reader_type(path)[1].options:
         raise UserError(
-            f"A key map describes HDF5 files, and {path} is not HDF5.\n"
+            f"A key map describes HDF5 and NPZ files, and {path} is neither.\n"
             "  Fix: leave out the --map (or --offline.read.map) options."
         )
     reader = make_reader(path, map=config.map, spaces=spaces, incomplete=incomplete)

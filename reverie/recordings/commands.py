@@ -76,7 +76,7 @@ class MapOptions:
     """Options of commands that read a dataset without transforms."""
 
     map: KeyMap = field(default_factory=KeyMap)
-    """Layout of HDF5 files."""
+    """Layout of HDF5 and NPZ files."""
 
     def open(self, path: str) -> Reader:
         return open_episodes(path, ReaderConfig(map=self.map))

@@ -163,7 +163,7 @@ def test_a_video_shows_all_cameras(here, capsys):
         ("convert demos out --images front", "has no front"),
         ("convert demos out --jobs many", "jobs must be a whole number"),
         ("convert demos out --like robomimic", "has no agentview_image"),
-        ("convert demos out --map.action a", "is not HDF5"),
+        ("convert demos out --map.action a", "has no group 'obs', only action"),
         ("convert demos out --jobs 0", "jobs must be at least 1"),
         ("convert demos out --size 0 24", "a height and a width above 0"),
         ("convert demos demos/demo_0-6.npz/out", "Not a directory"),

@@ -208,7 +208,8 @@ class ReaderType:
 
     description: str
     class_path: str
-    """Reader class as `module:Class`, called with the path and keyword options."""
+    """Reader class, or function that returns a reader, as `module:name`; called with
+    the path and keyword options."""
     matches: Callable[[str], bool]
     """True if a path has this format."""
     options: tuple[str, ...] = ()
@@ -269,10 +270,10 @@ READERS: dict[str, ReaderType] = {
         _has_dreamerv3_chunks,
     ),
     "npz": ReaderType(
-        "a folder with one NPZ file per episode, as written by dreamerv3-torch",
-        "reverie.datasets.readers.npz:NpzReader",
+        "a folder with one NPZ file per episode, of dreamerv3-torch or with a key map",
+        "reverie.datasets.readers.mapped_npz:open_npz",
         _folder_with("*.npz"),
-        ("spaces", "incomplete"),
+        ("spaces", "incomplete", "map"),
     ),
     "replay": ReaderType(
         "the run folder of a training run, for the episodes in its replay buffer",

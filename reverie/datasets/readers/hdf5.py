@@ -20,7 +20,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,11 +29,18 @@ from typing import Any
 import numpy as np
 
 from reverie.api import UserError
-from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, natural_sort
 from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.mapped import (
+    assemble,
+    count_mapped_rows,
+    get_array,
+    is_group,
+    is_observation,
+    load_mapped,
+)
 from reverie.plugins import import_optional
-from reverie.spaces import FLAGS
 
 
 class DamagedFile(UserError):
@@ -99,10 +106,7 @@ class Hdf5Reader(Reader):
             self._check(name)
             with self._lock, _as_bad_episode():
                 group = self._group(name)
-                steps = len(_get(group, self.map.action))
-                obs = _observations(group, self.map)
-                has_next = bool(_next_observations(group, self.map, obs))
-                rows = _count_rows(steps, _length(obs), has_next, self.map)
+                rows = count_mapped_rows(group, self.map)
                 self._lengths[name] = rows
         return self._lengths[name]
 
@@ -112,22 +116,14 @@ class Hdf5Reader(Reader):
     def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
         self._check(name)
         with self._lock, _as_bad_episode():
-            group = self._group(name)
-            obs = _observations(group, self.map, keys)
-            next_obs = _next_observations(group, self.map, obs)
-            # rows after the first are in `next_obs`, if it exists
-            before = {k: np.asarray(v[:1] if next_obs else v) for k, v in obs.items()}
-            after = {key: np.asarray(value) for key, value in next_obs.items()}
-            action = np.asarray(_get(group, self.map.action))
-            reward = _optional(group, self.map.reward, len(action))
-            terminal = _optional(group, self.map.terminal, len(action))
-        return _assemble(before, after, action, reward, terminal, self.map)
+            arrays = load_mapped(self._group(name), self.map, keys)
+        return assemble(arrays, self.map)
 
     def read_states(self, name: str, keys: Sequence[str]) -> tuple[np.ndarray, str]:
         self._check(name)
         with self._lock, _as_bad_episode():
             group = self._group(name)
-            arrays = [np.asarray(_get(group, key), np.float64) for key in keys]
+            arrays = [np.asarray(get_array(group, key), np.float64) for key in keys]
             model = _text(group.attrs.get("model_file", ""))
         flat = [array.reshape(len(array), -1) for array in arrays]
         if len({len(array) for array in flat}) > 1:
@@ -144,8 +140,8 @@ class Hdf5Reader(Reader):
         with self._lock, _as_bad_episode():
             obs = self._group(self._readable_names()[0]).get(self.map.obs)
             keys = [] if obs is None or self.map.keys else list(obs)
-            arrays = [k for k in keys if not _is_group(obs[k])]
-            ignored = [k for k in arrays if not _is_observation(k, obs[k])]
+            arrays = [k for k in keys if not is_group(obs[k])]
+            ignored = [k for k in arrays if not is_observation(k, obs[k])]
         return texts | ({"ignored": ", ".join(ignored)} if ignored else {})
 
     def attributes(self, name: str = "") -> dict[str, Any]:
@@ -189,7 +185,7 @@ class Hdf5Reader(Reader):
         parent = self.map.episodes
         try:
             root = file if parent in (".", "", "/") else file.get(parent)
-            groups = [] if root is None else [k for k in root if _is_group(root[k])]
+            groups = [] if root is None else [k for k in root if is_group(root[k])]
             if not any(self.map.action in root[k] for k in groups):
                 self._other_arrays = sorted({k for g in groups for k in root[g]})
                 groups = []  # groups without actions are not episodes
@@ -267,7 +263,7 @@ class _GroupSlice:
 
     def __getitem__(self, key: str) -> Any:
         member = self.group[key]
-        if _is_group(member):
+        if is_group(member):
             return _GroupSlice(member, self.start, self.stop)
         return member[self.start : self.stop]
 
@@ -276,126 +272,6 @@ class _GroupSlice:
 
     def get(self, key: str) -> Any:
         return None if self.group.get(key) is None else self[key]
-
-
-def _assemble(
-    before: dict[str, np.ndarray],
-    after: dict[str, np.ndarray],
-    action: np.ndarray,
-    reward: np.ndarray,
-    terminal: np.ndarray,
-    map: KeyMap,
-) -> Episode:
-    """Build the rows from observations before and (if any) after each action."""
-    if action.ndim == 0 or not len(action):
-        raise BadEpisode("is empty")
-    ends = terminal != 0
-    if map.terminate_on == "success":
-        ends = ends & (reward > 0)
-    elif map.terminate_on == "never":
-        ends = np.zeros_like(ends)
-    obs = before
-    if after:
-        obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
-    elif map.alignment == "before_obs":
-        action, reward, ends = action[1:], reward[1:], ends[1:]
-    elif _length(before) == len(action):
-        if map.last_obs == "repeat":
-            obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
-        elif reward[-1] or ends[-1]:
-            raise UserError(
-                "`last_obs drop` would lose the reward or the terminal flag of the "
-                "last action.\n  Fix: repeat the last observation with --map.last_obs "
-                "repeat (--offline.read.map.last_obs repeat in training)."
-            )
-        else:
-            action, reward, ends = action[:-1], reward[:-1], ends[:-1]
-    return from_steps(obs, {"action": action}, reward, ends)
-
-
-def _count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
-    """Number of rows that `_assemble` returns."""
-    if map.alignment == "before_obs" and not has_next:
-        return steps
-    dropped = not has_next and obs_rows == steps and map.last_obs == "drop"
-    return steps if dropped else steps + 1
-
-
-def _observations(
-    group: Any, map: KeyMap, keys: Collection[str] | None = None
-) -> dict[str, Any]:
-    """Observation arrays of an episode, not loaded; `keys` selects some of them."""
-    if map.keys:
-        pairs = [pair.partition("=")[::2] for pair in map.keys]
-        arrays = {name: _get(group, path) for name, path in pairs}
-    else:
-        obs = group.get(map.obs)
-        if obs is None or not _is_group(obs):
-            members = ", ".join(sorted(group)) or "nothing"
-            raise BadEpisode(f"has no group {map.obs!r}, only {members}")
-        arrays = {key: obs[key] for key in obs if _is_observation(key, obs[key])}
-    if not arrays:
-        raise BadEpisode(f"has no observations in {map.obs!r}")
-    if keys is not None:
-        if missing := [key for key in keys if key not in arrays]:
-            raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
-        arrays = {key: arrays[key] for key in keys}
-    if scalars := [key for key, value in arrays.items() if not value.shape]:
-        raise BadEpisode(f"{scalars[0]!r} is a single number, not one per row")
-    lengths = {key: len(value) for key, value in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise BadEpisode(f"has observations of different lengths, {lengths}")
-    return arrays
-
-
-def _next_observations(group: Any, map: KeyMap, obs: dict[str, Any]) -> dict[str, Any]:
-    """Observations after each action, not loaded; empty if they are not stored."""
-    unused = map.keys or map.alignment == "before_obs"
-    arrays = None if unused else group.get(map.next_obs)
-    if arrays is None:
-        return {}
-    if missing := [key for key in obs if key not in arrays]:
-        raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
-    for key, value in obs.items():
-        if value.shape != arrays[key].shape:
-            raise BadEpisode(
-                f"{key!r} has shape {value.shape} in {map.obs!r} and "
-                f"{arrays[key].shape} in {map.next_obs!r}"
-            )
-    return {key: arrays[key] for key in obs}
-
-
-def _get(group: Any, key: str) -> Any:
-    if key not in group:
-        members = ", ".join(sorted(group)) or "nothing"
-        raise BadEpisode(f"has no {key!r}, only {members}")
-    return group[key]
-
-
-def _optional(group: Any, key: str, rows: int) -> np.ndarray:
-    """One number per row; zeros if the array does not exist."""
-    if key not in group:
-        return np.zeros(rows, np.float32)
-    value = np.asarray(group[key])
-    if value.shape[:1] != (rows,):
-        length = len(value) if value.ndim else "no"
-        raise BadEpisode(f"{key!r} has {length} rows, the actions have {rows}")
-    return value.reshape(rows, -1)[:, 0] if rows else value.ravel()
-
-
-def _length(obs: Mapping[str, Any]) -> int:
-    return min((len(value) for value in obs.values()), default=0)
-
-
-def _is_group(member: Any) -> bool:
-    return hasattr(member, "keys")
-
-
-def _is_observation(key: str, member: Any) -> bool:
-    """True for a numeric, non-empty array whose name is not reserved."""
-    if _is_group(member) or key in (*FLAGS, "action"):
-        return False
-    return member.dtype.kind in "biuf" and 0 not in member.shape[1:]
 
 
 def _text(value: Any) -> str:

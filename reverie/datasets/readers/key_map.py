@@ -1,4 +1,4 @@
-"""Names of groups and arrays in an HDF5 file, and the meaning of their rows."""
+"""Names of groups and arrays in HDF5 and NPZ files, and the meaning of their rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Layout of an HDF5 file; the defaults are robomimic's."""
+    """Layout of HDF5 and NPZ files; the defaults are robomimic's."""
 
     episodes: str = "data"
     """Group whose subgroups are episodes; `.` for the root. A file without such

@@ -1,0 +1,167 @@
+"""Episodes in layouts that a key map describes, for HDF5 and NPZ files.
+
+A group is a mapping from names to arrays and groups, as in h5py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import BadEpisode, Episode, from_steps
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.spaces import FLAGS
+
+
+class MappedArrays(NamedTuple):
+    """The arrays of an episode."""
+
+    before: dict[str, np.ndarray]
+    """Observations before each action; if there are some after it, only the first."""
+    after: dict[str, np.ndarray]
+    """Observations after each action; empty if they are not stored."""
+    action: np.ndarray
+    reward: np.ndarray
+    terminal: np.ndarray
+
+
+def load_mapped(
+    group: Any, map: KeyMap, keys: Collection[str] | None = None
+) -> MappedArrays:
+    """Load the arrays of an episode; `keys` selects some observations."""
+    obs = find_observations(group, map, keys)
+    next_obs = find_next_observations(group, map, obs)
+    # rows after the first are in `next_obs`, if it exists
+    before = {k: np.asarray(v[:1] if next_obs else v) for k, v in obs.items()}
+    after = {key: np.asarray(value) for key, value in next_obs.items()}
+    action = np.asarray(get_array(group, map.action))
+    reward = optional_array(group, map.reward, len(action))
+    terminal = optional_array(group, map.terminal, len(action))
+    return MappedArrays(before, after, action, reward, terminal)
+
+
+def count_mapped_rows(group: Any, map: KeyMap) -> int:
+    """Return the number of rows of the episode of a group, without loading it."""
+    steps = len(get_array(group, map.action))
+    obs = find_observations(group, map)
+    has_next = bool(find_next_observations(group, map, obs))
+    return count_rows(steps, row_count(obs), has_next, map)
+
+
+def assemble(arrays: MappedArrays, map: KeyMap) -> Episode:
+    """Build the rows of an episode."""
+    before, after, action, reward, terminal = arrays
+    if action.ndim == 0 or not len(action):
+        raise BadEpisode("is empty")
+    ends = terminal != 0
+    if map.terminate_on == "success":
+        ends = ends & (reward > 0)
+    elif map.terminate_on == "never":
+        ends = np.zeros_like(ends)
+    obs = before
+    if after:
+        obs = {k: np.concatenate([v[:1], after[k]]) for k, v in before.items()}
+    elif map.alignment == "before_obs":
+        action, reward, ends = action[1:], reward[1:], ends[1:]
+    elif row_count(before) == len(action):
+        if map.last_obs == "repeat":
+            obs = {k: np.concatenate([v, v[-1:]]) for k, v in before.items()}
+        elif reward[-1] or ends[-1]:
+            raise UserError(
+                "`last_obs drop` would lose the reward or the terminal flag of the "
+                "last action.\n  Fix: repeat the last observation with --map.last_obs "
+                "repeat (--offline.read.map.last_obs repeat in training)."
+            )
+        else:
+            action, reward, ends = action[:-1], reward[:-1], ends[:-1]
+    return from_steps(obs, {"action": action}, reward, ends)
+
+
+def count_rows(steps: int, obs_rows: int, has_next: bool, map: KeyMap) -> int:
+    """Number of rows that `_assemble` returns."""
+    if map.alignment == "before_obs" and not has_next:
+        return steps
+    dropped = not has_next and obs_rows == steps and map.last_obs == "drop"
+    return steps if dropped else steps + 1
+
+
+def find_observations(
+    group: Any, map: KeyMap, keys: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Observation arrays of an episode, not loaded; `keys` selects some of them."""
+    if map.keys:
+        pairs = [pair.partition("=")[::2] for pair in map.keys]
+        arrays = {name: get_array(group, path) for name, path in pairs}
+    else:
+        obs = group.get(map.obs)
+        if obs is None or not is_group(obs):
+            members = ", ".join(sorted(group)) or "nothing"
+            raise BadEpisode(f"has no group {map.obs!r}, only {members}")
+        arrays = {key: obs[key] for key in obs if is_observation(key, obs[key])}
+    if not arrays:
+        raise BadEpisode(f"has no observations in {map.obs!r}")
+    if keys is not None:
+        if missing := [key for key in keys if key not in arrays]:
+            raise BadEpisode(f"has no {', '.join(repr(key) for key in missing)}")
+        arrays = {key: arrays[key] for key in keys}
+    if scalars := [key for key, value in arrays.items() if not value.shape]:
+        raise BadEpisode(f"{scalars[0]!r} is a single number, not one per row")
+    lengths = {key: len(value) for key, value in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadEpisode(f"has observations of different lengths, {lengths}")
+    return arrays
+
+
+def find_next_observations(
+    group: Any, map: KeyMap, obs: dict[str, Any]
+) -> dict[str, Any]:
+    """Observations after each action, not loaded; empty if they are not stored."""
+    unused = map.keys or map.alignment == "before_obs"
+    arrays = None if unused else group.get(map.next_obs)
+    if arrays is None:
+        return {}
+    if missing := [key for key in obs if key not in arrays]:
+        raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
+    for key, value in obs.items():
+        if value.shape != arrays[key].shape:
+            raise BadEpisode(
+                f"{key!r} has shape {value.shape} in {map.obs!r} and "
+                f"{arrays[key].shape} in {map.next_obs!r}"
+            )
+    return {key: arrays[key] for key in obs}
+
+
+def get_array(group: Any, key: str) -> Any:
+    if key not in group:
+        members = ", ".join(sorted(group)) or "nothing"
+        raise BadEpisode(f"has no {key!r}, only {members}")
+    return group[key]
+
+
+def optional_array(group: Any, key: str, rows: int) -> np.ndarray:
+    """One number per row; zeros if the array does not exist."""
+    if key not in group:
+        return np.zeros(rows, np.float32)
+    value = np.asarray(group[key])
+    if value.shape[:1] != (rows,):
+        length = len(value) if value.ndim else "no"
+        raise BadEpisode(f"{key!r} has {length} rows, the actions have {rows}")
+    return value.reshape(rows, -1)[:, 0] if rows else value.ravel()
+
+
+def row_count(obs: Mapping[str, Any]) -> int:
+    return min((len(value) for value in obs.values()), default=0)
+
+
+def is_group(member: Any) -> bool:
+    return hasattr(member, "keys")
+
+
+def is_observation(key: str, member: Any) -> bool:
+    """True for a numeric, non-empty array whose name is not reserved."""
+    if is_group(member) or key in (*FLAGS, "action"):
+        return False
+    return member.dtype.kind in "biuf" and 0 not in member.shape[1:]

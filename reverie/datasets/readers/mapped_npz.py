@@ -1,0 +1,101 @@
+"""Reader of NPZ files with other names than those of dreamerv3-torch, with a key map.
+
+A file is one episode. Names of arrays may contain `/`, as in `obs/image`; the part
+before it is the name of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import Episode
+from reverie.datasets.readers import FolderReader, Reader
+from reverie.datasets.readers.key_map import KeyMap
+from reverie.datasets.readers.mapped import assemble, count_mapped_rows, load_mapped
+from reverie.datasets.readers.npz import NpzReader, load_arrays, read_headers
+from reverie.spaces import Spaces
+
+
+def open_npz(
+    path: str | Path,
+    spaces: tuple[Spaces, Spaces] | None = None,
+    incomplete: bool = False,
+    map: KeyMap | None = None,
+) -> Reader:
+    """Open a folder of NPZ files, with a key map unless it is the default."""
+    if map is None or map == KeyMap():
+        return NpzReader(path, spaces, incomplete)
+    return MappedNpzReader(path, map)
+
+
+class MappedNpzReader(FolderReader):
+    """Reads a folder of NPZ files with a key map."""
+
+    def __init__(self, path: str | Path, map: KeyMap):
+        if map.episode_ends:
+            raise UserError(
+                "Episodes that are concatenated in one file are read from HDF5 only.\n"
+                "  Fix: write one NPZ file per episode, or an HDF5 file."
+            )
+        super().__init__(path)
+        self.map = map
+
+    def _list_files(self) -> dict[str, Path]:
+        return {file.stem: file for file in self.folder.glob("*.npz")}
+
+    def rows(self, name: str) -> int:
+        headers = read_headers(self.paths[name])
+        stubs = {key: _Header(*header) for key, header in headers.items()}
+        return count_mapped_rows(_Group(stubs), self.map)
+
+    def read(self, name: str) -> Episode:
+        return self.read_keys(name)
+
+    def read_keys(self, name: str, keys: Collection[str] | None = None) -> Episode:
+        group = _Group(load_arrays(self.paths[name]))
+        return assemble(load_mapped(group, self.map, keys), self.map)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return asdict(self.map)
+
+
+class _Header(NamedTuple):
+    """Shape and dtype of an array that is not loaded."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
+
+
+class _Group(Mapping[str, Any]):
+    """Arrays of a file as nested groups."""
+
+    def __init__(self, arrays: Mapping[str, Any]):
+        self._arrays = dict(arrays)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._arrays:
+            return self._arrays[key]
+        inner = {
+            name.removeprefix(f"{key}/"): value
+            for name, value in self._arrays.items()
+            if name.startswith(f"{key}/")
+        }
+        if not inner:
+            raise KeyError(key)
+        return _Group(inner)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.partition("/")[0] for name in self._arrays))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
