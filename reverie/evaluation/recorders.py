@@ -10,7 +10,7 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.datasets.readers.metadata import FILE_NAME, DatasetMetadata
 from reverie.render.channels import cameras_side_by_side
-from reverie.render.video import can_write_mp4, upscale, write_video
+from reverie.render.video import FPS, can_write_mp4, upscale, write_video
 from reverie.spaces import FLAGS, Spaces, agent_obs_space
 from reverie.storage.array_file import SUFFIX, Arrays
 from reverie.storage.episodes import write_episode
@@ -57,7 +57,7 @@ class VideoRecorder(EpisodeRecorder):
     """Writes `<number>.mp4` or `<number>_failed.mp4`; GIF if MP4 is not available."""
 
     def __init__(
-        self, folder: Path, obs_space: Spaces, envs: int, count: int, fps: float
+        self, folder: Path, obs_space: Spaces, envs: int, count: int, fps: float = FPS
     ):
         self.fps = fps
         images = [key for key, space in obs_space.items() if space.is_image]
