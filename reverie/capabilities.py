@@ -298,6 +298,10 @@ class AgentConfig:
         """False if only a world model is trained."""
         return not self.policy_setting or bool(getattr(self, self.policy_setting))
 
+    def is_policy_trained(self, state: StateDict, updates: int) -> bool:
+        """True if an agent with this state, after so many updates, can be evaluated."""
+        return updates > 0
+
     @property
     def sequence_window(self) -> Window | None:
         """Batches of a sequence dataset, for agents that train on one."""

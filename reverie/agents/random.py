@@ -24,6 +24,9 @@ class RandomConfig(AgentConfig):
         reason = "the random agent is not trained"
         return tuple(UnusedSetting(name, reason) for name in names)
 
+    def is_policy_trained(self, state: StateDict, updates: int) -> bool:
+        return True  # there is nothing to train
+
 
 class NeverTrain:
     """Schedule of an agent that is never trained."""

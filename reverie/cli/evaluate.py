@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reverie.api import UserError
-from reverie.cli.arguments import parse_arguments
+from reverie.cli.arguments import Arguments, parse_arguments
 from reverie.config import check_minimum
+
+if TYPE_CHECKING:
+    from reverie.evaluation.result import EvalResult
+
+Flags = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    episodes: int = 100
-    """Number of episodes, or of sequences for agents that find segment boundaries."""
+    episodes: int | None = None
+    """Number of episodes, or of sequences for agents that find segment boundaries
+    (default: 100, and all held-out episodes of recordings)."""
     videos: int = 0
     """Write videos of the first N episodes, and of the first N failed episodes."""
     failures: int = 10
     """Maximum number of failed episodes to save as a dataset, in `eval/failures`."""
+    keep_episodes: bool = False
+    """Save all episodes as a dataset in `eval/episodes`, for `reverie data`, `reverie
+    offline` and `reverie bc`."""
+    follow: bool = False
+    """Evaluate every new checkpoint while the run is trained by another process, and
+    log the results in `eval`. Ends with the last checkpoint of the run."""
 
     def __post_init__(self) -> None:
-        check_minimum(self, episodes=1, videos=0, failures=0)
+        check_minimum(self, videos=0, failures=0)
+        if self.episodes is not None:
+            check_minimum(self, episodes=1)
+
+    @property
+    def records(self) -> bool:
+        """True if an option asks for recordings of played episodes."""
+        changed = self.failures != EvalOptions.failures
+        return bool(self.videos) or changed or self.keep_episodes
 
 
 def evaluate(words: list[str]) -> int:
     """Evaluate a trained agent in its task or on held-out recordings."""
-    from reverie.evaluation import boundaries, recordings
-    from reverie.evaluation import episodes as env_episodes
-    from reverie.run.load import open_run
+    from reverie.evaluation.follow import follow, wait_for_checkpoint
 
     arguments = parse_arguments(words, max_positional=2)
     if not arguments.positional:
@@ -35,47 +55,87 @@ def evaluate(words: list[str]) -> int:
             "`reverie eval` needs the folder of a run.\n  Fix: reverie eval LOGDIR"
         )
     options = arguments.take_options(EvalOptions)
-    flags, episodes = arguments.flags, options.episodes
-    logdir = Path(arguments.positional[0])
-    blocks, files = arguments.blocks, arguments.files
-    if logdir.expanduser().is_file():
+    logdir, *others = map(Path, arguments.positional)
+    if not logdir.expanduser().is_file():
+        arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
+    if others and options.follow:
+        raise UserError(
+            f"--follow evaluates a single run.\n  Fix: reverie eval {logdir} --follow"
+        )
+    if options.follow:
+        wait_for_checkpoint(logdir)
+    evaluate_once, describe = _choose_evaluation(
+        logdir, options, arguments, compares=bool(others)
+    )
+    if others:
+        _compare(logdir, others[0], options, arguments.flags)
+    elif options.follow:
+        for result in follow(logdir, evaluate_once):
+            print(f"{result.checkpoint}: {describe(result)}", flush=True)
+    else:
+        print(describe(evaluate_once(logdir)))
+    return 0
+
+
+def _choose_evaluation(
+    logdir: Path, options: EvalOptions, arguments: Arguments, compares: bool
+) -> tuple[Callable[[Path], EvalResult], Callable[[EvalResult], str]]:
+    """Return the evaluation that fits a run, and the function that describes it."""
+    from reverie.evaluation import boundaries, recordings
+    from reverie.evaluation import episodes as env_episodes
+    from reverie.run.load import open_run
+
+    flags, blocks, files = arguments.flags, arguments.blocks, arguments.files
+    if logdir.expanduser().is_file():  # a checkpoint without a config
         config = open_run(logdir, flags, blocks=blocks, files=files).config
     else:
-        arguments.refuse_blocks("An evaluation uses the settings saved with the run.")
         config = open_run(logdir).config
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
-    in_env = not (on_sequences or on_recordings)
-    if not in_env and (options.videos or options.failures != EvalOptions.failures):
+    if (on_sequences or on_recordings) and options.records:
         raise UserError(
             f"{logdir} is evaluated on recorded data, not in an environment, so there "
-            "are no episodes to record.\n"
-            "  Fix: remove --videos and --failures, or add --task TASK."
+            "are no episodes to record.\n  Fix: remove --videos, --failures and "
+            "--keep-episodes, or add --task TASK."
         )
-    if len(arguments.positional) > 1:
-        if not on_sequences:
-            raise UserError(
-                f"{logdir} cannot be compared with another run: only segment "
-                "boundaries of runs on sequences are compared.\n"
-                f"  Fix: reverie eval {logdir}"
-            )
-        other = Path(arguments.positional[1])
-        agreement = boundaries.compare_boundaries(logdir, other, episodes, flags)
-        print(boundaries.describe_agreement(agreement))
-    elif on_sequences:
-        result = boundaries.eval_boundaries(logdir, episodes, flags)
-        print(boundaries.describe(result))
-    elif on_recordings:
-        print(recordings.describe(recordings.eval_recordings(logdir, flags)))
-    else:
-        result = env_episodes.evaluate(
-            logdir,
-            episodes,
+    if compares and not on_sequences:
+        raise UserError(
+            f"{logdir} cannot be compared with another run: only segment "
+            "boundaries of runs on sequences are compared.\n"
+            f"  Fix: reverie eval {logdir}"
+        )
+    count = options.episodes or 100
+    if on_sequences:
+        return (
+            lambda path: boundaries.eval_boundaries(path, count, flags),
+            boundaries.describe,
+        )
+    if on_recordings:
+        limit = [("offline.eval.episodes", options.episodes)]
+        settings = [*flags, *(limit if options.episodes else [])]
+        return (
+            lambda path: recordings.eval_recordings(path, settings),
+            recordings.describe,
+        )
+    return (
+        lambda path: env_episodes.evaluate(
+            path,
+            count,
             flags,
             videos=options.videos,
             failures=options.failures,
+            keep_episodes=options.keep_episodes,
             blocks=blocks,
             files=files,
-        )
-        print(env_episodes.describe(result))
-    return 0
+        ),
+        env_episodes.describe,
+    )
+
+
+def _compare(logdir: Path, other: Path, options: EvalOptions, flags: Flags) -> None:
+    """Print the agreement of the segment boundaries of two runs."""
+    from reverie.evaluation import boundaries
+
+    count = options.episodes or 100
+    agreement = boundaries.compare_boundaries(logdir, other, count, flags)
+    print(boundaries.describe_agreement(agreement))

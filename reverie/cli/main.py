@@ -179,6 +179,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(
         evaluate,
         "LOGDIR [--episodes 100] [--videos 0] [--task TASK] [--SETTING VALUE ...]\n"
+        "LOGDIR --follow                  evaluate each new checkpoint of a training\n"
         "LOGDIR LOGDIR [--episodes 100]   compare the segment boundaries of two runs",
         _options_help(EvalOptions),
     ),

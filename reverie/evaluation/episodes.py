@@ -15,6 +15,7 @@ import numpy as np
 
 from reverie.api import Agent, Metrics, VecEnv
 from reverie.evaluation.recorders import (
+    DatasetRecorder,
     EpisodeRecorder,
     FailureRecorder,
     VideoRecorder,
@@ -31,6 +32,8 @@ from reverie.spaces import SUCCESS
 
 FAILURES = 10
 """Default number of failed episodes to save."""
+KEPT_EPISODES = "episodes"
+"""Folder of all played episodes, in the folder of the evaluation."""
 
 
 class PlayedEpisode(NamedTuple):
@@ -50,6 +53,7 @@ def evaluate(
     make_env: MakeEnv | None = None,
     videos: int = 0,
     failures: int = FAILURES,
+    keep_episodes: bool = False,
     blocks: Sequence[str] = (),
     files: Sequence[str] = (),
 ) -> EvalResult:
@@ -57,7 +61,8 @@ def evaluate(
 
     For a run on recorded episodes, the best checkpoint is used instead of the newest.
     Writes `eval.json`, up to `videos` videos of all and as many of failed episodes to
-    `eval/`, and up to `failures` failed episodes as recordings to `eval/failures`.
+    `eval/`, and up to `failures` failed episodes as recordings to `eval/failures`. With
+    `keep_episodes`, all episodes are written as recordings to `eval/episodes`.
     Preset blocks and config files are settings of a checkpoint that contains none.
     """
     run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
@@ -75,7 +80,8 @@ def evaluate(
     envs = make_envs(config, count, FIRST_EVAL_ENV, make_env)
     with contextlib.closing(envs):
         agent = run.load_policy(envs)
-        recorders = _make_recorders(run.folder / FOLDER, envs, videos, failures)
+        kept = episodes if keep_episodes else 0
+        recorders = _make_recorders(run.folder / FOLDER, envs, videos, failures, kept)
         played = play_episodes(agent, envs, episodes, recorders=recorders)
     table = [
         {k: v for k, v in episode._asdict().items() if v is not None}
@@ -86,13 +92,13 @@ def evaluate(
 
 
 def _make_recorders(
-    folder: Path, envs: VecEnv, videos: int, failures: int
+    folder: Path, envs: VecEnv, videos: int, failures: int, kept: int
 ) -> list[EpisodeRecorder]:
     """Return the recorders; none, with a warning, if the run folder is read-only."""
     recorders: list[EpisodeRecorder] = []
     if not os.access(folder.parent, os.W_OK):
-        if videos:
-            message = f"{folder.parent} is not writable, so no videos are recorded"
+        if videos or kept:
+            message = f"{folder.parent} is not writable, so no episodes are recorded"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return recorders
     obs_space, act_space, count = envs.obs_space, envs.act_space, len(envs)
@@ -102,6 +108,9 @@ def _make_recorders(
     if failures:
         path = folder / "failures"
         recorders.append(FailureRecorder(path, obs_space, act_space, count, failures))
+    if kept:
+        path = folder / KEPT_EPISODES
+        recorders.append(DatasetRecorder(path, obs_space, act_space, count, kept))
     return recorders
 
 
@@ -179,12 +188,16 @@ def describe(result: EvalResult) -> str:
             f"(95 % confidence interval: {low:.1f} to {high:.1f} %)"
         )
     lines.append(
-        f"{task}: score {summary['score']:.4g} ± {summary['score_std']:.4g} (standard "
-        f"deviation; min {summary['score_min']:.4g}, max {summary['score_max']:.4g}), "
-        f"mean length {summary['length']:.4g} steps, {summary['count']:.0f} episodes"
+        f"{task}: score {summary['score']:.4g} ± {summary['score_std']:.4g} (mean ± "
+        f"standard deviation of the episodes; min {summary['score_min']:.4g}, max "
+        f"{summary['score_max']:.4g}), mean length {summary['length']:.4g} steps, "
+        f"{summary['count']:.0f} episodes"
     )
-    if result.files:
-        lines += ["Videos and failed episodes:", *result.files]
+    kept = [x for x in map(Path, result.files) if x.parent.name == KEPT_EPISODES]
+    if kept:
+        lines.append(f"All {len(kept)} episodes: {kept[0].parent}")
+    if others := [file for file in result.files if Path(file) not in kept]:
+        lines += ["Videos and failed episodes:", *others]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Recorders of evaluation episodes: videos, and failed episodes as recordings."""
+"""Recorders of evaluation episodes: videos and datasets."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class VideoRecorder(EpisodeRecorder):
         return write_video(self.folder / name, video, self.fps)
 
 
-class FailureRecorder(EpisodeRecorder):
-    """Writes failed episodes as recordings that `reverie data` reads.
+class DatasetRecorder(EpisodeRecorder):
+    """Writes episodes as recordings that `reverie data` and offline training read.
 
     Deletes the episodes of an earlier evaluation in the same folder.
     """
 
-    failed_only = True
+    stem = "episode"
 
     def __init__(
         self, folder: Path, obs_space: Spaces, act_space: Spaces, envs: int, count: int
@@ -95,4 +95,11 @@ class FailureRecorder(EpisodeRecorder):
     def write(self, episode: Arrays, number: int, failed: bool) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.metadata.write(self.folder)
-        return write_episode(self.folder, f"failure_{number:04d}", episode)
+        return write_episode(self.folder, f"{self.stem}_{number:04d}", episode)
+
+
+class FailureRecorder(DatasetRecorder):
+    """Writes failed episodes as recordings."""
+
+    failed_only = True
+    stem = "failure"

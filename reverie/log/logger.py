@@ -90,6 +90,16 @@ class Logger:
         self._scores: list[Score] = []  # a step of -1 is that of the next write
         self._failing: set[str] = set()
 
+    @property
+    def seconds(self) -> float | None:
+        """Duration of the run so far; None if it is not measured."""
+        return None if self._start is None else time.monotonic() - self._start
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        if self._start is not None:
+            self._start = time.monotonic() - value
+
     def add(self, metrics: Metrics, prefix: str = "", step: int = -1) -> None:
         """Add metrics. Scores are logged at `step`; -1 is the step of the next write.
 
@@ -124,7 +134,7 @@ class Logger:
             scores=tuple(
                 s if s.step >= 0 else s._replace(step=step) for s in self._scores
             ),
-            seconds=self._seconds(),
+            seconds=self.seconds,
         )
         self._clear()
         self.step = step
@@ -161,7 +171,7 @@ class Logger:
         host_sums = self._host_sums.values()
         return {
             "step": self.step,
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
             "host_sums": _pack_sums(
                 list(self._host_sums),
                 [total for total, _ in host_sums],
@@ -193,8 +203,7 @@ class Logger:
         """
         self._clear()
         self.step = int(state["step"])
-        if self._start is not None:
-            self._start = time.monotonic() - (state["seconds"] or 0.0)
+        self.seconds = state["seconds"] or 0.0
         host = state["host_sums"]
         pairs = zip(host["sum"].tolist(), host["count"].tolist(), strict=True)
         self._host_sums = dict(zip(host["names"], pairs, strict=True))
@@ -235,12 +244,9 @@ class Logger:
         for sink in self.sinks:
             self._call(sink, "close")
 
-    def _seconds(self) -> float | None:
-        return None if self._start is None else time.monotonic() - self._start
-
     def _add_scores(self, name: str, value: Any, length: Any, step: int) -> None:
         """Add scores of episodes and, if given, their lengths."""
-        scores, seconds = _to_host(value), self._seconds()
+        scores, seconds = _to_host(value), self.seconds
         lengths = [None] * len(scores) if length is None else _to_host(length).tolist()
         for score, count in zip(scores.tolist(), lengths, strict=True):
             self._scores.append(Score(step, name, score, count, seconds))
@@ -330,12 +336,14 @@ def make_logger(
     total: int | None = None,
     settings: dict[str, Any] | None = None,
     render_fps: float = 0,
+    name: str = "",
 ) -> Logger:
     """Build the logger with the sinks in the config.
 
     `total` is the last step of the run, for the progress line; `settings` is the
-    resolved config, for sinks that display it. `render_fps` is the speed of videos,
-    unless the config sets one.
+    resolved config, and `name` the name of the run if it is not that of the logdir, for
+    sinks that display them. `render_fps` is the speed of videos, unless the config sets
+    one.
     """
     fps = config.fps or render_fps or FPS
     makers: dict[str, Callable[[], Sink]] = {
@@ -345,26 +353,26 @@ def make_logger(
         "jsonl": lambda: JsonlSink(logdir, config.timing_metrics),
         "media": lambda: MediaSink(logdir, fps, config.keep_media),
         "tensorboard": lambda: TensorboardSink(logdir, fps),
-        "wandb": lambda: WandbSink(logdir, fps, settings),
+        "wandb": lambda: WandbSink(logdir, fps, settings, name),
         "scope": lambda: ScopeSink(logdir),
     }
     sinks = []
     installed = filter(find_spec, AUTO_OUTPUTS) if AUTO in config.outputs else ()
-    for name in dict.fromkeys((*config.outputs, *installed)):
-        if name == AUTO:
+    for output in dict.fromkeys((*config.outputs, *installed)):
+        if output == AUTO:
             continue
-        if name not in makers:
+        if output not in makers:
             raise UserError(
-                f"logger.outputs has {name!r}, which is not a known output.\n"
+                f"logger.outputs has {output!r}, which is not a known output.\n"
                 f"  Fix: choose from {', '.join([*makers, AUTO])}"
             )
         try:
-            sinks.append(makers[name]())
+            sinks.append(makers[output]())
         except Exception as error:
-            if isinstance(error, UserError) and name in config.outputs:
+            if isinstance(error, UserError) and output in config.outputs:
                 raise
             # For example a server that is not reachable, or missing permissions.
-            warn(f"The {name} log cannot start, the run continues without: {error}")
+            warn(f"The {output} log cannot start, the run continues without: {error}")
     return Logger(sinks, timed=config.timing_metrics)
 
 

@@ -38,6 +38,10 @@ from reverie.run.offline.datasets import as_paths, saved_image_crop
 from reverie.storage.run_spaces import RunSpaces, read_spaces
 
 
+class UntrainedPolicy(UserError):
+    """The policy of a checkpoint has its initial weights."""
+
+
 @dataclass(frozen=True)
 class SavedRun:
     """A run folder, one of its checkpoints, and the config to use it with."""
@@ -64,15 +68,31 @@ class SavedRun:
 
     def load_agent(self, spaces: Any) -> Agent:
         """Build the agent for these spaces and load its weights."""
+        return self._load_weights(
+            spaces, checkpoint.read_part(self.checkpoint, "agent")
+        )
+
+    def _load_weights(self, spaces: Any, state: StateDict) -> Agent:
         agent = _make_agent(self.config, spaces)
-        state = checkpoint.read_part(self.checkpoint, "agent")
         checkpoint.check_finite(state, agent.load_weights(state), self.checkpoint)
         return agent
 
     def load_policy(self, spaces: Any) -> Agent:
-        """Load the agent to act in an environment with these spaces."""
+        """Load the agent to evaluate it in an environment with these spaces.
+
+        Raises `UntrainedPolicy` if the policy has its initial weights.
+        """
         source = self.policy_source(spaces)
-        return source.adapt(self.load_agent(source.trained))
+        state = checkpoint.read_part(self.checkpoint, "agent")
+        updates = int(checkpoint.read_part(self.checkpoint, "loop")["clock"]["updates"])
+        is_trained = self.config.agent_config.is_policy_trained(state, updates)
+        if not is_trained and not self.config.run.from_checkpoint:
+            raise UntrainedPolicy(
+                f"The policy in {self.checkpoint} has not been trained yet, so there "
+                "is nothing to evaluate.\n  Fix: continue the training: reverie train "
+                f"--logdir {self.folder} (with more --run.steps if it has ended)."
+            )
+        return source.adapt(self._load_weights(source.trained, state))
 
     def policy_source(self, spaces: Any) -> PolicySource:
         """Return what a policy for an environment with these spaces is built from."""

@@ -261,7 +261,7 @@ class OnlineRun(BaseRun):
             "agent": agent,
             **replays,
             "collector": self.collector.state_dict(),
-            "loop": self._loop_state(),
+            "loop": {**self._loop_state(), "evaluates": self._evaluates},
         }
         if self.evaluator is not None:
             parts["evaluator"] = self.evaluator.state_dict()
@@ -328,7 +328,14 @@ class OnlineRun(BaseRun):
         indices = self.replay_indices[path] = self._read_parts(path, self.replays)
         for name, index in indices.items():
             self.replays[name].load(index)
-        self._restore_loop(checkpoint.read_part(path, "loop"))
+        loop = checkpoint.read_part(path, "loop")
+        self._restore_loop(loop)
+        if loop["evaluates"] and not self._evaluates:
+            self.print_message(
+                "This run was evaluated regularly, by `reverie train_eval`; `reverie "
+                "train` does not evaluate it.\n  To evaluate it again: reverie "
+                f"train_eval --logdir {self.path}"
+            )
         self.collector.load_state_dict(checkpoint.read_part(path, "collector"))
         if self.evaluator is not None:
             for state in self._read_parts(path, ["evaluator"]).values():

@@ -127,7 +127,7 @@ def test_an_evaluation_can_be_stopped():
 
 
 def test_evaluation_needs_only_the_run_folder(tmp_path, capsys):
-    path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 60}))
+    path = train(settings(tmp_path / "run", task="catch", **{"run.steps": 120}))
     result = evaluate(path, episodes=5)
     scores = [episode["score"] for episode in result.episodes]
     assert len(scores) == 5
@@ -144,8 +144,8 @@ def test_the_description_of_an_evaluation():
     summary = evaluations.summarize(played)
     result = EvalResult("episodes", "000-1", "catch", "", 0, "", summary, [])
     score = (
-        "catch: score 0.5 ± 0.5 (standard deviation; min 0, max 1), mean length 5 "
-        "steps, 2 episodes"
+        "catch: score 0.5 ± 0.5 (mean ± standard deviation of the episodes; min 0, "
+        "max 1), mean length 5 steps, 2 episodes"
     )
     success = "catch: success 50.0 % (95 % confidence interval: 9.5 to 90.5 %)"
     assert evaluations.describe(result) == f"{success}\n{score}"
@@ -153,6 +153,8 @@ def test_the_description_of_an_evaluation():
     with_files = replace(result, summary=scores, files=["a.gif"])
     text = f"{score}\nVideos and failed episodes:\na.gif"
     assert evaluations.describe(with_files) == text
+    kept = replace(result, summary=scores, files=["eval/episodes/a.gif"])
+    assert evaluations.describe(kept) == f"{score}\nAll 1 episodes: eval/episodes"
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])

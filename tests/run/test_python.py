@@ -103,7 +103,8 @@ def test_environment_settings_apply_to_python_environments(tmp_path):
 def test_a_run_on_a_python_environment_is_evaluated_with_its_import_path(
     tmp_path, monkeypatch
 ):
-    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
+    settings = {**QUICK, "run__steps": 120, "run__train_ratio": 8}
+    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **settings)
     with pytest.raises(UserError, match=r"Fix: add --task package.module:function"):
         evaluate(path, 1)
     monkeypatch.setitem(sys.modules, "my_env", sys.modules[__name__])
@@ -111,7 +112,8 @@ def test_a_run_on_a_python_environment_is_evaluated_with_its_import_path(
 
 
 def test_an_agent_is_evaluated_in_an_environment_from_python(tmp_path):
-    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **QUICK)
+    settings = {**QUICK, "run__steps": 120, "run__train_ratio": 8}
+    path = reverie.train(env=Valve(), logdir=str(tmp_path / "run"), **settings)
     env = Valve()
     result = reverie.evaluate(path, env=env, episodes=3)
     assert [episode["length"] for episode in result.episodes] == [10, 10, 10]

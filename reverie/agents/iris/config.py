@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from reverie.agents.iris.actor_critic import PixelActorCriticConfig
-from reverie.api import UserError
+from reverie.api import StateDict, UserError
 from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.config import check_minimum
 from reverie.nets.optim.adam import AdamConfig
@@ -196,6 +196,9 @@ class IrisConfig(AgentConfig):
                 f"than the context of the transformer, {blocks} frames.\n"
                 f"  Fix: --iris.training.world_model.length {blocks}"
             )
+
+    def is_policy_trained(self, state: StateDict, updates: int) -> bool:
+        return int(state["opt"]["actor_critic"]["step"]) > 0
 
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:

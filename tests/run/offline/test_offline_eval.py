@@ -99,6 +99,40 @@ def test_failed_episodes_are_saved_as_recordings(clone, tmp_path, capsys):
     assert not evaluate(clone, 2, flags, failures=0).files
 
 
+def test_all_episodes_are_kept_as_a_dataset_to_train_on(clone, tmp_path, capsys):
+    size = ["--env.reach.size", str(SIDE), str(SIDE)]
+    words = ["eval", str(clone), "--episodes", "6", "--task", "reach", *size]
+    assert cli.main([*words, "--keep-episodes", "--failures", "0"]) == 0
+    folder = clone / "eval" / "episodes"
+    assert f"All 6 episodes: {folder}" in capsys.readouterr().out
+    played = json.loads((clone / "eval.json").read_text())["episodes"]
+    reader = open_episodes(folder)
+    kept = [reader.read(name) for name in reader.names()]
+    assert all(not find_problems(x, reader.obs_space, reader.act_space) for x in kept)
+    assert sorted((float(x["reward"].sum()), len(x["reward"]) - 1) for x in kept) == [
+        (pytest.approx(score, abs=1e-4), length)
+        for score, length in sorted((x["score"], x["length"]) for x in played)
+    ]
+    run = str(tmp_path / "run")
+    settings = f"""--configs debug --offline.data {folder} --run.steps 1 --device cpu
+        --logger.outputs jsonl --offline.split 0.3 --offline.keys proprio
+        --logdir {run}"""
+    assert cli.main(["bc", *settings.split()]) == 0
+    assert cli.main(["data", "inspect", str(folder)]) == 0
+    assert evaluate(clone, 2, REACH, keep_episodes=True).summary["count"] == 2
+    assert len(open_episodes(folder).names()) == 2  # the others were deleted
+
+
+def test_episodes_limits_the_held_out_recordings(world, capsys):
+    assert cli.main(["eval", str(world), "--episodes", "1"]) == 0
+    assert ": 1 held-out episodes" in capsys.readouterr().out
+    assert len(json.loads((world / "eval.json").read_text())["episodes"]) == 1
+    assert cli.main(["eval", str(world), "--episodes", "0"]) == 2
+    assert "--episodes 1" in capsys.readouterr().err
+    assert cli.main(["eval", str(world), "--keep-episodes"]) == 2
+    assert "no episodes to record" in capsys.readouterr().err
+
+
 def test_without_failures_no_folder_is_created(tmp_path):
     spaces = {"proprio": Space(np.float32, (2,))}, {"action": Space(np.float32, (2,))}
     recorder = FailureRecorder(tmp_path / "failures", *spaces, 1, 3)

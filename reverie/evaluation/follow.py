@@ -1,0 +1,119 @@
+"""Evaluate each new checkpoint of a run while it is trained in another process.
+
+Results are logged in the folder `eval` of the run, which the training does not write
+to: `metrics.jsonl` and `scores.jsonl` there have the steps of the checkpoints, and
+TensorBoard shows them next to the training as a run of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from reverie.api import Metrics, UserError
+from reverie.envs import action_repeat
+from reverie.evaluation.result import FOLDER, EvalResult
+from reverie.log.jsonl import METRICS, read_lines
+from reverie.log.logger import Logger, make_logger
+from reverie.run import checkpoint
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import Config
+from reverie.run.folder import read_config
+from reverie.run.load import UntrainedPolicy
+
+POLL_SECONDS = 2.0
+"""Time between two searches for new checkpoints."""
+UPDATES = "eval/updates"
+
+
+def follow(
+    logdir: Path, evaluate: Callable[[Path], EvalResult], poll: float = POLL_SECONDS
+) -> Iterator[EvalResult]:
+    """Evaluate the checkpoints of a run, oldest first, until the run has finished.
+
+    Waits for new ones. Checkpoints that are deleted before they are evaluated, that an
+    earlier call has evaluated, or whose policy is not trained are skipped.
+    """
+    logdir = logdir.expanduser()
+    config = read_config(logdir)
+    with contextlib.closing(_make_logger(config, logdir)) as logger:
+        evaluated = _evaluated(logdir / FOLDER / METRICS)
+        skipped: set[Path] = set()
+        while True:
+            paths = Checkpoints(logdir / "ckpt").paths()
+            path = next((path for path in paths if path not in skipped), None)
+            if path is None:
+                if paths and _is_final(paths[-1]):
+                    return
+                time.sleep(poll)
+                continue
+            skipped.add(path)
+            with _ignore_deleted(path):
+                loop = checkpoint.read_part(path, "loop")
+                clock = loop["clock"]
+                frames = clock["step"] * action_repeat(config.task, config.env)
+                point = frames, clock["updates"]
+                if point in evaluated:
+                    continue
+                try:
+                    result = evaluate(path)
+                except UntrainedPolicy:
+                    continue
+                evaluated.add(point)
+                if loop["logger"]["seconds"] is not None:
+                    logger.seconds = loop["logger"]["seconds"]
+                logger.add({UPDATES: clock["updates"], **_metrics(result)})
+                logger.write(frames)
+                yield result
+
+
+def wait_for_checkpoint(logdir: Path, poll: float = POLL_SECONDS) -> None:
+    """Wait until a run has a checkpoint."""
+    read_config(logdir)  # raises if it is not a run folder
+    while not Checkpoints(logdir.expanduser() / "ckpt").paths():
+        time.sleep(poll)
+
+
+def _make_logger(config: Config, logdir: Path) -> Logger:
+    """Return a logger with the outputs of the run, except for the terminal."""
+    outputs = tuple(name for name in config.logger.outputs if name != "terminal")
+    settings = dataclasses.asdict(config)
+    return make_logger(
+        dataclasses.replace(config.logger, outputs=outputs),
+        logdir / FOLDER,
+        settings=settings,
+        name=f"{logdir.resolve().name}-eval",
+    )
+
+
+def _evaluated(path: Path) -> set[tuple[int, int]]:
+    """Return steps and updates of the checkpoints in a log of evaluations."""
+    lines = read_lines(path) if path.is_file() else []
+    return {(line["step"], line[UPDATES]) for line in lines if UPDATES in line}
+
+
+def _is_final(path: Path) -> bool:
+    """True if a checkpoint is that of a finished run."""
+    with _ignore_deleted(path):
+        return checkpoint.read_part(path, "loop")["final_log"] is not None
+    return False
+
+
+@contextlib.contextmanager
+def _ignore_deleted(path: Path) -> Iterator[None]:
+    """Ignore errors about a checkpoint that the training has deleted meanwhile."""
+    try:
+        yield
+    except (UserError, OSError):
+        if path.exists():
+            raise
+
+
+def _metrics(result: EvalResult) -> Metrics:
+    """Return the scalars of a result, named as in a training that evaluates."""
+    prefix = "eval/episode" if result.kind == "episodes" else "eval"
+    scalars = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
+    return {f"{prefix}/{key}": value for key, value in scalars.items()}
