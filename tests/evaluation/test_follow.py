@@ -64,12 +64,13 @@ def test_every_checkpoint_of_a_finished_run_is_evaluated_once(run):
     assert [x["eval/episode/score"] for x in metrics] == [
         result.summary["score"] for result in results
     ]
-    trained = read_lines(run / "metrics.jsonl")
     paths = Checkpoints(run / "ckpt").paths()[:3]
-    clocks = [read_part(path, "loop")["clock"] for path in paths]
-    assert [x["eval/updates"] for x in metrics] == [x["updates"] for x in clocks]
-    for line, other in zip(metrics, trained, strict=True):
-        assert line["seconds"] == pytest.approx(other["seconds"], abs=0.5)
+    loops = [read_part(path, "loop") for path in paths]
+    assert [x["eval/updates"] for x in metrics] == [
+        loop["clock"]["updates"] for loop in loops
+    ]
+    for line, loop in zip(metrics, loops, strict=True):  # time of the checkpoint
+        assert line["seconds"] >= round(loop["logger"]["seconds"], 3)
     scores = read_lines(run / "eval/scores.jsonl")
     assert [x["eval/episode/length"] for x in scores] == [
         result.summary["length"] for result in results

@@ -147,7 +147,7 @@ def test_without_failures_no_folder_is_created(tmp_path):
 
 def test_videos_need_images(tmp_path):
     with pytest.raises(UserError, match="has no images"):
-        VideoRecorder(tmp_path, {"proprio": Space(np.float32, (2,))}, 1, 1)
+        VideoRecorder(tmp_path, {"proprio": Space(np.float32, (2,))}, 1, 1, 15)
 
 
 def test_an_environment_with_other_observations_is_refused(clone):
