@@ -201,6 +201,7 @@ class BaseRun(Resources):
         has_final_write = self.logger.has_final_write
         self.was_finished = self.is_complete and has_final_write
         if final and final["due"] and not has_final_write and not self.is_complete:
+            self.logger.add(self._run_metrics())
             self.logger.write(final["step"])  # it failed, for example on a full disk
         if self.was_finished:
             self.print_message("This run has already finished.")
