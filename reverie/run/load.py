@@ -140,6 +140,9 @@ class ImportedRun(SavedRun):
         load_initial_weights(agent, self.config)
         return agent
 
+    def load_policy(self, spaces: Any) -> Agent:
+        return self.policy_source(spaces).adapt(self.load_agent(spaces))
+
 
 class PolicySource(NamedTuple):
     """What a policy is built from, in addition to the state of its agent."""
