@@ -36,12 +36,14 @@ READING = ReaderConfig(
 )
 TINY = shlex.split(
     """--configs debug --device cpu --logger.outputs jsonl --run.steps 2
-    --run.log_every 1 --run.report_every 2 --run.save_every 2 --dreamer.batch_size 2
-    --dreamer.batch_length 4 --dreamer.enc.mults 1 1 --dreamer.dec.mults 1 1
-    --dreamer.enc.depth 8 --dreamer.dec.depth 8 --offline.eval.context 2
-    --offline.eval.horizon 2 --offline.eval.ensemble.samples 0 --bc.enc.mults 1 1
-    --bc.head.units 8 --bc.batch_size 4 --offline.epochs 0"""
+    --run.log_every 1 --run.report_every 2 --run.save_every 2 --offline.eval.context 2
+    --offline.eval.horizon 2 --offline.eval.ensemble.samples 0"""
 )
+TINY_WORLD = shlex.split(
+    """--dreamer.batch_size 2 --dreamer.batch_length 4 --dreamer.enc.mults 1 1
+    --dreamer.dec.mults 1 1 --dreamer.enc.depth 8 --dreamer.dec.depth 8"""
+)
+TINY_CLONE = shlex.split("--bc.head.units 8 --bc.batch_size 4 --offline.epochs 0")
 
 
 def agent_state(run):
@@ -137,13 +139,13 @@ def test_offline_training_is_the_same_on_a_file_and_on_its_conversion(tmp_path):
     for data, more in ((source, flying), (out, [])):
         run = tmp_path / f"run_{data.stem}"
         words = ["offline", "--offline.data", str(data), "--logdir", str(run)]
-        assert run_cli([*words, *TINY, *more]) == 0
+        assert run_cli([*words, *TINY, *TINY_WORLD, *more]) == 0
         weights.append(agent_state(run)["enc"])
     assert weights[0].keys() == weights[1].keys()
     for key, value in weights[0].items():
         assert torch.equal(value, weights[1][key]), key
     run = tmp_path / "run_demos"
-    clone = ["--bc.run", str(run), "--logdir", str(tmp_path / "clone")]
+    clone = ["--bc.run", str(run), "--logdir", str(tmp_path / "clone"), *TINY_CLONE]
     assert run_cli(["bc", "--offline.data", str(source), *clone, *TINY]) == 0
     assert read_config(tmp_path / "clone").offline.read == READING
     assert run_cli(["eval", str(run)]) == 0  # with the same reader settings
@@ -218,8 +220,10 @@ def test_a_missing_camera_and_an_inapplicable_key_map_are_errors(tmp_path, capsy
     assert "has no front. It has: joints, side, speed" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     write_npz(tmp_path / "npz")
-    more = ["--offline.read.map.action", "did"]
-    assert run_cli([*words, str(tmp_path / "npz"), *more]) == 2
-    assert "A key map describes HDF5 files" in capsys.readouterr().err
+    more, other = ["--offline.read.map.action", "did"], str(tmp_path / "other")
+    words_to_convert = ["data", "convert", str(tmp_path / "npz"), other]
+    assert run_cli([*words_to_convert, "--format", "safetensors"]) == 0
+    assert run_cli([*words, other, *more]) == 2
+    assert "A key map describes HDF5 and NPZ files" in capsys.readouterr().err
     with pytest.raises(UserError, match="has no agentview_image"):
         open_episodes(source, ReaderConfig(like="robomimic"))
