@@ -58,6 +58,12 @@ def test_catch_is_solved_with_the_vta_world_model(tmp_path):
 
 
 @pytest.mark.slow
+def test_catch_is_solved_with_the_parts_of_dreamerv3_torch(tmp_path):
+    path = learn(tmp_path / "run", "dreamerv3_torch", "catch", **{"run.steps": 8000})
+    assert evaluate(path, 100).summary["score"] >= 0.9
+
+
+@pytest.mark.slow
 def test_boundaries_of_bouncing_balls_beat_every_baseline(tmp_path):
     torch.set_num_threads(2)  # takes a quarter of an hour
     path = learn(tmp_path / "run", "vta_balls_small")
