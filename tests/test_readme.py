@@ -259,6 +259,9 @@ def test_extra_exists(page, line):
 def test_benchmark_program_and_its_options_exist(page, line):
     words = shlex.split(line)
     text = (ROOT / words[1]).read_text()
+    for module in re.findall(r"^from (\w+) import", text, re.MULTILINE):
+        shared = BENCHMARKS / f"{module}.py"  # benchmarks share some options
+        text += shared.read_text() if shared.exists() else ""
     for word in words[2:]:
         option = word.partition("=")[0]
         is_setting = "." in option  # passed on to the runs
