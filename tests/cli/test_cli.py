@@ -22,7 +22,7 @@ train --dreamer.slowvalue.every 0 | at least 1
 train --dreamer.retnorm.perclo 200 | 0 to 100
 train --dreamer.opt.wdregex ( | not a regular
 train --dreamer.rssm.unimix 2 | from 0 to 1
-train --dreamer.policy.unimix 2 | 0 <= unimix <= 1
+train --dreamer.policy.unimix 2 | from 0 to 1
 train --dreamer.dec.bspace -1 | at least 0
 train --dreamer.imag_loss.lam 3 | from 0 to 1
 train --dreamer.opt.warmup -3 | negative

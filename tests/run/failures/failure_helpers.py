@@ -95,7 +95,6 @@ class TrainingCommand:
             "run.log_every": 50,
             "run.save_every": 100,
             "run.report_every": 0,
-            "run.train_ratio": 1,
             "replay.capacity": 160,
             "replay.storage": "ram",
             "logger.outputs": "jsonl",
