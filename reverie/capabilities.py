@@ -292,6 +292,9 @@ class AgentConfig:
     """Preset blocks with sizes of the agent's networks, largest first. A run whose
     settings give no size uses the largest that fits on a CUDA GPU (see
     `training_memory`), and the smallest on other devices."""
+    batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Settings of each kind of batch; their product is its number of rows, including
+    imagined ones. They are checked, and named if a run does not fit into memory."""
 
     @property
     def trains_policy(self) -> bool:

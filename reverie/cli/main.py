@@ -88,10 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
         sys.stderr.close()
         return 0
-    except MemoryError as error:
-        details = f": {error}" if str(error) else ""
+    except (MemoryError, RuntimeError) as error:
+        from reverie.run.memory import describe, is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
         return _fail(
-            f"There is not enough memory{details}.\n  Fix: use smaller batches, "
+            f"{describe(error, 'running this command')}\n  Fix: use smaller batches, "
             "sequences or replay buffers, or fewer --episodes."
         )
     except OSError as error:

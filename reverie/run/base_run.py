@@ -26,6 +26,7 @@ from reverie.run.clock import Clock
 from reverie.run.config import Config
 from reverie.run.folder import NewFiles, open_run_folder, resolve_logdir
 from reverie.run.health import Health, restart_advice
+from reverie.run.memory import check_memory
 from reverie.run.repeatable import train_or_abort
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
@@ -75,6 +76,7 @@ class BaseRun(Resources):
     def _open(self) -> None:
         """Lock the run folder and choose the device."""
         config = self.config
+        check_memory(config)
         files = NewFiles(self.path)
         self._cleanup.enter_context(open_run_folder(self.path, config))
         self._cleanup.callback(self._delete_if_refused, files)
@@ -222,8 +224,9 @@ class BaseRun(Resources):
         state = self.agent.state_dict()
         name = checkpoint.find_nonfinite(state)
         if name:
+            left, fix = restart_advice(self.checkpoints)
             raise UserError(
-                f"The agent's {name} is not finite, so the run was not saved. "
-                f"{restart_advice(self.checkpoints)}"
+                f"The agent's {name} is not finite, so the run was not saved. {left}"
+                f"\n  Fix: {fix}"
             )
         return state

@@ -31,6 +31,9 @@ INTERVALS: dict[str, dict[str, float]] = {
 }
 """Default of each `_every` setting, by the unit `run.clock`."""
 
+MAX_ENVS = 65_536
+"""Limit of the numbers of environments; more would take hours to build."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -94,6 +97,12 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_minimum(self, "run.", envs=1, steps=1, eval_envs=1, eval_eps=1)
         check_minimum(self, "run.", max_nonfinite=1, train_ratio=0, pretrain=0)
+        for name in ("envs", "eval_envs"):
+            if getattr(self, name) > MAX_ENVS:
+                raise UserError(
+                    f"run.{name} must be at most {MAX_ENVS:,}, not "
+                    f"{getattr(self, name):,}.\n  Fix: --run.{name} 16"
+                )
         if math.isinf(self.train_ratio):
             raise UserError(
                 "run.train_ratio must be finite.\n  Fix: --run.train_ratio 32"

@@ -20,6 +20,7 @@ from reverie.plugins import settings_name
 from reverie.run import checkpoint
 from reverie.run import device as devices
 from reverie.run.config import Config
+from reverie.run.memory import explain_out_of_memory
 
 MakeEnv = Callable[[int], Env]
 """Builds environment number `index`."""
@@ -42,7 +43,9 @@ def make_envs(
 ) -> VecEnv:
     """Make `count` environments of the config's task, the first with index `first`."""
     make = make_env or suites.TaskFactory(config.task, config.env, config.seed)
-    return make_vec_env(suites.IndexOffset(make, first), count, config.env.vector)
+    setting = "run.eval_envs" if first >= FIRST_EVAL_ENV else "run.envs"
+    with explain_out_of_memory(config, "building the environments", setting):
+        return make_vec_env(suites.IndexOffset(make, first), count, config.env.vector)
 
 
 def make_agent(
@@ -67,7 +70,8 @@ def make_agent(
         devices.pick_overlap(config.run.overlap, device, config.deterministic),
         base,
     )
-    return agents.make(name, spaces.obs_space, spaces.act_space, settings, options)
+    with explain_out_of_memory(config, "building the agent"):
+        return agents.make(name, spaces.obs_space, spaces.act_space, settings, options)
 
 
 def load_initial_weights(agent: Agent, config: Config) -> str:

@@ -37,24 +37,23 @@ class Health:
             names = ", ".join(nonfinite[: self.MAX_NAMES])
             others = len(nonfinite) - self.MAX_NAMES
             names += f" and {others} more" if others > 0 else ""
+            state, fix = restart_advice(self.checkpoints)
             raise UserError(
                 f"{int(in_row)} updates in a row were skipped because {names} was not "
                 "finite; `reverie check-env` finds NaN and huge values in an "
-                f"environment. {restart_advice(self.checkpoints)}"
+                f"environment. {state}\n  Fix: {fix}"
             )
 
 
-def restart_advice(checkpoints: Checkpoints) -> str:
+def restart_advice(checkpoints: Checkpoints) -> tuple[str, str]:
     """Say which checkpoint is left after an error in training, and how to restart."""
     changes = "a lower learning rate or --precision float32"
     if not checkpoints.paths():
-        return (
-            "The run has no checkpoint yet.\n"
-            f"  Fix: start it in a new --logdir with {changes}."
-        )
+        fix = f"start it in a new --logdir with {changes}."
+        return "The run has no checkpoint yet.", fix
     newest = checkpoints.paths()[-1]
     return (
-        f"The last checkpoint ({newest.name}) has the weights from before.\n"
-        f"  Fix: start a new run from it with {changes}: --logdir NEW "
-        f"--run.from_checkpoint {newest}"
+        f"The last checkpoint ({newest.name}) has the weights from before.",
+        f"start a new run from it with {changes}: --logdir NEW "
+        f"--run.from_checkpoint {newest}",
     )

@@ -32,6 +32,7 @@ from reverie.run.factory import (
     make_envs,
 )
 from reverie.run.folder import write_config
+from reverie.run.memory import explain_out_of_memory
 from reverie.run.size import describe_size, smaller_size
 from reverie.storage.run_spaces import write_spaces
 
@@ -132,18 +133,21 @@ class OnlineRun(BaseRun):
         if not config.run.episodes:  # never more than the run will collect
             most = max(config.run.steps, self.checkpoints.step)
             capacity = min(capacity, most + streams)
-        replay = Replay(
-            {key: space for key, space in spaces.items() if key[:4] != "log/"},
-            self.agent.extras,
-            replace(config.replay, storage=storage),
-            capacity=max(1, capacity),
-            num_envs=streams,
-            windows=self.agent.windows,
-            directory=directory,
-            seed=config.seed,
-            exact_extras=config.deterministic,
-            smaller_extras=smaller_size(config),
-        )
+        with explain_out_of_memory(
+            config, "building the replay buffer", "replay.capacity"
+        ):
+            replay = Replay(
+                {key: space for key, space in spaces.items() if key[:4] != "log/"},
+                self.agent.extras,
+                replace(config.replay, storage=storage),
+                capacity=max(1, capacity),
+                num_envs=streams,
+                windows=self.agent.windows,
+                directory=directory,
+                seed=config.seed,
+                exact_extras=config.deterministic,
+                smaller_extras=smaller_size(config),
+            )
         self._cleanup.callback(replay.close)
         return replay
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from reverie.run.config import Config
 from reverie.run.factory import MakeEnv
+from reverie.run.memory import explain_out_of_memory
 from reverie.run.offline.datasets import trains_on_sequences
 from reverie.run.offline.train import train_on_sequences
 from reverie.run.online_run import OnlineRun
@@ -22,7 +23,8 @@ def train(
     """
     if trains_on_sequences(config):
         return train_on_sequences(config)
-    with OnlineRun(config, make_env, evaluate) as run:
+    run = OnlineRun(config, make_env, evaluate)
+    with explain_out_of_memory(config, "training"), run:
         feed, clock, logger = run.feed, run.clock, run.logger
         run.start()
         run.print_summary()

@@ -17,12 +17,13 @@ def checkpoints(tmp_path) -> Checkpoints:
 
 
 def test_advice_names_only_checkpoints_that_exist(checkpoints):
-    assert "no checkpoint yet" in restart_advice(checkpoints)
-    assert "from_checkpoint" not in restart_advice(checkpoints)
+    left, fix = restart_advice(checkpoints)
+    assert "no checkpoint yet" in left
+    assert "from_checkpoint" not in fix
     checkpoints.save(100, {"agent": {"weight": torch.zeros(1)}})
     newest = checkpoints.save(200, {"agent": {"weight": torch.zeros(1)}})
-    advice = restart_advice(checkpoints)
-    named = re.search(r"--run\.from_checkpoint (\S+)$", advice)
+    left, fix = restart_advice(checkpoints)
+    named = re.search(r"--run\.from_checkpoint (\S+)$", fix)
     assert named
     assert find_checkpoint(checkpoints.folder / named[1]) == newest
-    assert newest.name in advice.partition("Fix:")[0]
+    assert newest.name in left

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,8 @@ class DreamerV3TorchFileConfig:
 @dataclass(frozen=True)
 class BCConfig(AgentConfig):
     """Settings of behavior cloning."""
+
+    batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (("batch_size", "length"),)
 
     batch_size: int = 256
     """Sequences per batch."""

@@ -129,6 +129,9 @@ class DreamerConfig(AgentConfig):
     importer: ClassVar[str] = "reverie.convert.dreamer:import_state"
     policy_setting: ClassVar[str] = "behaviour"
     plugins: ClassVar[tuple[str, ...]] = ("world",)
+    batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("batch_size", "batch_length", "imag_length"),
+    )
     sizes: ClassVar[tuple[str, ...]] = (
         "size200m",
         "size100m",

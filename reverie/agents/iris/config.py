@@ -152,6 +152,11 @@ class IrisConfig(AgentConfig):
 
     importer: ClassVar[str] = "reverie.convert.delta_iris.weights:import_state"
     policy_setting: ClassVar[str] = "behaviour"
+    batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("training.tokenizer.batch", "training.tokenizer.length"),
+        ("training.world_model.batch", "training.world_model.length"),
+        ("training.actor_critic.batch", "actor_critic.horizon"),
+    )
     resumable: ClassVar[tuple[str, ...]] = (
         "schedule.epochs",
         "schedule.collect_epochs",

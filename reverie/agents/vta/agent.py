@@ -54,6 +54,9 @@ class VTAAgentConfig(AgentConfig):
 
     importer: ClassVar[str] = "reverie.convert.vta.weights:import_state"
     reconstruction_setting: ClassVar[str] = "world.loss"
+    batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("batch_size", "world.length"),
+    )
 
     batch_size: int = 64
     """Sequences per batch."""

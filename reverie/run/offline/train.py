@@ -10,6 +10,7 @@ from pathlib import Path
 
 from reverie.log.status import StatusLine
 from reverie.run.config import Config
+from reverie.run.memory import explain_out_of_memory
 from reverie.run.offline.datasets import (
     OfflineDataset,
     OfflineEpisodes,
@@ -29,7 +30,8 @@ def train_offline(config: Config, dataset: OfflineDataset) -> Path:
 
     Returns the run folder.
     """
-    with OfflineRun(config, dataset) as run:
+    run = OfflineRun(config, dataset)
+    with explain_out_of_memory(config, "training"), run:
         clock, logger = run.clock, run.logger
         run.start()
         run.print_summary()

@@ -161,7 +161,7 @@ def test_runs_in_read_only_folders_can_be_evaluated(run, monkeypatch, code):
 
 def test_too_many_sequences_for_the_memory_are_an_error(run, capsys):
     assert cli.main(["eval", str(run), "--episodes", str(10**12)]) == 2
-    assert "not enough memory" in capsys.readouterr().err
+    assert "ran out of memory" in capsys.readouterr().err
 
 
 def test_boundaries_of_two_runs_are_compared_on_the_same_sequences(

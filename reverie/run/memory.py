@@ -1,0 +1,148 @@
+"""Runs that do not fit into memory: refused before they start, or explained.
+
+`check_memory` refuses settings that cannot fit, from lower bounds of what they need.
+`explain_out_of_memory` turns an error of an allocation into one sentence with what was
+asked for, and the settings that make it smaller.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from reverie import config as configs
+from reverie.api import UserError
+from reverie.plugins import error_message, settings_name
+from reverie.replay.memory_plan import available_memory, format_bytes
+from reverie.run.checkpoint import Checkpoints
+from reverie.run.config import Config
+from reverie.run.folder import resolve_logdir
+from reverie.run.size import free_gpu_memory, smaller_size, uses_cuda
+
+MIN_ROW_BYTES = 256
+"""Lower bound of the memory per row of a batch: 64 activations in float32."""
+
+MIN_WORKER_BYTES = 20_000_000
+"""Lower bound of the memory of a worker process."""
+
+ESTIMATE_MARGIN = 16
+"""`AgentConfig.training_memory` is for images; runs without may need far less."""
+
+_NO_MEMORY = re.compile(
+    "out of memory|can't allocate memory|cannot allocate memory|_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(\w+)")
+
+
+def check_memory(config: Config) -> None:
+    """Raise if environments or batches of this config cannot fit into memory."""
+    memory = available_memory()
+    processes = min(config.env.vector.workers, config.run.envs)
+    if processes * MIN_WORKER_BYTES > memory:
+        raise UserError(
+            f"{processes:,} worker processes need at least "
+            f"{format_bytes(processes * MIN_WORKER_BYTES)} of memory, but "
+            f"{format_bytes(memory)} are available.\n"
+            "  Fix: --env.vector.workers -1, for one per CPU core."
+        )
+    where = "memory"
+    if uses_cuda(config.device):
+        where, memory = "GPU memory", free_gpu_memory(config.device) or memory
+    for group in _batch_settings(config):
+        needed = math.prod(group.values()) * MIN_ROW_BYTES
+        if needed > memory:
+            _refuse(config, group, f"at least {format_bytes(needed)}", memory, where)
+    needed = config.agent_config.training_memory
+    if needed > memory * ESTIMATE_MARGIN:
+        for group in _batch_settings(config):
+            _refuse(config, group, f"about {format_bytes(needed)}", memory, where)
+
+
+def _refuse(
+    config: Config, group: dict[str, int], needed: str, memory: int, where: str
+) -> None:
+    settings = " and ".join(f"--{name} {value}" for name, value in group.items())
+    default = configs.flatten(type(config.agent_config)())
+    prefix = settings_name(config.agent) + "."
+    usual = {name: int(default[name.removeprefix(prefix)]) for name in group}
+    largest = max(group, key=lambda name: group[name] / usual[name])
+    fix = f"--{largest} {usual[largest]}"
+    if group[largest] <= usual[largest]:  # the networks are too large
+        size = smaller_size(config) or "smaller networks"
+        fix = f"{size}, and no other setting of the size of the networks."
+    raise UserError(
+        f"Training with {settings} needs {needed} of {where}, but "
+        f"{format_bytes(memory)} are available.\n  Fix: {fix}"
+    )
+
+
+def _batch_settings(config: Config) -> list[dict[str, int]]:
+    """Return the batch settings of the agent, `AgentConfig.batch_settings`."""
+    values = configs.flatten(config.agent_config)
+    prefix = settings_name(config.agent) + "."
+    groups = config.agent_config.batch_settings
+    return [{prefix + name: int(values[name]) for name in group} for group in groups]
+
+
+@contextmanager
+def explain_out_of_memory(
+    config: Config, activity: str, *settings: str
+) -> Iterator[None]:
+    """Raise errors of memory allocation as a `UserError` with what to change.
+
+    `activity` says what the run was doing. `settings` are settings of the config that
+    need memory there; without any, these are those of the batches.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{describe(error, activity)}\n  Fix: {_advice(config, settings)}"
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocation of the host or of a GPU failed."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and bool(
+        _NO_MEMORY.search(error_message(error))
+    )
+
+
+def describe(error: BaseException, activity: str) -> str:
+    """Say which memory is full, and what was asked for."""
+    text = error_message(error)
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or re.search("CU[A-Z]", text)
+    where = "The GPU" if on_gpu else "This machine"
+    amount = ""
+    if match := _AMOUNT.search(text):
+        number, unit = match.groups()
+        size = format_bytes(float(number)) if unit == "bytes" else f"{number} {unit}"
+        amount = f": {size} more were asked for"
+    return f"{where} ran out of memory while {activity}{amount}."
+
+
+def _advice(config: Config, settings: tuple[str, ...]) -> str:
+    values = configs.flatten(config)
+    current: dict[str, int] = {name: values[name] for name in settings}
+    if not settings:
+        for group in _batch_settings(config):
+            current |= group
+    advice = [f"--{k} {v // 2} (now {v:,})" for k, v in current.items() if v > 1]
+    if smaller := smaller_size(config):
+        advice.append(f"smaller networks ({smaller})")
+    advice.append("end other programs that use this memory")
+    has_checkpoint = Checkpoints(resolve_logdir(config.logdir) / "ckpt").paths()
+    new_folder = "; other settings need a new --logdir" if has_checkpoint else ""
+    return f"{', or '.join(advice)}{new_folder}."
