@@ -122,11 +122,12 @@ class KillTest:
             "run.save_every": str(self.arguments.every),
             "run.log_every": "50",
             "run.report_every": "0",
-            "run.train_ratio": "2",
             "env.vector.workers": "2",
             "replay.storage": self.arguments.storage,
             "replay.capacity": "3000",
         }
+        if self.arguments.agent != "random":  # which is not trained
+            flags["run.train_ratio"] = "2"
         arguments = [item for k, value in flags.items() for item in (f"--{k}", value)]
         python = "from reverie.cli.main import main; raise SystemExit(main())"
         return [sys.executable, "-c", python, "train", "--configs", "debug", *arguments]

@@ -100,6 +100,8 @@ class TrainingCommand:
             "logger.outputs": "jsonl",
             **flags,
         }
+        if self.flags["agent"] != "random":  # which is not trained
+            self.flags.setdefault("run.train_ratio", 1)
 
     def switch(self, name: str, text: str = "") -> None:
         (self.folder / name).write_text(text)
