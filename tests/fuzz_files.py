@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import resource
 import subprocess
@@ -28,7 +29,10 @@ def fuzz_reader(
     """
     job = [[str(path) for path in paths], reader, errors, trials, seed]
     command = [sys.executable, __file__, json.dumps(job)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env=environment
+    )
     assert child.returncode == 0, child.stderr[-3000:] or f"exit {child.returncode}"
     loaded, refused = child.stdout.split()[-2:]
     return int(loaded), int(refused)

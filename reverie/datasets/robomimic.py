@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reverie.datasets.episode_format import LOG, MODEL, STATE, Episode, to_steps
-from reverie.datasets.readers.hdf5 import import_h5py
+from reverie.datasets.readers.hdf5_file import import_h5py
 from reverie.spaces import Spaces
 from reverie.storage.atomic import atomic_write
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import stat
 import struct
 import zipfile
@@ -59,6 +60,29 @@ class Budget:
 def unpacked_budget(file_size: int, what: str) -> Budget:
     """Return the budget for the unpacked contents of a file."""
     return Budget(max(FREE_BYTES, MAX_RATIO * file_size), what)
+
+
+@contextmanager
+def limited_memory(extra: int) -> Iterator[None]:
+    """Limit what the process may allocate in addition, for calls of a C library.
+
+    Allocations of other threads may fail too, so this is only for short calls. Does
+    nothing where the size of the process is unknown (other systems than Linux).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    limit = pages * resource.getpagesize() + extra
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def quote(text: str) -> str:

@@ -141,7 +141,7 @@ def test_a_damaged_hdf5_file_is_an_error(tmp_path):
         (lambda d: d.__delitem__("next_obs/speed"), "has no speed in 'next_obs'"),
         (lambda d: truncate(d, "rewards"), "'rewards' has 3 rows"),
         (lambda d: truncate(d, "obs/image"), "different lengths"),
-        (lambda d: make_scalar(d, "rewards"), "'rewards' has no rows"),
+        (lambda d: make_scalar(d, "rewards"), "'rewards', which is not an array"),
         (lambda d: make_scalar(d, "obs/speed"), "'speed' is a single number"),
         (lambda d: [truncate(d, key, 0) for key in array_names(d)], "is empty"),
         (lambda d: truncate(d, "next_obs/image"), r"in 'next_obs'"),

@@ -31,16 +31,18 @@ import numpy as np
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
 from reverie.datasets.readers import Reader, natural_sort
+from reverie.datasets.readers.hdf5_file import Hdf5File
 from reverie.datasets.readers.key_map import KeyMap
 from reverie.datasets.readers.mapped import (
     assemble,
     count_mapped_rows,
+    first_column,
     get_array,
     is_group,
     is_observation,
     load_mapped,
 )
-from reverie.plugins import import_optional
+from reverie.storage.limits import InvalidFile, parse_json
 
 
 class DamagedFile(UserError):
@@ -70,7 +72,7 @@ class Hdf5Reader(Reader):
         self._groups: dict[str, tuple[Path, str]] = {}  # file and group of an episode
         self._step_ranges: dict[str, tuple[int, int]] = {}  # if concatenated
         self._lengths: dict[str, int] = {}
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, Hdf5File] = {}
         self._lock = threading.RLock()  # HDF5 does not read concurrently
         self.masks: dict[str, list[str]] = {}
         self._other_arrays: list[str] = []  # in groups that have no actions
@@ -124,7 +126,7 @@ class Hdf5Reader(Reader):
         with self._lock, _as_bad_episode():
             group = self._group(name)
             arrays = [np.asarray(get_array(group, key), np.float64) for key in keys]
-            model = _text(group.attrs.get("model_file", ""))
+            model = str(group.attributes().get("model_file", ""))
         flat = [array.reshape(len(array), -1) for array in arrays]
         if len({len(array) for array in flat}) > 1:
             raise BadEpisode(f"has different numbers of rows in {', '.join(keys)}")
@@ -139,7 +141,7 @@ class Hdf5Reader(Reader):
         texts = {key: str(value) for key, value in self.attributes().items()}
         with self._lock, _as_bad_episode():
             obs = self._group(self._readable_names()[0]).get(self.map.obs)
-            keys = [] if obs is None or self.map.keys else list(obs)
+            keys = [] if self.map.keys or not is_group(obs) else list(obs)
             arrays = [k for k in keys if not is_group(obs[k])]
             ignored = [k for k in arrays if not is_observation(k, obs[k])]
         return texts | ({"ignored": ", ".join(ignored)} if ignored else {})
@@ -149,12 +151,15 @@ class Hdf5Reader(Reader):
         first = name or self._readable_names()[0]
         with self._lock, _as_bad_episode():
             group = self._group(first)
-            return dict(group.attrs if name else group.parent.attrs)
+            attributes: dict[str, Any] = (
+                group if name else group.parent()
+            ).attributes()
+            return attributes
 
     def _declared_bounds(self) -> tuple[Any, Any] | None:
         """Bounds in `env_args`: those of Reverie's files, or of robosuite's inputs."""
         try:
-            settings = json.loads(self.attributes().get("env_args", "{}"))
+            settings = parse_json(self.attributes().get("env_args", "{}"))
             if "action_bounds" in settings:
                 low, high = settings["action_bounds"]
                 return low, high
@@ -181,11 +186,18 @@ class Hdf5Reader(Reader):
 
     def _list(self, path: Path, prefix: str) -> None:
         """Find the episodes and masks of a file."""
-        file = self._file(path)
         parent = self.map.episodes
         try:
+            file = self._file(path).group("/")
             root = file if parent in (".", "", "/") else file.get(parent)
-            groups = [] if root is None else [k for k in root if is_group(root[k])]
+            groups = []
+            for name in root if is_group(root) else ():
+                try:
+                    if is_group(root[name]):
+                        groups.append(name)
+                except InvalidFile as error:
+                    self._groups[prefix + name] = (path, "/")
+                    self._damaged[prefix + name] = str(error)
             if not any(self.map.action in root[k] for k in groups):
                 self._other_arrays = sorted({k for g in groups for k in root[g]})
                 groups = []  # groups without actions are not episodes
@@ -196,18 +208,18 @@ class Hdf5Reader(Reader):
                 self._groups[prefix.rstrip("_") or path.stem] = (path, "/")
             for name in natural_sort(groups):
                 self._groups[prefix + name] = (path, f"{root.name}/{name}")
-            for name, members in file["mask"].items() if "mask" in file else ():
-                selected = [prefix + _text(member) for member in np.asarray(members)]
-                self.masks.setdefault(name, []).extend(selected)
-        except (OSError, RuntimeError, KeyError) as error:
+            masks = file.get("mask")
+            for name in masks if is_group(masks) else ():
+                if not is_group(masks[name]):
+                    selected = [prefix + member for member in masks[name].texts()]
+                    self.masks.setdefault(name, []).extend(selected)
+        except (BadEpisode, InvalidFile) as error:
             raise DamagedFile(path, error) from None
 
     def _list_concatenated(self, path: Path, prefix: str) -> None:
         """Find the episodes of a file that stores the steps of all in a row."""
-        file = self._file(path)
-        if self.map.action not in file or not getattr(
-            file[self.map.action], "shape", ()
-        ):
+        file = self._file(path).group("/")
+        if not getattr(file.get(self.map.action), "shape", ()):
             raise UserError(
                 f"{path} has no array {self.map.action!r}, only "
                 f"{', '.join(sorted(file))}.\n  Fix: name the actions with "
@@ -216,13 +228,13 @@ class Hdf5Reader(Reader):
         steps = len(file[self.map.action])
         is_last = np.zeros(steps, bool)
         for key in self.map.episode_ends:
-            if key not in file or file[key].shape[:1] != (steps,):
+            if getattr(file.get(key), "shape", ())[:1] != (steps,):
                 raise UserError(
                     f"{path} has no array {key!r} of {steps} steps, only "
                     f"{', '.join(sorted(file))}.\n  Fix: name the arrays that mark the "
                     "last step of each episode with --map.episode_ends."
                 )
-            is_last |= np.asarray(file[key]).reshape(steps, -1)[:, 0] != 0
+            is_last |= first_column(np.asarray(file[key]), key) != 0
         stops = [*(np.flatnonzero(is_last) + 1).tolist(), steps]
         start = 0
         for stop in dict.fromkeys(stops):
@@ -234,18 +246,15 @@ class Hdf5Reader(Reader):
 
     def _group(self, name: str) -> Any:
         path, group_path = self._groups[name]
-        group = self._file(path)[group_path]
+        group = self._file(path).group(group_path)
         if name in self._step_ranges:
             return _GroupSlice(group, *self._step_ranges[name])
         return group
 
-    def _file(self, path: Path) -> Any:
+    def _file(self, path: Path) -> Hdf5File:
         with self._lock:
             if path not in self._open:
-                try:
-                    self._open[path] = import_h5py().File(path, "r")
-                except OSError as error:
-                    raise DamagedFile(path, error) from None
+                self._open[path] = Hdf5File(path)
             return self._open[path]
 
 
@@ -274,18 +283,10 @@ class _GroupSlice:
         return None if self.group.get(key) is None else self[key]
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 @contextmanager
 def _as_bad_episode() -> Iterator[None]:
-    """Raise errors of h5py about damaged data as `BadEpisode`."""
+    """Raise errors about damaged data as `BadEpisode`."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError) as error:
-        raise BadEpisode(f"cannot be read ({error})") from error
-
-
-def import_h5py() -> Any:
-    return import_optional("h5py", "hdf5", "The HDF5 format")
+    except InvalidFile as error:
+        raise BadEpisode(str(error)) from error

@@ -121,15 +121,16 @@ def find_next_observations(
     """Observations after each action, not loaded; empty if they are not stored."""
     unused = map.keys or map.alignment == "before_obs"
     arrays = None if unused else group.get(map.next_obs)
-    if arrays is None:
+    if arrays is None or not is_group(arrays):
         return {}
     if missing := [key for key in obs if key not in arrays]:
         raise BadEpisode(f"has no {', '.join(missing)} in {map.next_obs!r}")
     for key, value in obs.items():
-        if value.shape != arrays[key].shape:
+        shape = getattr(arrays[key], "shape", None)
+        if value.shape != shape:
             raise BadEpisode(
-                f"{key!r} has shape {value.shape} in {map.obs!r} and "
-                f"{arrays[key].shape} in {map.next_obs!r}"
+                f"{key!r} has shape {value.shape} in {map.obs!r} and {shape} in "
+                f"{map.next_obs!r}"
             )
     return {key: arrays[key] for key in obs}
 
@@ -138,18 +139,27 @@ def get_array(group: Any, key: str) -> Any:
     if key not in group:
         members = ", ".join(sorted(group)) or "nothing"
         raise BadEpisode(f"has no {key!r}, only {members}")
-    return group[key]
+    member = group[key]
+    if is_group(member) or not member.shape:
+        raise BadEpisode(f"has {key!r}, which is not an array")
+    return member
 
 
 def optional_array(group: Any, key: str, rows: int) -> np.ndarray:
     """One number per row; zeros if the array does not exist."""
     if key not in group:
         return np.zeros(rows, np.float32)
-    value = np.asarray(group[key])
+    value = np.asarray(get_array(group, key))
     if value.shape[:1] != (rows,):
-        length = len(value) if value.ndim else "no"
-        raise BadEpisode(f"{key!r} has {length} rows, the actions have {rows}")
-    return value.reshape(rows, -1)[:, 0] if rows else value.ravel()
+        raise BadEpisode(f"{key!r} has {len(value)} rows, the actions have {rows}")
+    return first_column(value, key)
+
+
+def first_column(value: np.ndarray, key: str) -> np.ndarray:
+    """Return one number per row."""
+    if 0 in value.shape[1:]:
+        raise BadEpisode(f"has {key!r} without entries")
+    return value.reshape(len(value), -1)[:, 0] if len(value) else value.ravel()
 
 
 def row_count(obs: Mapping[str, Any]) -> int:

@@ -1,0 +1,313 @@
+"""Groups and arrays of an HDF5 file, limited to the file itself and to its size.
+
+An HDF5 file may refer to other files (external links, external storage, virtual
+datasets) and may declare arrays that are much larger than its data. Both are refused.
+Problems of the file and of h5py are raised as `InvalidFile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reverie.plugins import import_optional
+from reverie.storage.limits import (
+    FREE_BYTES,
+    Budget,
+    InvalidFile,
+    limited_memory,
+    open_regular,
+    quote,
+    unpacked_budget,
+)
+
+MAX_SOFT_LINKS = 8
+"""Soft links that are followed for one name."""
+MAX_METADATA_BYTES = 1 << 16
+"""Larger reads are array data."""
+MAX_HEAP_BYTES = 64 << 20
+
+_HEAP = b"GCOL"
+_ENTRY = struct.Struct("<HHIQ")
+"""Header of an entry of a heap; the header of the heap has its size at the same place.
+"""
+
+
+def import_h5py() -> Any:
+    return import_optional("h5py", "hdf5", "The HDF5 format")
+
+
+class Hdf5File:
+    """An open file."""
+
+    def __init__(self, path: Path):
+        self.h5py = import_h5py()
+        with _h5py_errors():
+            open_regular(path).close()
+            self.size = path.stat().st_size
+            self._raw = _CheckedFile(path)
+            try:
+                self._file = self.h5py.File(self._raw, "r")
+                if self._file.id.get_create_plist().get_sizes() != (8, 8):
+                    raise InvalidFile("has addresses of an unusual size")
+            except BaseException:
+                self._raw.close()
+                raise
+
+    def group(self, path: str) -> Hdf5Group:
+        """Return a group, such as an episode.
+
+        The arrays that are read from it must be within the limit together.
+        """
+        budget = unpacked_budget(self.size, "arrays in one episode")
+        root = Hdf5Group(self._file, self, budget)
+        found = root if path == "/" else root[path]
+        if not isinstance(found, Hdf5Group):
+            raise InvalidFile(f"has {quote(path)!r}, which is not a group")
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+
+class _CheckedFile(io.FileIO):
+    """The bytes of a file, in which the heaps of strings are checked when read.
+
+    HDF5 does not return from a global heap (a list of strings) that has an entry
+    without a size.
+    """
+
+    def readinto(self, buffer: Any, /) -> int:
+        start = self.tell()
+        count = super().readinto(buffer) or 0
+        if count <= MAX_METADATA_BYTES:
+            # the signature may begin in the bytes that were read before
+            before = min(start, len(_HEAP) - 1)
+            data = os.pread(self.fileno(), before, start - before) + bytes(buffer)
+            place = data.find(_HEAP)
+            while place >= 0:
+                self._check_heap(start - before + place)
+                place = data.find(_HEAP, place + 1)
+        return count
+
+    def _check_heap(self, address: int) -> None:
+        """Follow the entries (index, references, size, data) up to the end."""
+        header = os.pread(self.fileno(), _ENTRY.size, address)
+        size = _ENTRY.unpack(header)[-1] if len(header) == _ENTRY.size else 0
+        heap = os.pread(self.fileno(), min(size, MAX_HEAP_BYTES), address)
+        position = _ENTRY.size
+        while position + _ENTRY.size <= len(heap):
+            index, _, _, length = _ENTRY.unpack_from(heap, position)
+            if index:
+                length = _ENTRY.size + (length + 7) // 8 * 8
+            if length < _ENTRY.size:
+                raise InvalidFile("has a damaged list of strings")
+            position += length
+
+
+class Hdf5Array:
+    """An array whose data is in the file; it is loaded by `numpy.asarray`."""
+
+    def __init__(self, dataset: Any, name: str, file: Hdf5File, budget: Budget):
+        self.name, self._dataset, self._file = quote(name), dataset, file
+        self._budget = budget
+        settings, virtual = dataset.id.get_create_plist(), file.h5py.h5d.VIRTUAL
+        if settings.get_layout() == virtual or settings.get_external_count():
+            raise InvalidFile(f"has the data of {self.name!r} in another file")
+        self.shape: tuple[int, ...] = dataset.shape or ()
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype:
+        try:
+            dtype: np.dtype = self._dataset.dtype
+            return dtype
+        except (TypeError, ValueError):  # a type that NumPy does not have
+            return np.dtype("V1")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise InvalidFile(f"has {self.name!r}, which is a single value")
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        if not self.shape:
+            raise InvalidFile(f"has {self.name!r}, which is a single value")
+        return self._load(rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._load(()), dtype)
+
+    def texts(self) -> list[str]:
+        """Return a list of strings; text that is not UTF-8 has replacement marks."""
+        with _h5py_errors():
+            if len(self.shape) != 1 or not self._is_text():
+                raise InvalidFile(f"has {self.name!r}, which is not a list of strings")
+            # each string takes at least as much space in the file
+            budget = Budget(max(self._file.size, 1 << 20), f"strings in {self.name!r}")
+            budget.take(self.shape[0] * self.dtype.itemsize)
+            with limited_memory(FREE_BYTES):
+                values = self._dataset[()].tolist()
+        return [str(_clean(value)) for value in values]
+
+    def _load(self, rows: Any) -> np.ndarray:
+        with _h5py_errors():
+            if self.dtype.kind not in "biuf" or self._dataset.shape is None:
+                raise InvalidFile(f"has {self.name!r}, which does not have numbers")
+            shape = self.shape
+            if isinstance(rows, slice):
+                shape = (len(range(*rows.indices(shape[0]))), *shape[1:])
+            # HDF5 unpacks at least one compressed part
+            size = max(math.prod(shape), math.prod(self._dataset.chunks or ()))
+            self._budget.take(size * self.dtype.itemsize)
+            return np.asarray(self._dataset[rows])
+
+    def _is_text(self) -> bool:
+        return self._file.h5py.check_string_dtype(self.dtype) is not None
+
+
+class Hdf5Group:
+    """A group whose members can be reached without other files."""
+
+    def __init__(self, group: Any, file: Hdf5File, budget: Budget):
+        self._group, self._file, self._budget = group, file, budget
+        self._members: dict[str, Hdf5Group | Hdf5Array | None] = {}
+
+    @property
+    def name(self) -> str:
+        return str(self._group.name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        with _h5py_errors():
+            names = list(self._group)
+        for name in names:
+            if not _is_name(name):
+                raise InvalidFile(f"has a group with an invalid name ({name!r:.80})")
+        return names
+
+    def __contains__(self, key: str) -> bool:
+        if "/" in key or not key:
+            return self.get(key) is not None
+        with _h5py_errors():
+            return bool(self._group.id.links.exists(key.encode()))
+
+    def __getitem__(self, key: str) -> Any:
+        member = self.get(key)
+        if member is None:
+            raise InvalidFile(f"has no {quote(key)!r}")
+        return member
+
+    def get(self, key: str) -> Any:
+        """Return an `Hdf5Group` or `Hdf5Array` by its path; None if there is none."""
+        with _h5py_errors():
+            if "/" in key:
+                return self._open(key)
+            if key not in self._members:
+                self._members[key] = self._open(key)
+            return self._members[key]
+
+    def _open(self, key: str) -> Hdf5Group | Hdf5Array | None:
+        member = self._find(key, MAX_SOFT_LINKS) if key else None
+        if isinstance(member, self._file.h5py.Group):
+            return Hdf5Group(member, self._file, self._budget)
+        if isinstance(member, self._file.h5py.Dataset):
+            return Hdf5Array(member, key, self._file, self._budget)
+        return None  # missing, or a named type
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that are numbers or strings and can be read."""
+        with _h5py_errors():
+            values = {}
+            for key in filter(_is_name, self._group.attrs):
+                with contextlib.suppress(InvalidFile):
+                    values[key] = self._attribute(key)
+            return values
+
+    def _attribute(self, key: str) -> Any:
+        with _h5py_errors():
+            attribute = self._group.attrs.get_id(key)
+            size = math.prod(attribute.shape) * attribute.dtype.itemsize
+            if size > MAX_METADATA_BYTES or attribute.dtype.kind not in "biufSO":
+                raise InvalidFile(f"has a large attribute {quote(key)!r}")
+            # HDF5 allocates the length of a string before it looks for the string
+            with limited_memory(FREE_BYTES):
+                return _clean(self._group.attrs[key])
+
+    def parent(self) -> Hdf5Group:
+        with _h5py_errors():
+            return Hdf5Group(self._group.parent, self._file, self._budget)
+
+    def _find(self, key: str, links_left: int) -> Any:
+        """Follow a path one link at a time, so that no other file is opened."""
+        h5py = self._file.h5py
+        member = self._group.file if key.startswith("/") else self._group
+        for part in filter(None, key.split("/")):
+            if part == ".":
+                continue
+            if not isinstance(member, h5py.Group):
+                return None
+            links, name = member.id.links, part.encode()
+            if not links.exists(name):
+                return None
+            kind = links.get_info(name).type
+            if kind == h5py.h5l.TYPE_HARD:
+                member = member[part]
+            elif kind == h5py.h5l.TYPE_SOFT and links_left:
+                group = Hdf5Group(member, self._file, self._budget)
+                member = group._find(links.get_val(name).decode(), links_left - 1)
+                if member is None:
+                    return None
+            elif kind == h5py.h5l.TYPE_SOFT:
+                raise InvalidFile(f"has too many links at {quote(part)!r}")
+            else:
+                raise InvalidFile(f"has {quote(part)!r}, which is in another file")
+        return member
+
+
+def _is_name(name: str | bytes) -> bool:
+    """False for bytes, which h5py returns for text that is not UTF-8."""
+    return isinstance(name, str) and name.isprintable()
+
+
+def _clean(value: Any) -> Any:
+    """Return an attribute as numbers or text; invalid text has replacement marks."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    is_plain = (
+        isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufS"
+    )
+    return value if is_plain else quote(str(value))
+
+
+@contextlib.contextmanager
+def _h5py_errors() -> Iterator[None]:
+    """Raise every error of h5py about the contents of a file as `InvalidFile`."""
+    try:
+        yield
+    except InvalidFile:
+        raise
+    except (
+        OSError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+    ) as error:
+        raise InvalidFile(f"cannot be read ({quote(str(error))})") from error

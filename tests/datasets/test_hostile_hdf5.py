@@ -1,0 +1,244 @@
+"""HDF5 files that refer to other files, are damaged, or declare huge arrays."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from fuzz_files import fuzz_reader
+
+from reverie.api import UserError
+from reverie.datasets.episode_format import BadEpisode
+from reverie.datasets.episodes import open_episodes
+
+h5py = pytest.importorskip("h5py")
+
+
+def write(path, episodes=2, rows=3):
+    with h5py.File(path, "w") as file:
+        for i in range(episodes):
+            group = file.create_group(f"data/demo_{i}")
+            group["obs/position"] = np.zeros((rows, 2), np.float32)
+            group["actions"] = np.zeros((rows, 2), np.float32)
+            group["rewards"] = np.zeros(rows)
+            group["dones"] = np.zeros(rows, np.int64)
+            group.attrs["num_samples"] = rows
+        file["data"].attrs["env_args"] = '{"env_name": "x"}'
+        file["mask/train"] = np.array([b"demo_0"])
+        texts = h5py.string_dtype()
+        file.create_dataset("mask/valid", data=["demo_1"], dtype=texts)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "demos.hdf5")
+
+
+def read_everything(path) -> int:
+    """Use a file like the commands do; returns how many episodes can be read."""
+    reader = open_episodes(path)
+    try:
+        _ = reader.metadata, reader.masks, reader.obs_space, reader.act_space
+        readable = 0
+        for name in reader.names():
+            try:
+                reader.rows(name)
+                reader.read(name)
+                readable += 1
+            except BadEpisode:
+                continue
+        return readable
+    finally:
+        reader.close()
+
+
+def test_the_example_is_valid(path):
+    assert read_everything(path) == 2
+    reader = open_episodes(path)
+    assert reader.masks == {"train": ["demo_0"], "valid": ["demo_1"]}
+    reader.close()
+
+
+def test_soft_links_in_the_file_are_followed(path):
+    with h5py.File(path, "a") as file:
+        file["data/demo_2"] = h5py.SoftLink("/data/demo_0")
+        file["data/demo_1/obs/copy"] = h5py.SoftLink("position")
+    assert read_everything(path) == 3
+
+
+def external_link(file, other):
+    file["data/demo_2"] = h5py.ExternalLink(other, "/data/demo_0")
+
+
+def soft_link_to_external_link(file, other):
+    file["elsewhere"] = h5py.ExternalLink(other, "/data")
+    file["data/demo_2"] = h5py.SoftLink("/elsewhere/demo_0")
+
+
+def external_array(file, other):
+    copy_of_first_episode(file)
+    del file["data/demo_2/actions"]
+    file["data/demo_2/actions"] = h5py.ExternalLink(other, "/data/demo_0/actions")
+
+
+def external_storage(file, other):
+    copy_of_first_episode(file)
+    del file["data/demo_2/actions"]
+    file.create_dataset(
+        "data/demo_2/actions", (3, 2), np.float32, external=[(other, 0, 24)]
+    )
+
+
+def virtual_dataset(file, other):
+    copy_of_first_episode(file)
+    del file["data/demo_2/actions"]
+    layout = h5py.VirtualLayout((3, 2), np.float32)
+    layout[:] = h5py.VirtualSource(other, "data/demo_0/actions", (3, 2))
+    file.create_virtual_dataset("data/demo_2/actions", layout)
+
+
+def copy_of_first_episode(file):
+    file.copy("data/demo_0", "data/demo_2")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        external_link,
+        soft_link_to_external_link,
+        external_array,
+        external_storage,
+        virtual_dataset,
+    ],
+)
+def test_data_in_other_files_is_refused(tmp_path, path, change):
+    other = write(tmp_path / "other.data")
+    with h5py.File(path, "a") as file:
+        change(file, str(other))
+    assert read_everything(path) == 2
+    reader = open_episodes(path)
+    with pytest.raises(BadEpisode, match="in another file"):
+        reader.read("demo_2")
+    reader.close()
+
+
+def test_circular_links_are_refused(path):
+    with h5py.File(path, "a") as file:
+        file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+        file["data/demo_2"] = h5py.SoftLink("/a")
+    reader = open_episodes(path)
+    with pytest.raises(BadEpisode, match="too many links"):
+        reader.read("demo_2")
+    reader.close()
+
+
+@pytest.mark.parametrize("chunks", [None, (1, 1 << 20), (1 << 10, 1 << 20)])
+def test_arrays_that_are_larger_than_the_file_are_refused(path, chunks):
+    """Such arrays have no data in the file, only a value for what is missing."""
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file["data/demo_2/obs/position"]
+        file.create_dataset(
+            "data/demo_2/obs/position", (1 << 20, 1 << 20), np.float32, chunks=chunks
+        )
+        del file["data/demo_2/actions"]
+        file.create_dataset("data/demo_2/actions", (1 << 20, 2), chunks=(1, 2))
+    tracemalloc.start()
+    assert read_everything(path) == 2
+    assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    tracemalloc.stop()
+
+
+def test_many_arrays_that_are_larger_than_the_file_are_refused(path):
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file["data/demo_2/obs/position"]
+        for i in range(8):
+            shape = (3, 1 << 24)
+            file.create_dataset(f"data/demo_2/obs/{i}", shape, np.uint8, chunks=(1, 99))
+    reader = open_episodes(path)
+    with pytest.raises(BadEpisode, match="more than 256 MiB of arrays in one episode"):
+        reader.read("demo_2")
+    reader.close()
+
+
+OTHER_MEMBERS = {
+    "a group as actions": ("actions", lambda group: group.create_group("actions/a")),
+    "a group as rewards": ("rewards", lambda group: group.create_group("rewards/a")),
+    "a number as actions": ("actions", lambda group: group.update({"actions": 3})),
+    "text as actions": ("actions", lambda group: group.update({"actions": "text"})),
+    "no numbers": ("rewards", lambda g: g.create_dataset("rewards", (3, 0))),
+    "an empty dataset": (
+        "rewards",
+        lambda group: group.update({"rewards": h5py.Empty("f4")}),
+    ),
+    "records": (
+        "actions",
+        lambda group: group.update({"actions": np.zeros(3, [("a", "f4")])}),
+    ),
+    "an array as observations": ("obs", lambda g: g.update({"obs": np.zeros(3)})),
+    "an array as next observations": (
+        "dones",
+        lambda g: g.update({"next_obs": np.zeros(3)}),
+    ),
+    "texts as observations": (
+        "obs",
+        lambda g: g.update({"obs/position": np.array([b"a", b"b", b"c"])}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MEMBERS)
+def test_an_episode_with_other_members_is_skipped(path, case):
+    name, change = OTHER_MEMBERS[case]
+    with h5py.File(path, "a") as file:
+        copy_of_first_episode(file)
+        del file[f"data/demo_2/{name}"]
+        change(file["data/demo_2"])
+    assert read_everything(path) >= 2
+
+
+def test_text_that_is_not_unicode_is_no_traceback(path):
+    with h5py.File(path, "a") as file:
+        file["mask/bad"] = np.array([b"\xff\xfe"])
+        file["data"].attrs["bad"] = np.bytes_(b"\xff\xfe")
+        file["data"].attrs["large"] = np.zeros(5000)
+    assert read_everything(path) == 2
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"demo_1", b"demo\xff1"))
+    with pytest.raises(UserError, match="invalid name"):
+        open_episodes(path)
+
+
+def test_a_string_of_gigabytes_is_not_allocated(path):
+    """The length of a string is stored next to its place in the file."""
+    data = bytearray(path.read_bytes())
+    with h5py.File(path) as file:
+        place = file["mask/valid"].id.get_offset()
+    assert data[place : place + 4] == b"\x06\x00\x00\x00"
+    data[place : place + 4] = b"\x00\x00\x00\xf0"
+    path.write_bytes(data)
+    start = time.perf_counter()
+    with pytest.raises(UserError, match="damaged"):
+        open_episodes(path)
+    assert time.perf_counter() - start < 5
+
+
+def test_a_list_of_strings_without_an_end_is_refused(path):
+    """HDF5 does not return from an entry without a size."""
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"GCOL") + 16
+    data[place : place + 16] = bytes(16)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        open_episodes(path)
+
+
+def test_damaged_files_do_not_crash(path):
+    errors = ["reverie.api:UserError", "reverie.datasets.episode_format:BadEpisode"]
+    loaded, refused = fuzz_reader([path], f"{__name__}:read_everything", errors, 1500)
+    assert loaded > 100
+    assert refused > 100
