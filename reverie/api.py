@@ -44,13 +44,11 @@ Extras = dict[str, Any]
 """What an agent stores in the replay with every row, such as latent states."""
 Batch = dict[str, Any]
 Carry = Any
-"""Recurrent state of a policy: nested NamedTuples, dicts and tensors whose first axis
-is the environment."""
+"""Recurrent state of a policy: a tree of tensors; the first axis is environments."""
 Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
 Mode = Literal["train", "eval", "greedy"]
-"""`train` explores, `eval` acts as the agent is evaluated, and `greedy` takes the most
-probable action."""
+"""`eval`: as the agent is evaluated; `greedy`: the most probable action."""
 PolicyOutput = tuple[Carry, Action, Extras]
 """Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]
