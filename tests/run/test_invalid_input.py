@@ -182,7 +182,7 @@ def test_an_empty_logdir_is_refused(run_command):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
-    line = f"train {SMALL} --task catch --run.steps 8 --logdir {folder}"
+    line = f"train {SMALL} --task catch --run.steps 90 --logdir {folder}"
     assert main(line.split()) == 0
     return folder
 
@@ -268,7 +268,7 @@ def test_videos_that_cannot_be_written_are_warned_about(
     run_command, trained, monkeypatch
 ):
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.warns(RuntimeWarning, match="no videos are recorded"):
+    with pytest.warns(RuntimeWarning, match="no episodes are recorded"):
         assert run_command(f"eval {trained} --episodes 1 --videos 1")[0] == 0
 
 

@@ -318,12 +318,12 @@ def test_presets_of_lift_have_the_observations_of_its_demonstrations():
 
 
 def test_offline_runs_have_no_settings_of_a_suite():
-    defaults, config = Config(), resolve(["offline"])
+    defaults, config = Config(), resolve(["offline", "size200m"])
     assert config.task == "recordings"
     assert config.dreamer.rssm == defaults.dreamer.rssm
     assert config.dreamer.enc == defaults.dreamer.enc
     assert config.dreamer.opt == defaults.dreamer.opt
-    assert resolve(["offline", "bc"]).bc.enc == defaults.bc.enc
+    assert resolve(["offline", "bc", "size200m"]).bc.enc == defaults.bc.enc
 
 
 def test_the_image_crop_is_saved_with_the_run(world):
