@@ -43,6 +43,7 @@ PLACEHOLDERS = ("LOGDIR", "TASK", "COMMAND", "PREFIX", "RUN")
 """Words that a reader replaces."""
 
 FLAGS_OF_OTHER_PROGRAMS = ("--gpus",)
+FLAGS_OF_DATA_COMMANDS = ("--model", "--recorded_settings", "--states")
 
 EXAMPLE_FILES = ("reverie/envs/suites/line.py",)
 """Files that a page asks the reader to add to the package."""
@@ -212,7 +213,7 @@ def test_wrong_command_is_not_accepted(words, user_folder):
 @pytest.mark.parametrize(("page", "line"), printed("--"))
 def test_flag_in_text_exists(page, line, user_folder):
     words = shlex.split(line)
-    if words[0] in FLAGS_OF_OTHER_PROGRAMS:
+    if words[0] in (*FLAGS_OF_OTHER_PROGRAMS, *FLAGS_OF_DATA_COMMANDS):
         return
     if len(words) == 1:
         name = words[0].removeprefix("--").replace("-", "_")
@@ -276,7 +277,7 @@ def test_python_code_runs(page, user_folder, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["python"])
     names = {"__name__": "snippet"}  # blocks of a page build on each other
     for code in code_blocks(path, "python"):
-        short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>60", code)
+        short = re.sub(r"(run__steps=)[\d_]+", r"\g<1>120", code)
         exec(compile(short, page, "exec", dont_inherit=True), names)
     if page == "README.md":
         assert (user_folder / "logdir" / "python" / "ckpt").is_dir()

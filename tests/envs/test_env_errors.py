@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -183,8 +184,13 @@ def test_ctrl_c_is_not_a_failure_of_the_environment() -> None:
 
     vec_env = make_vec_env(lambda index: Interrupted(), 1)
     vec_env.reset()
-    with pytest.raises(KeyboardInterrupt):
-        vec_env.step(actions(1))
+    # tests that run in the background inherit an ignored signal
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            vec_env.step(actions(1))
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 MODULE = """

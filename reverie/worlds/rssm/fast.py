@@ -116,7 +116,7 @@ class FastRSSMDynamics(RSSMDynamics):
             *self.obslogit.cast(dtype),
         )
         shape = (*reset.shape, config.stoch, config.classes)
-        noise = rng.exponential(torch.empty(shape, device=tokens.device))
+        noise = torch.empty(shape, device=tokens.device)
         projected = F.linear(tokens, token_weight, bias)
         stoch = state.stoch.flatten(1)
         inputs = ScanInputs(state.deter, stoch, actions, projected, reset, noise)
@@ -125,6 +125,8 @@ class FastRSSMDynamics(RSSMDynamics):
         implementation = select_implementation(forward)
         if implementation is None:
             return super().scan(state, tokens, actions, reset, rng)
+        inputs = inputs._replace(noise=rng.exponential(noise))
+        forward = ForwardPass(weights, inputs, settings)
         deter, stoch, logits = posterior_scan(implementation, forward)
         return RSSMState(deter, stoch), logits
 
