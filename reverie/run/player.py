@@ -26,8 +26,8 @@ from reverie.spaces import (
 MAX_CONTEXT = 64
 """Number of rows that are kept for world models that start from frames."""
 
-
 OUTCOME = ("reward", "cont")
+"""Predicted keys that are not observations."""
 
 
 class Imagined(NamedTuple):
@@ -180,7 +180,8 @@ class Player:
         if not isinstance(model, PolicyWorldModelEnv):
             raise UserError(
                 f"The agent {self.source.config.agent!r} has no world model that can "
-                "be continued.\n  Fix: load a run of dreamer or iris."
+                "be continued.\n"
+                "  Fix: load a run of an agent with a world model, such as dreamer."
             )
         if self._carry is None or not self._context:
             raise UserError("There is no observation yet.\n  Fix: call act(obs) first.")
@@ -282,10 +283,7 @@ class Player:
         # a copy: environments may overwrite their arrays
         array = np.array(cast(array, space.dtype), order="C")
         for row in array:
-            problem = space.problem(row)
-            if problem is None and not np.isfinite(row).all():
-                problem = "has infinite entries"
-            if problem:
+            if problem := space.problem(row):
                 raise UserError(
                     f"The observation {key!r} {problem}.\n"
                     "  Fix: pass it as the environment returned it in training."

@@ -298,7 +298,7 @@ class DreamerConfig(AgentConfig):
         """Approximate bytes of GPU memory in training, for images of 64 x 64 pixels.
 
         Fitted to measurements of the sizes of the paper in bfloat16 with CUDA graphs
-        (`benchmarks/speed/growth.json`), which it matches within 5 %. In these sizes,
+        (`benchmarks/speed/growth.json`), which it matches within 6 %. In these sizes,
         the number of parameters is 160 times the square of the number of units.
         """
         units, rows = self.rssm.deter // 8, self.batch_size * self.batch_length
