@@ -109,6 +109,7 @@ IGNORED = re.compile(
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "dyn_rec_depth": (1,),
     "opt": ("adam",),
+    "precision": (32, 16),
     "critic.slow_target": (True,),
     "decoder.vector_dist": ("symlog_mse", "mse"),
     "reward_head.dist": ("symlog_disc",),
@@ -140,9 +141,9 @@ def merge_blocks(
     if "defaults" not in data:
         data = {"defaults": data}
     options = flatten(data["defaults"])
+    names = [k for k, v in data.items() if isinstance(v, Mapping) and k != "defaults"]
     for block in blocks:
-        if block not in data or not isinstance(data[block], Mapping):
-            names = [name for name in data if name != "defaults"]
+        if block not in names:
             raise UserError(
                 f"{source} has no block {block!r}.\n"
                 f"  Fix: choose from {', '.join(names) or 'none'}."
