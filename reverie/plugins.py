@@ -36,9 +36,7 @@ def import_object(name: str, flag: str) -> Any:
         raise UserError(
             f"{flag} {name!r} is not complete.\n  Fix: {flag} package.module:Class"
         )
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    find_in_current_folder(module_name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -72,6 +70,13 @@ def import_object(name: str, flag: str) -> Any:
             f"  Fix: {hint}"
         )
     return getattr(module, attribute)
+
+
+def find_in_current_folder(module_name: str) -> None:
+    """Make a module importable that is in the current folder, not for built-ins."""
+    folder = str(Path.cwd())
+    if not module_name.startswith("reverie.") and folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def is_failure(error: BaseException) -> bool:

@@ -52,6 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_directory(tmp_path_factory):
+    """Keep the list of runs of the tests out of the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_global_state_for_every_test():
     """Seeds and default flags, so that no test depends on which ran before it."""

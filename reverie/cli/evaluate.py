@@ -89,7 +89,7 @@ def _choose_evaluation(
     if logdir.expanduser().is_file():  # a checkpoint without a config
         config = open_run(logdir, flags, blocks=blocks, files=files).config
     else:
-        config = open_run(logdir).config
+        config = open_run(logdir, replaces_task="task" in dict(flags)).config
     on_sequences = config.agent_config.sequence_window is not None
     on_recordings = bool(config.offline.data) and "task" not in dict(flags)
     if (on_sequences or on_recordings) and options.records:

@@ -24,6 +24,9 @@ from reverie.cli.sweep import sweep, sweep_help
 from reverie.cli.train import BASE_BLOCKS, bc, demo, offline, train, train_eval
 from reverie.log.messages import print_message
 from reverie.run.signals import Interrupted
+from reverie.run.trust import allow
+
+TRUST = "--trust"
 
 HELP = """\
 Reverie trains reinforcement learning agents with world models (DreamerV3, Δ-IRIS, VTA).
@@ -34,6 +37,10 @@ Usage
 
 Commands
 {commands}
+
+Options of commands that use the folder of a run
+  --trust  import modules that its config names (`my_module:MyAgent`), also if you did
+           not start the run on this machine. They are executed with your permissions.
 
 Exit codes
   0 success, 1 internal error, 2 invalid input (the message says how to fix it),
@@ -139,7 +146,19 @@ def _dispatch(words: list[str]) -> int:
         text = f"{command.summary}\n\nUsage\n  {usage}\n\n{command.help(arguments)}"
         print(text.rstrip())
         return 0
-    return command.function(arguments)
+    words_left = [word for word in arguments if word != TRUST]
+    with allow(_import_paths(words_left), everything=TRUST in arguments):
+        return command.function(words_left)
+
+
+def _import_paths(words: Sequence[str]) -> list[str]:
+    """The import paths of users' code that a command line names."""
+    first = next((i for i, word in enumerate(words) if word[:2] == "--"), len(words))
+    if not any(":" in word for word in words[first:]):
+        return []
+    from reverie.run.config import import_paths
+
+    return list(import_paths([dict(configs.parse_flags(words[first:]))]).values())
 
 
 def _settings_help(words: list[str], command: str = "train") -> str:

@@ -22,22 +22,27 @@ def sweep(words: list[str]) -> int:
 def parse_sweep_arguments(words: list[str]) -> Any:
     """The sweep described by a file, or saved in the folder of an earlier sweep."""
     from reverie.run.folder import resolve_logdir
-    from reverie.sweep.search import SPEC_FILE
-    from reverie.sweep.spec import load_spec
+    from reverie.run.trust import check_trusted
+    from reverie.sweep.search import JOURNAL, SPEC_FILE
+    from reverie.sweep.spec import code_in_spec, load_spec
 
     count = next((i for i, w in enumerate(words) if w[:2] == "--"), len(words))
     positional, flags = words[:count], words[count:]
-    logdir = dict(configs.parse_flags(flags)).get("logdir")
+    logdir, is_saved = dict(configs.parse_flags(flags)).get("logdir"), False
     if not positional and isinstance(logdir, str):
         saved = resolve_logdir(logdir) / SPEC_FILE
         positional = [str(saved)] if saved.exists() else []
+        is_saved = bool(positional)
     if len(positional) not in (1, 2):
         raise UserError(
             "`reverie sweep` needs a YAML file, optionally followed by a command.\n"
             "  Fix: reverie sweep FILE [COMMAND], or reverie sweep --logdir FOLDER"
         )
+    file = Path(positional[0]).expanduser()
+    if is_saved or (file.name == SPEC_FILE and file.with_name(JOURNAL).exists()):
+        check_trusted(file.parent, code_in_spec(configs.read_config_file(file)))
     command = positional[1] if len(positional) == 2 else None
-    return load_spec(Path(positional[0]), command, flags, command_config)
+    return load_spec(file, command, flags, command_config)
 
 
 def sweep_help(words: list[str]) -> str:

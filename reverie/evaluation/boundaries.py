@@ -54,7 +54,9 @@ def open_sequence_run(
     seed_offset: int = 0,
 ) -> SequenceRun:
     """Load a run and this many evaluation sequences; fewer if its data has fewer."""
-    if (saved := open_run(logdir).config).agent_config.sequence_window is None:
+    replaces_task = any(name == "task" for name, _ in flags)
+    saved = open_run(logdir, replaces_task=replaces_task).config
+    if saved.agent_config.sequence_window is None:
         raise UserError(
             f"{logdir} was not trained on sequences: its agent is {saved.agent!r}.\n"
             "  Fix: use the --logdir of a run of the agent vta."

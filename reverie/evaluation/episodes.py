@@ -65,7 +65,14 @@ def evaluate(
     `keep_episodes`, all episodes are written as recordings to `eval/episodes`.
     Preset blocks and config files are settings of a checkpoint that contains none.
     """
-    run = open_run(logdir, flags, prefer_best=True, blocks=blocks, files=files)
+    run = open_run(
+        logdir,
+        flags,
+        prefer_best=True,
+        blocks=blocks,
+        files=files,
+        replaces_task=make_env is not None,
+    )
     # flags also override the blocks of `run.eval_configs`
     config = with_flags(for_evaluation(run.config), flags)
     run = replace(run, config=config)

@@ -34,15 +34,19 @@ from reverie.datasets.sequences import (
     is_sequence_task,
 )
 from reverie.datasets.sequences.episodes import EpisodeSequences
-from reverie.envs import EnvConfig, split_task
+from reverie.envs import PYTHON_ENV, EnvConfig, split_task
 from reverie.log.logger import LoggerConfig
 from reverie.plugins import import_object, is_plugin, settings_name
 from reverie.replay.config import ReplayConfig
 from reverie.run.clock import INTERVALS, RunConfig
 from reverie.run.offline.datasets import OfflineConfig
 from reverie.run.size import choose_size
+from reverie.run.trust import check_trusted
 
 T = TypeVar("T")
+
+CONFIG_FILE, ABOUT_FILE = "config.yaml", "about.json"
+"""Files of a run folder: its settings, and commands and versions of each start."""
 
 
 @dataclass(frozen=True)
@@ -226,16 +230,31 @@ def _intervals(unit: str) -> Layer:
 
 def find_schema(layers: Sequence[Layer]) -> type[Config]:
     """Return the config class, with the settings of plug-ins that the layers name."""
-    agent = str(_last(layers, "agent", Config.agent))
-    components = {}
+    names = import_paths(layers)
+    agent = names.pop("agent", Config.agent)
+    names.pop("task", None)
+    return _schema(agent, tuple(names.items()))
+
+
+def import_paths(layers: Sequence[Layer]) -> dict[str, str]:
+    """Return the import paths of users' code that layers name, by setting."""
+    settings = ["task", "agent"]
     for field_ in dataclasses.fields(Config):
         default = getattr(field_, "default_factory", None)
-        for name in getattr(default, "plugins", ()):
-            setting = f"{field_.name}.{name}"
-            value = str(_last(layers, setting, ""))
-            if is_plugin(value):
-                components[setting] = value
-    return _schema(agent, tuple(components.items()))
+        plugins = getattr(default, "plugins", ())
+        settings += [f"{field_.name}.{name}" for name in plugins]
+    values = {name: str(_last(layers, name, "")) for name in settings}
+    return {k: v for k, v in values.items() if is_plugin(v) and v != PYTHON_ENV}
+
+
+def import_paths_of(config: Config) -> dict[str, str]:
+    """Return the import paths of users' code that a run with a config imports."""
+    paths = import_paths([dataclasses.asdict(config)])
+    for field_ in dataclasses.fields(config):
+        base = getattr(getattr(config, field_.name), "base_agent", "")
+        if is_plugin(base):
+            paths[f"the base agent of {field_.name}"] = base
+    return paths
 
 
 @functools.cache
@@ -330,6 +349,9 @@ def _file_layers(file: str) -> tuple[list[tuple[str, Layer]], tuple[str, Layer]]
         options = convert_options(merge_blocks(data, names, name))
         _warn_of_unknown(name, options.unknown)
         return _expand([DREAMERV3_TORCH]), (origin, options.settings)
+    folder = Path(name).expanduser().absolute().parent
+    if Path(name).name == CONFIG_FILE and (folder / ABOUT_FILE).exists():
+        check_trusted(folder, import_paths([data]).items())
     if names:
         raise ConfigError(
             f"{name} is not a configs.yaml of dreamerv3-torch, so it has no blocks."

@@ -3,6 +3,7 @@
 logdir/
   config.yaml        all settings, resolved
   about.json         commit, versions and command of each start
+  run_id             id in the list of the user's runs, if the config names modules
   spaces.json        observation and action spaces of the agent
   metrics.jsonl      all scalars
   scores.jsonl       one line per episode
@@ -33,7 +34,15 @@ import torch
 from reverie import config as configs
 from reverie.api import UserError
 from reverie.plugins import settings_name
-from reverie.run.config import Config, find_schema
+from reverie.run.config import (
+    ABOUT_FILE,
+    CONFIG_FILE,
+    Config,
+    find_schema,
+    import_paths,
+    import_paths_of,
+)
+from reverie.run.trust import check_trusted, register
 from reverie.storage.atomic import explain_full_disk, write_file, write_json
 from reverie.storage.limits import read_json
 
@@ -73,8 +82,9 @@ def open_run_folder(path: Path, config: Config) -> IO[str]:
         # A run without a checkpoint starts from scratch, so its settings may change.
         if (path / "config.yaml").exists() and (path / "ckpt").exists():
             check_unchanged(read_config(path), config, path)
+        register(path, import_paths_of(config).values())
         write_config(path, config)
-        about = path / "about.json"
+        about = path / ABOUT_FILE
         try:
             starts = list(read_json(about))
         except (OSError, ValueError, TypeError):
@@ -147,15 +157,29 @@ def lock_folder(path: Path, kind: str = "run folder") -> IO[str]:
     return lock
 
 
-def read_config(logdir: Path) -> Config:
-    """Return the saved config of a run."""
-    path = logdir.expanduser() / "config.yaml"
+def read_config(logdir: Path, replaces_task: bool = False) -> Config:
+    """Return the saved config of a run.
+
+    Raises if it names code to import that is not trusted; with `replaces_task` the task
+    may be anything, because the caller uses another one.
+    """
+    path = logdir.expanduser() / CONFIG_FILE
     if not path.is_file():
         raise UserError(
             f"{logdir} is not a run folder: it has no config.yaml.\n"
             "  Fix: give the --logdir of a run."
         )
-    return config_from_settings(configs.read_config_file(path), str(path))
+    settings = configs.read_config_file(path)
+
+    def check(names: dict[str, str]) -> None:
+        if replaces_task:
+            names.pop("task", None)
+        check_trusted(logdir, names.items())
+
+    check(import_paths([settings]))  # imported for the settings of plug-ins
+    config = config_from_settings(settings, str(path))
+    check(import_paths_of(config))  # also settings that were given by a pattern
+    return config
 
 
 def config_from_settings(

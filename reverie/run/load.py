@@ -215,19 +215,23 @@ def open_run(
     prefer_best: bool = False,
     blocks: Sequence[str] = (),
     files: Sequence[str] = (),
+    replaces_task: bool = False,
 ) -> SavedRun:
     """Open the newest checkpoint of a run folder, or the checkpoint that is named.
 
     With `prefer_best`, open the checkpoint of a run folder with the lowest evaluation
     loss instead, if there is one. Flags change settings of the run. The checkpoint may
     be a `latest.pt` of dreamerv3-torch, which contains no settings: they are inferred
-    from its tensors, and given by preset blocks, config files and flags.
+    from its tensors, and given by preset blocks, config files and flags. With
+    `replaces_task`, the task of the run is not used (as with a flag `task`), so it may
+    name code that is not trusted.
     """
     if logdir.expanduser().is_file():
         return _open_file(logdir.expanduser(), flags, blocks, files)
     path = find_checkpoint(logdir)
     folder = run_folder_of(path)
-    config = with_flags(read_config(folder), flags)
+    replaces_task = replaces_task or any(name == "task" for name, _ in flags)
+    config = with_flags(read_config(folder, replaces_task), flags)
     if prefer_best and logdir.resolve() == folder.resolve():
         path = Checkpoints(folder / "best").newest(read_only=True) or path
     return SavedRun(folder, path, config)

@@ -37,6 +37,7 @@ from reverie.render.video import write_image
 from reverie.run.folder import lock_folder, resolve_logdir
 from reverie.run.resources import Resources
 from reverie.run.signals import Stopper
+from reverie.run.trust import check_trusted, is_everything_allowed, register
 from reverie.storage.atomic import write_file
 from reverie.sweep.objective import (
     Goal,
@@ -47,7 +48,7 @@ from reverie.sweep.objective import (
 )
 from reverie.sweep.processes import ProcessSlots, RunProcess
 from reverie.sweep.search_space import NumericRange
-from reverie.sweep.spec import SweepSpec
+from reverie.sweep.spec import SweepSpec, code_in_spec
 from reverie.sweep.study import RunningTrial, Study
 from reverie.sweep.trials import (
     Trial,
@@ -135,11 +136,15 @@ class Sweep(Resources):
         trials = self.study.trials()
         if saved.exists() and trials:
             refuse_changed_spec(saved, self.spec, trials)
+        settings = yaml.safe_load(self.spec.to_yaml())
+        names = {name for _, name in code_in_spec(settings)}
+        params = [pair for t in trials for pair in code_in_spec(t.params)]
+        check_trusted(self.path, [pair for pair in params if pair[1] not in names])
+        register(self.path, names)
         write_file(saved, self.spec.to_yaml().encode())
         (self.path / "trials").mkdir(exist_ok=True)
         self._cleanup.enter_context(self.stopper)
         outputs = LoggerConfig(outputs=("wandb",) if self.config.wandb else ())
-        settings = yaml.safe_load(self.spec.to_yaml())
         self.logger = make_logger(outputs, self.path, settings=settings)
         self._cleanup.callback(self.logger.close)
         self._cleanup.callback(self._stop_runs)
@@ -248,6 +253,8 @@ class Sweep(Resources):
             if self.config.wandb:
                 words += ["--logger.outputs+", "wandb"]
             words += ["--logdir", str(folder)]
+        if is_everything_allowed():
+            words.append("--trust")
         slot = self.slots.free.pop(0)
         log, group = folder.with_name(folder.name + ".log"), self.path.name
         process = self.slots.start(words, log, slot, {"WANDB_RUN_GROUP": group})

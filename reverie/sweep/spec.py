@@ -16,6 +16,7 @@ both ends of their range or all of their choices.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -152,6 +153,25 @@ def load_spec(
         if config.sampler == "grid":
             range_.grid(name)
     return SweepSpec(config, space, settings, base.seed)
+
+
+def code_in_spec(value: Any, name: str = "") -> list[tuple[str, str]]:
+    """Pairs of key and import path (or config file) that a saved sweep contains.
+
+    Modules are imported to check the settings, so the folder must be trusted.
+    """
+    if isinstance(value, Mapping):
+        items = [(f"{name}.{key}".lstrip("."), inner) for key, inner in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(name, inner) for inner in value]
+    elif name.split(".")[-1].rstrip("+") == "config":  # a file that may name modules
+        return [(name, str(value))]
+    elif "offline." in name:  # formats of datasets: `minari:NAME`
+        return []
+    else:
+        words = str(value).split() if name == "eval" else [str(value)]
+        return [(name, w) for w in words if re.search(r"(^|=)[\w.]+:[^\d/]", w)]
+    return [pair for key, inner in items for pair in code_in_spec(inner, key)]
 
 
 def _check_eval_flags(path: Path, text: str | None) -> None:

@@ -23,14 +23,13 @@ import contextlib
 import difflib
 import importlib
 import math
-import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from reverie.api import UserError
+from reverie.plugins import find_in_current_folder
 from reverie.rows import Window
 from reverie.spaces import Spaces
 from reverie.storage.array_file import Arrays
@@ -114,9 +113,7 @@ def find_sequence_class(task: str) -> type:
             f"{PREFIX}{near}? For your own, use --task {PREFIX}package.module:Class."
         )
     module, _, class_name = class_path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # to find a user's file in the working directory
+    find_in_current_folder(module)
     try:
         found: type = getattr(importlib.import_module(module), class_name)
     except Exception as error:  # user code may raise anything

@@ -22,7 +22,8 @@ from reverie.envs.vector.workers.messages import receive, send
 from reverie.envs.vector.workers.shared_memory import STEP
 from reverie.spaces import Spaces
 
-# Executed by the new process, with this process's import path.
+# Executed by the new process, with this process's import path and, until that is
+# set, without the current folder (`-P`).
 START_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from reverie.envs.vector.workers.child import main; main(*map(int, sys.argv[2:]))"
@@ -76,7 +77,7 @@ class WorkerHandle:
         use_death_signal = threading.current_thread() is threading.main_thread()
         arguments = [json.dumps(path), *map(str, fds), str(int(use_death_signal))]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START_CODE, *arguments],
+            [sys.executable, "-P", "-c", START_CODE, *arguments],
             pass_fds=fds,
             env={**dict.fromkeys(threads, "1"), **os.environ},
             cwd=self._cwd,
