@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -13,8 +13,6 @@ import yaml
 from torch import Tensor, nn
 
 from reverie.api import StateDict, UserError
-from reverie.nets.optim.group import OptimizerGroup
-from reverie.nets.optim.optimizer import Optimizer
 
 
 def init_generator(seed: int) -> torch.Generator:
@@ -31,11 +29,6 @@ def trainable_parameters(components: Mapping[str, nn.Module]) -> dict[str, Tenso
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-
-
-def count_parameters(optimizers: Iterable[Optimizer | OptimizerGroup]) -> int:
-    """Return the number of parameters that these optimizers train."""
-    return sum(tensor.numel() for opt in optimizers for tensor in opt.tensors)
 
 
 def load_components(

@@ -70,11 +70,11 @@ def test_initial_weights_of_the_actor_critic():
 def test_weight_decay_of_dense_weights_only():
     agent = make_agent()
     for name in COMPONENTS:
-        decayed = agent.opts[name].decayed
+        decayed = agent.opt[name].decayed
         assert all(n.endswith(".weight") for n in decayed)
         assert not [n for n in decayed if ".layers." in n and "frame" in n]
-    assert agent.opts["actor_critic"].config.wd == 0
-    assert agent.opts["tokenizer"].decayed
+    assert agent.opt["actor_critic"].config.wd == 0
+    assert agent.opt["tokenizer"].decayed
 
 
 # Acting

@@ -81,7 +81,7 @@ def test_fast_modules_train_like_the_plain_ones(name, monkeypatch):
     for key, value in expected.items():
         torch.testing.assert_close(actual[key], value, rtol=1e-3, atol=1e-4, msg=key)
     for weight, fast_weight in zip(
-        plain.opts[name].tensors, fast.opts[name].tensors, strict=True
+        plain.opt[name].tensors, fast.opts[name].tensors, strict=True
     ):
         torch.testing.assert_close(fast_weight, weight, rtol=1e-3, atol=2e-3)
 
@@ -139,7 +139,7 @@ def test_every_weight_is_used_through_its_low_precision_copy(name):
     results = []
     for low_precision in (False, True):
         agent = make(precision="bfloat16")
-        tensors = agent.opts[name].tensors
+        tensors = agent.opt[name].tensors
         if low_precision:
             encoders = [net.frame for net in agent.actor_critic.children()]
             copies = LowPrecisionWeights([agent.world, *encoders], torch.bfloat16)
@@ -158,9 +158,9 @@ def test_sections_have_their_own_graphs():
     updates = [section.args[-1] for section in sections.values()]
     assert not set(map(id, updates)) & set(map(id, agent._run_update.values()))
     agent.schedule.add_env_steps(0)
-    before = agent.opts["tokenizer"].step.clone()
+    before = agent.opt["tokenizer"].step.clone()
     sections["tokenizer"]()
-    assert agent.opts["tokenizer"].step == before + 1
+    assert agent.opt["tokenizer"].step == before + 1
 
 
 @pytest.mark.gpu
@@ -180,7 +180,7 @@ def test_updates_as_graphs_equal_plain_updates(name, count):
     update = agent._run_update[name]
     assert update.can_capture
     assert any(not isinstance(x, int) for x in update.graphs.values())
-    assert agent.opts[name].step == 6
+    assert agent.opt[name].step == 6
     assert results[1] == pytest.approx(results[0], rel=5e-2, abs=1e-3)
     assert results[2] == pytest.approx(results[1], rel=5e-2, abs=1e-3)
 

@@ -189,9 +189,9 @@ def test_a_real_kill_resumes(tmp_path):
         assert schedule.component == "tokenizer"
         assert schedule.updates > 0
         assert not run.clock.should_collect
-        assert float(run.agent.opts["tokenizer"].step) == schedule.updates
+        assert float(run.agent.opt["tokenizer"].step) == schedule.updates
         run.update()
-        assert float(run.agent.opts["tokenizer"].step) == schedule.updates
+        assert float(run.agent.opt["tokenizer"].step) == schedule.updates
         assert run.clock.step == step
 
 

@@ -26,12 +26,8 @@ from reverie.agents.bc.feature_extractor import (
 )
 from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
 from reverie.agents.options import BuildOptions
-from reverie.agents.weights import (
-    check_fit,
-    count_parameters,
-    load_components,
-    matching_components,
-)
+from reverie.agents.trained import TrainedAgent
+from reverie.agents.weights import check_fit, matching_components
 from reverie.api import (
     Batch,
     Carry,
@@ -51,7 +47,7 @@ from reverie.nets.dreamerv3_torch.encoder import DreamerV3TorchEncoder
 from reverie.nets.encoder import NO_KEYS, Encoder, EncoderConfig
 from reverie.nets.heads import check_actions
 from reverie.nets.optim.adam import AdamConfig
-from reverie.nets.optim.optimizer import dense_weights
+from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.rng import Rng
 from reverie.nets.standardize import set_statistics, standardizers
 from reverie.rows import Window
@@ -159,11 +155,13 @@ class BCCarry(NamedTuple):
     prevact: dict[str, Tensor]
 
 
-class BC:
+class BC(TrainedAgent):
     """The behavior cloning agent; meets `api.Agent`.
 
     `options.base` is the agent of `bc.run`, whose world model extracts the features.
     """
+
+    opt: Optimizer
 
     def __init__(
         self,
@@ -212,7 +210,7 @@ class BC:
         self.windows = {"train": Window(config.batch_size, config.length, online=False)}
         self.extras: Spaces = {}
         self.schedule = None
-        self.last_losses: Metrics = {}
+        self.last_metrics = {}
 
     # Acting
 
@@ -298,9 +296,8 @@ class BC:
         """Run one update on one batch."""
         data = feed("train")
         keys = (*self.obs_space, *self.act_space, "is_first", "is_last", "mask")
-        metrics: Metrics = self._run_update({k: data[k] for k in keys if k in data})
-        self.last_losses = {"loss/action": metrics["loss/action"]}
-        return metrics
+        self.last_metrics = self._run_update({k: data[k] for k in keys if k in data})
+        return self.last_metrics
 
     def _update(self, batch: Batch) -> Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
@@ -341,17 +338,9 @@ class BC:
     def report(self, feed: Feed) -> Metrics:
         return {}
 
-    def nonfinite(self) -> list[str]:
-        losses = [key for key, x in self.last_losses.items() if not torch.isfinite(x)]
-        return losses + [f"grad/{name}" for name in self.opt.nonfinite()]
-
-    def parameter_count(self) -> int:
-        return count_parameters([self.opt])
-
     # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        """Return all modules with weights or statistics, by name."""
         return {
             "feature_extractor": self.feature_extractor,
             "head": self.head,
@@ -359,28 +348,14 @@ class BC:
         }
 
     def state_dict(self) -> StateDict:
-        weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
-        return {
-            **weights,
-            "keys": list(self.feature_extractor.keys),
-            "opt": self.opt.state_dict(),
-            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.load_weights(state)
-        self.opt.load_state_dict(state["opt"])
-        for name, rng in self.rng.items():
-            rng.load_state_dict(state["rng"][name])
+        return {**super().state_dict(), "keys": list(self.feature_extractor.keys)}
 
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
         """Load the matching components, if they use the same observation keys."""
         if "feature_extractor" in matching_components(self.components(), components):
             keys = self.feature_extractor.keys
             check_keys(keys, state.get("keys", keys), "The checkpoint")
-        names = load_components(self.components(), state, components)
-        self.fast.weights_changed()
-        return names
+        return super().load_weights(state, components)
 
     def _make_encoder(self) -> Encoder | DreamerV3TorchEncoder:
         config = self.config

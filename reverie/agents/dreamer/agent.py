@@ -31,11 +31,8 @@ from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.updates import DreamerLoss, join_losses
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
-from reverie.agents.weights import (
-    count_parameters,
-    init_generator,
-    load_components,
-)
+from reverie.agents.trained import TrainedAgent
+from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import LatentWorldModelEnv
 from reverie.api import (
     Batch,
@@ -79,7 +76,7 @@ class UpdateOutput(NamedTuple):
     priority: Tensor | None
 
 
-class Dreamer:
+class Dreamer(TrainedAgent):
     """The DreamerV3 agent; meets `api.Agent`."""
 
     def __init__(
@@ -117,7 +114,7 @@ class Dreamer:
         self.carry: dict[str, DreamerCarry] = {
             name: self.initial(config.batch_size) for name in ("train", "report")
         }
-        self.last_metrics: Metrics = {}
+        self.last_metrics = {}
 
         size, context = config.batch_size, config.replay_context
         train = Window(size, config.batch_length, context, config.consec_train)
@@ -259,13 +256,6 @@ class Dreamer:
         # the policy loss has both signs: use its magnitude
         return torch.nan_to_num(signal.detach().abs(), posinf=0.0)
 
-    def nonfinite(self) -> list[str]:
-        losses = {k: x for k, x in self.last_metrics.items() if k.startswith("loss/")}
-        return [
-            *(key for key, loss in losses.items() if not torch.isfinite(loss)),
-            *(f"grad/{name}" for name in self.opt.nonfinite()),
-        ]
-
     def _fit_carry(self, name: str, batch_size: int) -> None:
         """Reset the carry of a window if its batch size has changed."""
         if len(self.carry[name].state[0]) != batch_size:
@@ -356,22 +346,15 @@ class Dreamer:
 
         return dreamer_sections(self, feed)
 
-    def parameter_count(self) -> int:
-        return count_parameters([self.opt])
-
     # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        """Return all modules with weights or running statistics, by name."""
         return dict((*self.world.named_children(), *self.actor_critic.named_children()))
 
     def state_dict(self) -> StateDict:
-        weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
         return {
-            **weights,
-            "opt": self.opt.state_dict(),
+            **super().state_dict(),
             "counters": {"slow_updates": self.slow_updates},
-            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
             "carry": {
                 name: {"state": carry.state._asdict(), "prevact": carry.prevact}
                 for name, carry in self.carry.items()
@@ -379,22 +362,14 @@ class Dreamer:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        self.load_weights(state)
-        self.opt.load_state_dict(state["opt"])
+        super().load_state_dict(state)
         slow_updates = torch.as_tensor(state["counters"]["slow_updates"])
         self.slow_updates.copy_(slow_updates)
-        for name, rng in self.rng.items():
-            rng.load_state_dict(state["rng"][name])
         for name, saved in state["carry"].items():
             self._fit_carry(name, len(next(iter(saved["state"].values()))))
             carry = self.carry[name]
             own = {"state": carry.state._asdict(), "prevact": carry.prevact}
             tree_map(lambda tensor, value: tensor.copy_(value), own, saved)
-
-    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        names = load_components(self.components(), state, components)
-        self.fast.weights_changed()
-        return names
 
     def _initialize(self, seed: int) -> None:
         generator, actor_critic = init_generator(seed), self.actor_critic

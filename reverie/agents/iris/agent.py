@@ -38,7 +38,8 @@ from reverie.agents.iris.config import (
 from reverie.agents.iris.report import episode_losses, report_metrics
 from reverie.agents.iris.schedule import EpochSchedule
 from reverie.agents.options import BuildOptions
-from reverie.agents.weights import count_parameters, init_generator, load_components
+from reverie.agents.trained import TrainedAgent
+from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import IrisWorldModelEnv
 from reverie.api import (
     Batch,
@@ -54,6 +55,7 @@ from reverie.api import (
 from reverie.capabilities import Stateful, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
+from reverie.nets.optim.group import OptimizerGroup
 from reverie.nets.optim.optimizer import Optimizer, dense_weights
 from reverie.nets.residual import set_recompute
 from reverie.nets.rng import Rng
@@ -68,8 +70,10 @@ REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
 
 
-class Iris:
+class Iris(TrainedAgent):
     """The Δ-IRIS agent; meets `api.Agent`."""
+
+    opt: OptimizerGroup
 
     def __init__(
         self,
@@ -114,7 +118,8 @@ class Iris:
         nets = (self.actor_critic.online, self.actor_critic.target)
         encoders = [net.frame for net in nets if net.dtype != torch.float32]
         self.fast.low_precision([self.world, *encoders], self.world.dtype)
-        self.opts = {name: self._make_optimizer(name) for name in COMPONENTS}
+        opts = {name: self._make_optimizer(name) for name in COMPONENTS}
+        self.opt = OptimizerGroup(opts)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
         training = {name: getattr(config.training, name) for name in COMPONENTS}
@@ -204,7 +209,7 @@ class Iris:
 
     def _update(self, name: str, batches: tuple[Batch, ...]) -> Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
-        opt, count = self.opts[name], len(batches)
+        opt, count = self.opt[name], len(batches)
         total, sums = torch.zeros((), device=self.device), dict[str, Any]()
         grads: list[Tensor] = []
         for batch in batches:
@@ -269,7 +274,7 @@ class Iris:
         losses = {k: x for each in self._last_losses.values() for k, x in each.items()}
         names = [key for key, loss in losses.items() if not torch.isfinite(loss)]
         for name in self._last_losses:
-            names += [f"grad/{name}.{key}" for key in self.opts[name].nonfinite()]
+            names += [f"grad/{name}.{key}" for key in self.opt[name].nonfinite()]
         return names
 
     def _refresh_imagination_world(self) -> IrisWorld:
@@ -331,37 +336,16 @@ class Iris:
         world, net = self._refresh_imagination_world(), self.actor_critic.online
         return IrisWorldModelEnv(world, net, *spaces, self.device, seed)
 
-    def parameter_count(self) -> int:
-        return count_parameters(self.opts.values())
-
     # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
-        """Return all modules with weights or running statistics, by name."""
         world = self.world
         modules = (world.tokenizer, world.dynamics, self.actor_critic)
         return dict(zip(COMPONENTS, modules, strict=True))
 
-    def state_dict(self) -> StateDict:
-        weights = {k: dict(m.state_dict()) for k, m in self.components().items()}
-        return {
-            **weights,
-            "opt": {name: opt.state_dict() for name, opt in self.opts.items()},
-            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.load_weights(state)
-        for name, opt in self.opts.items():
-            opt.load_state_dict(state["opt"][name])
-        for name, rng in self.rng.items():
-            rng.load_state_dict(state["rng"][name])
-
     def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        names = load_components(self.components(), state, components)
-        self.fast.weights_changed()
         self._copy_is_outdated = True
-        return names
+        return super().load_weights(state, components)
 
     # Construction
 

@@ -14,12 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reverie.agents.open_loop import to_pixels
 from reverie.agents.options import BuildOptions
+from reverie.agents.trained import TrainedAgent
 from reverie.agents.vta import boundary_metrics
-from reverie.agents.weights import count_parameters, init_generator, load_components
+from reverie.agents.weights import init_generator
 from reverie.api import (
     Batch,
     Carry,
@@ -35,6 +36,7 @@ from reverie.capabilities import AgentConfig, Stateful
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.optim.adam import AMSGradConfig
+from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
 from reverie.nets.tree import tree_map
 from reverie.render.boundaries import boundary_strip, imagined_strip
@@ -73,8 +75,10 @@ class VTAAgentConfig(AgentConfig):
         return Window(self.batch_size, self.world.window)
 
 
-class VTAAgent:
+class VTAAgent(TrainedAgent):
     """The VTA agent; meets `api.Agent`, except that its policy raises an error."""
+
+    opt: Optimizer
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class VTAAgent:
         self.windows = dict.fromkeys(names, config.sequence_window)
         self.extras: Spaces = {}
         self.schedule = None
-        self.last_losses: Metrics = {}
+        self.last_metrics = {}
         self._threshold: float | None = None  # of the pixel-change baseline
 
     def initial(self, batch: int) -> Carry:
@@ -115,9 +119,8 @@ class VTAAgent:
 
     def train(self, feed: Feed) -> Metrics:
         """Run one update on one batch."""
-        metrics: Metrics = self._run_update(feed("train"))
-        self.last_losses = {k: v for k, v in metrics.items() if k.startswith("loss/")}
-        return metrics
+        self.last_metrics = self._run_update(feed("train"))
+        return self.last_metrics
 
     def _update(self, data: Batch) -> Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
@@ -139,10 +142,6 @@ class VTAAgent:
 
     def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
         return list(self.world.buffers()), [self.rng["train"]]
-
-    def nonfinite(self) -> list[str]:
-        losses = [k for k, x in self.last_losses.items() if not torch.isfinite(x)]
-        return losses + [f"grad/{name}" for name in self.opt.nonfinite()]
 
     # Reporting and evaluation
 
@@ -258,29 +257,17 @@ class VTAAgent:
             images[name] = imagined_strip(to_pixels(frames), boundaries.cpu().numpy())
         return images
 
-    def parameter_count(self) -> int:
-        return count_parameters([self.opt])
-
     # Checkpoints
 
+    def components(self) -> dict[str, nn.Module]:
+        return {"world": self.world}  # with the temperature of its boundary flags
+
     def state_dict(self) -> StateDict:
-        return {
-            "world": dict(self.world.state_dict()),
-            "opt": self.opt.state_dict(),
-            "rng": {name: rng.state_dict() for name, rng in self.rng.items()},
-            "threshold": self._threshold,
-        }
+        return {**super().state_dict(), "threshold": self._threshold}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self.load_weights(state)
-        self.opt.load_state_dict(state["opt"])
+        super().load_state_dict(state)
         self._threshold = state["threshold"]
-        for name, rng in self.rng.items():
-            rng.load_state_dict(state["rng"][name])
-
-    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
-        """Load the world model, including the temperature of its boundary flags."""
-        return load_components({"world": self.world}, state, components)
 
     def _flat_buffers(self) -> list[tuple[list[Tensor], Tensor]]:
         """Return the buffers of each dtype, and a flat copy of their values."""
