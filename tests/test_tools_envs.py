@@ -62,9 +62,9 @@ def test_every_pip_installable_suite_is_in_one_group() -> None:
     expected = [
         suite.name
         for suite in envs.SUITES.values()
-        if suite.package and not suite.install_script
+        if suite.package and not suite.package.script
     ]
     assert sorted(grouped) == sorted(expected)
     assert [suite.name for suite in script.GROUPS["metaworld"]] == ["metaworld"]
     for group in script.GROUPS.values():
-        assert all(suite.distributions for suite in group)
+        assert all(suite.package.distributions for suite in group)

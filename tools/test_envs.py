@@ -3,7 +3,7 @@
 usage: test_envs.py [--record] [GROUP ...]
 
 Some suites need different versions of MuJoCo or NumPy, so they are tested in groups
-that can be installed together (`Suite.install_group`), each in `.local/envs/GROUP`. If
+that can be installed together (`Package.group`), each in `.local/envs/GROUP`. If
 OpenGL works without a display, suites based on MuJoCo render images too. --record
 updates the table in docs/environments.md. The environment variables PYTHON and
 TORCH_INDEX are those of tools/install.sh.
@@ -33,8 +33,8 @@ def find_groups() -> dict[str, list[Suite]]:
     """Return the suites that pip can install, by group."""
     groups: dict[str, list[Suite]] = {}
     for suite in SUITES.values():
-        if suite.package and not suite.install_script:
-            groups.setdefault(suite.install_group or suite.name, []).append(suite)
+        if suite.package and not suite.package.script:
+            groups.setdefault(suite.package.group or suite.name, []).append(suite)
     return groups
 
 
@@ -80,13 +80,14 @@ def run_group(name: str, suites: list[Suite]) -> list[Result]:
     """Install the suites of a group and test them."""
     venv = VENVS / name
     python = str(venv / "bin" / "python")
-    extras = ",".join(sorted({suite.extra or suite.name for suite in suites}))
+    packages = {suite.name: suite.package for suite in suites if suite.package}
+    extras = ",".join(sorted({each.extra or name for name, each in packages.items()}))
     print(f"== {name}: {', '.join(suite.name for suite in suites)}", flush=True)
     install = ["sh", "tools/install.sh", str(venv), f".[{extras}]"]
     subprocess.run(install, cwd=ROOT, check=True)
     test_tools = [python, "-m", "pip", "install", "-q", "pytest", "beartype"]
     subprocess.run(test_tools, cwd=ROOT, check=True)
-    has_mujoco = any("mujoco" in suite.distributions for suite in suites)
+    has_mujoco = any("mujoco" in each.distributions for each in packages.values())
     opengl = opengl_backend(python) if has_mujoco else ""
     report = VENVS / f"{name}.xml"
     selection = " or ".join([*(f"{s.name}_" for s in suites), "test_simulators"])
@@ -110,12 +111,12 @@ def run_group(name: str, suites: list[Suite]) -> list[Result]:
     print(f"   {time.perf_counter() - start:.0f} s", flush=True)
     return [
         Result(
-            suite.name,
-            *count(report, suite.name),
-            ", ".join(f"{d} {version(python, d)}" for d in suite.distributions),
-            opengl if "mujoco" in suite.distributions else "",
+            name,
+            *count(report, name),
+            ", ".join(f"{d} {version(python, d)}" for d in each.distributions),
+            opengl if "mujoco" in each.distributions else "",
         )
-        for suite in suites
+        for name, each in packages.items()
     ]
 
 

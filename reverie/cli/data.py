@@ -43,11 +43,8 @@ class MazeOptions:
 @dataclass(frozen=True)
 class BallsOptions(MazeOptions):
     train: int = 2000
-    """Training sequences."""
     test: int = 500
-    """Test sequences."""
     length: int = 30
-    """Steps per sequence."""
     dt: float = 2.0
     """Simulated time between two frames."""
 

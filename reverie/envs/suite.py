@@ -15,8 +15,30 @@ from reverie.api import Env, VecEnv
 
 
 @dataclass(frozen=True)
+class Package:
+    """The package of a simulator, and how to install it."""
+
+    module: str
+    """Importable module."""
+    distributions: tuple[str, ...] = ()
+    """Distributions whose versions are recorded in docs/environments.md."""
+    max_python: tuple[int, int] | None = None
+    """Newest Python version that it can be installed on, if limited."""
+    license: str = "MIT"
+    group: str = ""
+    """Suites with the same group can be installed in one virtual environment; defaults
+    to a group of its own."""
+    extra: str = ""
+    """Extra of this package that installs it, if it is not the name of the suite."""
+    script: str = ""
+    """Script in this repository that installs it, if pip alone cannot."""
+    note: str = ""
+    """Sentence that is added to install instructions."""
+
+
+@dataclass(frozen=True)
 class Suite:
-    """A group of tasks that share one simulator, and how to install it.
+    """A group of tasks that share one simulator.
 
     The registry reads these declarations; the simulator is imported by `make` only.
     """
@@ -28,14 +50,13 @@ class Suite:
     make: Callable[[str, Any], Env]
     """Build a task from its name without the prefix and the suite's config (None if
     the suite has no config)."""
-    license: str = "MIT"
-    """License of the simulator; built-in suites have the license of this package."""
     config: type | None = None
     """Dataclass with the suite's settings, available as flags `--env.NAME.*`."""
     config_name: str = ""
     """Field of `EnvConfig` with these settings, if it is not the suite's name."""
-    tasks: tuple[str, ...] = ()
-    """Task names without the prefix. Empty if they cannot be listed."""
+    tasks: tuple[str, ...] = ("",)
+    """Task names without the prefix: an empty name if the suite is a single task, no
+    names if they cannot be listed."""
     accepts: Callable[[str], bool] | None = None
     """True for an unlisted name that is a task too. May import the simulator."""
     name_format: str = ""
@@ -43,42 +64,36 @@ class Suite:
     make_native: Callable[..., VecEnv] | None = None
     """Build several environments with the simulator's own vectorized implementation;
     see `reverie/envs/suites/atari/native.py`."""
-
     recorded_settings: Callable[[Mapping[str, Any], int], dict[str, Any]] | None = None
     """Return the settings of the suite in the `env_args` of a recording in robomimic's
     layout, for episodes of up to this many steps."""
-
-    package: str = ""
-    """Importable module of the simulator. Empty if the suite is built in."""
-    extra: str = ""
-    """Extra of this package that installs it, if it is not the name of the suite."""
-    install_script: str = ""
-    """Script in this repository that installs it, if pip alone cannot."""
-    install_note: str = ""
-    """Sentence that is added to install instructions."""
-    install_group: str = ""
-    """Suites with the same group can be installed in one virtual environment; defaults
-    to a group of its own."""
-    distributions: tuple[str, ...] = ()
-    """Distributions whose versions are recorded in docs/environments.md."""
-    max_python: tuple[int, int] | None = None
-    """Newest Python version that the simulator can be installed on, if limited."""
+    package: Package | None = None
+    """Package of the simulator; None if the suite is built in."""
 
     def own_config(self, config: Any) -> Any:
         """Return this suite's part of an `EnvConfig`, or None if it has none."""
         return getattr(config, self.config_name or self.name) if self.config else None
 
     @property
+    def license(self) -> str:
+        """License of the simulator; of this package if the suite is built in."""
+        return self.package.license if self.package else "MIT"
+
+    @property
     def install(self) -> str:
         """Shell command that installs the simulator; empty if the suite is built in."""
-        if self.install_script:
-            return f"sh {self.install_script} VENV"
-        extra = self.extra or self.name
-        return f"pip install 'reverie[{extra}]'" if self.package else ""
+        package = self.package
+        if package is None:
+            return ""
+        if package.script:
+            return f"sh {package.script} VENV"
+        return f"pip install 'reverie[{package.extra or self.name}]'"
 
     @property
     def is_installed(self) -> bool:
-        return not self.package or importlib.util.find_spec(self.package) is not None
+        if self.package is None:
+            return True
+        return importlib.util.find_spec(self.package.module) is not None
 
     def full_name(self, task: str) -> str:
         return f"{self.name}_{task}" if task else self.name
@@ -100,10 +115,12 @@ class Suite:
             lines = [", ".join(tasks[:4]) + count]
         if not tasks or (all_tasks and self.name_format):
             lines = [*filter(None, lines), self.name_format]
-        if self.is_installed:
-            lines.append("installed" if self.package else "built in")
+        if self.package is None:
+            lines.append("built in")
+        elif self.is_installed:
+            lines.append("installed")
         else:
-            lines.append(f"{self.install} {self.install_note}".strip())
+            lines.append(f"{self.install} {self.package.note}".strip())
         title = f"{self.name:<11} {self.description} ({self.license})"
         return title + textwrap.indent("\n" + "\n".join(lines), " " * 12)
 
@@ -119,18 +136,20 @@ class Suite:
     @property
     def install_help(self) -> tuple[str, str]:
         """Return what is missing, and the command that installs it on this Python."""
-        note = f" {self.install_note}" if self.install_note else ""
-        problem = f"needs the package {self.package!r}, which is not installed.{note}"
-        if self.max_python is None or sys.version_info[:2] <= self.max_python:
+        package = self.package
+        assert package is not None
+        note = f" {package.note}" if package.note else ""
+        problem = f"needs the package {package.module!r}, which is not installed.{note}"
+        if package.max_python is None or sys.version_info[:2] <= package.max_python:
             return problem, self.install
         newest, current = (
             ".".join(map(str, version))
-            for version in (self.max_python, sys.version_info[:2])
+            for version in (package.max_python, sys.version_info[:2])
         )
         problem += f" It supports Python {newest} and older; this is Python {current}."
-        if self.install_script:  # the script creates a virtual environment
+        if package.script:  # the script creates a virtual environment
             return problem, f"{self.install} python{newest}"
-        command = f"pip install {_requirement(self.extra or self.name)}"
+        command = f"pip install {_requirement(package.extra or self.name)}"
         return problem, f"python{newest} -m venv VENV && VENV/bin/{command}"
 
 
@@ -143,11 +162,17 @@ def _requirement(extra: str) -> str:
 
 
 @dataclass(frozen=True)
-class ImageAndStateConfig:
-    """Settings of suites that observe images, states or both."""
+class ImageConfig:
+    """Settings of suites that observe images."""
 
     size: tuple[int, int] = (64, 64)
     """Height and width of the image in pixels."""
+
+
+@dataclass(frozen=True)
+class ImageAndStateConfig(ImageConfig):
+    """Settings of suites that observe images, states or both."""
+
     repeat: int = 1
     """Simulator steps per action; rewards are summed."""
     image: bool = True

@@ -51,12 +51,12 @@ class HeldOutConfig:
     """Maximum number of rows of each episode; 0 for all."""
     context: int = 5
     """Rows that the world model observes before it predicts."""
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    """Rollout ensembles, which evaluate the uncertainty of predicted vectors."""
     horizon: int = 45
     """Steps that the world model predicts."""
     video: bool = True
     """Write a video of the first episodes: truth, prediction and error."""
-    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
-    """Rollout ensembles, which evaluate the uncertainty of predicted vectors."""
 
     def __post_init__(self) -> None:
         prefix = "offline.eval."

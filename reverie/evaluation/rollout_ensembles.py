@@ -29,9 +29,6 @@ from reverie.evaluation.open_loop import predict
 from reverie.render.ensemble import EnsembleLines, draw_ensembles
 from reverie.storage.array_file import Arrays
 
-BATCH = 256
-"""Rollouts that are computed together."""
-
 
 @dataclass(frozen=True)
 class EnsembleConfig:
@@ -43,16 +40,20 @@ class EnsembleConfig:
     """Rows between the starts of two ensembles."""
     horizon: int = 15
     """Length of a rollout in steps."""
-    episodes: int = 2
-    """Number of episodes to evaluate."""
     keys: tuple[str, ...] = ()
     """Vectors to evaluate; empty for all that the model predicts."""
+    episodes: int = 2
+    """Number of episodes to evaluate."""
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.samples == 1:
             raise ValueError("samples must be at least 2, or 0 for no ensembles")
         prefix = "offline.eval.ensemble."
         check_minimum(self, prefix, every=1, horizon=1, episodes=1)
+
+
+BATCH = 256
+"""Rollouts that are computed together."""
 
 
 class RolloutEnsembles(NamedTuple):

@@ -18,9 +18,6 @@ from torch import Tensor, nn
 
 from reverie.nets.blocks import Linear, Norm
 
-STD = 0.02
-"""Standard deviation of initial weights of dense layers and embeddings."""
-
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -44,6 +41,10 @@ class TransformerConfig:
             raise ValueError("layers, heads, width and blocks must be at least 1")
         if self.width % self.heads:
             raise ValueError("width must be a multiple of heads")
+
+
+STD = 0.02
+"""Standard deviation of initial weights of dense layers and embeddings."""
 
 
 class Cache(NamedTuple):

@@ -12,8 +12,9 @@ import pytest
 
 from reverie import envs
 from reverie.api import UserError
+from reverie.envs.suite import ImageConfig
 from reverie.envs.suites import craftax
-from reverie.envs.suites.craftax import Craftax, CraftaxConfig
+from reverie.envs.suites.craftax import Craftax
 
 
 class Achievement(enum.Enum):
@@ -154,7 +155,7 @@ def test_achievements_are_logged() -> None:
 
 
 def test_images_are_resized_to_bytes() -> None:
-    env = Craftax("pixels", CraftaxConfig(size=(32, 48)))
+    env = Craftax("pixels", ImageConfig(size=(32, 48)))
     image = env.reset(seed=0)["image"]
     assert image.shape == (32, 48, 3)
     value = round((env._state.seed % 7) / 20 * 255)

@@ -117,7 +117,7 @@ def example_tasks() -> list[Any]:
     for name, suite in envs.SUITES.items():
         for task in TASKS.get(name, [suite.example]):
             is_missing = not suite.is_installed and name not in ("minecraft", "dmlab")
-            marks = [pytest.mark.skipif(is_missing, reason=f"needs {suite.package}")]
+            marks = [pytest.mark.skipif(is_missing, reason=f"needs {suite.install}")]
             marks += [pytest.mark.slow] * (name in SLOW_SUITES)
             examples.append(pytest.param(task, marks=marks, id=task))
     return examples

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_env import SOURCE
 
 from reverie import envs
 from reverie.api import Obs, StateDict, UserError
@@ -193,30 +194,7 @@ def test_ctrl_c_is_not_a_failure_of_the_environment() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-MODULE = """
-import sys
-import gymnasium
-import numpy as np
-
-class Env(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 9:
-            self.fail()
-        obs = np.full(3, getattr(self, "value", 0), np.float32)
-        reward = getattr(self, "reward", 0.0)
-        return obs, reward, self.steps >= 10, False, {}
-
-    def fail(self):
-        pass
-
+MODULE = f"""{SOURCE}
 class Exits(Env):
     def fail(self):
         sys.exit(0)

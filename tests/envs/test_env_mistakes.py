@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from failing_env import SOURCE
 
 from reverie import envs
 from reverie.api import UserError
@@ -20,30 +21,16 @@ from reverie.envs import suite as suite_module
 
 RunCommand = Callable[[str], tuple[int, str]]
 SMALL = "--configs debug --device cpu --run.clock steps --logger.outputs jsonl"
-FAILING_ENVS = """
-import os
-import gymnasium
-import numpy as np
+FAILING_ENVS = f"""{SOURCE}
+class Raises(Env):
+    fails_in = 3
 
-class FailsInStepThree(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 3:
-            self.fail()
-        return np.zeros(3, np.float32), 0.0, False, False, {}
-
-class Raises(FailsInStepThree):
     def fail(self):
         raise ConnectionError("the simulator is gone")
 
-class Exits(FailsInStepThree):
+class Exits(Env):
+    fails_in = 3
+
     def fail(self):
         os._exit(7)
 """
@@ -103,7 +90,7 @@ def test_a_missing_package_prints_the_install_command(
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     code, error = run_command(f"check-env {suite.example}")
     assert code == 2
-    assert re.search(rf"needs the package '{suite.package}'", error), error
+    assert re.search(rf"needs the package '{suite.package.module}'", error), error
     assert suite.install in error
     assert suite.install in envs.describe_suites(name)
 

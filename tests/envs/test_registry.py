@@ -14,6 +14,7 @@ import pytest
 
 from reverie import envs
 from reverie.api import Env, UserError
+from reverie.envs.suite import Package
 from reverie.envs.suites.atari import AtariConfig
 from reverie.envs.suites.catch import Catch, CatchConfig
 from reverie.envs.suites.memory import MemoryConfig
@@ -86,7 +87,9 @@ def test_incompatible_packages_are_a_user_error(
     def fail(name: str, config: object) -> Env:
         raise error("module 'mujoco' has no attribute 'flex_vertedge'")
 
-    broken = dataclasses.replace(envs.SUITES["dmc"], make=fail, package="numpy")
+    broken = dataclasses.replace(
+        envs.SUITES["dmc"], make=fail, package=Package("numpy")
+    )
     monkeypatch.setitem(envs.SUITES, "dmc", broken)
     with pytest.raises(
         UserError, match=r"flex_vertedge.*\n  Fix: pip install 'reverie"

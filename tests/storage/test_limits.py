@@ -70,19 +70,12 @@ def test_yaml_is_read_like_safe_load():
     assert parse_yaml("") is None
 
 
-def merged(levels: int, width: int) -> str:
-    lines = ["a0: &a0 {x: 1}"]
-    for level in range(levels):
-        merge = ", ".join([f"*a{level}"] * width)
-        lines.append(f"a{level + 1}: &a{level + 1} {{<<: [{merge}]}}")
-    return "\n".join(lines)
-
-
-def repeated(levels: int, width: int) -> str:
-    lines = ["a0: &a0 [1]"]
+def nested(first: str, each: str, levels: int = 12, width: int = 10) -> str:
+    """Return YAML in which every level refers `width` times to the level before it."""
+    lines = [f"a0: &a0 {first}"]
     for level in range(levels):
         items = ", ".join([f"*a{level}"] * width)
-        lines.append(f"a{level + 1}: &a{level + 1} [{items}]")
+        lines.append(f"a{level + 1}: &a{level + 1} {each.replace('ITEMS', items)}")
     return "\n".join(lines)
 
 
@@ -92,8 +85,8 @@ def repeated(levels: int, width: int) -> str:
         "[" * 100_000,
         "{a: " * 100_000,
         "- " * 10_000 + "1",
-        merged(12, 10),
-        repeated(12, 10),
+        nested("{x: 1}", "{<<: [ITEMS]}"),
+        nested("[1]", "[ITEMS]"),
         "&a [*a]",
         "a: &a {<<: *a}",
         "a: !!bool 3",

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie import api
 from reverie.agents.actions import previous_actions, zero_actions
 from reverie.agents.bc.feature_extractor import (
     EncoderFeatures,
@@ -28,17 +29,6 @@ from reverie.agents.bc.head import ActionNormalizer, CloneHead, CloneHeadConfig
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import check_fit, matching_components
-from reverie.api import (
-    Batch,
-    Carry,
-    Feed,
-    Metrics,
-    Mode,
-    Obs,
-    PolicyOutput,
-    StateDict,
-    UserError,
-)
 from reverie.capabilities import AgentConfig, Stateful, Statistics
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
@@ -105,7 +95,7 @@ class BCConfig(AgentConfig):
     def __post_init__(self) -> None:
         check_minimum(self, "bc.", batch_size=1, length=1)
         if self.length < 2 and (self.head.recurrent or self.features == "state"):
-            raise UserError(
+            raise api.UserError(
                 "A recurrent policy cannot be trained on sequences of length 1.\n"
                 "  Fix: --bc.length 32"
             )
@@ -128,7 +118,7 @@ class BCConfig(AgentConfig):
     def with_encoder(self, encoder: Any) -> BCConfig:
         images = self.dreamerv3_torch.images
         if encoder.cnn_keys != NO_KEYS and not images:
-            raise UserError(
+            raise api.UserError(
                 f"{self.run} does not contain the preprocessing of its images.\n"
                 "  Fix: --bc.dreamerv3_torch.images shift, if it was trained by "
                 "dreamerv3-torch or with `image_standardize: False`; else --bc."
@@ -137,7 +127,7 @@ class BCConfig(AgentConfig):
             )
         if self.features == "state":
             if images == "standardize":
-                raise UserError(
+                raise api.UserError(
                     "The latent state of a dreamerv3-torch checkpoint cannot be used "
                     "with standardized images.\n  Fix: --bc.features encoder"
                 )
@@ -214,7 +204,7 @@ class BC(TrainedAgent):
 
     # Acting
 
-    def initial(self, batch: int) -> Carry:
+    def initial(self, batch: int) -> api.Carry:
         return BCCarry(
             self.feature_extractor.initial(batch),
             self.head.initial(batch, self.device),
@@ -222,15 +212,17 @@ class BC(TrainedAgent):
         )
 
     @torch.no_grad()
-    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
+    def policy(
+        self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
+    ) -> api.PolicyOutput:
         """Return the mode of the predicted actions, clipped to the action space."""
         if mode == "train":
-            raise UserError(
+            raise api.UserError(
                 "Behavior cloning trains on recordings, not in an environment.\n"
                 "  Fix: reverie bc --offline.data PATH"
             )
         keys = (*self.obs_space, "is_first")
-        batch: Batch = {
+        batch: api.Batch = {
             key: torch.as_tensor(obs[key]).to(self.device)[:, None] for key in keys
         }
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
@@ -253,7 +245,7 @@ class BC(TrainedAgent):
 
     # Training
 
-    def load_base(self, state: StateDict) -> None:
+    def load_base(self, state: api.StateDict) -> None:
         if self.base is not None:
             self.base.load_weights(state)
         else:
@@ -292,14 +284,14 @@ class BC(TrainedAgent):
             elif self.config.normalize == "bounds":
                 self.normalizer.set(key, (low + high) / 2, (high - low) / 2)
 
-    def train(self, feed: Feed) -> Metrics:
+    def train(self, feed: api.Feed) -> api.Metrics:
         """Run one update on one batch."""
         data = feed("train")
         keys = (*self.obs_space, *self.act_space, "is_first", "is_last", "mask")
         self.last_metrics = self._run_update({k: data[k] for k in keys if k in data})
         return self.last_metrics
 
-    def _update(self, batch: Batch) -> Metrics:
+    def _update(self, batch: api.Batch) -> api.Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
         loss, mask = self.loss(batch, "train")
         total = torch.where(mask, loss, 0).sum() / mask.sum().clamp(min=1)
@@ -310,7 +302,7 @@ class BC(TrainedAgent):
         buffers = [*self.feature_extractor.buffers(), *self.head.buffers()]
         return buffers, [self.rng["train"]]
 
-    def loss(self, batch: Batch, purpose: str) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: api.Batch, purpose: str) -> tuple[Tensor, Tensor]:
         """Return the loss `(B, T)` and a mask of the rows that count.
 
         `purpose` selects the random generator: `train` or `eval`.
@@ -331,11 +323,11 @@ class BC(TrainedAgent):
         return torch.stack(losses).sum(0), mask
 
     @torch.no_grad()
-    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: api.Batch) -> tuple[dict[str, Tensor], Tensor]:
         loss, mask = self.loss(batch, "eval")
         return {"action": loss}, mask
 
-    def report(self, feed: Feed) -> Metrics:
+    def report(self, feed: api.Feed) -> api.Metrics:
         return {}
 
     # Checkpoints
@@ -347,10 +339,10 @@ class BC(TrainedAgent):
             "normalizer": self.normalizer,
         }
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> api.StateDict:
         return {**super().state_dict(), "keys": list(self.feature_extractor.keys)}
 
-    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+    def load_weights(self, state: api.StateDict, components: str = ".*") -> list[str]:
         """Load the matching components, if they use the same observation keys."""
         if "feature_extractor" in matching_components(self.components(), components):
             keys = self.feature_extractor.keys
@@ -368,7 +360,7 @@ def _select_keys(obs_space: Spaces, keys: tuple[str, ...]) -> Spaces:
     """Return the spaces of these keys, in this order; all spaces if there are none."""
     missing = [key for key in keys if key not in obs_space]
     if missing:
-        raise UserError(
+        raise api.UserError(
             f"bc.keys has {', '.join(missing)}, which are not observation keys.\n"
             f"  Fix: --bc.keys with some of {', '.join(obs_space)}"
         )

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reverie import api
 from reverie.agents.iris.acting import PixelPolicy
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.agents.iris.batches import (
@@ -41,17 +42,6 @@ from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.weights import init_generator
 from reverie.agents.world_model_env import IrisWorldModelEnv
-from reverie.api import (
-    Batch,
-    Carry,
-    Feed,
-    Metrics,
-    Mode,
-    Obs,
-    PolicyOutput,
-    StateDict,
-    UserError,
-)
 from reverie.capabilities import Stateful, WorldModelEnv
 from reverie.kernels.accelerate import Accelerator
 from reverie.nets.blocks import initialize
@@ -64,7 +54,7 @@ from reverie.spaces import Spaces
 from reverie.worlds.iris.segment import EpisodeSegment
 from reverie.worlds.iris.world import IrisWorld
 
-Update = Callable[[tuple[Batch, ...]], Metrics]
+Update = Callable[[tuple[api.Batch, ...]], api.Metrics]
 NONFINITE_IN_ROW = "opt/nonfinite_in_row"
 REPORT_SEQUENCES = 8
 """Sequences in the batch of a report."""
@@ -84,7 +74,7 @@ class Iris(TrainedAgent):
     ):
         device, dtype, seed = options.device, options.dtype, options.seed
         if dtype == torch.float16:
-            raise UserError(
+            raise api.UserError(
                 "Δ-IRIS does not support the precision 'float16'.\n"
                 "  Fix: --precision bfloat16 or float32"
             )
@@ -141,7 +131,7 @@ class Iris(TrainedAgent):
                 f"trained.\n  Fix: --iris.training.world_model.length {frames}",
                 stacklevel=2,
             )
-        self._last_losses: dict[str, Metrics] = {}  # of the last update, by component
+        self._last_losses: dict[str, api.Metrics] = {}  # by component
         self._run_update = {name: self._capture_update(name) for name in COMPONENTS}
         self._policy = PixelPolicy(
             self.actor_critic, actions, space.shape, config.acting, self.rng, self.fast
@@ -149,10 +139,12 @@ class Iris(TrainedAgent):
 
     # Acting
 
-    def initial(self, batch: int) -> Carry:
+    def initial(self, batch: int) -> api.Carry:
         return self._policy.initial(batch)
 
-    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
+    def policy(
+        self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
+    ) -> api.PolicyOutput:
         """Choose actions; see `acting.py` for burn-in and exploration."""
         training = mode == "train"
         carry, index = self._policy(
@@ -169,7 +161,7 @@ class Iris(TrainedAgent):
 
     # Training
 
-    def train(self, feed: Feed) -> Metrics:
+    def train(self, feed: api.Feed) -> api.Metrics:
         """Run one update of the component that is due.
 
         If none is due, as in offline training, run one update of every component.
@@ -187,14 +179,14 @@ class Iris(TrainedAgent):
         return {**self._sample_and_update(name, feed), "epoch": self.schedule.epoch}
 
     def _sample_and_update(
-        self, name: str, feed: Feed, run: Update | None = None
-    ) -> Metrics:
+        self, name: str, feed: api.Feed, run: Update | None = None
+    ) -> api.Metrics:
         count = getattr(self.config.training, name).accumulate
         return self.update(name, [feed(name) for _ in range(count)], run)
 
     def update(
-        self, name: str, batches: Sequence[Batch], run: Update | None = None
-    ) -> Metrics:
+        self, name: str, batches: Sequence[api.Batch], run: Update | None = None
+    ) -> api.Metrics:
         """Run one update of a component with the mean gradient of all batches."""
         if name == "actor_critic":
             self._refresh_imagination_world()
@@ -207,7 +199,7 @@ class Iris(TrainedAgent):
             self._copy_is_outdated = True
         return metrics
 
-    def _update(self, name: str, batches: tuple[Batch, ...]) -> Metrics:
+    def _update(self, name: str, batches: tuple[api.Batch, ...]) -> api.Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
         opt, count = self.opt[name], len(batches)
         total, sums = torch.zeros((), device=self.device), dict[str, Any]()
@@ -243,7 +235,7 @@ class Iris(TrainedAgent):
 
     def losses(
         self, name: str, segment: EpisodeSegment
-    ) -> tuple[dict[str, Float[Tensor, ...]], Metrics]:
+    ) -> tuple[dict[str, Float[Tensor, ...]], api.Metrics]:
         """Return the scaled losses of a component; their means add up to the total.
 
         Updates the codebook of the tokenizer or the target network of the actor-critic.
@@ -284,11 +276,11 @@ class Iris(TrainedAgent):
         self._copy_is_outdated = False
         return self.imagination_world
 
-    def _to_segment(self, batch: Batch) -> EpisodeSegment:
+    def _to_segment(self, batch: api.Batch) -> EpisodeSegment:
         end_key = "is_last" if self.config.ends == "last" else "is_terminal"
         return to_segment(batch, self.image, self.action, self.low, end_key)
 
-    def sections(self, feed: Feed) -> dict[str, Callable[[], Any]]:
+    def sections(self, feed: api.Feed) -> dict[str, Callable[[], Any]]:
         """Return one update of each component; that of the actor-critic imagines.
 
         Each is captured again, so that `reverie bench` measures its memory, too.
@@ -303,7 +295,7 @@ class Iris(TrainedAgent):
     # Reporting and evaluation
 
     @torch.no_grad()
-    def report(self, feed: Feed) -> Metrics:
+    def report(self, feed: api.Feed) -> api.Metrics:
         """Return losses, codebook statistics and videos; see `report.py`."""
         return report_metrics(
             self.world,
@@ -314,7 +306,7 @@ class Iris(TrainedAgent):
             self.config.training.tokenizer.length,
         )
 
-    def episode_losses(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def episode_losses(self, batch: api.Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Return the world model losses of episodes; the first row has none."""
         length, training = batch["mask"].shape[1], self.config.training
         lengths = {name: getattr(training, name).length for name in WORLD_COMPONENTS}
@@ -343,7 +335,7 @@ class Iris(TrainedAgent):
         modules = (world.tokenizer, world.dynamics, self.actor_critic)
         return dict(zip(COMPONENTS, modules, strict=True))
 
-    def load_weights(self, state: StateDict, components: str = ".*") -> list[str]:
+    def load_weights(self, state: api.StateDict, components: str = ".*") -> list[str]:
         self._copy_is_outdated = True
         return super().load_weights(state, components)
 

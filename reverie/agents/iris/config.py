@@ -31,6 +31,8 @@ class ComponentTrainingConfig:
     """Sequences per batch."""
     accumulate: int = 1
     """Batches per update, whose gradients are averaged."""
+    opt: AdamConfig = AdamConfig()
+    """Optimizer."""
     steps: int = 500
     """Updates per epoch."""
     first_steps: int = 0
@@ -40,8 +42,6 @@ class ComponentTrainingConfig:
     alpha: float = 5.0
     """Preference for rarely used episodes: an episode is sampled with probability
     proportional to (1 + n) ** -alpha after n uses; 0 for uniform sampling."""
-    opt: AdamConfig = AdamConfig()
-    """Optimizer."""
 
     def check(self, component: str) -> None:
         """Raise if a setting is not valid."""

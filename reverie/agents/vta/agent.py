@@ -16,22 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reverie import api
 from reverie.agents.open_loop import to_pixels
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
 from reverie.agents.vta import boundary_metrics
 from reverie.agents.weights import init_generator
-from reverie.api import (
-    Batch,
-    Carry,
-    Feed,
-    Metrics,
-    Mode,
-    Obs,
-    PolicyOutput,
-    StateDict,
-    UserError,
-)
 from reverie.capabilities import AgentConfig, Stateful
 from reverie.config import check_minimum
 from reverie.kernels.accelerate import Accelerator
@@ -106,23 +96,25 @@ class VTAAgent(TrainedAgent):
         self.last_metrics = {}
         self._threshold: float | None = None  # of the pixel-change baseline
 
-    def initial(self, batch: int) -> Carry:
+    def initial(self, batch: int) -> api.Carry:
         return ()
 
-    def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        raise UserError(
+    def policy(
+        self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
+    ) -> api.PolicyOutput:
+        raise api.UserError(
             "VTA trains on sequences and cannot act.\n"
             "  Fix: --agent dreamer for an environment, or --task sequences_balls."
         )
 
     # Training
 
-    def train(self, feed: Feed) -> Metrics:
+    def train(self, feed: api.Feed) -> api.Metrics:
         """Run one update on one batch."""
         self.last_metrics = self._run_update(feed("train"))
         return self.last_metrics
 
-    def _update(self, data: Batch) -> Metrics:
+    def _update(self, data: api.Batch) -> api.Metrics:
         """Run the device part of an update, in place; captured as a CUDA graph."""
         world = self.world.train()
         old_buffers = self._flat_buffers()
@@ -146,7 +138,7 @@ class VTAAgent(TrainedAgent):
     # Reporting and evaluation
 
     @torch.no_grad()
-    def report(self, feed: Feed) -> Metrics:
+    def report(self, feed: api.Feed) -> api.Metrics:
         """Return losses, boundary metrics and images of the evaluation sequences.
 
         The best checkpoint is the one with the lowest `loss`.
@@ -154,7 +146,7 @@ class VTAAgent(TrainedAgent):
         data = feed("report")
         evaluation = self.evaluate(data)
         means = {key: loss.mean() for key, loss in evaluation.losses.items()}
-        metrics: Metrics = {f"loss/{key}": mean for key, mean in means.items()}
+        metrics: api.Metrics = {f"loss/{key}": mean for key, mean in means.items()}
         metrics["loss"] = torch.stack(list(means.values())).sum()
         metrics |= self._boundary_metrics(data, evaluation, feed)
         return {**metrics, **self._images(data, evaluation)}
@@ -170,7 +162,7 @@ class VTAAgent(TrainedAgent):
         return slice(config.context, config.context + config.length)
 
     @torch.no_grad()
-    def evaluate(self, data: Batch) -> WindowEvaluation:
+    def evaluate(self, data: api.Batch) -> WindowEvaluation:
         """Evaluate the world model on sequences, in batches of the training size."""
         world, size = self.world.eval(), self.config.batch_size
         tensors = {k: v for k, v in data.items() if not k.startswith("log/")}
@@ -182,7 +174,7 @@ class VTAAgent(TrainedAgent):
         return _concatenate(results)
 
     @torch.no_grad()
-    def imagine(self, data: Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
+    def imagine(self, data: api.Batch, by_segment: bool) -> tuple[Tensor, Tensor]:
         """Imagine the modeled rows from the context rows with the recorded actions.
 
         Returns images, and True where a segment begins. With `by_segment`, every step
@@ -198,8 +190,8 @@ class VTAAgent(TrainedAgent):
         return world.decode(rollout.states)[world.key], rollout.states.boundary > 0.5
 
     def _boundary_metrics(
-        self, data: Batch, evaluation: WindowEvaluation, feed: Feed
-    ) -> Metrics:
+        self, data: api.Batch, evaluation: WindowEvaluation, feed: api.Feed
+    ) -> api.Metrics:
         """Return segment statistics and, if there are events, scores of boundaries.
 
         Scores exclude the first modeled row, which always begins a segment.
@@ -230,14 +222,14 @@ class VTAAgent(TrainedAgent):
             metrics |= {f"{group}/{key}": value for key, value in values.items()}
         return metrics
 
-    def _labels(self, data: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def _labels(self, data: api.Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return events and pixel changes of all modeled rows but the first."""
         start, stop = self.modeled_rows.start, self.modeled_rows.stop
         frames = data[self.world.key][:, start:stop].cpu().numpy()
         change = boundary_metrics.frame_change(frames)[:, 1:]
         return data[EVENT][:, start + 1 : stop].cpu().numpy(), change
 
-    def _images(self, data: Batch, evaluation: WindowEvaluation) -> Metrics:
+    def _images(self, data: api.Batch, evaluation: WindowEvaluation) -> api.Metrics:
         """Draw boundaries in some sequences, and imagined continuations."""
         shown, rows = slice(IMAGE_SEQUENCES), self.modeled_rows
         truth = data[self.world.key][shown, rows].cpu().numpy()
@@ -262,10 +254,10 @@ class VTAAgent(TrainedAgent):
     def components(self) -> dict[str, nn.Module]:
         return {"world": self.world}  # with the temperature of its boundary flags
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> api.StateDict:
         return {**super().state_dict(), "threshold": self._threshold}
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: api.StateDict) -> None:
         super().load_state_dict(state)
         self._threshold = state["threshold"]
 

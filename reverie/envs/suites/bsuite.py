@@ -17,7 +17,7 @@ import numpy as np
 
 from reverie.api import Env, UserError
 from reverie.envs.adapters.dm_env import DmEnv
-from reverie.envs.suite import Suite
+from reverie.envs.suite import Package, Suite
 
 _NAMES = """
 bandit bandit_noise bandit_scale cartpole cartpole_noise cartpole_scale cartpole_swingup
@@ -82,13 +82,10 @@ def _set_seed(env: Any, seed: int) -> None:
 SUITE = Suite(
     name="bsuite",
     description="bsuite: small experiments that each test one ability",
-    license="Apache-2.0",
     make=make_bsuite,
     config=BSuiteConfig,
     tasks=EXPERIMENTS,
     accepts=is_experiment,
     name_format="bsuite_EXPERIMENT/NUMBER, such as bsuite_catch/0",
-    package="bsuite",
-    install_group="small",
-    distributions=("bsuite",),
+    package=Package("bsuite", ("bsuite",), group="small", license="Apache-2.0"),
 )

@@ -83,5 +83,4 @@ SUITE = Suite(
     description="catch a falling ball, from images; solved in minutes on a CPU",
     make=lambda _, config: Catch(config),
     config=CatchConfig,
-    tasks=("",),
 )

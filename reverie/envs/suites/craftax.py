@@ -9,14 +9,13 @@ on a CPU. The time limit truncates episodes. Achievements are logged as
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space
 
@@ -28,17 +27,11 @@ ENV_IDS = {
 }
 
 
-@dataclass(frozen=True)
-class CraftaxConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
-
-
 class Craftax:
     """One game; `action` is an index into its list of actions."""
 
-    def __init__(self, name: str, config: CraftaxConfig | None = None, seed: int = 0):
-        self.config = config or CraftaxConfig()
+    def __init__(self, name: str, config: ImageConfig | None = None, seed: int = 0):
+        self.config = config or ImageConfig()
         import jax
 
         self._jax = jax
@@ -123,10 +116,8 @@ def _achievement_indices(classic: bool) -> dict[str, int]:
 SUITE = Suite(
     name="craftax",
     description="Craftax: combines Crafter and NetHack, implemented in JAX",
-    license="MIT",
     make=Craftax,
-    config=CraftaxConfig,
+    config=ImageConfig,
     tasks=tuple(ENV_IDS),
-    package="craftax",
-    distributions=("craftax", "jax"),
+    package=Package("craftax", ("craftax", "jax")),
 )

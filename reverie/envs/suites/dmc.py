@@ -19,7 +19,7 @@ from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.flags import flag_spaces
 from reverie.envs.mujoco_state import read_state, split_state
-from reverie.envs.suite import ImageAndStateConfig, Suite
+from reverie.envs.suite import ImageAndStateConfig, Package, Suite
 from reverie.spaces import Space, Spaces, agent_obs_space
 
 _NAMES = """
@@ -50,6 +50,14 @@ CAMERAS = {"quadruped": 2}
 
 UNBOUNDED_REWARD = ("lqr",)
 """Domains whose rewards are not in [0, 1]."""
+
+PACKAGE = Package(
+    "dm_control",
+    ("dm_control", "mujoco"),
+    (3, 12),
+    group="dmc",
+    license="Apache-2.0",
+)
 
 
 @dataclass(frozen=True)
@@ -168,13 +176,9 @@ def _random_state(simulator: Any) -> Any:
 SUITE = Suite(
     name="dmc",
     description="DeepMind Control: continuous control from states or images",
-    license="Apache-2.0",
     make=DMC,
     config=DMCConfig,
     tasks=TASKS,
     name_format="dmc_DOMAIN_TASK, such as dmc_walker_walk",
-    package="dm_control",
-    install_group="dmc",
-    distributions=("dm_control", "mujoco"),
-    max_python=(3, 12),
+    package=PACKAGE,
 )

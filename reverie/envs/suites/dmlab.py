@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
 from reverie.spaces import Space
 
@@ -71,9 +71,7 @@ HOLDOUT_SEED = 0x600D5EED
 
 
 @dataclass(frozen=True)
-class DMLabConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
+class DMLabConfig(ImageConfig):
     repeat: int = 4
     """Frames per action."""
     actions: Literal["popart", "impala"] = "popart"
@@ -152,13 +150,15 @@ def is_level(name: str) -> bool:
 SUITE = Suite(
     name="dmlab",
     description="DeepMind Lab: first-person mazes and memory tasks",
-    license="GPL-2.0",
     make=DMLab,
     config=DMLabConfig,
     tasks=LEVELS,
     accepts=is_level,
     name_format="dmlab_LEVEL, such as dmlab_explore_goal_locations_small",
-    package="deepmind_lab",
-    install_script="tools/install_dmlab.sh",
-    install_note="It is not on PyPI; this script builds it.",
+    package=Package(
+        "deepmind_lab",
+        script="tools/install_dmlab.sh",
+        note="It is not on PyPI; this script builds it.",
+        license="GPL-2.0",
+    ),
 )

@@ -14,14 +14,12 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SeededEnv
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageConfig, Suite
 from reverie.spaces import Space
 
 
 @dataclass(frozen=True)
-class DummyConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
+class DummyConfig(ImageConfig):
     length: int = 100
     """Steps per episode; every second episode is truncated, the others terminate."""
 

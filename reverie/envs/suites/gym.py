@@ -35,4 +35,5 @@ SUITE = Suite(
     description="any environment registered with Gymnasium",
     make=lambda name, _: make_gym(name),
     name_format="gym_ID, such as gym_CartPole-v1",
+    tasks=(),
 )

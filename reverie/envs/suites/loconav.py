@@ -23,6 +23,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.suite import Suite
+from reverie.envs.suites.dmc import PACKAGE
 from reverie.spaces import Space
 
 BODIES = ("ant", "quadruped")
@@ -238,14 +239,10 @@ def _make_quadruped() -> Any:
 SUITE = Suite(
     name="loconav",
     description="long-horizon locomotion in mazes",
-    license="Apache-2.0",
     make=LocoNav,
     config=LocoNavConfig,
     tasks=TASKS,
     accepts=is_task,
     name_format="loconav_BODY_MAZE, such as loconav_ant_maze_m",
-    package="dm_control",
-    install_group="dmc",
-    distributions=("dm_control", "mujoco"),
-    max_python=(3, 12),
+    package=PACKAGE,
 )

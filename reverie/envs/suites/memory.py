@@ -73,5 +73,4 @@ SUITE = Suite(
     description="recall a cue that was shown once",
     make=lambda _, config: Memory(config),
     config=MemoryConfig,
-    tasks=("",),
 )

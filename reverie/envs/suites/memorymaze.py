@@ -21,7 +21,7 @@ from reverie.envs import opengl
 from reverie.envs.adapters.dm_env import DmEnv
 from reverie.envs.flags import flag_spaces
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite
+from reverie.envs.suite import Package, Suite
 from reverie.spaces import Space
 
 ACTIONS = 6
@@ -62,11 +62,9 @@ class MemoryMaze:
 SUITE = Suite(
     name="memorymaze",
     description="Memory Maze: find colored balls in a memorized maze",
-    license="MIT",
     make=lambda name, _: MemoryMaze(name),
     tasks=("9x9", "11x11", "13x13", "15x15"),
-    package="memory_maze",
-    install_group="dmc",
-    distributions=("memory-maze", "dm_control", "mujoco"),
-    max_python=(3, 12),
+    package=Package(
+        "memory_maze", ("memory-maze", "dm_control", "mujoco"), (3, 12), group="dmc"
+    ),
 )

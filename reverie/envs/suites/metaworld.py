@@ -16,7 +16,7 @@ from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import ImageAndStateConfig, Suite
+from reverie.envs.suite import ImageAndStateConfig, Package, Suite
 from reverie.spaces import Space, Spaces
 
 _NAMES = """
@@ -111,11 +111,8 @@ class MetaWorld:
 SUITE = Suite(
     name="metaworld",
     description="Meta-World: 50 manipulation tasks",
-    license="MIT",
     make=MetaWorld,
     config=MetaWorldConfig,
     tasks=TASKS,
-    package="metaworld",
-    distributions=("metaworld", "mujoco"),
-    max_python=(3, 13),
+    package=Package("metaworld", ("metaworld", "mujoco"), (3, 13)),
 )

@@ -20,7 +20,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.spaces import Space
 
 TASKS = ("diamond", "wood", "climb")
@@ -80,9 +80,7 @@ LOGGED_ITEMS = ("log", "cobblestone", "iron_ingot", "diamond")
 
 
 @dataclass(frozen=True)
-class MinecraftConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
+class MinecraftConfig(ImageConfig):
     repeat: int = 1
     """Simulator steps per action; crafting, placing and turning use the first only."""
     break_speed: float = 100.0
@@ -329,12 +327,13 @@ def make_simulator(config: MinecraftConfig) -> Any:
 SUITE = Suite(
     name="minecraft",
     description="Minecraft: obtain a diamond, collect wood, or climb",
-    license="MIT",
     make=Minecraft,
     config=MinecraftConfig,
     tasks=TASKS,
-    package="minerl",
-    install_script="tools/install_minecraft.sh",
-    install_note="It needs Java 8 and old build tools, which this script installs.",
-    max_python=(3, 11),
+    package=Package(
+        "minerl",
+        max_python=(3, 11),
+        script="tools/install_minecraft.sh",
+        note="It needs Java 8 and old build tools, which this script installs.",
+    ),
 )

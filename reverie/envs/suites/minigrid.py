@@ -16,7 +16,7 @@ import numpy as np
 from reverie.api import Action, Obs, UserError
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite, suggest
+from reverie.envs.suite import ImageConfig, Package, Suite, suggest
 from reverie.envs.text_embedding import EMBEDDING_SPACE, embed_text
 from reverie.spaces import Space, Spaces
 
@@ -44,11 +44,9 @@ SYMBOLS = {"object": 11, "color": 6, "state": 3}
 
 
 @dataclass(frozen=True)
-class MiniGridConfig:
+class MiniGridConfig(ImageConfig):
     view: Literal["pixels", "symbols"] = "pixels"
     """Observe the view as an image, or its cells as integers."""
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
 
 
 class MiniGrid:
@@ -142,12 +140,9 @@ def _versions(name: str) -> list[str]:
 SUITE = Suite(
     name="minigrid",
     description="MiniGrid: small grid worlds",
-    license="Apache-2.0",
     make=MiniGrid,
     config=MiniGridConfig,
     tasks=TASKS,
     accepts=is_task,
-    package="minigrid",
-    install_group="small",
-    distributions=("minigrid",),
+    package=Package("minigrid", ("minigrid",), group="small", license="Apache-2.0"),
 )

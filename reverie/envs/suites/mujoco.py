@@ -15,7 +15,7 @@ import numpy as np
 from reverie.api import Action, Obs
 from reverie.envs import opengl
 from reverie.envs.adapters.gymnasium import GymnasiumEnv
-from reverie.envs.suite import ImageAndStateConfig, Suite
+from reverie.envs.suite import ImageAndStateConfig, Package, Suite
 from reverie.envs.wrappers import ActionRepeat
 from reverie.spaces import Space
 
@@ -96,11 +96,8 @@ class MuJoCo:
 SUITE = Suite(
     name="mujoco",
     description="Gymnasium's MuJoCo locomotion tasks",
-    license="MIT",
     make=MuJoCo,
     config=MuJoCoConfig,
     tasks=TASKS,
-    package="mujoco",
-    install_group="dmc",
-    distributions=("gymnasium", "mujoco"),
+    package=Package("mujoco", ("gymnasium", "mujoco"), group="dmc"),
 )

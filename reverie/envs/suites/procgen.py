@@ -15,7 +15,7 @@ import numpy as np
 
 from reverie.api import Action, Obs, StateDict
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.suite import Suite
+from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space
 
@@ -117,11 +117,8 @@ class Procgen:
 SUITE = Suite(
     name="procgen",
     description="ProcGen: 16 procedurally generated games",
-    license="MIT",
     make=Procgen,
     config=ProcgenConfig,
     tasks=GAMES,
-    package="procgen",
-    distributions=("procgen-mirror", "numpy"),
-    max_python=(3, 12),
+    package=Package("procgen", ("procgen-mirror", "numpy"), (3, 12)),
 )

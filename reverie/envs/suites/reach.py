@@ -117,5 +117,4 @@ SUITE = Suite(
     description="move a hand to a target in the image; has an expert policy",
     make=lambda _, config: Reach(config),
     config=ReachConfig,
-    tasks=("",),
 )

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class RSSMConfig:
-    """Sizes and regularization of the RSSM.
-
-    The defaults are those of the block size200m.
-    """
+class LatentStateConfig:
+    """Fields that the RSSM and the world of dreamerv3-torch have in common."""
 
     deter: int = 8192
     """Size of the deterministic state."""
@@ -21,6 +18,37 @@ class RSSMConfig:
     `classes` entries."""
     classes: int = 64
     """Classes of each categorical variable."""
+    act: str = "silu"
+    """Activation function."""
+    norm: str = "rms"
+    """Normalization: rms, layer or none."""
+    unimix: float = 0.01
+    """Fraction of the uniform distribution mixed into every categorical, which keeps
+    the KL losses finite."""
+    free_nats: float = 1.0
+    """Free nats: the KL losses are clipped below this value."""
+    store: str = "float32"
+    """Dtype in which the replay buffer stores `deter`: float32 or float16."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.unimix <= 1:
+            raise ValueError("unimix must be from 0 to 1")
+        if self.store not in ("float32", "float16"):
+            raise ValueError(f"store must be float32 or float16, not {self.store!r}")
+
+    @property
+    def feature_widths(self) -> tuple[int, int]:
+        """Sizes of the deterministic and the stochastic features."""
+        return self.deter, self.stoch * max(1, self.classes)
+
+
+@dataclass(frozen=True)
+class RSSMConfig(LatentStateConfig):
+    """Sizes and regularization of the RSSM.
+
+    The defaults are those of the block size200m.
+    """
+
     blocks: int = 8
     """Blocks of the block-diagonal GRU; must divide `deter`. More blocks mean fewer
     weights."""
@@ -31,33 +59,14 @@ class RSSMConfig:
     imglayers: int = 2
     """Hidden layers of the prior, which predicts the stochastic state without an
     observation."""
-    act: str = "silu"
-    """Activation function."""
-    norm: str = "rms"
-    """Normalization: rms, layer or none."""
-    unimix: float = 0.01
-    """Fraction of the uniform distribution mixed into every categorical, which keeps
-    the KL losses finite."""
     outscale: float = 1.0
     """Scale of the initial weights of the logit layers."""
-    free_nats: float = 1.0
-    """Free nats: the KL losses are clipped below this value."""
     absolute: bool = False
     """Compute the posterior from the observation alone, without `deter`."""
-    store: str = "float32"
-    """Dtype in which the replay buffer stores `deter`: float32 or float16."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = (self.deter, self.hidden, self.stoch, self.classes, self.blocks)
         layers = (self.dynlayers, self.obslayers, self.imglayers)
         if min(sizes) < 1 or min(layers) < 0:
             raise ValueError("sizes must be at least 1, and layers at least 0")
-        if not 0 <= self.unimix <= 1:
-            raise ValueError("unimix must be from 0 to 1")
-        if self.store not in ("float32", "float16"):
-            raise ValueError(f"store must be float32 or float16, not {self.store!r}")
-
-    @property
-    def feature_widths(self) -> tuple[int, int]:
-        """Sizes of the deterministic and the stochastic features."""
-        return self.deter, self.stoch * self.classes

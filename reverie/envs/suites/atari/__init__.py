@@ -17,7 +17,7 @@ import numpy as np
 from reverie.api import Action, Obs, StateDict, UserError, VecEnv
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.seeding import SEED_RANGE, load_rng, save_rng
-from reverie.envs.suite import Suite
+from reverie.envs.suite import Package, Suite
 from reverie.envs.wrappers import resize
 from reverie.spaces import Space
 
@@ -246,15 +246,14 @@ def _make_native(*args: Any) -> VecEnv:
 _ATARI = Suite(
     name="atari",
     description="Atari 2600 games",
-    license="GPL-2.0",
     make=Atari,
     config=AtariConfig,
     tasks=GAMES,
     accepts=is_installed_game,
     make_native=_make_native,
-    package="ale_py",
-    install_group="small",
-    distributions=("ale-py",),
+    package=Package(
+        "ale_py", ("ale-py",), group="small", extra="atari", license="GPL-2.0"
+    ),
 )
 SUITES = (
     _ATARI,
@@ -262,7 +261,6 @@ SUITES = (
         _ATARI,
         name="atari100k",
         config_name="atari",
-        extra="atari",
         description="Atari 2600 games within 400 thousand frames",
     ),
 )

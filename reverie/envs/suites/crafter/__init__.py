@@ -17,7 +17,7 @@ import numpy as np
 
 from reverie.api import Action, Obs
 from reverie.envs.flags import flag_spaces, flags
-from reverie.envs.suite import Suite
+from reverie.envs.suite import ImageConfig, Package, Suite
 from reverie.envs.suites.crafter.view import use_fast_rendering
 from reverie.spaces import Space
 
@@ -32,9 +32,7 @@ LOG_KEYS = tuple(f"log/achievement_{name}" for name in ACHIEVEMENTS)
 
 
 @dataclass(frozen=True)
-class CrafterConfig:
-    size: tuple[int, int] = (64, 64)
-    """Height and width of the image in pixels."""
+class CrafterConfig(ImageConfig):
     area: tuple[int, int] = (64, 64)
     """Width and height of the world in cells."""
     length: int = 10_000
@@ -166,11 +164,8 @@ def make_game(config: CrafterConfig, reward: bool, seed: int) -> Any:
 SUITE = Suite(
     name="crafter",
     description="open-world survival with 22 achievements",
-    license="MIT",
     make=Crafter,
     config=CrafterConfig,
     tasks=("reward", "noreward"),
-    package="crafter",
-    install_group="small",
-    distributions=("crafter",),
+    package=Package("crafter", ("crafter",), group="small"),
 )

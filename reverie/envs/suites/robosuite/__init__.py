@@ -27,7 +27,7 @@ from reverie.envs import opengl
 from reverie.envs.flags import flag_spaces, flags
 from reverie.envs.mujoco_state import check_state
 from reverie.envs.seeding import SEED_RANGE
-from reverie.envs.suite import Suite, suggest
+from reverie.envs.suite import Package, Suite, suggest
 from reverie.envs.suites.robosuite.lift import Scene, lift_action
 from reverie.spaces import Space, Spaces
 
@@ -319,11 +319,8 @@ SUITE = Suite(
     name="robosuite",
     recorded_settings=recorded_settings,
     description="robosuite: robot arm manipulation",
-    license="MIT",
     make=Robosuite,
     config=RobosuiteConfig,
     tasks=TASKS,
-    package="robosuite",
-    distributions=("robosuite", "mujoco"),
-    max_python=(3, 13),
+    package=Package("robosuite", ("robosuite", "mujoco"), (3, 13)),
 )
