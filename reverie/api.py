@@ -154,8 +154,6 @@ class Schedule(Protocol):
     def should_collect(self) -> bool: ...  # act before training again
     @property
     def finished(self) -> bool: ...  # training is complete, regardless of run.steps
-    @property
-    def phase(self) -> int: ...  # completed collection phases
     def updates_due(self, step: int) -> int: ...  # updates to run now
     def add_env_steps(self, steps: int) -> None: ...  # the loop took actions
     def add_update(self) -> None: ...  # the loop ran an update

@@ -81,6 +81,24 @@ class Profilable(Protocol):
 
 
 @runtime_checkable
+class CountsEpochs(Protocol):
+    """A schedule of epochs: each collects data and then trains on it.
+
+    Progress, checkpoint names and `run.clock epochs` use it. `AgentConfig.epochs` is
+    the number of epochs.
+    """
+
+    @property
+    def last_epoch(self) -> int: ...  # of the last action or update; 0 before the first
+    @property
+    def collected_epochs(self) -> int: ...  # epochs whose data is collected
+    @property
+    def completed_epochs(self) -> int: ...  # epochs that are collected and trained
+    @property
+    def planned_env_steps(self) -> int: ...  # environment steps of all epochs
+
+
+@runtime_checkable
 class CanRepeatUpdate(Protocol):
     """Can repeat an update that was given up before its optimizer step."""
 
@@ -324,6 +342,12 @@ class AgentConfig:
     @property
     def rows_per_update(self) -> int:
         """Dataset rows per update, for agents whose training is counted in epochs."""
+        return 0
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the agent's schedule (see `CountsEpochs`); 0 if it has
+        none."""
         return 0
 
     @property

@@ -33,7 +33,6 @@ class NeverTrain:
 
     should_collect = True
     finished = False
-    phase = 0
 
     def updates_due(self, step: int) -> int:
         return 0

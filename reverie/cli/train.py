@@ -105,8 +105,8 @@ def training_config(arguments: Arguments, command: str = "train") -> Any:
     run_to_resume = folder.read_config(path) if is_resumed else None
     blocks = [*base_blocks, *arguments.blocks]
     without_flags = arguments._replace(blocks=blocks, flags=[])
-    if base_blocks and to_config(without_flags).run.clock == "phases":
-        blocks.append("in_updates")  # there is no data collection to count phases of
+    if base_blocks and to_config(without_flags).run.clock == "epochs":
+        blocks.append("in_updates")  # without data collection there are no epochs
     return resolve_for_command(
         command, blocks, arguments.files, arguments.flags, run_to_resume
     )

@@ -27,6 +27,7 @@ from reverie.run.load import UntrainedPolicy
 POLL_SECONDS = 2.0
 """Time between two searches for new checkpoints."""
 UPDATES = "eval/updates"
+EPOCH = "eval/epoch"
 
 
 def follow(
@@ -66,6 +67,8 @@ def follow(
                 if loop["logger"]["seconds"] is not None:
                     logger.seconds = loop["logger"]["seconds"]
                 logger.add({UPDATES: clock["updates"], **_metrics(result)})
+                if clock["completed_epochs"] is not None:
+                    logger.add({EPOCH: clock["completed_epochs"]})
                 logger.write(frames)
                 yield result
 

@@ -28,7 +28,7 @@ from reverie.log.media import MediaSink
 from reverie.log.record import Record, ResumableSink, Score, Sink
 from reverie.log.scope import ScopeSink
 from reverie.log.tensorboard import TensorboardSink
-from reverie.log.terminal import TerminalSink
+from reverie.log.terminal import Epochs, TerminalSink
 from reverie.log.wandb import WandbSink
 from reverie.render.video import FPS
 
@@ -337,18 +337,22 @@ def make_logger(
     settings: dict[str, Any] | None = None,
     render_fps: float = 0,
     name: str = "",
+    epochs: Callable[[], Epochs] | None = None,
 ) -> Logger:
     """Build the logger with the sinks in the config.
 
     `total` is the last step of the run, for the progress line; `settings` is the
     resolved config, and `name` the name of the run if it is not that of the logdir, for
     sinks that display them. `render_fps` is the speed of videos, unless the config sets
-    one.
+    one. `epochs` returns the progress of a run that counts epochs.
     """
     fps = config.fps or render_fps or FPS
     makers: dict[str, Callable[[], Sink]] = {
         "terminal": lambda: TerminalSink(
-            config.filter, total, progress_metrics=config.progress_metrics
+            config.filter,
+            total,
+            progress_metrics=config.progress_metrics,
+            epochs=epochs,
         ),
         "jsonl": lambda: JsonlSink(logdir, config.timing_metrics),
         "media": lambda: MediaSink(logdir, fps, config.keep_media),

@@ -8,8 +8,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TextIO
 
 from reverie.api import UserError
 from reverie.log.messages import record_output
@@ -21,8 +21,26 @@ REFRESH_SECONDS = 0.5
 RATE_SECONDS = 60.0
 """Time over which the steps per second are averaged."""
 
+RATE_EPOCHS = 10
+"""Number of epochs over which their duration is averaged."""
+
 LOSSES = ("train/opt/loss", "train/loss")
 """Metrics with the total loss; if none exists, all `train/loss/*` are added."""
+
+
+class Epochs(NamedTuple):
+    """Progress of a run that is counted in epochs."""
+
+    current: int
+    """Number of the current epoch, from 1."""
+    completed: int
+    total: int | None
+    """Number of epochs; None if the run ends at a step, before all of them."""
+
+    def describe(self) -> str:
+        """Return the number of the epoch, and of all epochs."""
+        of_total = f" of {self.total:,}" if self.total else ""
+        return f"epoch {max(1, self.current):,}{of_total}"
 
 
 class TerminalSink(Sink):
@@ -40,6 +58,7 @@ class TerminalSink(Sink):
         total: int | None = None,
         stream: TextIO | None = None,
         progress_metrics: Sequence[str] = (),
+        epochs: Callable[[], Epochs] | None = None,
     ):
         try:
             self.filter = re.compile(filter)
@@ -48,11 +67,15 @@ class TerminalSink(Sink):
                 f"logger.filter is not a regular expression: {filter!r} ({error}).\n"
                 "  Fix: write alternatives like --logger.filter 'score|train/loss/'"
             ) from error
-        self.total = total
+        self.total, self.epochs = total, epochs
         self._stream = stream
         self._loss = self._score = ""  # as printed
         self._progress_metrics = dict.fromkeys(progress_metrics, "")
         self._step_times: deque[tuple[float, int]] = deque()
+        # Time of the end of an epoch, and completed epochs; only of whole epochs, and
+        # not of the first one, which is longer.
+        self._epoch_times: deque[tuple[float, int]] = deque(maxlen=RATE_EPOCHS + 1)
+        self._completed = epochs().completed if epochs else 0
         self._last_refresh = -math.inf
         self._has_progress_line = False
 
@@ -99,6 +122,8 @@ class TerminalSink(Sink):
 
     def truncate_after(self, step: int) -> None:
         self._step_times.clear()
+        self._epoch_times.clear()
+        self._completed = self.epochs().completed if self.epochs else 0
 
     def close(self) -> None:
         self.clear_line()
@@ -116,20 +141,46 @@ class TerminalSink(Sink):
         self._step_times.append((now, step))
         while len(self._step_times) > 2 and self._step_times[1][0] < now - RATE_SECONDS:
             self._step_times.popleft()
+        if self.epochs and (completed := self.epochs().completed) != self._completed:
+            self._epoch_times.append((now, completed))
+            self._completed = completed
 
     def _progress_line(self, step: int) -> str:
-        (start, first), (end, last) = self._step_times[0], self._step_times[-1]
-        rate = (last - first) / (end - start) if end > start else 0.0
-        parts = [f"step {step:,}"]
-        if self.total:
-            parts[0] += f" of {self.total:,} ({step / self.total:.0%})"
+        rate = _rate(self._step_times)
+        epochs = self.epochs() if self.epochs else None
+        if epochs and epochs.total:
+            total, done = epochs.total, epochs.completed
+            parts = [f"{epochs.describe()} ({done / total:.0%})", f"step {step:,}"]
+            left = self._seconds_of_epochs(total - done)
+        else:
+            parts = [epochs.describe()] if epochs else []
+            parts.append(f"step {step:,}")
+            if self.total:
+                parts[-1] += f" of {self.total:,} ({step / self.total:.0%})"
+            left = (self.total - step) / rate if self.total and rate > 0 else 0
         if rate > 0:
             parts.append(f"{format_number(rate)} steps/s")
-        if rate > 0 and self.total and step < self.total:
-            parts.append(f"{format_seconds((self.total - step) / rate)} left")
+        if left > 0:
+            parts.append(f"{format_seconds(left)} left")
         values = {"loss": self._loss, "score": self._score, **self._progress_metrics}
         parts += [f"{k.rsplit('/', 1)[-1]} {v}" for k, v in values.items() if v]
         return " · ".join(parts)
+
+    def _seconds_of_epochs(self, count: int) -> float:
+        """Return the time that this many epochs take; 0 if it is not known yet."""
+        rate = _rate(self._epoch_times)
+        if not rate:
+            return 0.0
+        since_last = time.monotonic() - self._epoch_times[-1][0]
+        return max(0.0, count / rate - since_last)
+
+
+def _rate(times: Sequence[tuple[float, int]]) -> float:
+    """Return the average increase of a counter per second."""
+    if not times:
+        return 0.0
+    (start, first), (end, last) = times[0], times[-1]
+    return (last - first) / (end - start) if end > start else 0.0
 
 
 def _total_loss(scalars: dict[str, float]) -> float | None:

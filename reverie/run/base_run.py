@@ -18,6 +18,7 @@ from reverie.api import Agent, Metrics, StateDict, UserError
 from reverie.log.logger import Logger, make_logger
 from reverie.log.messages import print_message
 from reverie.log.status import StatusLine
+from reverie.log.terminal import Epochs
 from reverie.log.timer import Rates, Timer
 from reverie.log.usage import Usage
 from reverie.run import checkpoint, device
@@ -52,7 +53,10 @@ class BaseRun(Resources):
         self.path = resolve_logdir(config.logdir)
         self.stopper = Stopper()
         self.checkpoints = Checkpoints(
-            self.path / "ckpt", config.run.keep_last, config.run.keep_every
+            self.path / "ckpt",
+            config.run.keep_last,
+            config.run.keep_every,
+            config.run.keep_epochs,
         )
         self.health = Health(config.run.max_nonfinite, self.checkpoints)
         self.logger = Logger([])
@@ -100,7 +104,12 @@ class BaseRun(Resources):
         self.usage = Usage()
         settings = dataclasses.asdict(self.config)
         self.logger = make_logger(
-            self.config.logger, self.path, frames, settings, render_fps
+            self.config.logger,
+            self.path,
+            frames,
+            settings,
+            render_fps,
+            epochs=self._epochs if self.clock.epochs else None,
         )
         self._cleanup.callback(self.logger.close)
         self.status.details = self._details
@@ -163,13 +172,25 @@ class BaseRun(Resources):
     def _run_metrics(self) -> Metrics:
         """Return rates, timings and usage since the last call."""
         metrics: Metrics = {"train/opt/updates": self.clock.updates}
+        if self.clock.epochs:
+            metrics["train/epoch"] = self.clock.epochs.last_epoch
         for source in (self.rates, self.timer, self.usage):
             metrics |= source.metrics()
         return metrics
 
     def _details(self) -> str:
         """Return the progress of the run, for the status line."""
-        return f"step {self.clock.step:,}, {self.clock.updates:,} updates"
+        steps = f"step {self.clock.step:,}, {self.clock.updates:,} updates"
+        return f"{self._epochs().describe()}, {steps}" if self.clock.epochs else steps
+
+    def _epochs(self) -> Epochs:
+        """Return the progress of a run that counts epochs."""
+        schedule = self.clock.epochs
+        assert schedule
+        total = (
+            self.config.agent_config.epochs if self.clock.ends_after_epochs else None
+        )
+        return Epochs(schedule.last_epoch, schedule.completed_epochs, total)
 
     def _stop_notice(self, activity: str) -> str:
         """Return a message if a signal was received and the run has not stopped yet."""

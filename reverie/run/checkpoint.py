@@ -1,9 +1,10 @@
 """Atomic checkpoints with checksums.
 
-A checkpoint is a folder `ckpt/<step>-<number>`. For each part of the run it has the
-arrays as safetensors and the remaining state as JSON, and a manifest with the size and
-checksum of every file. It is written under a temporary name, flushed to disk, and then
-renamed, so a folder with the final name is complete. No file points to the newest
+A checkpoint is a folder `ckpt/<step>-<number>`, or `ckpt/<step>-<number>-epoch<epoch>`
+with the completed epochs of an agent that counts them. For each part of the run it has
+the arrays as safetensors and the remaining state as JSON, and a manifest with the size
+and checksum of every file. It is written under a temporary name, flushed to disk, and
+then renamed, so a folder with the final name is complete. No file points to the newest
 checkpoint; it is found by its number. A checkpoint that fails its checksums is moved to
 `ckpt/quarantine` and the previous one is used. Pickle is not used.
 """
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -32,7 +33,15 @@ from reverie.storage.atomic import explain_full_disk, fsync
 from reverie.storage.limits import read_json
 
 FORMAT = 1
-_NAME = re.compile(r"(\d{12,})-(\d{6,})")
+_NAME = re.compile(r"(\d{12,})-(\d{6,})(?:-epoch(\d{4,}))?")
+
+
+class _Counters(NamedTuple):
+    """The counters in the name of a checkpoint."""
+
+    step: int
+    number: int  # 1 for the first checkpoint of a run
+    epoch: int  # completed epochs; 0 if they are not counted
 
 
 class Damaged(Exception):
@@ -42,19 +51,32 @@ class Damaged(Exception):
 class Checkpoints:
     """The checkpoints of one run, newest last.
 
-    Keeps the newest `keep_last`, and every `keep_every`-th one (0: none).
+    Keeps the newest `keep_last`, every `keep_every`-th one, and the first one after
+    every `keep_epochs` epochs (0: none).
     """
 
-    def __init__(self, folder: Path, keep_last: int = 2, keep_every: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        keep_epochs: int = 0,
+    ):
         self.folder = folder
         self.keep_last = max(1, keep_last)
         self.keep_every = keep_every
+        self.keep_epochs = keep_epochs
 
-    def save(self, step: int, parts: dict[str, StateDict]) -> Path:
-        """Write all parts as one checkpoint, atomically."""
-        existing = self.paths()
-        number = 1 + max((self._numbers(path)[1] for path in existing), default=0)
-        final = self.folder / f"{step:012d}-{number:06d}"
+    def save(
+        self, step: int, parts: dict[str, StateDict], epoch: int | None = None
+    ) -> Path:
+        """Write all parts as one checkpoint, atomically.
+
+        `epoch` is the number of completed epochs; None if they are not counted.
+        """
+        number = 1 + max((_counters(path).number for path in self.paths()), default=0)
+        suffix = "" if epoch is None else f"-epoch{epoch:04d}"
+        final = self.folder / f"{step:012d}-{number:06d}{suffix}"
         partial = self.folder / f".partial-{final.name}"
         with explain_full_disk(final):
             shutil.rmtree(partial, ignore_errors=True)
@@ -96,13 +118,13 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         paths = [p for p in self.folder.iterdir() if _NAME.fullmatch(p.name)]
-        return sorted(paths, key=lambda path: self._numbers(path)[::-1])
+        return sorted(paths, key=lambda path: _counters(path)[1::-1])
 
     @property
     def step(self) -> int:
         """Step of the newest checkpoint; 0 if there is none."""
         paths = self.paths()
-        return self._numbers(paths[-1])[0] if paths else 0
+        return _counters(paths[-1]).step if paths else 0
 
     def prune(self) -> list[Path]:
         """Delete old checkpoints and incomplete ones of killed runs.
@@ -110,10 +132,10 @@ class Checkpoints:
         Returns the checkpoints that are kept.
         """
         paths = self.paths()
-        kept = paths[-self.keep_last :]
+        keep = {*paths[-self.keep_last :], *self._first_of_epochs(paths)}
         if self.keep_every > 0:
-            old = [p for p in paths if self._numbers(p)[1] % self.keep_every == 0]
-            kept = sorted({*old, *kept})
+            keep |= {p for p in paths if _counters(p).number % self.keep_every == 0}
+        kept = [path for path in paths if path in keep]
         for path in paths:
             if path not in kept:
                 # Renamed first, so that a kill leaves no incomplete checkpoint.
@@ -135,11 +157,20 @@ class Checkpoints:
         os.rename(path, target)
         return target
 
-    @staticmethod
-    def _numbers(path: Path) -> tuple[int, int]:
-        match = _NAME.fullmatch(path.name)
-        assert match
-        return int(match[1]), int(match[2])
+    def _first_of_epochs(self, paths: list[Path]) -> Iterable[Path]:
+        """Return the first of these checkpoints after every `keep_epochs` epochs."""
+        if self.keep_epochs <= 0:
+            return ()
+        first: dict[int, Path] = {}
+        for path in paths:
+            first.setdefault(_counters(path).epoch // self.keep_epochs, path)
+        return [path for multiple, path in first.items() if multiple]
+
+
+def _counters(path: Path) -> _Counters:
+    match = _NAME.fullmatch(path.name)
+    assert match
+    return _Counters(int(match[1]), int(match[2]), int(match[3] or 0))
 
 
 def write_folder(folder: Path, parts: dict[str, StateDict], step: int) -> None:

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reverie.api import Schedule, StateDict, UserError
+from reverie.capabilities import CountsEpochs
 from reverie.config import check_minimum
 
 INTERVALS: dict[str, dict[str, float]] = {
     "seconds": {"log": 120, "report": 300, "save": 900, "eval": 300},
     "steps": {"log": 1000, "report": 5000, "save": 10_000, "eval": 5000},
-    "phases": {"log": 1, "report": 10, "save": 1, "eval": 50},
+    "epochs": {"log": 1, "report": 10, "save": 1, "eval": 50},
 }
 """Default of each `_every` setting, by the unit `run.clock`."""
 
@@ -54,11 +55,11 @@ class RunConfig:
     pretrain: int = 0
     """Updates at the start of training, in addition to those of `train_ratio`; none if
     the run starts from a checkpoint."""
-    clock: Literal["seconds", "steps", "phases"] = "seconds"
+    clock: Literal["seconds", "steps", "epochs"] = "seconds"
     """Unit of the `_every` settings: seconds, agent steps (updates in offline
-    training), or collection phases of an agent that alternates between acting and
-    training (the epochs of Δ-IRIS). A flag that changes the unit sets all intervals to
-    defaults in the new unit, except for those that are also given as flags."""
+    training), or epochs of an agent that alternates between collecting data and
+    training (Δ-IRIS). A flag that changes the unit sets all intervals to defaults in
+    the new unit, except for those that are also given as flags."""
     log_every: float = INTERVALS["seconds"]["log"]
     """Interval between two writes of the metrics, in units of `clock`. For all `_every`
     settings, 0 means never and a negative value means after every iteration."""
@@ -90,6 +91,9 @@ class RunConfig:
     """Number of most recent checkpoints to keep."""
     keep_every: int = 0
     """Also keep every Nth checkpoint; 0 for none."""
+    keep_epochs: int = 0
+    """Also save and keep a checkpoint after every Nth epoch of an agent that trains in
+    epochs (Δ-IRIS); 0 for none."""
     max_nonfinite: int = 20
     """Number of consecutive updates that may be skipped because the loss or a gradient
     is not finite."""
@@ -97,6 +101,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_minimum(self, "run.", envs=1, steps=1, eval_envs=1, eval_eps=1)
         check_minimum(self, "run.", max_nonfinite=1, train_ratio=0, pretrain=0)
+        check_minimum(self, "run.", keep_last=1, keep_every=0, keep_epochs=0)
         for name in ("envs", "eval_envs"):
             if getattr(self, name) > MAX_ENVS:
                 raise UserError(
@@ -114,7 +119,6 @@ class TrainRatio:
 
     should_collect = True
     finished = False
-    phase = 0
 
     def __init__(self, updates_per_step: float, pretrain: int = 0):
         assert updates_per_step >= 0
@@ -149,6 +153,8 @@ class Clock:
 
     def __init__(self, config: RunConfig, schedule: Schedule, repeat: int = 1):
         self.schedule = schedule
+        self.epochs = schedule if isinstance(schedule, CountsEpochs) else None
+        """The schedule, if it counts epochs."""
         self.repeat = repeat
         self.steps = config.steps
         self.step = 0
@@ -163,8 +169,10 @@ class Clock:
             "save": config.save_every,
             "eval": config.eval_every,
         }
-        self._last = {name: self._now(name) for name in self._every}
-        self._phase = schedule.phase
+        self._keep_epochs = config.keep_epochs if self.epochs else 0
+        self._collected_epochs = 0  # at the last call of `collection_ended`
+        self._seen_epochs = 0  # completed at the last call of `_is_epoch_to_keep`
+        self._restart_intervals()
 
     @property
     def frames(self) -> int:
@@ -193,10 +201,21 @@ class Clock:
         self.updates_left = max(0, self.updates_left - 1)
         self.schedule.add_update()
 
-    def phase_ended(self) -> bool:
-        """True once after each collection phase of the schedule."""
-        before, self._phase = self._phase, self.schedule.phase
-        return self._phase != before
+    @property
+    def completed_epochs(self) -> int | None:
+        """Epochs that are collected and trained; None if epochs are not counted."""
+        return self.epochs.completed_epochs if self.epochs else None
+
+    @property
+    def ends_after_epochs(self) -> bool:
+        """True if the run ends after all epochs; False if after `run.steps`."""
+        return self.epochs is not None and self.epochs.planned_env_steps <= self.steps
+
+    def collection_ended(self) -> bool:
+        """True once after the collection of each epoch, if epochs are counted."""
+        before = self._collected_epochs
+        self._collected_epochs = self.epochs.collected_epochs if self.epochs else 0
+        return self._collected_epochs != before
 
     def updates_due(self, ready: bool) -> int:
         """Number of updates to run now; 0 until the replay is `ready`.
@@ -210,11 +229,12 @@ class Clock:
     def every(self, name: str) -> bool:
         """True if `name` (log, report, save, eval) is due; restarts its interval."""
         interval = self._every[name]
+        keeps_epoch = name == "save" and self._is_epoch_to_keep()
         if interval <= 0:
-            return interval < 0
-        now = self._now(name)
+            return keeps_epoch or interval < 0
+        now = self._now()
         if now - self._last[name] < interval:
-            return False
+            return keeps_epoch
         # In steps, multiples of the interval: an iteration takes several steps at once.
         self._last[name] = now if self._unit == "seconds" else now - (now % interval)
         return True
@@ -224,6 +244,7 @@ class Clock:
             "step": self.step,
             "updates": self.updates,
             "updates_left": self.updates_left,
+            "completed_epochs": self.completed_epochs,
             "schedule": self.schedule.state_dict(),
             "last": None if self._unit == "seconds" else dict(self._last),
         }
@@ -232,17 +253,24 @@ class Clock:
         self.step, self.updates = state["step"], state["updates"]
         self.updates_left = state["updates_left"]
         self.schedule.load_state_dict(state["schedule"])
-        self._phase = self.schedule.phase
-        self._last = {name: self._now(name) for name in self._every}
+        self._restart_intervals()
         if self._unit != "seconds" and state["last"]:
             self._last |= state["last"]
 
-    def _now(self, name: str) -> float:
+    def _restart_intervals(self) -> None:
+        self._last = dict.fromkeys(self._every, self._now())
+        self._collected_epochs = self.epochs.collected_epochs if self.epochs else 0
+        self._seen_epochs = self.completed_epochs or 0
+
+    def _is_epoch_to_keep(self) -> bool:
+        """True once after every epoch whose checkpoint is kept."""
+        before, self._seen_epochs = self._seen_epochs, self.completed_epochs or 0
+        every = self._keep_epochs
+        return bool(every) and before // every != self._seen_epochs // every
+
+    def _now(self) -> float:
         if self._unit == "seconds":
             return time.monotonic()
         if self._unit == "steps":
             return self.step
-        schedule = self.schedule
-        # A phase ends after training on it, but is saved right after collection.
-        has_ended = schedule.should_collect or schedule.finished
-        return schedule.phase - int(not has_ended and name != "save")
+        return self.completed_epochs or 0

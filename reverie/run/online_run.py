@@ -9,7 +9,7 @@ from typing import Any
 
 from reverie import envs as suites
 from reverie.api import Metrics, StateDict, UserError, VecEnv
-from reverie.capabilities import NeedsStatistics
+from reverie.capabilities import CountsEpochs, NeedsStatistics
 from reverie.datasets.episodes import iterate_episodes
 from reverie.evaluation.episodes import summarize
 from reverie.replay import device_copy
@@ -67,9 +67,10 @@ class OnlineRun(BaseRun):
         prefill_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
         )
-        if config.run.clock == "phases" and self.agent.schedule is None:
+        counts_epochs = isinstance(self.agent.schedule, CountsEpochs)
+        if config.run.clock == "epochs" and not counts_epochs:
             raise UserError(
-                f"The agent {config.agent!r} has no collection phases, so nothing "
+                f"The agent {config.agent!r} is not trained in epochs, so nothing "
                 "would ever be logged or saved.\n  Fix: --run.clock seconds"
             )
         write_spaces(self.path, self.envs.obs_space, self.envs.act_space)
@@ -182,9 +183,7 @@ class OnlineRun(BaseRun):
             with checkpoint.explain_mismatch(newest):
                 self._restore(newest)
             self._delete_unused_replay_files(kept)
-            self.print_message(
-                f"Resumed {newest.name} at agent step {self.clock.step}."
-            )
+            self.print_message(f"Resumed {newest.name} at {self._position()}.")
             return
         # Files of a run that was killed before its first checkpoint.
         self._delete_unused_replay_files([])
@@ -219,7 +218,7 @@ class OnlineRun(BaseRun):
             self.replay.add(rows.values, rows.streams)
             self.logger.add(rows.metrics, step=self.clock.frames)
             self.clock.advance(len(rows), rows.env_steps)
-        if self.clock.phase_ended():
+        if self.clock.collection_ended():
             self.logger.add(self.collector.summary(), prefix="collect")
         return rows
 
@@ -269,7 +268,9 @@ class OnlineRun(BaseRun):
         }
         if self.evaluator is not None:
             parts["evaluator"] = self.evaluator.state_dict()
-        path = self.checkpoints.save(self.clock.step, parts)
+        path = self.checkpoints.save(
+            self.clock.step, parts, self.clock.completed_epochs
+        )
         self.replay_indices[path] = replays
         self._delete_unused_replay_files(self.checkpoints.prune())
 
@@ -303,6 +304,11 @@ class OnlineRun(BaseRun):
         self._write_final_log()
         self.stopper.check()
 
+    def _position(self) -> str:
+        """Return the progress of the run, for messages."""
+        step = f"agent step {self.clock.step}"
+        return f"{self._epochs().describe()}, {step}" if self.clock.epochs else step
+
     def _warn_if_untrained(self) -> None:
         trains = self.agent.schedule is not None or self.config.run.train_ratio > 0
         windows = set(self.agent.windows) - {"report"}
@@ -320,7 +326,7 @@ class OnlineRun(BaseRun):
             if has_steps and isinstance(error, Exception):
                 self.save()
                 self.print_message(
-                    f"Saved at agent step {self.clock.step}; the same command resumes."
+                    f"Saved at {self._position()}; the same command resumes."
                 )
         except Exception as second:  # the first error is the one to show
             self.print_message(f"The run could not be saved after the error: {second}")
@@ -349,7 +355,8 @@ class OnlineRun(BaseRun):
         """Print agent, task, device, run folder, number of steps and replay buffer."""
         config, clock = self.config, self.clock
         window = self.agent.windows.get("train")
-        due, most = "", "at most " if self.agent.schedule else ""
+        epochs = config.agent_config.epochs
+        due, most = "", f"{epochs:,} epochs, at most " if epochs else ""
         if window and config.run.train_ratio and self.agent.schedule is None:
             rows = window.batch * window.length
             due = (

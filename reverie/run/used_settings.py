@@ -60,6 +60,7 @@ OFFLINE = (
     UnusedSetting("run.eval_eps", NO_ENVS, "--offline.eval.episodes {value}"),
     UnusedSetting("run.train_ratio", NO_ENVS, "--run.steps sets the number of updates"),
     UnusedSetting("run.report_batches", NO_ENVS, "--offline.eval.episodes {value}"),
+    UnusedSetting("run.keep_epochs", NO_ENVS, "--run.keep_every {value}"),
     *(
         UnusedSetting(name, NO_ENVS)
         for name in ("run.envs", "run.prefill", "run.overlap", "replay.")
@@ -165,6 +166,10 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
     else:
         unused += ONLINE
         is_env = True
+        if not config.agent_config.epochs:
+            reason = f"the agent {config.agent!r} is not trained in epochs"
+            fix = "--run.keep_every {value}"
+            unused.append(UnusedSetting("run.keep_epochs", reason, fix))
         if command == "train":
             unused += WITHOUT_EVALUATION
     if is_env:

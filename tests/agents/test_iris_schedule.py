@@ -79,7 +79,7 @@ def test_epochs_without_updates():
     """As for Atari: five epochs only collect."""
     schedule = make({"a": in_epochs(2, 9, 5)}, epochs=7, collect_epochs=7)
     assert run(schedule) == [20 + 5 * 5, "a", "a", 5, "a", "a"]
-    assert schedule.phase == 7
+    assert schedule.collected_epochs == 7
 
 
 def test_few_updates_are_due_at_a_time_and_none_of_the_next_epoch():
@@ -104,7 +104,7 @@ def test_nothing_is_due_while_collecting():
     assert schedule.should_collect
     schedule.add_env_steps(1)
     assert not schedule.should_collect
-    assert schedule.phase == 1
+    assert schedule.collected_epochs == 1
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 20, 26, 33])
@@ -122,7 +122,7 @@ def test_a_restored_schedule_continues_identically(at):
     history = [step(interrupted) for _ in range(at)]
     resumed = make()
     resumed.load_state_dict(interrupted.state_dict())
-    assert resumed.phase == interrupted.phase
+    assert resumed.collected_epochs == interrupted.collected_epochs
     assert resumed.updates_left == interrupted.updates_left
     history += [step(resumed) for _ in range(at, 45)]
     assert history == expected

@@ -9,7 +9,13 @@ import pytest
 from reverie.api import UserError
 from reverie.log import terminal
 from reverie.log.record import Record, Score
-from reverie.log.terminal import TerminalSink, format_number, format_seconds, in_columns
+from reverie.log.terminal import (
+    Epochs,
+    TerminalSink,
+    format_number,
+    format_seconds,
+    in_columns,
+)
 
 
 class FakeTerminal(io.StringIO):
@@ -49,6 +55,29 @@ def test_the_progress_line_has_step_rate_time_left_loss_and_score(clock):
         "score 0.7500"
     )
     assert "\r" not in stream.getvalue()
+
+
+def test_the_progress_of_epochs_has_the_time_left_after_two_epochs(clock):
+    stream, now = io.StringIO(), [Epochs(0, 0, 5)]
+    sink = TerminalSink("nothing", 1000, stream, epochs=lambda: now[0])
+
+    def write(step: int, epochs: Epochs) -> str:
+        now[0] = epochs
+        sink.write(Record(step))
+        return stream.getvalue().splitlines()[-1]
+
+    assert write(0, Epochs(0, 0, 5)) == "epoch 1 of 5 (0%) · step 0"
+    clock[0] += 1000  # the first epoch is longer than the others
+    assert "left" not in write(0, Epochs(1, 1, 5))
+    clock[0] += 20
+    assert write(0, Epochs(2, 2, 5)) == "epoch 2 of 5 (40%) · step 0 · 1m 0s left"
+    clock[0] += 5
+    assert write(0, Epochs(3, 2, 5)) == "epoch 3 of 5 (40%) · step 0 · 55s left"
+    clock[0] += 1000
+    assert write(0, Epochs(3, 2, 5)) == "epoch 3 of 5 (40%) · step 0"
+    assert write(0, Epochs(5, 5, 5)) == "epoch 5 of 5 (100%) · step 0"
+    sink.truncate_after(-1)
+    assert write(100, Epochs(2, 1, None)) == "epoch 2 · step 100 of 1,000 (10%)"
 
 
 def test_only_a_terminal_has_an_updated_progress_line(clock):

@@ -93,6 +93,25 @@ def test_pruning_keeps_the_last_and_every_nth_checkpoint(tmp_path):
     assert not list(tmp_path.glob(".partial-*"))
 
 
+def test_pruning_keeps_the_first_checkpoint_after_every_nth_epoch(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_epochs=3)
+    for epoch in (0, 1, 2, 3, 3, 5, 7, 8, 9, 10_000, 10_000):
+        path = checkpoints.save(100 * epoch, {"loop": {"epoch": epoch}}, epoch)
+        kept = checkpoints.prune()
+        assert checkpoints.newest() == path
+    names = [
+        "000000000300-000004-epoch0003",
+        "000000000700-000007-epoch0007",  # the first after epoch 6
+        "000000000900-000009-epoch0009",
+        "000001000000-000010-epoch10000",
+        "000001000000-000011-epoch10000",
+    ]
+    assert [path.name for path in kept] == names
+    assert checkpoints.step == 1_000_000
+    assert checkpoint.find_checkpoint(tmp_path / names[0]).name == names[0]
+    assert checkpoint.find_checkpoint(tmp_path).name == names[-1]
+
+
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(1, state(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from state_helpers import assert_same
 from reverie.api import UserError
 from reverie.bench.update import BenchConfig, bench_config
 from reverie.evaluation.episodes import evaluate
+from reverie.evaluation.follow import follow
+from reverie.log.jsonl import read_lines
 from reverie.run import checkpoint
 from reverie.run.checkpoint import Checkpoints
 from reverie.run.config import resolve
@@ -28,7 +31,7 @@ SMALL = {
     "task": "catch",
     "device": "cpu",
     "run.envs": 2,
-    "run.clock": "phases",
+    "run.clock": "epochs",
     "run.log_every": 1,
     "run.save_every": 1,
     "run.report_every": 2,
@@ -96,6 +99,7 @@ def test_the_run_ends_after_all_epochs_and_logs_each(uninterrupted):
             ]
             assert spread[0] <= spread[1] <= spread[2]
             assert spread[3] >= 0
+    assert [line["train/epoch"] for line in logged] == [1, 2, 3, 4]
     assert any("train/loss/actor_critic/values" in line for line in logged)
     assert any("report/codebook/perplexity" in line for line in logged)
 
@@ -204,15 +208,43 @@ def trained(path: Path) -> bool:
     return loop["clock"]["schedule"]["updates"] > 0
 
 
-def test_a_checkpoint_of_every_epoch_can_be_kept(tmp_path):
-    path = train(
-        settings(tmp_path / "run", **{"run.keep_every": 1, "run.keep_last": 1})
-    )
-    epochs = [
-        checkpoint.read_part(p, "loop")["clock"]["schedule"]["epoch"]
-        for p in Checkpoints(path / "ckpt").paths()
-    ]
-    assert set(epochs) == {2, 3, 4, 5}
+def test_checkpoints_of_epochs_are_kept_evaluated_and_resumed(tmp_path, capsys):
+    outputs = ["terminal", "jsonl"]
+    flags = {"run.keep_epochs": 2, "run.keep_last": 1, "logger.outputs": outputs}
+    path = train(settings(tmp_path / "run", **flags))
+    printed = capsys.readouterr()
+    assert "4 epochs, at most 20,000 agent steps" in printed.err
+    assert "epoch 1 of 4 (25%) · step " in printed.out
+    assert "epoch 4 of 4 (100%) · step " in printed.out
+    paths = Checkpoints(path / "ckpt").paths()
+    assert [p.name.rpartition("-")[2] for p in paths] == [
+        "epoch0002", "epoch0004", "epoch0004",
+    ]  # fmt: skip
+    loop = checkpoint.read_part(paths[0], "loop")
+    assert loop["clock"]["completed_epochs"] == 2
+    assert evaluate(paths[0], 1).checkpoint == paths[0].name
+
+    def play(checkpoint):
+        return evaluate(checkpoint, 1)
+
+    names = [result.checkpoint for result in follow(path, play)]
+    assert names == [paths[0].name, paths[1].name]  # the third one is the same
+    assert [x["eval/epoch"] for x in read_lines(path / "eval/metrics.jsonl")] == [2, 4]
+    for newer in paths[1:]:
+        shutil.rmtree(newer)
+    with OnlineRun(settings(path, **flags)) as run:
+        run.start()
+        assert run.clock.completed_epochs == 2
+        assert run.status.line().startswith("loading the checkpoint")
+        assert "epoch 2 of 4, step " in run.status.line()
+    name = paths[0].name
+    assert f"Resumed {name} at epoch 2 of 4, agent step" in capsys.readouterr().err
+
+
+def test_progress_is_counted_in_steps_if_these_end_the_run(tmp_path, capsys):
+    flags = {"run.steps": 50, "run.log_every": -1, "logger.outputs": ["terminal"]}
+    train(settings(tmp_path / "run", **flags))
+    assert re.search(r"epoch 1 · step \d+ of 50 \(", capsys.readouterr().out)
 
 
 def test_components_of_another_run_can_be_loaded(tmp_path, uninterrupted):
@@ -281,12 +313,18 @@ def test_evaluation_scores_have_mean_std_and_range(tmp_path):
         assert f"eval/episode/{key}" in found[-1]
 
 
-def test_the_clock_in_phases_needs_an_agent_with_phases(tmp_path):
+@pytest.mark.parametrize("agent", ["dreamer", "random"])
+def test_the_clock_in_epochs_needs_an_agent_with_epochs(tmp_path, agent):
     config = resolve(
         ["debug"],
-        flags={"task": "catch", "run.clock": "phases", "logdir": str(tmp_path / "run")},
+        flags={
+            "task": "catch",
+            "agent": agent,
+            "run.clock": "epochs",
+            "logdir": str(tmp_path / "run"),
+        },
     )
-    with pytest.raises(UserError, match="no collection phases"):
+    with pytest.raises(UserError, match="not trained in epochs"):
         train(config)
 
 

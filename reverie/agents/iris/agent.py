@@ -176,7 +176,7 @@ class Iris(TrainedAgent):
             return {**merged, NONFINITE_IN_ROW: worst}
         # in the first epoch, all episodes are sampled equally often
         feed.count_uses(name, self.schedule.epoch > 1)
-        return {**self._sample_and_update(name, feed), "epoch": self.schedule.epoch}
+        return self._sample_and_update(name, feed)
 
     def _sample_and_update(
         self, name: str, feed: api.Feed, run: Update | None = None

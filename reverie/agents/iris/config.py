@@ -206,6 +206,10 @@ class IrisConfig(AgentConfig):
         return int(state["opt"]["actor_critic"]["step"]) > 0
 
     @property
+    def epochs(self) -> int:
+        return self.schedule.epochs
+
+    @property
     def unused(self) -> tuple[UnusedSetting, ...]:
         reason = "the agent 'iris' alternates between acting and training in epochs"
         fix = (

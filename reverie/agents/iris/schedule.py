@@ -21,16 +21,20 @@ COUNTERS = (
     "epoch",
     "env_steps",
     "env_steps_goal",
-    "collected_epoch",
+    "goal_epoch",
     "updates",
-    "phase",
+    "last_epoch",
+    "collected_epochs",
 )
 MAX_UPDATES_DUE = 10
 """Maximum number of updates between two checks of the clock and of signals."""
 
 
 class EpochSchedule:
-    """Meets `api.Schedule`. Counts the steps and updates of the current epoch."""
+    """Meets `api.Schedule` and `CountsEpochs`.
+
+    Counts the steps and updates of the current epoch.
+    """
 
     def __init__(
         self,
@@ -41,10 +45,11 @@ class EpochSchedule:
         self.epoch = 1
         self.env_steps = 0  # environment steps so far
         self.env_steps_goal = 0  # environment steps after collecting in this epoch
-        self.collected_epoch = 0  # last epoch whose steps are included in the goal
+        self.goal_epoch = 0  # last epoch whose steps are included in the goal
         self.index = 0  # of the component to train
         self.updates = 0  # updates of that component in this epoch
-        self.phase = 0  # epochs whose data is collected
+        self.last_epoch = 0  # of the last action or update
+        self.collected_epochs = 0  # epochs whose data is collected
         self._advance()
 
     @property
@@ -54,6 +59,17 @@ class EpochSchedule:
     @property
     def should_collect(self) -> bool:
         return not self.finished and self.env_steps < self.env_steps_goal
+
+    @property
+    def completed_epochs(self) -> int:
+        return self.epoch - 1
+
+    @property
+    def planned_env_steps(self) -> int:
+        config = self.config
+        first = config.first_steps or config.steps
+        others = min(config.epochs, config.collect_epochs) - 1
+        return first + others * config.steps
 
     @property
     def is_random(self) -> bool:
@@ -80,13 +96,15 @@ class EpochSchedule:
 
     def add_env_steps(self, steps: int) -> None:
         was_collecting = self.should_collect
+        self.last_epoch = min(self.epoch, self.config.epochs)
         self.env_steps += steps
         if was_collecting and not self.should_collect:
-            self.phase += 1
+            self.collected_epochs += 1
         self._advance()
 
     def add_update(self) -> None:
         self.updates += 1
+        self.last_epoch = min(self.epoch, self.config.epochs)
         self._advance()
 
     def state_dict(self) -> StateDict:
@@ -103,10 +121,10 @@ class EpochSchedule:
     def _add_goal(self) -> None:
         """At the start of an epoch that collects, add its steps to the goal."""
         starts = (self.index, self.updates) == (0, 0) and not self.finished
-        if starts and self.collected_epoch < self.epoch <= self.config.collect_epochs:
+        if starts and self.goal_epoch < self.epoch <= self.config.collect_epochs:
             first = self.config.first_steps if self.epoch == 1 else 0
             self.env_steps_goal += first or self.config.steps
-            self.collected_epoch = self.epoch
+            self.goal_epoch = self.epoch
 
     def _advance(self) -> None:
         """Skip components and epochs that have no updates left."""
@@ -120,4 +138,5 @@ class EpochSchedule:
                 self.index = 0
                 self.epoch += 1
                 self._add_goal()
-                self.phase += int(not self.should_collect and not self.finished)
+                trains_only = not self.should_collect and not self.finished
+                self.collected_epochs += int(trains_only)

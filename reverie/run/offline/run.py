@@ -33,9 +33,9 @@ class OfflineRun(BaseRun):
     def _open(self) -> None:
         config, dataset = self.config, self.dataset
         self._cleanup.callback(dataset.close)
-        if config.run.clock == "phases":
+        if config.run.clock == "epochs":
             raise UserError(
-                "Offline training has no collection phases, so nothing would ever be "
+                "Offline training does not collect data, so nothing would ever be "
                 "logged or saved.\n  Fix: --run.clock steps, and `run.*_every` in "
                 "updates."
             )

@@ -190,14 +190,14 @@ def test_episodes_are_split_at_random_or_by_eval_data_or_not_at_all(data):
     separate.close()
 
 
-def test_collection_phases_are_replaced_by_updates(tmp_path):
+def test_epochs_of_collection_are_replaced_by_updates(tmp_path):
     words = ["--configs", "iris_crafter", "--offline.data", "somewhere"]
     for command in ("offline", "bc"):
         run = command_config(command, [*words, "--run.save_every", "7"]).run
         assert (run.clock, run.log_every, run.save_every) == ("steps", 1000, 7)
     write_catch(tmp_path / "data")
     flags = {"logdir": str(tmp_path / "run"), "offline.data": str(tmp_path / "data")}
-    with pytest.raises(UserError, match=r"no collection phases(.|\n)*Fix"):
+    with pytest.raises(UserError, match=r"does not collect data(.|\n)*Fix"):
         offline(resolve(["offline", "iris_tiny"], flags=flags))
 
 

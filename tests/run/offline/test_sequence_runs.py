@@ -81,8 +81,8 @@ def test_a_dataset_is_closed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(BouncingBalls, "close", lambda self: closed.append(self))
     train(vta_settings(tmp_path / "run", **{"run.steps": 1}))
     assert len(closed) == 1
-    with pytest.raises(UserError, match="phases"):
-        train(vta_settings(tmp_path / "other", **{"run.clock": "phases"}))
+    with pytest.raises(UserError, match="does not collect data"):
+        train(vta_settings(tmp_path / "other", **{"run.clock": "epochs"}))
 
 
 def test_without_events_in_training_data_no_threshold_is_fitted(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from reverie.agents.iris.config import ComponentTrainingConfig, EpochScheduleConfig
 from reverie.agents.iris.schedule import EpochSchedule
 from reverie.run.clock import Clock, RunConfig, TrainRatio
@@ -10,7 +12,7 @@ from reverie.run.clock import Clock, RunConfig, TrainRatio
 def make(steps=1000, **every) -> Clock:
     config = EpochScheduleConfig(epochs=4, collect_epochs=3, first_steps=20, steps=5)
     schedule = EpochSchedule(config, {"a": ComponentTrainingConfig(steps=12)})
-    return Clock(RunConfig(steps=steps, clock="phases", **every), schedule)
+    return Clock(RunConfig(steps=steps, **{"clock": "epochs", **every}), schedule)
 
 
 def turn(clock: Clock) -> int:
@@ -39,7 +41,7 @@ def test_updates_of_the_last_steps_are_run():
     assert (clock.step, updates) == (20, 12)
 
 
-def test_intervals_in_phases():
+def test_intervals_in_epochs():
     clock = make(log_every=1, save_every=2, report_every=0)
     logged, saved = [], []
     while clock.running:
@@ -53,7 +55,7 @@ def test_intervals_in_phases():
     assert len(saved) == 2
 
 
-def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
+def test_an_epoch_is_evaluated_and_saved_when_it_is_trained():
     clock = make(save_every=1, eval_every=1, log_every=2)
     seen = {"save": [], "eval": [], "log": []}
     updates = 0
@@ -64,21 +66,69 @@ def test_an_epoch_is_saved_when_collected_and_evaluated_when_trained():
                 times.append(updates)
     assert seen["eval"] == [12, 24, 36, 48]
     assert seen["log"] == [24, 48]
-    first = min(10, 12)  # updates of the first iteration
-    # the last epoch collects nothing, so it is saved where the previous one ended
-    assert seen["save"] == [first, 12 + first, 24 + first, 36]
+    assert seen["save"] == [12, 24, 36, 48]
 
 
-def test_a_resumed_clock_in_phases():
+@pytest.mark.parametrize(
+    ("every", "saved"),
+    [
+        ({"clock": "epochs", "save_every": 0}, [2, 4]),
+        ({"clock": "epochs", "save_every": 3}, [2, 3, 4]),
+        ({"clock": "epochs", "save_every": 1}, [1, 2, 3, 4]),
+        ({"clock": "seconds", "save_every": 1e9}, [2, 4]),
+    ],
+)
+def test_epochs_to_keep_are_saved_when_they_end(every, saved):
+    clock = make(keep_epochs=2, **every)
+    found = []
+    while clock.running:
+        turn(clock)
+        if clock.every("save"):
+            found.append(clock.completed_epochs)
+    assert found == saved
+
+
+def test_an_epoch_that_was_kept_is_not_saved_again_after_resuming():
+    clock = make(keep_epochs=2, save_every=0)
+    while not clock.every("save"):
+        turn(clock)
+    again = make(keep_epochs=2, save_every=0)
+    again.load_state_dict(clock.state_dict())
+    assert not again.every("save")
+    while again.completed_epochs < 4:
+        assert not again.every("save")
+        turn(again)
+    assert again.every("save")
+
+
+def test_steps_end_a_run_that_is_too_short_for_its_epochs():
+    assert make(steps=30).ends_after_epochs
+    assert not make(steps=29).ends_after_epochs
+    assert not Clock(RunConfig(steps=3), TrainRatio(1.0)).ends_after_epochs
+
+
+def test_the_last_epoch_is_that_of_the_last_action_or_update():
+    clock = make()
+    assert (clock.epochs.last_epoch, clock.completed_epochs) == (0, 0)
+    seen = []
+    while clock.running:
+        turn(clock)
+        seen.append((clock.epochs.last_epoch, clock.completed_epochs))
+    assert list(dict.fromkeys(seen)) == [
+        (1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 3), (4, 4),
+    ]  # fmt: skip
+
+
+def test_a_resumed_clock_in_epochs():
     clock = make(save_every=2)
-    while clock.schedule.phase < 2:
+    while clock.completed_epochs < 2:
         turn(clock)
     assert clock.every("save")
     again = make(save_every=2)
     again.load_state_dict(clock.state_dict())
     assert not again.every("save")
-    assert again.schedule.phase == 2
-    assert not again.should_collect
+    assert again.completed_epochs == 2
+    assert again.should_collect
 
 
 def test_a_constant_train_ratio_always_collects():
