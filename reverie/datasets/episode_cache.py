@@ -1,12 +1,10 @@
-"""Cache of decompressed episodes, read by a pool of threads."""
+"""Cache of the episodes of a reader, which are decompressed by a pool of threads."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, Episode
+from reverie.datasets.lru_cache import LruCache
 from reverie.datasets.readers import Reader
 from reverie.spaces import FLAGS
 
@@ -54,56 +53,28 @@ class EpisodeCache:
         self.reader, self.capacity, self.on_bad = reader, capacity, on_bad
         self.names = reader.names()
         self.bad: set[int] = set()
-        self.bytes = 0
         self._keys = [*reader.obs_space, *reader.act_space, *FLAGS]
-        self._cached: OrderedDict[int, Episode] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(max(1, workers), "episodes")
+        self._cache = LruCache(self._read, capacity, workers)
         self.rows = self._count_rows()
+
+    @property
+    def bytes(self) -> int:
+        """Size of the episodes in memory."""
+        return self._cache.bytes
 
     def get(self, indices: Iterable[int]) -> dict[int, Episode] | None:
         """Return these episodes by index; None if one of them cannot be used."""
-        wanted = sorted(set(indices))
-        futures = {}
-        episodes: dict[int, Episode] = {}
-        with self._lock:
-            for index in wanted:
-                if index in self._cached:
-                    self._cached.move_to_end(index)
-                    episodes[index] = self._cached[index]
-        for index in wanted:
-            if index not in episodes:
-                futures[index] = self._threads.submit(self._read, index)
-        for index, future in futures.items():
-            episode = future.result()
-            if episode is not None:
-                episodes[index] = episode
-                self._add(index, episode)
+        wanted = set(indices)
+        episodes = self._cache.apply(lambda _, episode: episode, wanted)
         return episodes if len(episodes) == len(wanted) else None
 
     def read(self, index: int) -> Episode | None:
         """Return one episode without adding it to the cache; None if it is bad."""
-        with self._lock:
-            if index in self._cached:
-                return self._cached[index]
-        return self._read(index)
+        return self._cache.get(index) or self._read(index)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        with self._lock:
-            self._cached.clear()
-            self.bytes = 0
-
-    def _add(self, index: int, episode: Episode) -> None:
-        size = sum(value.nbytes for value in episode.values())
-        with self._lock:
-            if index in self._cached:
-                return
-            self._cached[index] = episode
-            self.bytes += size
-            while self.bytes > self.capacity and len(self._cached) > 1:
-                _, removed = self._cached.popitem(last=False)
-                self.bytes -= sum(value.nbytes for value in removed.values())
+        self._cache.close()
 
     def _read(self, index: int) -> Episode | None:
         try:

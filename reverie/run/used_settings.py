@@ -17,7 +17,8 @@ from reverie import config as configs
 from reverie.api import UserError
 from reverie.capabilities import AgentConfig, UnusedSetting
 from reverie.config import ConfigError, UnknownSetting
-from reverie.datasets.sequences import is_sequence_task
+from reverie.datasets.sequences import find_sequence_class, is_sequence_task
+from reverie.datasets.sequences.episodes import EpisodeSequences
 from reverie.envs import SUITES, split_task
 from reverie.plugins import settings_name
 from reverie.run.config import Config, resolve
@@ -153,6 +154,8 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
         is_env = config.task != "recordings" and not is_sequence_task(config.task)
         if not is_env:
             unused += WITHOUT_TASK
+        if on_sequences:
+            unused += _of_sequences(config)
         if is_sequence_task(config.task):
             unused += WITHOUT_RECORDINGS
         elif not on_sequences:
@@ -227,6 +230,22 @@ def _of_other_suites(config: Config) -> Iterator[UnusedSetting]:
             if name.startswith(f"env.{group}.") and same in names:
                 yield UnusedSetting(name, reason, f"--{same} {{value}}")
         yield UnusedSetting(f"env.{group}.", reason)
+
+
+def _of_sequences(config: Config) -> Iterator[UnusedSetting]:
+    """Return settings that the sequence dataset of a run does not use."""
+    dataset_class: type = EpisodeSequences
+    if is_sequence_task(config.task):
+        dataset_class = find_sequence_class(config.task)
+    else:
+        reason = f"the agent {config.agent!r} trains on sequences"
+        memory = "--sequences.memory {value}"
+        yield UnusedSetting("offline.cache.memory", reason, memory)
+        for name in ("cache.", "eval.", "images.", "stats"):
+            yield UnusedSetting(f"offline.{name}", reason)
+    unused = getattr(dataset_class, "unused_settings", None)
+    for name, reason in (unused(config.sequences) if unused else {}).items():
+        yield UnusedSetting(f"sequences.{name}", reason)
 
 
 def _config_of_known_names(

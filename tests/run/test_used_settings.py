@@ -37,6 +37,12 @@ train --run.from_components dyn | no initial weights.*--run\.from_checkpoint PAT
 train --configs vta_balls --run.envs 3 | without environments
 train --configs vta_balls --offline.data x | sequence dataset.*--sequences\.folder x
 train --configs vta_balls --replay.capacity 9 | without environments
+train --configs vta_balls --sequences.actions False | have no actions
+train --configs vta_balls --sequences.folder x --sequences.dt 3 | read from files
+train --configs vta_maze --sequences.dt 3 | setting of the task sequences_balls
+offline --configs vta_episodes --sequences.folder x | recorded episodes
+offline --configs vta_episodes --offline.cache.memory 3 | --sequences\.memory 3
+offline --configs vta_episodes --offline.cache.bad stop | trains on sequences
 train_eval --offline.epochs 3 | collects its own data
 offline --env.resize 32 32 | without environments.*--offline\.read\.size 32 32
 offline --run.episodes x | --offline\.data x

@@ -12,6 +12,9 @@ implements `SequenceDataset`:
 - `obs_space` and `act_space`: one image, and the actions (an empty dict if there are
   none).
 
+A class may also have a static method `unused_settings(config)`: the names of the
+settings in `SequenceConfig` that it does not use, with the reason.
+
 Time is that of `reverie.api`: the action of a row leads to the next row. Ground-truth
 events, if known, have the key `log/event`, bool `(B, T)`; keys under `log/` are used by
 evaluation and never by a loss.
@@ -65,6 +68,9 @@ class SequenceConfig:
     """Updates after which a new chunk replaces the current one; 0 keeps the first."""
     evaluation: int = 1024
     """Number of sequences in the evaluation set."""
+    memory: float = 2.0
+    """Size of the cache of decompressed episodes in GiB, for datasets that are read
+    from files of single episodes."""
     dt: float = 2.0
     """Time between two frames of the bouncing balls."""
     side: int = 32
@@ -78,8 +84,9 @@ class SequenceConfig:
             raise ValueError(
                 "chunk and evaluation must be at least 1 and refresh at least 0"
             )
-        if not 0 < self.dt < math.inf:
-            raise ValueError("dt must be a finite number above 0")
+        for name in ("dt", "memory"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number above 0")
 
 
 @runtime_checkable

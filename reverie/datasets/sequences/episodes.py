@@ -6,6 +6,7 @@ events, if all episodes have rewards. NPZ files may lack actions, rewards and fl
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -14,7 +15,7 @@ from reverie.api import UserError
 from reverie.datasets.episode_format import BadEpisode, check_episode
 from reverie.datasets.readers import Reader
 from reverie.datasets.sequences import Loss, SequenceConfig
-from reverie.datasets.sequences.windows import WindowedEpisodes, with_common_events
+from reverie.datasets.sequences.windows import StoredEpisodes, WindowedEpisodes
 from reverie.rows import Window
 from reverie.spaces import EVENT, Spaces
 from reverie.storage.array_file import Arrays
@@ -39,16 +40,28 @@ class EpisodeSequences(WindowedEpisodes):
                 f"{reader.origin} has no 'action'.\n"
                 "  Fix: --sequences.actions False, to train without actions."
             )
-        length = window.context + window.length
-        train = _read_all(reader, key, length, config.actions, at_least=2)
-        test = _read_all(held_out, key, length, config.actions, at_least=1)
-        episodes = with_common_events([*train, *test])
-        train, test = episodes[: len(train)], episodes[len(train) :]
         self.obs_space: Spaces = {key: reader.obs_space[key]}
         self.act_space: Spaces = dict(reader.act_space) if config.actions else {}
-        reader.close()
-        held_out.close()
-        super().__init__(train, test, config, window, seed)
+        self._readers = reader, held_out
+        length = window.context + window.length
+        episodes = StoredEpisodes(config.memory)
+        train, test = (
+            _add_all(episodes, part, key, length, config.actions, at_least)
+            for part, at_least in ((reader, 2), (held_out, 1))
+        )
+        super().__init__(
+            episodes, train, test, config, window, seed, common_events=True
+        )
+
+    @staticmethod
+    def unused_settings(config: SequenceConfig) -> dict[str, str]:
+        own = {"folder": "the sequences are those of the recorded episodes"}
+        return {**WindowedEpisodes.unused_settings(config), **own}
+
+    def close(self) -> None:
+        super().close()
+        for reader in self._readers:
+            reader.close()
 
 
 def image_key(reader: Reader) -> str:
@@ -64,14 +77,23 @@ def image_key(reader: Reader) -> str:
     return images[0] if len(images) == 1 else "image"
 
 
-def _read_all(
-    reader: Reader, key: str, length: int, actions: bool, at_least: int
-) -> list[Arrays]:
-    """Return all usable episodes; warn about the others, or raise if few remain."""
-    episodes, errors = [], []
+def _add_all(
+    episodes: StoredEpisodes,
+    reader: Reader,
+    key: str,
+    length: int,
+    actions: bool,
+    at_least: int,
+) -> list[int]:
+    """Add all usable episodes; warn about the others, or raise if few remain.
+
+    Returns their indices.
+    """
+    indices, errors = [], []
     for name in reader.names():
+        read = functools.partial(_read, reader, name, key, length, actions)
         try:
-            episodes.append(_read(reader, name, key, length, actions))
+            indices.append(episodes.add(f"{reader.origin}: {name}", read))
         except BadEpisode as error:
             errors.append(f"{name} {error}")
     if errors:
@@ -79,7 +101,7 @@ def _read_all(
         warnings.warn(
             f"{message} are skipped: {errors[0]}", RuntimeWarning, stacklevel=3
         )
-    if len(episodes) < (at_least if errors else 1):
+    if len(indices) < (at_least if errors else 1):
         reasons = "; ".join(errors[:3]) or "there are none"
         raise UserError(
             f"The episodes of {reader.origin} cannot be used: {reasons}.\n"
@@ -87,7 +109,7 @@ def _read_all(
             f"same shapes and at least {length} frames (the agent sets "
             "the length of its sequences)."
         )
-    return episodes
+    return indices
 
 
 def _read(reader: Reader, name: str, key: str, length: int, actions: bool) -> Arrays:

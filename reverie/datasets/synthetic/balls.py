@@ -229,6 +229,17 @@ class BouncingBalls:
             size, refresh = config.chunk, config.refresh
             self._chunks = ChunkedSequences(generate, size, refresh, window.batch, seed)
 
+    @staticmethod
+    def unused_settings(config: SequenceConfig) -> dict[str, str]:
+        unused = {
+            "actions": "bouncing balls have no actions",
+            "memory": "all sequences of a file or chunk are in memory",
+        }
+        if config.folder:
+            reason = "the sequences are read from files"
+            unused |= dict.fromkeys(("chunk", "refresh", "dt"), reason)
+        return unused
+
     def batch(self, step: int) -> Arrays:
         return self._chunks.batch(step)
 

@@ -12,6 +12,7 @@ fewer.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,7 +24,7 @@ from reverie.api import UserError
 from reverie.datasets.readers.npz import load_arrays, save_arrays
 from reverie.datasets.rng import make_rng
 from reverie.datasets.sequences import Loss, SequenceConfig
-from reverie.datasets.sequences.windows import WindowedEpisodes, with_common_events
+from reverie.datasets.sequences.windows import StoredEpisodes, WindowedEpisodes
 from reverie.rows import Window
 from reverie.spaces import EVENT, Space, Spaces
 from reverie.storage.array_file import Arrays
@@ -280,22 +281,28 @@ def _resize(video: UInt8[np.ndarray, "T h w 3"], side: int) -> np.ndarray:
     return small.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).numpy()
 
 
-def read_maze(folder: Path, window: int, actions: bool = True) -> list[Arrays]:
-    """Return all usable episodes of a folder; warn about the others."""
+def add_maze(
+    episodes: StoredEpisodes, folder: Path, window: int, actions: bool = True
+) -> list[int]:
+    """Add all usable episodes of a folder; warn about the others.
+
+    Returns their indices.
+    """
     paths = sorted(folder.glob("*.npz"))
     if not paths:
         raise UserError(
             f"{folder} has no episodes (*.npz).\n  Fix: {_advice(folder, window)}, "
             "or use another --sequences.folder"
         )
-    episodes, errors = [], []
+    indices, errors = [], []
     for path in paths:
+        read = functools.partial(read_maze_episode, path, window, actions)
         try:
-            episodes.append(read_maze_episode(path, window, actions))
+            indices.append(episodes.add(str(path), read))
         except ValueError as error:
             errors.append(f"{path} {error}")
             warnings.warn(f"{errors[-1]}; skipped", RuntimeWarning, stacklevel=2)
-    if not episodes:
+    if not indices:
         fix = _advice(folder, window)
         if "no 'actions'" in errors[0]:
             fix = f"--sequences.actions False trains without actions; or {fix}"
@@ -303,7 +310,7 @@ def read_maze(folder: Path, window: int, actions: bool = True) -> list[Arrays]:
             f"None of the {len(paths)} episodes in {folder} can be used: {errors[0]}.\n"
             f"  Fix: {fix}"
         )
-    return with_common_events(episodes)
+    return indices
 
 
 def _advice(folder: Path, window: int) -> str:
@@ -329,8 +336,9 @@ class Maze(WindowedEpisodes):
             self.act_space["action"] = Space(np.int64, (), 0, 3)
         length = window.context + window.length
         self.folder = Path(config.folder or "data/maze").expanduser()
+        episodes = StoredEpisodes(config.memory)
         train, test = (
-            read_maze(self.folder / part, length, config.actions)
+            add_maze(episodes, self.folder / part, length, config.actions)
             for part in ("train", "test")
         )
-        super().__init__(train, test, config, window, seed)
+        super().__init__(episodes, train, test, config, window, seed)
