@@ -25,6 +25,20 @@ if not torch.cuda.is_available():  # hand-written kernels run in Triton's interp
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.backends.cudnn.allow_tf32 = False  # float32 means float32 where it is compared
 
+UNMEASURED = {
+    "kernels",
+    "parity",
+    "test_learns",
+    "test_learns_iris",
+    "test_learns_offline",
+    "test_resume",
+    "test_interrupted_update",
+}
+"""Long tests that run without coverage, which doubles the time of Triton's interpreter.
+
+Other tests execute the same lines; `reverie/kernels` is not part of the measured core.
+"""
+
 CHECKED = (
     os.environ.get("REVERIE_TYPECHECK", "1") != "0"
     and importlib.util.find_spec("beartype") is not None
@@ -44,6 +58,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folders, name = item.path.parts, item.path.stem
+        if UNMEASURED.intersection((*folders, name)) or "_fast" in name:
+            item.add_marker(pytest.mark.no_cover)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -26,9 +26,9 @@ def settings(logdir: Path, steps: int, task: str, storage: str, **more):
         "run.envs": 2,
         "run.train_ratio": 8,
         "run.log_every": 30,
-        "run.save_every": 100,
-        "run.report_every": 70,
-        "replay.capacity": 300,
+        "run.save_every": 60,
+        "run.report_every": 50,
+        "replay.capacity": 160,
         "replay.storage": storage,
         "device": "cpu",
         "logger.outputs": "jsonl",
@@ -69,10 +69,10 @@ def contents(config) -> dict:
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
-    uninterrupted = settings(tmp_path / "uninterrupted", 360, task, storage)
+    uninterrupted = settings(tmp_path / "uninterrupted", 220, task, storage)
     train(uninterrupted)
-    split = settings(tmp_path / "split", 360, task, storage)
-    train(settings(tmp_path / "split", 220, task, storage))
+    split = settings(tmp_path / "split", 220, task, storage)
+    train(settings(tmp_path / "split", 130, task, storage))
     # Killed after that save: what was written later must have no effect.
     with (tmp_path / "split" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9999, "torn')
@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
     for name in ("metrics.jsonl", "scores.jsonl"):
         old, new = (lines(tmp_path / run / name) for run in ("uninterrupted", "split"))
         # the last line of the first part is kept
-        new = [line for line in new if name == "scores.jsonl" or line["step"] != 220]
+        new = [line for line in new if name == "scores.jsonl" or line["step"] != 130]
         assert_same(old, new, name)
     assert_same(contents(uninterrupted), contents(split))
 
@@ -140,13 +140,13 @@ def strip(state: dict) -> dict:
 
 def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
     """The folder is copied after the run has continued beyond the checkpoint."""
-    uninterrupted = settings(tmp_path / "uninterrupted", 360, "catch", "disk")
+    uninterrupted = settings(tmp_path / "uninterrupted", 220, "catch", "disk")
     train(uninterrupted)
     killed = tmp_path / "killed"
-    config = settings(killed, 360, "catch", "disk", **{"run.keep_last": 2})
+    config = settings(killed, 220, "catch", "disk", **{"run.keep_last": 2})
     with OnlineRun(config) as run:
         run.start()
-        while run.clock.step < 270:  # saves at 100, 200; then no more
+        while run.clock.step < 170:  # saves at 60, 120; then no more
             run.collect()
             for _ in range(run.clock.updates_due(run.feed.ready("train"))):
                 run.logger.add(run.update(), prefix="train")
@@ -158,7 +158,7 @@ def test_a_kill_after_a_save_resumes_from_the_save(tmp_path):
                 run.save()
     copy = tmp_path / "copy"
     shutil.copytree(killed, copy)
-    resumed = settings(copy, 360, "catch", "disk")
+    resumed = settings(copy, 220, "catch", "disk")
     train(resumed)
     assert_same(strip(read_state(tmp_path / "uninterrupted")), strip(read_state(copy)))
     assert_same(contents(uninterrupted), contents(resumed))
@@ -186,11 +186,11 @@ class Killed(BaseException):
     """Ends a run without a save."""
 
 
-@pytest.mark.parametrize("kill_at", [60, 220])
+@pytest.mark.parametrize("kill_at", [50, 130])
 def test_a_killed_run_evaluates_as_an_uninterrupted_one(tmp_path, monkeypatch, kill_at):
     flags = {"run.eval_every": 50, "run.eval_envs": 2, "run.eval_eps": 3}
-    whole = settings(tmp_path / "whole", 360, "catch", "ram", **flags)
-    killed = settings(tmp_path / "killed", 360, "catch", "ram", **flags)
+    whole = settings(tmp_path / "whole", 220, "catch", "ram", **flags)
+    killed = settings(tmp_path / "killed", 220, "catch", "ram", **flags)
     collect = OnlineRun.collect
 
     def collect_or_die(run):
