@@ -27,7 +27,7 @@ def settings(logdir: Path, steps: int, task: str, storage: str, **more):
         "run.train_ratio": 8,
         "run.log_every": 30,
         "run.save_every": 60,
-        "run.report_every": 50,
+        "run.report_every": 70,
         "replay.capacity": 160,
         "replay.storage": storage,
         "device": "cpu",
