@@ -93,19 +93,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, storage):
 
 @pytest.mark.parametrize("end", [100, 120])  # of the first part; one is due for a log
 def test_extending_a_finished_run_loses_no_line(tmp_path, end):
-    train(settings(tmp_path / "whole", 160, "catch", "ram"))
+    once = {"run.save_every": 100}
+    train(settings(tmp_path / "whole", 160, "catch", "ram", **once))
     path = tmp_path / "split"
-    train(settings(path, end, "catch", "ram"))
+    train(settings(path, end, "catch", "ram", **once))
     first = lines(path / "metrics.jsonl")
     assert [line["step"] for line in first].count(end) == 1
     assert any(key.startswith("report/") for key in first[-1])
-    train(settings(path, end, "catch", "ram"))  # nothing is left to do
+    train(settings(path, end, "catch", "ram", **once))  # nothing is left to do
     assert lines(path / "metrics.jsonl") == first
 
     with pytest.raises(KeyboardInterrupt):  # killed before the next save
-        train(settings(path, 160, "catch", "ram", **{"run.log_every": 10}), Interrupts)
+        train(
+            settings(path, 160, "catch", "ram", **once, **{"run.log_every": 10}),
+            Interrupts,
+        )
     assert len(lines(path / "metrics.jsonl")) > len(first)
-    train(settings(path, 160, "catch", "ram"))
+    train(settings(path, 160, "catch", "ram", **once))
     whole, split = (lines(tmp_path / x / "metrics.jsonl") for x in ("whole", "split"))
     assert split[: len(first)] == first
     last = {k: v for k, v in first[-1].items() if not k.startswith("report/")}
