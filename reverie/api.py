@@ -47,8 +47,9 @@ Carry = Any
 """Recurrent state of a policy: a tree of tensors; the first axis is environments."""
 Metrics = dict[str, Any]
 """Scalars, images (h w c uint8) and videos (t h w c uint8) by name."""
-Mode = Literal["train", "eval", "greedy"]
-"""`eval`: as the agent is evaluated; `greedy`: the most probable action."""
+Mode = Literal["train", "explore", "eval", "greedy"]
+"""`explore`: the exploration policy, if the agent has one; `eval`: as the agent is
+evaluated; `greedy`: the most probable action."""
 PolicyOutput = tuple[Carry, Action, Extras]
 """Next carry, actions, and extras to store with the rows."""
 StateDict = dict[str, Any]

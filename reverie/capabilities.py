@@ -149,6 +149,17 @@ class HasEncoder(Protocol):
 
 
 @runtime_checkable
+class HasTargets(Protocol):
+    """A world whose states have parts that an ensemble can predict (Plan2Explore)."""
+
+    def target_width(self, name: str) -> int:
+        """Return the size of a target: `stoch`, `deter`, `embed` or `feat`."""
+
+    def target(self, name: str, states: State, batch: Batch) -> Tensor:
+        """Return a target `(B, T, width)` of the rows of a batch, without gradients."""
+
+
+@runtime_checkable
 class HasBoundaries(Protocol):
     """A world whose states are grouped into segments."""
 
@@ -304,6 +315,9 @@ class AgentConfig:
     reconstruction_setting: ClassVar[str] = ""
     """Setting that selects the reconstruction loss. A sequence dataset sets it to the
     loss that fits its images."""
+    explore_policies: ClassVar[tuple[str, ...]] = ("random",)
+    """Values of `explore.policy` that the agent supports, in addition to `none`. Random
+    actions are chosen by the training loop, so every agent that acts supports them."""
     policy_setting: ClassVar[str] = ""
     """Setting that enables training of the policy; empty if it is always trained."""
     sizes: ClassVar[tuple[str, ...]] = ()

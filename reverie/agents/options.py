@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from reverie.agents.explore import ExploreConfig
 from reverie.api import Agent, UserError
 
 DTYPES = {
@@ -30,6 +31,8 @@ class BuildOptions:
     update. No effect on agents that do not act in training."""
     base: Agent | None = None
     """Agent of the base run, whose world model this one uses."""
+    explore: ExploreConfig = ExploreConfig()  # noqa: RUF009 (frozen)
+    """Exploration policy."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from reverie.spaces import Spaces
 @dataclass(frozen=True)
 class RandomConfig(AgentConfig):
     """The random agent has no settings."""
+
+    explore_policies: ClassVar[tuple[str, ...]] = ()
 
     @property
     def unused(self) -> tuple[UnusedSetting, ...]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from torch.utils import _pytree as pytree
 
-from reverie.api import Action, Agent, Metrics, Obs, StateDict, VecEnv
+from reverie.agents.explore import ExploreConfig
+from reverie.api import Action, Agent, Metrics, Mode, Obs, StateDict, VecEnv
 from reverie.log.episode_stats import EpisodeStats
 from reverie.log.timer import Rates, Timer
 from reverie.rows import Rows
@@ -21,20 +22,23 @@ from reverie.rows import Rows
 class InProcessCollector:
     """Chooses actions and steps the environments one after the other.
 
-    For the first `prefill` steps the actions come from `prefill_agent`.
+    For the first `prefill` steps, and while the exploration policy is `random`, the
+    actions come from `random_agent`. Other exploration policies are those of the agent.
     """
 
     def __init__(
         self,
         envs: VecEnv,
         agent: Agent,
-        prefill_agent: Agent,
+        random_agent: Agent,
         prefill: int,
+        explore: ExploreConfig,
         timer: Timer,
         rates: Rates,
     ):
         self.envs, self.agent = envs, agent
-        self.prefill_agent, self.prefill = prefill_agent, prefill
+        self.random_agent, self.prefill = random_agent, prefill
+        self.explore = explore
         self.timer, self.rates = timer, rates
         self.episodes = EpisodeStats(len(envs))
         self.steps = 0
@@ -76,14 +80,14 @@ class InProcessCollector:
         return {
             "envs": self.envs.state_dict(),
             "carry": [leaf.detach() for leaf in leaves],
-            "prefill_agent": self.prefill_agent.state_dict(),
+            "random_agent": self.random_agent.state_dict(),
             "episodes": self.episodes.state_dict(),
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self._obs = self.envs.load_state_dict(state["envs"])
-        self.prefill_agent.load_state_dict(state["prefill_agent"])
+        self.random_agent.load_state_dict(state["random_agent"])
         self.episodes.load_state_dict(state["episodes"])
         self.steps = int(state["steps"])
         self._carry = self.agent.initial(len(self.envs))
@@ -102,14 +106,16 @@ class InProcessCollector:
         return self.envs.step(action)
 
     def _act(self, obs: Obs) -> tuple[Action, dict[str, Any]]:
-        count = len(self.envs)
+        count, explores = len(self.envs), self.explore.is_active(self.steps)
+        is_random = explores and self.explore.policy == "random"
+        mode: Mode = "explore" if explores else "train"
         with self.timer("policy"):
-            if self.steps < self.prefill:
-                _, action, _ = self.prefill_agent.policy((), obs, mode="train")
+            if is_random or self.steps < self.prefill:
+                _, action, _ = self.random_agent.policy((), obs, mode="train")
                 extras = {k: s.zeros(count) for k, s in self.agent.extras.items()}
             else:
                 self._carry, action, extras = self.agent.policy(
-                    self._carry, obs, mode="train"
+                    self._carry, obs, mode=mode
                 )
         self.rates.add("policy", count)
         return action, extras

@@ -15,6 +15,7 @@ from reverie import config as configs
 from reverie.agents import check_name
 from reverie.agents.bc.agent import BCConfig
 from reverie.agents.dreamer.agent import DreamerConfig
+from reverie.agents.explore import ExploreConfig
 from reverie.agents.iris.config import IrisConfig
 from reverie.agents.random import RandomConfig
 from reverie.agents.vta.agent import VTAAgentConfig
@@ -84,6 +85,8 @@ class Config:
     """Sequence datasets."""
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     """Training on recorded episodes."""
+    explore: ExploreConfig = field(default_factory=ExploreConfig)
+    """Exploration policy."""
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     """Logging: outputs and filters."""
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)

@@ -69,6 +69,7 @@ def make_agent(
         devices.pick_compile(config.compile, device),
         devices.pick_overlap(config.run.overlap, device, config.deterministic),
         base,
+        config.explore,
     )
     with explain_out_of_memory(config, "building the agent"):
         return agents.make(name, spaces.obs_space, spaces.act_space, settings, options)

@@ -52,6 +52,7 @@ RESUMABLE_SETTINGS = (
     "compile",
     "logger.",
     "env.vector.",
+    "explore.until",
     "replay.storage",
     "replay.device_memory",
     "run.steps",

@@ -64,7 +64,7 @@ class OnlineRun(BaseRun):
         self.envs = self._open_envs(config, config.run.envs, 0)
         self.status.begin("building the agent")
         self.agent = make_agent(config, self.envs, self.device, self.precision)
-        prefill_agent = make_agent(
+        random_agent = make_agent(
             config, self.envs, self.device, self.precision, "random"
         )
         counts_epochs = isinstance(self.agent.schedule, CountsEpochs)
@@ -97,8 +97,9 @@ class OnlineRun(BaseRun):
         self.collector = make_collector(
             self.envs,
             self.agent,
-            prefill_agent,
+            random_agent,
             config.run.prefill,
+            config.explore,
             self.timer,
             self.rates,
         )

@@ -122,6 +122,7 @@ def resolve_for_command(
 
 def check_used(config: Config, command: str, flags: Flags) -> None:
     """Raise if a flag has no effect in a run of a command with this config."""
+    check_exploration(config)
     pairs = flags.items() if isinstance(flags, Mapping) else flags
     names = list(settings_of(config))
     unused = unused_settings(config, command)
@@ -136,6 +137,24 @@ def check_used(config: Config, command: str, flags: Flags) -> None:
             raise ConfigError(
                 f"--{flag} has no effect in this run: {found[0].reason}.\n  Fix: {fix}"
             )
+
+
+def check_exploration(config: Config) -> None:
+    """Raise if the agent does not have or does not train the exploration policy."""
+    policy, settings = config.explore.policy, config.agent_config
+    if policy not in ("none", *settings.explore_policies):
+        others = " or ".join(["none", *settings.explore_policies])
+        raise UserError(
+            f"The agent {config.agent!r} has no exploration policy {policy!r}.\n"
+            f"  Fix: --explore.policy {others}"
+        )
+    if policy == "plan2explore" and not settings.trains_policy:
+        name = f"{settings_name(config.agent)}.{settings.policy_setting}"
+        raise UserError(
+            "Plan2Explore trains an exploration policy and the task policy, but "
+            f"{name} is False: only the world model is trained.\n"
+            f"  Fix: --{name} True, or --explore.policy none"
+        )
 
 
 def used_names(config: Config, command: str) -> list[str]:
@@ -181,11 +200,32 @@ def unused_settings(config: Config, command: str) -> list[UnusedSetting]:
             reason = "images are not resized"
             fix = "add --env.resize 64 64, or remove --env.resample."
             unused.append(UnusedSetting("env.resample", reason, fix))
+    unused += _of_exploration(config, command)
     if not config.run.from_checkpoint:
         reason = "no initial weights are loaded"
         fix = "add --run.from_checkpoint PATH."
         unused.append(UnusedSetting("run.from_components", reason, fix))
     return unused
+
+
+def _of_exploration(config: Config, command: str) -> list[UnusedSetting]:
+    """Return the settings of exploration that have no effect."""
+    policy, acts = config.explore.policy, command not in OFFLINE_COMMANDS
+    used = {"none": [], "random": ["until"]}.get(policy)
+    unused = [] if acts else [UnusedSetting("explore.until", NO_ENVS)]
+    if policy == "random" and not acts:
+        unused.append(UnusedSetting("explore.", NO_ENVS))
+    if used is None:
+        return unused
+    reason = f"the exploration policy is {policy!r}"
+    has_it = "plan2explore" in config.agent_config.explore_policies
+    fix = "add --explore.policy plan2explore." if has_it else ""
+    return unused + [
+        UnusedSetting(name, reason, fix)
+        for name in settings_of(config)
+        if name.startswith("explore.")
+        and name.removeprefix("explore.") not in ("policy", *used)
+    ]
 
 
 def settings_of(config: Config) -> dict[str, configs.Setting]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from reverie.api import Batch, Obs
 from reverie.capabilities import ObsEncoder
+from reverie.nets import standardize as standard
 from reverie.nets.decoder import Decoder, DecoderConfig
 from reverie.nets.distributions import Distribution
 from reverie.nets.encoder import Encoder, EncoderConfig
@@ -90,6 +91,25 @@ class ReconstructiveWorld(nn.Module):
         self, feat: Float[Tensor, "*b F"]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         return self.rew(feat).pred(), self.con(feat).prob()
+
+    def target_width(self, name: str) -> int:
+        """Return the size of a target of exploration; see `capabilities.HasTargets`."""
+        deter, stoch = self.config.feature_widths
+        widths = {"deter": deter, "stoch": stoch, "embed": self.enc.width}
+        return int(widths.get(name, self.width))
+
+    @torch.no_grad()
+    def target(
+        self, name: str, states: Any, batch: Batch
+    ) -> Float[Tensor, "B T width"]:
+        if name == "embed":
+            with standard.frozen_statistics(standard.standardizers(self.enc, "batch")):
+                embed: Tensor = self.enc(batch, self.dtype)
+                return embed
+        if name == "feat":
+            return self.features(states).detach()
+        deter, stoch = self.decoder_inputs(states)
+        return (deter if name == "deter" else stoch).detach()
 
     def decode(self, states: Any) -> Obs:
         decoded = self.dec(*self.decoder_inputs(states))

@@ -24,6 +24,7 @@ from protocol_checks import check_members
 from reverie import agents
 from reverie.agents.bc.agent import BCConfig
 from reverie.agents.bc.head import CloneHeadConfig
+from reverie.agents.explore import ExploreConfig
 from reverie.agents.options import BuildOptions
 from reverie.agents.random import RandomConfig
 from reverie.agents.vta.agent import VTAAgentConfig
@@ -45,6 +46,7 @@ from reverie.capabilities import (
 from reverie.datasets.sequences import SequenceConfig
 from reverie.datasets.sequences.feed import SequenceFeed
 from reverie.datasets.synthetic.balls import BouncingBalls
+from reverie.nets.ensemble import EnsembleConfig
 from reverie.nets.tree import tree_map
 from reverie.rows import Window
 from reverie.spaces import Space, agent_obs_space
@@ -68,6 +70,7 @@ class Case:
     """Modes in which the policy acts; in others it raises a `UserError`."""
     base: str = ""
     """Case of the agent whose world model it uses."""
+    explore: ExploreConfig = ExploreConfig()  # noqa: RUF009 (frozen)
 
     def make(self, seed: int = 0) -> Any:
         return agents.make(
@@ -79,6 +82,7 @@ class Case:
                 torch.device("cpu"),
                 seed=seed,
                 base=CASES[self.base].make() if self.base else None,
+                explore=self.explore,
             ),
         )
 
@@ -139,6 +143,8 @@ def dreamer(**settings) -> AgentConfig:
 OBS, ACT = dreamer_helpers.OBS, dreamer_helpers.ACT
 ARM = {**ACT, "arm": Space(np.float32, (2,), -1, 1)}
 CATCH = iris_helpers.make_env()
+MODES = typing.get_args(Mode)
+EXPLORE = ExploreConfig("plan2explore", ensemble=EnsembleConfig(3, 1, 8))
 SMALL_VTA = RecurrentVTAConfig(8, 3, 8, 4, 6)
 CASES = {
     "bc": Case("bc", bc, OBS, ARM, ("eval", "greedy")),
@@ -169,9 +175,28 @@ CASES = {
         OBS,
         ARM,
     ),
+    "dreamer_plan2explore": Case("dreamer", dreamer, OBS, ACT, MODES, "", EXPLORE),
+    "dreamer_vta_plan2explore": Case(
+        "dreamer",
+        partial(dreamer, world="vta", vta=SMALL_VTA),
+        OBS,
+        ARM,
+        MODES,
+        "",
+        replace(EXPLORE, action_conditioned=True, target="embed"),
+    ),
+    "dreamerv3_torch_plan2explore": Case(
+        "dreamer",
+        partial(dreamerv3_torch_helpers.settings, "dynamics"),
+        OBS,
+        ARM,
+        MODES,
+        "",
+        replace(EXPLORE, extrinsic=0.5, target="feat"),
+    ),
     "iris": Case("iris", iris_helpers.settings, CATCH.obs_space, CATCH.act_space),
-    "random": Case("random", RandomConfig, OBS, ARM),
-    "random_shooting": Case(PLUGIN, random_shooting, OBS, ACT),
+    "random": Case("random", RandomConfig, OBS, ARM, MODES),
+    "random_shooting": Case(PLUGIN, random_shooting, OBS, ACT, MODES),
     "vta": Case("vta", vta, balls().obs_space, {}, ()),
 }
 

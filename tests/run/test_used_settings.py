@@ -52,6 +52,12 @@ offline --replay.capacity 1e4 | without environments
 offline --dreamer.imag_length 5 | only the world model.*--dreamer\.behaviour True
 offline --offline.epochs 3 | not counted in epochs.*--run\.steps
 offline --sequences.dt 1 | trains on episodes
+train --explore.log False | exploration policy is 'none'.*--explore\.policy plan2explore
+train --explore.policy random --explore.target deter | exploration policy is 'random'
+train --configs plan2explore --explore.token_heads 3 | --explore\.ensemble\.models 3
+offline --configs plan2explore --dreamer.behaviour True --explore.until 3 | without env
+offline --explore.policy random | without environments
+bc --explore.until 3 | without environments
 bc --dreamer.opt.lr 1 | agent 'dreamer', not of 'bc'.*--bc\.opt\.lr 1
 train --bc\..*\.units 3 | agent 'bc'
 """
@@ -63,6 +69,9 @@ train --configs iris_tiny --iris.schedule.steps 30
 train --configs vta --dreamer.vta.hidden 8
 train --configs debug --.*\\.units 8
 train --configs debug bc_tiny
+train --configs plan2explore --explore.until 100 --explore.ensemble.units 8
+train --explore.policy random --explore.until 100
+offline --configs plan2explore --dreamer.behaviour True --explore.log False
 train --env.resize 32 32 --env.resample nearest
 train --configs vta_balls --sequences.dt 1 --offline.patience 3
 train_eval --run.eval_every 60 --run.eval_eps 2

@@ -61,6 +61,7 @@ class DreamerV3TorchFileConfig:
 class BCConfig(AgentConfig):
     """Settings of behavior cloning."""
 
+    explore_policies: ClassVar[tuple[str, ...]] = ()
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (("batch_size", "length"),)
 
     batch_size: int = 256
@@ -216,7 +217,7 @@ class BC(TrainedAgent):
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
         """Return the mode of the predicted actions, clipped to the action space."""
-        if mode == "train":
+        if mode in ("train", "explore"):
             raise api.UserError(
                 "Behavior cloning trains on recordings, not in an environment.\n"
                 "  Fix: reverie bc --offline.data PATH"

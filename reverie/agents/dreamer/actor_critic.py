@@ -9,6 +9,7 @@ imagined returns that start there (`repval`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,10 @@ from reverie.worlds.rssm.sections import Section
 
 RETURN_KEYS = ("reward", "is_last", "is_terminal")
 """Batch keys that enter the lambda-returns."""
+
+Outcome = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
+"""Maps features and actions of imagined states to reward and continue probability of
+arriving in each state."""
 
 
 class ImagLoss(NamedTuple):
@@ -107,9 +112,18 @@ class ActorCritic(nn.Module):
         }
 
     def losses(
-        self, world: Any, states: State, batch: Batch, rng: Rng, training: bool
+        self,
+        world: Any,
+        states: State,
+        batch: Batch,
+        rng: Rng,
+        training: bool,
+        outcome: Outcome | None = None,
     ) -> BehaviourLoss:
-        """Imagine rollouts from replay states; compute actor and critic losses."""
+        """Imagine rollouts from replay states; compute actor and critic losses.
+
+        `outcome` replaces the rewards of the world model, for exploration.
+        """
         config = self.config
         last, start_states, start = self.start_states(states)
         with torch.no_grad():
@@ -118,9 +132,10 @@ class ActorCritic(nn.Module):
         replay_feat = world.features(start_states)  # (B, last, F)
         if config.ac_grads:
             feat = torch.cat([replay_feat.flatten(0, 1)[:, None], feat[:, 1:]], 1)
+        actions = rollout.actions
         with torch.no_grad():
-            reward, cont = world.outcome(feat)
-        imag = self.imag_loss(feat, rollout.actions, reward, cont, training)
+            reward, cont = outcome(feat, actions) if outcome else world.outcome(feat)
+        imag = self.imag_loss(feat, actions, reward, cont, training)
         losses = imag.per_start(last)
         if config.repval_loss:
             feat = replay_feat if config.repval_grad else replay_feat.detach()

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 
 from reverie.agents.actions import previous_actions, zero_actions
 from reverie.agents.dreamer.config import DreamerConfig
+from reverie.agents.dreamer.explorer import Explorer, ExplorerUpdate, join_metrics
 from reverie.agents.dreamer.factory import ACTOR_CRITICS, UPDATES, make_world
 from reverie.agents.dreamer.updates import DreamerLoss, join_losses
+from reverie.agents.explore import check_mode
 from reverie.agents.open_loop import open_loop_videos
 from reverie.agents.options import BuildOptions
 from reverie.agents.trained import TrainedAgent
@@ -100,14 +102,23 @@ class Dreamer(TrainedAgent):
         self.world: Any = make_world(config, obs_space, act_space, dtype)
         make_actor_critic = ACTOR_CRITICS[config.actor_critic]
         self.actor_critic = make_actor_critic(self.world.width, act_space, config)
+        self.explorer: Explorer | None = None
+        if options.explore.policy == "plan2explore":
+            self.explorer = Explorer(
+                self.world, act_space, config, options.explore, make_actor_critic
+            )
         self._initialize(seed)
 
         self.fast = Accelerator(options.compile, device, options.overlap)
-        self.fast.modules(self.world, self.actor_critic)
-        self.fast.low_precision([self.world, self.actor_critic], dtype)
+        modules = [self.world, self.actor_critic, *filter(None, [self.explorer])]
+        self.fast.modules(*modules)
+        self.fast.low_precision(modules, dtype)
         make = partial(self.fast.optimizer, scaling=dtype == torch.float16)
         self.update_step = UPDATES[config.optimizers](self, make)
         self.opt = self.update_step.opt
+        self.explorer_update = self.explorer and ExplorerUpdate(
+            self, self.explorer, make
+        )
         self.slow_updates = torch.zeros((), device=device)
         purposes = ("policy", "eval", "train", "report")
         self.rng = {purpose: Rng(seed, purpose, device) for purpose in purposes}
@@ -123,15 +134,17 @@ class Dreamer(TrainedAgent):
         self.extras = self.world.extras if config.replay_context else {}
         self.schedule = None
         self._run_update = self.fast.graph(self._update, "update", self.rng["train"])
-        modules = (self.world, self.actor_critic.pol)
+        policies = dict.fromkeys(("policy", "eval", "greedy"), self.actor_critic.pol)
+        if self.explorer:
+            policies["explore"] = self.explorer.actor_critic.pol
         self._run_policy = {
             purpose: self.fast.policy(
                 partial(self._policy_step, purpose),
-                modules,
-                self.rng["policy" if purpose == "policy" else "eval"],
-                trains=purpose == "policy",
+                (self.world, pol),
+                self._policy_rng(purpose),
+                trains=purpose in ("policy", "explore"),
             )
-            for purpose in ("policy", "eval", "greedy")
+            for purpose, pol in policies.items()
         }
 
     # Acting
@@ -142,9 +155,16 @@ class Dreamer(TrainedAgent):
 
     @torch.inference_mode()
     def policy(self, carry: Carry, obs: Obs, mode: Mode = "train") -> PolicyOutput:
-        """Sample actions, also in evaluation unless `greedy_eval` is set."""
+        """Sample actions, also in evaluation unless `greedy_eval` is set.
+
+        The mode `explore` needs the exploration policy `plan2explore`.
+        """
+        check_mode(mode, self.explorer is not None)
         inputs = {k: torch.as_tensor(obs[k]) for k in (*self.obs_space, "is_first")}
         return self._run_policy["policy" if mode == "train" else mode](carry, inputs)
+
+    def _policy_rng(self, purpose: str) -> Rng:
+        return self.rng["policy" if purpose in ("policy", "explore") else "eval"]
 
     def _policy_step(
         self,
@@ -157,7 +177,7 @@ class Dreamer(TrainedAgent):
         """Update the latent state from the observation and choose an action."""
         batch: Batch = {key: x.to(self.device)[:, None] for key, x in obs.items()}
         batch["prevact"] = {key: x[:, None] for key, x in carry.prevact.items()}
-        rng = self.rng["policy" if purpose == "policy" else "eval"]
+        rng = self._policy_rng(purpose)
         state = tree_map(lambda x: x[:, 0], world.observe(carry.state, batch, rng))
         greedy = purpose == "greedy" or (self.config.greedy_eval and purpose == "eval")
         action = self.actor_critic.act(world.features(state), rng, pol, greedy)
@@ -186,6 +206,12 @@ class Dreamer(TrainedAgent):
         running_stats = self._running_stats()
         old_stats = [buffer.clone() for buffer in running_stats]
         loss, ok, metrics = self.update_step(self, state, batch, self.rng["train"])
+        metrics = {**loss.metrics, **metrics}
+        if self.explorer_update:
+            explore = self.explorer_update(
+                self, loss.states, batch, self.rng["train"], ok
+            )
+            metrics = join_metrics(metrics, explore)
 
         # a skipped update (`ok` is False) must not change anything
         self.slow_updates.add_(ok)
@@ -203,7 +229,7 @@ class Dreamer(TrainedAgent):
             new = self.world.to_replay(loss.states)
             extras = {k: torch.where(ok, new[k], data[k][:, context:]) for k in new}
         priority = self._priority(loss.losses) if self.config.priosignal else None
-        return UpdateOutput({**loss.metrics, **metrics}, extras, priority)
+        return UpdateOutput(metrics, extras, priority)
 
     def changed_by_losses(self) -> tuple[list[Tensor], list[Stateful]]:
         return self._running_stats(), [self.rng["train"]]
@@ -296,6 +322,8 @@ class Dreamer(TrainedAgent):
             metrics = loss.metrics
             if self.config.report_gradnorms:
                 metrics.update(self._gradnorms(loss.losses))
+        if self.explorer:
+            metrics |= self.explorer.report(self.world, loss.states, batch, rng)
         metrics.update(open_loop_videos(self.world, state, batch, rng))
         self.carry["report"] = DreamerCarry(
             tree_map(lambda x: x[:, -1].detach().clone(), loss.states),
@@ -346,14 +374,30 @@ class Dreamer(TrainedAgent):
 
         return dreamer_sections(self, feed)
 
+    def nonfinite(self) -> list[str]:
+        explore = self.explorer_update
+        names = explore.opt.nonfinite() if explore else []
+        return super().nonfinite() + [f"grad/{name}" for name in names]
+
+    def parameter_count(self) -> int:
+        explore = self.explorer_update
+        return super().parameter_count() + (explore.opt.size if explore else 0)
+
     # Checkpoints
 
     def components(self) -> dict[str, nn.Module]:
+        explore = self.explorer.components() if self.explorer else {}
+        return {**self.task_components(), **explore}
+
+    def task_components(self) -> dict[str, nn.Module]:
+        """Return the components of the world model and the task policy."""
         return dict((*self.world.named_children(), *self.actor_critic.named_children()))
 
     def state_dict(self) -> StateDict:
+        explore = self.explorer_update
         return {
             **super().state_dict(),
+            **({"explore_opt": explore.opt.state_dict()} if explore else {}),
             "counters": {"slow_updates": self.slow_updates},
             "carry": {
                 name: {"state": carry.state._asdict(), "prevact": carry.prevact}
@@ -363,6 +407,8 @@ class Dreamer(TrainedAgent):
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
+        if self.explorer_update:
+            self.explorer_update.opt.load_state_dict(state["explore_opt"])
         slow_updates = torch.as_tensor(state["counters"]["slow_updates"])
         self.slow_updates.copy_(slow_updates)
         for name, saved in state["carry"].items():
@@ -378,3 +424,6 @@ class Dreamer(TrainedAgent):
         actor_critic.slowval.load_state_dict(actor_critic.val.state_dict())
         self.world.to(self.device)
         actor_critic.to(self.device)
+        if self.explorer:
+            self.explorer.initialize_weights(generator)
+            self.explorer.to(self.device)

@@ -128,6 +128,7 @@ class DreamerConfig(AgentConfig):
 
     importer: ClassVar[str] = "reverie.convert.dreamer:import_state"
     policy_setting: ClassVar[str] = "behaviour"
+    explore_policies: ClassVar[tuple[str, ...]] = ("random", "plan2explore")
     plugins: ClassVar[tuple[str, ...]] = ("world",)
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("batch_size", "batch_length", "imag_length"),
@@ -267,6 +268,12 @@ class DreamerConfig(AgentConfig):
         if self.world not in WORLDS:  # may use their settings
             others = []
         names = [UnusedSetting(f"dreamer.{name}.", world) for name in others]
+        heads = "it is a setting of the agent 'iris'"
+        names.append(
+            UnusedSetting(
+                "explore.token_heads", heads, "--explore.ensemble.models {value}"
+            )
+        )
         if self.actor_critic == "dreamerv3":
             reason = "the actor-critic is 'dreamerv3'"
             names.append(UnusedSetting("dreamer.dreamerv3_torch_ac.", reason))

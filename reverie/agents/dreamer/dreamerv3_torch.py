@@ -15,7 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, ImagLoss
+from reverie.agents.dreamer.actor_critic import (
+    ActorCritic,
+    BehaviourLoss,
+    ImagLoss,
+    Outcome,
+)
 from reverie.api import Batch, Rollout, State
 from reverie.nets.dreamerv3_torch.heads import (
     DreamerV3TorchHead,
@@ -38,15 +43,24 @@ class DreamerV3TorchActorCritic(ActorCritic):
         return "reinforce" if discrete else "dynamics"
 
     def losses(
-        self, world: Any, states: State, batch: Batch, rng: Rng, training: bool
+        self,
+        world: Any,
+        states: State,
+        batch: Batch,
+        rng: Rng,
+        training: bool,
+        outcome: Outcome | None = None,
     ) -> BehaviourLoss:
         """Imagine rollouts from replay states; compute actor and critic losses."""
         last, _, start = self.start_states(states)
         rollout = self.imagine(world, start, rng)
         feat = world.features(rollout.states)  # (N, H + 1, F)
         # REINFORCE needs no gradients of the returns
-        outcome_feat = feat.detach() if self.imag_gradient == "reinforce" else feat
-        reward, cont = world.outcome(outcome_feat)
+        actions, inputs = rollout.actions, feat
+        if self.imag_gradient == "reinforce":
+            inputs = feat.detach()
+            actions = {key: action.detach() for key, action in actions.items()}
+        reward, cont = outcome(inputs, actions) if outcome else world.outcome(inputs)
         imag = self.imag_loss(feat, rollout.actions, reward, cont, training)
         return BehaviourLoss(imag.per_start(last), rollout, imag.metrics)
 

@@ -7,16 +7,16 @@ if a loss or gradient is not finite), and metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from reverie.agents.dreamer.actor_critic import BehaviourLoss
+from reverie.agents.dreamer.actor_critic import ActorCritic, BehaviourLoss, Outcome
 from reverie.agents.weights import trainable_parameters
-from reverie.api import Batch, Metrics, Rollout, WorldLoss
+from reverie.api import Batch, Metrics, Rollout, State, WorldLoss
 from reverie.nets.optim.group import OptimizerGroup
 from reverie.nets.optim.optimizer import Optimizer
 from reverie.nets.rng import Rng
@@ -41,8 +41,12 @@ class DreamerLoss(NamedTuple):
 class JointUpdate:
     """One optimizer for the sum of all losses."""
 
+    world_leaves: Sequence[Tensor] = ()
+    """Weights of the world model that must not get gradients of the actor-critic; none,
+    because imagination has no gradients."""
+
     def __init__(self, agent: Dreamer, make: MakeOptimizer):
-        self.opt = make(trainable_parameters(agent.components()), agent.config.opt)
+        self.opt = make(trainable_parameters(agent.task_components()), agent.config.opt)
 
     def __call__(
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
@@ -76,6 +80,10 @@ class SeparateUpdates:
             }
         )
 
+    @property
+    def world_leaves(self) -> Sequence[Tensor]:
+        return self.opt["world"].leaves
+
     def __call__(
         self, agent: Dreamer, state: Any, batch: Batch, rng: Rng
     ) -> tuple[DreamerLoss, Tensor, Metrics]:
@@ -83,20 +91,49 @@ class SeparateUpdates:
         ok, metrics = self.opt["world"].update(agent.total_loss(world.losses))
         by_name, behaviour = {"world": metrics}, None
         if agent.config.behaviour:
-            agent.actor_critic.update_slow(agent.slow_updates, ok)
-            agent.fast.refresh_frozen()
             states = tree_map(lambda x: x.detach(), world.states)
-            with _without_gradients(self.opt["world"].leaves):
-                behaviour = agent.actor_critic.losses(
-                    agent.world, states, batch, rng, True
-                )
-            for name, loss in (("actor", "policy"), ("critic", "value")):
-                total = agent.total_loss({loss: behaviour.losses[loss]})
-                # if the world model was not updated, neither are actor and critic
-                total = torch.where(ok, total, torch.nan)
-                taken, by_name[name] = self.opt[name].update(total)
-                ok = ok & taken
+            behaviour, ok, metrics_by_name = update_actor_critic(
+                agent,
+                agent.actor_critic,
+                self.opt,
+                self.world_leaves,
+                states,
+                batch,
+                rng,
+                ok,
+            )
+            by_name |= metrics_by_name
         return join_losses(world, behaviour), ok, self.opt.metrics(by_name)
+
+
+def update_actor_critic(
+    agent: Dreamer,
+    actor_critic: ActorCritic,
+    opts: OptimizerGroup,
+    frozen: Iterable[Tensor],
+    states: State,
+    batch: Batch,
+    rng: Rng,
+    ok: Tensor,
+    outcome: Outcome | None = None,
+) -> tuple[BehaviourLoss, Tensor, Mapping[str, Metrics]]:
+    """Update the slow critic, then actor and critic in imagination.
+
+    `opts` has an optimizer `actor` and one `critic`. The weights `frozen` get no
+    gradients. Nothing is updated if `ok` is False: if the world model was not updated,
+    neither are actor and critic. Returns the losses, whether all steps were taken, and
+    the metrics of both optimizers.
+    """
+    actor_critic.update_slow(agent.slow_updates, ok)
+    agent.fast.refresh_frozen()
+    with _without_gradients(list(frozen)):
+        loss = actor_critic.losses(agent.world, states, batch, rng, True, outcome)
+    by_name: dict[str, Metrics] = {}
+    for name, key in (("actor", "policy"), ("critic", "value")):
+        total = agent.total_loss({key: loss.losses[key]})
+        taken, by_name[name] = opts[name].update(torch.where(ok, total, torch.nan))
+        ok = ok & taken
+    return loss, ok, by_name
 
 
 def join_losses(world: WorldLoss, behaviour: BehaviourLoss | None) -> DreamerLoss:

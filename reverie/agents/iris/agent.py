@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reverie import api
+from reverie.agents.explore import check_mode
 from reverie.agents.iris.acting import PixelPolicy
 from reverie.agents.iris.actor_critic import PixelActorCritic
 from reverie.agents.iris.batches import (
@@ -146,6 +147,7 @@ class Iris(TrainedAgent):
         self, carry: api.Carry, obs: api.Obs, mode: api.Mode = "train"
     ) -> api.PolicyOutput:
         """Choose actions; see `acting.py` for burn-in and exploration."""
+        check_mode(mode, False)
         training = mode == "train"
         carry, index = self._policy(
             "policy" if training else mode,

@@ -44,6 +44,7 @@ IMAGE_SEQUENCES = 4
 class VTAAgentConfig(AgentConfig):
     """Settings of VTA."""
 
+    explore_policies: ClassVar[tuple[str, ...]] = ()
     importer: ClassVar[str] = "reverie.convert.vta.weights:import_state"
     reconstruction_setting: ClassVar[str] = "world.loss"
     batch_settings: ClassVar[tuple[tuple[str, ...], ...]] = (

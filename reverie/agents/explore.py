@@ -1,0 +1,96 @@
+"""Exploration policies that agents share: settings, and intrinsic rewards.
+
+Plan2Explore (Sekar et al., 2020) rewards states whose successors an ensemble of
+predictors disagrees about: there, the world model can learn most. A separate
+actor-critic is trained on this reward in imagination and collects the data, while the
+task policy is trained on the predicted task reward from the same world model.
+"""
+
+# ruff: noqa: RUF009 (the nested defaults are frozen, so sharing them is safe)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from reverie.api import Mode, UserError
+from reverie.config import check_minimum
+from reverie.nets.distributions import TINY
+from reverie.nets.ensemble import EnsembleConfig
+from reverie.nets.normalize import NormalizeConfig
+
+MINIMUM = 1e-8
+"""Lower bound of the disagreement before its logarithm."""
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """Exploration policy, which collects data instead of the task policy."""
+
+    policy: Literal["none", "random", "plan2explore"] = "none"
+    """Exploration policy: none (the task policy acts), random (uniformly random
+    actions) or plan2explore."""
+    until: int = 0
+    """Agent steps from the start of the run, including `run.prefill`, in which the
+    exploration policy acts; the task policy acts afterwards. 0 for the whole run.
+    Evaluation always uses the task policy."""
+    intrinsic: float = 1.0
+    """Scale of the intrinsic reward."""
+    extrinsic: float = 0.0
+    """Scale of the task reward that is added to the intrinsic reward."""
+    target: Literal["stoch", "deter", "embed", "feat"] = "stoch"
+    """What the ensemble of Dreamer predicts: the stochastic or deterministic part of
+    the latent state, the embedded observation, or all features."""
+    offset: int = 1
+    """Number of steps by which the target is ahead of the ensemble's input."""
+    action_conditioned: bool = False
+    """Add the action to the input of the ensemble; the intrinsic reward is then that of
+    the action."""
+    log: bool = True
+    """Use the logarithm of the disagreement as intrinsic reward."""
+    ensemble: EnsembleConfig = EnsembleConfig()
+    """Ensemble of Dreamer."""
+    token_heads: int = 5
+    """Heads of Δ-IRIS that predict the next token from the same transformer output."""
+    retnorm: NormalizeConfig = NormalizeConfig("perc", limit=1.0, debias=False)
+    """Normalization of the exploration policy's returns, for advantages."""
+
+    def __post_init__(self) -> None:
+        check_minimum(self, "explore.", until=0, offset=0, token_heads=2)
+        if self.action_conditioned and not self.offset:
+            raise ValueError("action_conditioned needs an offset of at least 1")
+        if not self.intrinsic and not self.extrinsic:
+            raise ValueError("intrinsic and extrinsic must not both be zero")
+
+    def is_active(self, step: int) -> bool:
+        """True if the exploration policy acts at an agent step."""
+        return self.policy != "none" and (not self.until or step < self.until)
+
+
+def check_mode(mode: Mode, has_exploration_policy: bool) -> None:
+    """Raise if a policy without an exploration policy is called to explore."""
+    if mode == "explore" and not has_exploration_policy:
+        raise UserError(
+            "The agent has no exploration policy.\n  Fix: --configs plan2explore"
+        )
+
+
+def disagreement(predictions: Float[Tensor, "M *b O"]) -> Float[Tensor, "*b"]:
+    """Return the unbiased standard deviation over members, averaged over outputs."""
+    return predictions.std(0).mean(-1)
+
+
+def jensen_shannon(logits: Float[Tensor, "M *b C"]) -> Float[Tensor, "*b"]:
+    """Return the Jensen-Shannon divergence between M categorical distributions.
+
+    It is the entropy of their mean minus the mean of their entropies, in nats: zero if
+    they are equal, and at most log(M).
+    """
+    logprobs = torch.log_softmax(logits.float(), -1)
+    probs = logprobs.exp()
+    mixture = probs.mean(0)
+    total = -(mixture * torch.log(mixture.clamp(min=TINY))).sum(-1)
+    return (total + (probs * logprobs).sum(-1).mean(0)).clamp(min=0)

@@ -1,0 +1,129 @@
+"""An ensemble of MLPs with the same sizes, evaluated in one batched product per layer.
+
+Hidden layers are linear without bias, layer norm and activation, as in dreamerv3-torch;
+the output layer is linear with bias. The members differ only in their weights, whose
+tensors have the members as their first axis.
+
+Shapes: `M` members, `I` inputs, `O` outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from reverie.nets.blocks import TRUNCATION, activation
+from reverie.nets.dreamerv3_torch.layers import uniform_limit
+
+EPS = 1e-3
+"""Epsilon of the layer norms."""
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """Ensemble of MLPs that predict a target with a Gaussian of fixed deviation."""
+
+    models: int = 10
+    """Number of MLPs."""
+    layers: int = 4
+    """Hidden layers of each MLP."""
+    units: int = 400
+    """Width of the hidden layers."""
+    act: str = "silu"
+    """Activation function."""
+    output: Literal["linear", "tanh"] = "linear"
+    """Predicted mean: the output of the MLP, or its tanh (dreamerv3-torch)."""
+    std: float = 1.0
+    """Standard deviation of the Gaussian."""
+
+    def __post_init__(self) -> None:
+        if self.models < 2:
+            raise ValueError("models must be at least 2, so that they can disagree")
+        if self.layers < 0 or self.units < 1 or not self.std > 0:
+            raise ValueError(
+                "layers must not be negative, units at least 1, and std above zero"
+            )
+
+
+class Ensemble(nn.Module):
+    """MLPs with shared inputs; hidden layers compute in the dtype of the inputs."""
+
+    def __init__(
+        self, inputs: int, outputs: int, models: int, layers: int, units: int, act: str
+    ):
+        super().__init__()
+        self.hidden = nn.ModuleList()
+        for _ in range(layers):
+            self.hidden.append(MemberLayer(models, inputs, units, act))
+            inputs = units
+        self.out = MemberOutput(models, inputs, outputs)
+
+    def forward(self, x: Float[Tensor, "*b I"]) -> Float[Tensor, "M *b O"]:
+        """Return the outputs of all members, in float32."""
+        y: Tensor = x.reshape(
+            1, -1, x.shape[-1]
+        )  # (1, N, I): the same inputs for all members
+        for layer in self.hidden:
+            y = layer(y)
+        y = self.out(y.float())  # (M, N, O)
+        return y.reshape(-1, *x.shape[:-1], y.shape[-1])
+
+
+class MemberLayer(nn.Module):
+    """One hidden layer of every member."""
+
+    def __init__(self, models: int, inputs: int, units: int, act: str):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(models, units, inputs))
+        self.scale = nn.Parameter(torch.empty(models, units))
+        self.shift = nn.Parameter(torch.empty(models, units))
+        self.act = activation(act)
+        self.std = TRUNCATION * math.sqrt(2 / (inputs + units))
+
+    def forward(self, x: Float[Tensor, "_ N I"]) -> Float[Tensor, "M N U"]:
+        y = _product(x, self.weight.to(x.dtype)).float()
+        y = F.layer_norm(y, y.shape[-1:], eps=EPS)
+        y = torch.addcmul(self.shift[:, None], y, self.scale[:, None])
+        return self.act(y.to(x.dtype))
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        nn.init.trunc_normal_(self.weight, 0, 1, -2, 2, generator=generator)
+        self.weight.mul_(self.std)
+        self.scale.fill_(1)
+        self.shift.zero_()
+
+
+class MemberOutput(nn.Module):
+    """The output layer of every member."""
+
+    def __init__(self, models: int, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(models, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(models, outputs))
+        self.limit = uniform_limit(inputs, outputs, 1.0)
+
+    def forward(self, x: Float[Tensor, "_ N I"]) -> Float[Tensor, "M N O"]:
+        return _product(x, self.weight) + self.bias[:, None]
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        self.weight.uniform_(-self.limit, self.limit, generator=generator)
+        self.bias.zero_()
+
+
+def _product(
+    x: Float[Tensor, "_ N I"], weight: Float[Tensor, "M U I"]
+) -> Float[Tensor, "M N U"]:
+    """Multiply inputs by the weights of every member; one input row may be shared."""
+    if len(x) == len(weight):
+        return torch.bmm(x, weight.transpose(1, 2))
+    models, units, _ = weight.shape
+    y = F.linear(x[0], weight.flatten(0, 1))  # (N, M * U): one product for all members
+    return y.reshape(-1, models, units).transpose(0, 1)
